@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rdma_transport::iwarp::net::SocketId;
 use rdma_transport::mem::{Memory, Sharing, Window};
-use rdma_transport::shm::segment::{self, CALL, CAPACITY, HALF, HEAD, RING, SLOTS, Side, TABLE, TAIL};
-use rdma_transport::shm::{Payload, Segment, Shared, Words};
+use rdma_transport::shm::segment::{self, CALL, CAPACITY, HALF, HEAD, RING, SLOTS, SegmentSide, TABLE, TAIL};
+use rdma_transport::shm::{MappedSegment, Segment, SegmentPayload, Words};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
@@ -71,9 +71,9 @@ struct Grip {
     door: Vec<u8>,
     doorbell: Option<OwnedFd>,
     hello: Vec<u8>,
-    segment: Option<Shared>,
+    segment: Option<MappedSegment>,
     /// Memory beside the segment that this process may write.
-    others: Vec<(Shared, usize)>,
+    others: Vec<(MappedSegment, usize)>,
     files: Vec<OwnedFd>,
 }
 
@@ -100,9 +100,9 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Another mapping of a file, if it may be written.
-fn writable(file: &OwnedFd) -> Option<(Shared, usize)> {
+fn writable(file: &OwnedFd) -> Option<(MappedSegment, usize)> {
     let len = usize::try_from(fstat(file).ok()?.st_size).ok()?;
-    Some((Shared::new(Window::map(file, len, Sharing::Write).ok()?.into_memory().ok()?), len))
+    Some((MappedSegment::new(Window::map(file, len, Sharing::Write).ok()?.into_memory().ok()?), len))
 }
 
 /// The descriptor of this process that was connected last to a Unix socket for packets.
@@ -144,7 +144,7 @@ impl Onlooker for Grips {
         let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
         let memory = Memory::new_shared(len, Sharing::Write).ok()?;
         let other = memory.file()?.try_clone_to_owned().ok()?;
-        grip.others.push((Shared::new(memory), len));
+        grip.others.push((MappedSegment::new(memory), len));
         grip.files.push(other.try_clone().ok()?);
         Some(other)
     }
@@ -207,7 +207,7 @@ impl Grip {
                     Some((memory, len)) => (memory, *len),
                     None => (segment, segment::LEN),
                 };
-                memory.put(rng.index(len), &Payload::Bytes(&octets(rng, 256)));
+                memory.put(rng.index(len), &SegmentPayload::Bytes(&octets(rng, 256)));
             }
             Means::Words => {
                 let words = [HEAD, TAIL, CALL, TABLE + 8 * rng.index(SLOTS)];
@@ -274,8 +274,8 @@ impl Grip {
     }
 
     /// Puts a record behind the last one. The own side of the connection must not do so meanwhile.
-    fn record(&self, segment: &Shared, keys: &[(u32, u64)], rng: &mut Rng) {
-        let half = Side::Active.outgoing();
+    fn record(&self, segment: &MappedSegment, keys: &[(u32, u64)], rng: &mut Rng) {
+        let half = SegmentSide::Active.outgoing();
         let head = segment.load(half + HEAD);
         let at = head as usize % CAPACITY / 8 * 8;
         let kinds = [3, 5, 5, 5, 6, 10, 13, 1, 2, 4, 7, 8, 9, 11, 12, 14, 0];

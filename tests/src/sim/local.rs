@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use rdma_transport::iwarp::net::Channel;
 use rdma_transport::mem::{Memory, Span};
 use rdma_transport::shm::segment::{CALL, HALF, HEAD, TAIL};
-use rdma_transport::shm::{Payload, Segment, Words};
+use rdma_transport::shm::{Segment, SegmentPayload, Words};
 use rdma_transport::slab::Key;
 
 use super::fabric::{Event, Fabric, Shared, lock};
@@ -330,7 +330,7 @@ impl Segment for SimSegment {
         self.memory.span(at, len)
     }
 
-    fn put(&self, at: usize, payload: &Payload<'_>) {
+    fn put(&self, at: usize, payload: &SegmentPayload<'_>) {
         let mut bytes = Vec::new();
         payload.append_to(&mut bytes);
         if !bytes.is_empty() {

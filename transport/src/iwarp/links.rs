@@ -15,8 +15,8 @@ use crate::error::Result;
 use crate::mr::{Access, MrId};
 use crate::qp::QpId;
 use crate::roles;
-use crate::shm::fault::{Fault, Refusal};
-use crate::shm::link::{Link, Received, Sent};
+use crate::shm::fault::{LinkFault, Refusal};
+use crate::shm::link::{Link, ReceiveProgress, TransmitProgress};
 use crate::shm::packet::{CALL_PACKET, MAX_PACKET, Packet};
 use crate::slab::Key;
 
@@ -43,7 +43,7 @@ impl<N: Net> Iwarp<N> {
                 self.links.hot.swap_remove(at);
                 continue;
             };
-            if link.is_stirring() {
+            if link.has_work() {
                 (*idle, found) = (0, true);
                 if self.serve(key, now) {
                     self.enqueue(key);
@@ -144,7 +144,7 @@ impl<N: Net> Iwarp<N> {
             self.read_packets(key);
             received = self.consume(key).and_then(|received| match received.unknown_window {
                 false => Ok(received),
-                true => Err(Fault::Violation(Refusal::Malformed)),
+                true => Err(LinkFault::Violation(Refusal::Malformed)),
             });
         }
         let received = match received {
@@ -174,11 +174,11 @@ impl<N: Net> Iwarp<N> {
     }
 
     #[inline]
-    fn consume(&mut self, key: Key) -> std::result::Result<Received, Fault> {
+    fn consume(&mut self, key: Key) -> std::result::Result<ReceiveProgress, LinkFault> {
         let budget = self.config.receive_budget;
         match self.endpoints.get_mut(key) {
             Some(Endpoint { link: Some(link), .. }) => link.receive(budget, &mut self.resources),
-            _ => Err(Fault::Violation(Refusal::Malformed)),
+            _ => Err(LinkFault::Violation(Refusal::Malformed)),
         }
     }
 
@@ -217,7 +217,7 @@ impl<N: Net> Iwarp<N> {
             announce(&mut self.net, socket, link);
         }
         let calls = link.publish() | link.release();
-        let more = sent == Sent::More || link.has_fault();
+        let more = sent == TransmitProgress::More || link.has_fault();
         // Whoever is called for news alone, or for nothing because nobody sleeps, may now wait for room as well.
         let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
@@ -236,16 +236,16 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Ends a link because of a fault.
-    fn break_link(&mut self, key: Key, fault: Fault, now: Instant) {
+    fn break_link(&mut self, key: Key, fault: LinkFault, now: Instant) {
         let cause = match fault {
-            Fault::Violation(refusal) => {
+            LinkFault::Violation(refusal) => {
                 if let Some(Endpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) {
                     link.refuse(refusal);
                 }
                 DisconnectCause::PeerViolation(refusal.to_string())
             }
-            Fault::Refused(refusal) => DisconnectCause::TerminatedByPeer(refusal.to_string()),
-            Fault::WorkRequest(status) => DisconnectCause::WorkRequest(status.into()),
+            LinkFault::Refused(refusal) => DisconnectCause::TerminatedByPeer(refusal.to_string()),
+            LinkFault::WorkRequest(status) => DisconnectCause::WorkRequest(status.into()),
         };
         self.end(key, cause, None, now);
     }

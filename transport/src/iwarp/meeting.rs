@@ -20,10 +20,10 @@ use super::queue_pair::Role;
 use super::startup::{Agreement, Asked};
 use crate::cm::{CmEventKind, ConnectFailure};
 use crate::mem::{Memory, Sharing, Window};
-use crate::shm::greeting::{HELLO_LEN, Hello, NAME_LEN, Offer, proves};
+use crate::shm::greeting::{HELLO_LEN, Hello, NAME_LEN, Offer, is_same_secret};
 use crate::shm::link::Link;
 use crate::shm::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
-use crate::shm::segment::{self, Side};
+use crate::shm::segment::{self, SegmentSide};
 use crate::slab::Key;
 
 /// The most peers that are let in at a time.
@@ -137,7 +137,7 @@ impl<N: Net> Iwarp<N> {
     fn receive_guest(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
         let Some(endpoint) = self.endpoints.get_mut(hello.key) else { return Err("it has ended".into()) };
         match endpoint.meeting.as_deref() {
-            Some(Meeting::Offered(secret)) if proves(&hello.secret, secret) => {}
+            Some(Meeting::Offered(secret)) if is_same_secret(&hello.secret, secret) => {}
             _ => return Err("the secret is not that of its offer".into()),
         }
         let window = Window::map(&file, segment::LEN, Sharing::Write).map_err(|error| error.to_string())?;
@@ -155,11 +155,11 @@ impl<N: Net> Iwarp<N> {
     pub(super) fn follow(&mut self, key: Key, now: Instant) -> bool {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return false };
         match endpoint.meeting.as_deref() {
-            Some(Meeting::Met(_, segment)) if Link::has_begun(segment, Side::Passive) => {}
+            Some(Meeting::Met(_, segment)) if Link::has_begun(segment, SegmentSide::Passive) => {}
             _ => return false,
         }
         if let Some(Meeting::Met(socket, segment)) = endpoint.meeting.take().map(|meeting| *meeting) {
-            self.move_in(key, socket, segment, Side::Passive, now);
+            self.move_in(key, socket, segment, SegmentSide::Passive, now);
             self.set_deadline(key, None);
             self.announce(key);
         }
@@ -251,7 +251,7 @@ impl<N: Net> Iwarp<N> {
         self.transition(key, State::Live);
         self.set_deadline(key, None);
         self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
-        self.move_in(key, socket, segment, Side::Active, now);
+        self.move_in(key, socket, segment, SegmentSide::Active, now);
     }
 
     /// Ends a meeting: the connection stays on its stream.
@@ -299,11 +299,11 @@ impl<N: Net> Iwarp<N> {
     // Both.
 
     /// Moves a live connection into its segment, and closes its stream.
-    fn move_in(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: Side, now: Instant) {
+    fn move_in(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: SegmentSide, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(qp) = endpoint.qp.take() else { return };
         let mut link = Link::new(segment, side, qp.read_depth, qp.leave());
-        if side == Side::Active {
+        if side == SegmentSide::Active {
             link.begin();
         }
         endpoint.link = Some(Box::new(link));
@@ -317,7 +317,7 @@ impl<N: Net> Iwarp<N> {
         let promoted = self.net.promote(socket);
         self.pump(key);
         // The peer finds the first record behind the end of the stream.
-        if side == Side::Active {
+        if side == SegmentSide::Active {
             let _ = self.net.pass(socket, &CALL_PACKET, None);
         }
         if let Some(stream) = stream {

@@ -41,7 +41,7 @@ pub struct Ready {
 /// Connections within the host leave their byte streams for memory that both processes map. Networks that have no such connections say of
 /// no socket that it [is local](Net::is_local), and do without the calls behind that.
 pub trait Net: Send + fmt::Debug {
-    /// The memory of a connection within the host. [`Shared`](crate::shm::Shared) is that of the system.
+    /// The memory of a connection within the host. [`MappedSegment`](crate::shm::MappedSegment) is that of the system.
     type Segment: Segment;
 
     /// Descriptor that becomes readable when [`Net::poll`] has something for this channel.

@@ -16,7 +16,7 @@ use crate::cm::ReadDepth;
 use crate::mem::{RecvSlice, SendSlice};
 use crate::provider::PostError;
 use crate::qp::{QpAttr, QpId, SrqId};
-use crate::shm::link::Luggage;
+use crate::shm::link::QueuePairParts;
 use crate::soft::checks;
 use crate::soft::completions::{Completions, Done};
 use crate::soft::cq::CompletionQueues;
@@ -302,8 +302,8 @@ impl QueuePair {
     }
 
     /// What the queue pair takes along when its connection leaves the stream, of which nothing was used.
-    pub(crate) fn leave(mut self) -> Luggage {
-        Luggage {
+    pub(crate) fn leave(mut self) -> QueuePairParts {
+        QueuePairParts {
             sends: self.tx.leave(),
             completions: self.completions,
             receives: self.rx.queue,

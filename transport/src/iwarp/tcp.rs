@@ -14,7 +14,7 @@ use super::config::WithinHost;
 use super::net::{Channel, Net, Ready, SocketId};
 use super::{udp, unix};
 use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
-use crate::shm::Shared;
+use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
 
 /// Edges taken from a channel at a time.
@@ -169,7 +169,7 @@ impl TcpNet {
 }
 
 impl Net for TcpNet {
-    type Segment = Shared;
+    type Segment = MappedSegment;
 
     fn channel(&self, channel: Channel) -> RawFd {
         self.set(channel).poll.as_raw_fd()
@@ -318,8 +318,8 @@ impl Net for TcpNet {
         self.socket(socket).is_ok_and(unix::is_within_host)
     }
 
-    fn segment(&mut self, memory: Memory) -> Shared {
-        Shared::new(memory)
+    fn segment(&mut self, memory: Memory) -> MappedSegment {
+        MappedSegment::new(memory)
     }
 
     fn listen_local(&mut self, name: &[u8]) -> io::Result<SocketId> {

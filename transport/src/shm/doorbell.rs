@@ -1,22 +1,24 @@
-//! Who sleeps, and who has to be called.
+//! Waking a side that sleeps.
 //!
-//! A side that is going to sleep says what it is to be called for, and looks once more before it sleeps. A side that has done something
-//! looks whether the other one is to be called for it. With a fence between the two on both sides, one of them sees the other: so nobody
-//! sleeps over news. A side that is awake is called for nothing, so a call is made once for each sleep.
+//! Each side has a word in which it announces, before it sleeps, the events that it must be woken for. A side that
+//! causes such an event reads the word of its peer and, if the event is announced there, *calls* the peer: it sends a
+//! packet on their Unix socket. A fence between the store and the load on both sides makes sure that at least one side
+//! sees the other, so no side sleeps although there is work for it. A side that is awake announces nothing, so each
+//! sleep costs at most one call.
 //!
-//! The order of a side that sleeps: take the calls that have come; look at the ring; say what to be called for; fence; look again; sleep.
-//! The order of one that has news: publish; fence; look whether the other one is to be called; call.
+//! A side that sleeps: read the calls that have arrived; look at the ring; announce the events; fence; look at the ring
+//! again; sleep. A side that causes an event: publish; fence; read the peer's word; call.
 
 use super::ring::{Consumer, Producer};
 use super::segment::{CALL, Words};
 
-/// There are records to consume.
+/// The event that records were published.
 pub(super) const NEWS: u64 = 1;
-/// Records were consumed.
+/// The event that records were consumed.
 pub(super) const ROOM: u64 = 2;
 
-/// Says what a side is to be called for, which may sleep then, and tells the peer what was consumed. Returns whether there is something
-/// already, so that it may not sleep, and whether the peer is to be called.
+/// Announces the events that a side must be woken for, and releases the records that it has consumed. Returns whether
+/// there is work already, in which case the side must not sleep, and whether the peer must be called.
 #[inline]
 pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer, causes: u64) -> (bool, bool) {
     let owes = incoming.owed() > 0;
@@ -27,23 +29,23 @@ pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Produ
     if !cfg!(planted = "armed-without-a-fence") {
         words.fence();
     }
-    let stirs = !cfg!(planted = "no-second-look") && is_stirring(words, incoming, outgoing, causes);
-    (stirs, owes && must_call(words, outgoing.half(), ROOM))
+    let ready = !cfg!(planted = "no-second-look") && has_work(words, incoming, outgoing, causes);
+    (ready, owes && must_call(words, outgoing.half(), ROOM))
 }
 
-/// Whether there is something that a side is to be called for.
+/// Returns true if one of the events has happened.
 #[inline]
-pub(super) fn is_stirring<W: Words>(words: &W, incoming: &Consumer, outgoing: &Producer, causes: u64) -> bool {
-    incoming.has_news(words) || (causes & ROOM != 0 && outgoing.is_moved(words))
+pub(super) fn has_work<W: Words>(words: &W, incoming: &Consumer, outgoing: &Producer, causes: u64) -> bool {
+    incoming.has_news(words) || (causes & ROOM != 0 && outgoing.has_tail_moved(words))
 }
 
-/// Says that this side is awake.
+/// Announces that this side is awake.
 #[inline]
 pub(super) fn disarm<W: Words>(words: &W, incoming: &Consumer) {
     words.poke(incoming.half() + CALL, 0);
 }
 
-/// Lets the peer see what was put into the ring. Returns whether it is to be called.
+/// Publishes the records that were written to the ring. Returns true if the peer must be called.
 #[inline]
 pub(super) fn publish<W: Words>(words: &W, outgoing: &mut Producer) -> bool {
     if cfg!(planted = "looked-before-it-published") {
@@ -53,14 +55,15 @@ pub(super) fn publish<W: Words>(words: &W, outgoing: &mut Producer) -> bool {
     outgoing.publish(words) && must_call(words, outgoing.half(), NEWS)
 }
 
-/// Tells the peer what was consumed. Returns whether it is to be called.
+/// Releases the records that were consumed. Returns true if the peer must be called.
 #[inline]
 pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer) -> bool {
     incoming.release(words);
     must_call(words, outgoing.half(), ROOM)
 }
 
-/// Whether the peer, which consumes from the half at `outgoing`, is to be called for something that was published. It is called once.
+/// Returns true if the peer, which consumes from the half at `outgoing`, must be called for an event that was just
+/// published. Clears the peer's word, so that the peer is called once.
 #[inline]
 fn must_call<W: Words>(words: &W, outgoing: usize, cause: u64) -> bool {
     if !cfg!(planted = "published-without-a-fence") {

@@ -1,12 +1,12 @@
-//! Faults: why a connection cannot go on.
+//! The faults that end a connection.
 
 use std::fmt;
 
-use super::ring::Nonsense;
+use super::ring::InvalidPosition;
 use crate::soft::keys::Miss;
 use crate::wc::WcStatus;
 
-/// What a peer does that it may not.
+/// A violation of the protocol by a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Malformed,
@@ -24,7 +24,7 @@ pub(crate) enum Refusal {
 const MISSES: [Miss; 5] = [Miss::Unknown, Miss::Access, Miss::Bounds, Miss::Wrap, Miss::Misaligned];
 
 impl Refusal {
-    /// The number that stands for it in a record.
+    /// Returns the code of the violation in a record.
     pub(super) fn code(self) -> u64 {
         let of = |miss| MISSES.iter().position(|&other| other == miss).unwrap_or(0) as u64;
         match self {
@@ -41,7 +41,7 @@ impl Refusal {
         }
     }
 
-    /// What a number stands for.
+    /// Returns the violation that a code stands for.
     pub(super) fn of(code: u64) -> Self {
         let miss = MISSES.get((code % 16) as usize).copied();
         match (code, miss) {
@@ -58,7 +58,7 @@ impl Refusal {
         }
     }
 
-    /// The status of the work request that was refused.
+    /// Returns the status of the read or atomic operation that was refused; `None` if the violation is another one.
     pub(super) const fn status(self) -> Option<WcStatus> {
         match self {
             Self::Request(Miss::Misaligned) | Self::TooManyRequests => Some(WcStatus::RemoteOperationError),
@@ -71,47 +71,47 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (of, miss) = match self {
-            Self::Malformed => return f.write_str("a record that cannot be"),
+            Self::Malformed => return f.write_str("a malformed record"),
             Self::NoBuffer => return f.write_str("no buffer available for a message"),
-            Self::TooLong => return f.write_str("a message that is too long for its buffer"),
-            Self::Opcode => return f.write_str("an operation that was not agreed on"),
-            Self::TooManyRequests => return f.write_str("more reads outstanding than were agreed on"),
-            Self::UnexpectedAnswer => return f.write_str("an answer that nobody awaits"),
-            Self::CannotInvalidate => return f.write_str("a key that it cannot invalidate"),
+            Self::TooLong => return f.write_str("a message that is longer than its buffer"),
+            Self::Opcode => return f.write_str("an operation that was not negotiated"),
+            Self::TooManyRequests => return f.write_str("more outstanding reads than were negotiated"),
+            Self::UnexpectedAnswer => return f.write_str("a response without a request"),
+            Self::CannotInvalidate => return f.write_str("invalidation of a key that it may not invalidate"),
             Self::Other(code) => return write!(f, "code {code}"),
             Self::Write(miss) => ("a write", miss),
             Self::Request(miss) => ("a read or an atomic operation", miss),
         };
         let what = match miss {
-            Miss::Unknown => "by an invalid key",
-            Miss::Access => "without the right",
-            Miss::Bounds => "out of the bounds of a region",
+            Miss::Unknown => "with an invalid key",
+            Miss::Access => "without the access right",
+            Miss::Bounds => "outside the bounds of a region",
             Miss::Wrap => "past the largest address",
-            Miss::Misaligned => "at an address that is no multiple of 8",
+            Miss::Misaligned => "at an address that is not a multiple of 8",
         };
         write!(f, "{of} {what}")
     }
 }
 
-/// Why a connection cannot go on.
+/// A fault that ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// The peer has done what it may not.
+pub(crate) enum LinkFault {
+    /// The peer violated the protocol.
     Violation(Refusal),
-    /// The peer says that this side has.
+    /// The peer reported that this side violated the protocol.
     Refused(Refusal),
-    /// A work request of this side cannot be done.
+    /// A work request of this side failed.
     WorkRequest(WcStatus),
 }
 
-impl From<Refusal> for Fault {
+impl From<Refusal> for LinkFault {
     fn from(refusal: Refusal) -> Self {
         Self::Violation(refusal)
     }
 }
 
-impl From<Nonsense> for Fault {
-    fn from(_: Nonsense) -> Self {
+impl From<InvalidPosition> for LinkFault {
+    fn from(_: InvalidPosition) -> Self {
         Self::Violation(Refusal::Malformed)
     }
 }

@@ -1,51 +1,52 @@
-//! How two sides that are connected by TCP find each other within a host.
+//! The messages by which two sides that are connected by TCP move their connection to shared memory.
 //!
-//! The active side says in a reserved bit of its MPA request that it may be met. The passive side puts an [`Offer`] behind the private data
-//! of its reply. The active side connects to the Unix socket that the offer names, and says [`Hello`] there, with the segment that it has
-//! made. Whoever shows the secret of an offer is the peer that it was made to, because nobody else was told.
+//! The active side sets a reserved bit of its MPA request if it can use shared memory. The passive side appends an
+//! [`Offer`] to the private data of its reply. The active side connects to the Unix socket that the offer names, and
+//! sends a [`Hello`] there, with the segment that it has made. Only the active side received the offer, so the process
+//! that presents the secret of the offer is the peer.
 
 use crate::slab::Key;
 
-/// The first octets of an offer and of a hello.
+/// The first octets of a hello, and the last of an offer.
 const MAGIC: [u8; 4] = *b"RDXS";
 /// The version of the layouts.
 const VERSION: u8 = 1;
-/// Length of the name of a Unix socket behind its first octet, which is zero: the name is abstract.
+/// The length of a Unix socket's name without its first octet, which is zero: the name is abstract (`unix`(7)).
 pub(crate) const NAME_LEN: usize = 16;
-/// Length of an offer.
+/// The length of an offer, octets.
 pub(crate) const OFFER_LEN: usize = 48;
-/// Length of a hello.
+/// The length of a hello, octets.
 pub(crate) const HELLO_LEN: usize = 32;
 
-/// What a meeting needs to be that of an offer: 128 random bits.
+/// The secret of an offer, which the hello must repeat: 128 random bits.
 pub(crate) type Secret = [u8; 16];
 
-/// Where the passive side can be met, at the end of its reply's private data.
+/// The address of the passive side within the host, at the end of its reply's private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The abstract name of the Unix socket.
     pub(crate) name: [u8; NAME_LEN],
-    /// Proves who comes.
+    /// The secret that the hello must repeat.
     pub(crate) secret: Secret,
-    /// The connection, as the passive side names it.
+    /// The passive side's handle of the connection.
     pub(crate) key: Key,
 }
 
 impl Offer {
-    /// The octets of the offer.
+    /// Returns the octets of the offer.
     pub(crate) fn emit(&self) -> [u8; OFFER_LEN] {
         let mut out = [0; OFFER_LEN];
         out[..16].copy_from_slice(&self.name);
         out[16..32].copy_from_slice(&self.secret);
         out[32..36].copy_from_slice(&self.key.slot().to_le_bytes());
         out[36..40].copy_from_slice(&self.key.generation().to_le_bytes());
-        // Behind what it is about, so that it can be told from private data.
+        // Version and magic are the last octets, so that `split` finds them at the end of the private data.
         out[43] = VERSION;
         out[44..].copy_from_slice(&MAGIC);
         out
     }
 
-    /// The offer at the end of private data, and what is in front of it.
+    /// Returns the program's private data and the offer at its end; `None` if there is no offer.
     pub(crate) fn split(data: &[u8]) -> Option<(&[u8], Self)> {
         let (rest, octets) = data.split_last_chunk::<OFFER_LEN>()?;
         if octets[44..] != MAGIC || octets[43] != VERSION {
@@ -56,17 +57,17 @@ impl Offer {
     }
 }
 
-/// The first packet of the active side. The descriptor of its segment comes with it.
+/// The first packet of the active side. The descriptor of its segment is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// As in the offer.
+    /// The secret of the offer.
     pub(crate) secret: Secret,
-    /// As in the offer.
+    /// The key of the offer.
     pub(crate) key: Key,
 }
 
 impl Hello {
-    /// The octets of the hello.
+    /// Returns the octets of the hello.
     pub(crate) fn emit(&self) -> [u8; HELLO_LEN] {
         let mut out = [0; HELLO_LEN];
         out[..4].copy_from_slice(&MAGIC);
@@ -77,7 +78,7 @@ impl Hello {
         out
     }
 
-    /// Reads a hello; `None` if it is none, or of another version.
+    /// Parses a hello. Returns `None` if the packet is not a hello of this version.
     pub(crate) fn parse(packet: &[u8]) -> Option<Self> {
         let octets: &[u8; HELLO_LEN] = packet.try_into().ok()?;
         if octets[..4] != MAGIC || octets[4] != VERSION {
@@ -92,8 +93,8 @@ fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*octets.get(at..)?.first_chunk()?))
 }
 
-/// Whether a secret is the one of an offer; it takes as long wherever they differ.
-pub(crate) fn proves(shown: &Secret, offered: &Secret) -> bool {
+/// Returns true if the secrets are equal. The time does not depend on where they differ.
+pub(crate) fn is_same_secret(shown: &Secret, offered: &Secret) -> bool {
     shown.iter().zip(offered).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }
 
@@ -118,6 +119,9 @@ mod tests {
         let hello = Hello { secret, key };
         assert_eq!(Hello::parse(&hello.emit()), Some(hello));
         assert_eq!((Hello::parse(&hello.emit()[1..]), Hello::parse(&[0; HELLO_LEN])), (None, None));
-        assert!(proves(&secret, &[7; 16]) && !proves(&secret, &[7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 6]));
+        assert!(
+            is_same_secret(&secret, &[7; 16])
+                && !is_same_secret(&secret, &[7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 6])
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A link whose peer writes what it likes over all that both have mapped.
+//! A link whose peer writes anything anywhere in the memory that both have mapped.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,11 +6,12 @@ use std::sync::Arc;
 use proptest::prelude::RngCore;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
-use super::link::{Link, Luggage};
+use super::link::{Link, QueuePairParts};
 use super::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
-use super::record::{ELSEWHERE, Header, Kind, LAST, WORD};
+use super::record::{ELSEWHERE, LAST, RecordHeader, RecordKind, WORD};
 use super::segment::{
-    CALL, CAPACITY, HALF, HEAD, LEN, Payload, RING, SLOTS, Segment, Shared, Side, TABLE, TAIL, Words,
+    CALL, CAPACITY, HALF, HEAD, LEN, MappedSegment, RING, SLOTS, Segment, SegmentPayload, SegmentSide, TABLE, TAIL,
+    Words,
 };
 use crate::cm::ReadDepth;
 use crate::mem::{Memory, Sharing, Window};
@@ -25,25 +26,26 @@ use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 const DEPTH: u32 = 16;
 const ROOM: usize = 4096;
-/// The keys of a region that the peer may read and write, of one that it may read, of one of another connection, and of one that is only
-/// for this side.
+/// The keys of four regions: one that the peer may read and write, one that it may only read, one of another
+/// connection, and one without rights for peers.
 const KEYS: [u32; 4] = [0x10, 0x11, 0x12, 0x13];
+
 /// The side that is attacked.
 struct Victim {
-    link: Link<Shared>,
+    link: Link<MappedSegment>,
     resources: Resources,
     cq: CqId,
-    /// What was posted and has not completed.
+    /// The work requests that were posted and have not completed.
     open: BTreeSet<u64>,
     next: u64,
-    /// Receives are between octets that nobody may write.
+    /// The memory of receives. Each is between octets that nobody may write.
     inbox: Memory,
     out: Memory,
     regions: Vec<Arc<Memory>>,
 }
 
 impl Victim {
-    fn new(segment: Shared) -> Self {
+    fn new(segment: MappedSegment) -> Self {
         let mut resources = Resources::default();
         let cq = resources.cqs.create(8 * DEPTH as usize);
         resources.cqs.reserve(cq, 2 * DEPTH).unwrap();
@@ -68,7 +70,7 @@ impl Victim {
             }
             regions.push(memory);
         }
-        let luggage = Luggage {
+        let parts = QueuePairParts {
             completions: Completions::new(QpId(Key::new(1, 1)), attr),
             receives: ReceiveQueue::new(DEPTH as usize),
             extensions: true,
@@ -76,7 +78,7 @@ impl Victim {
         };
         let depths = ReadDepth { responder_resources: 4, initiator_depth: 4 };
         Self {
-            link: Link::new(segment, Side::Passive, depths, luggage),
+            link: Link::new(segment, SegmentSide::Passive, depths, parts),
             resources,
             cq,
             open: BTreeSet::new(),
@@ -87,7 +89,7 @@ impl Victim {
         }
     }
 
-    /// Posts as an honest program does.
+    /// Posts one random valid work request.
     fn post(&mut self, random: u32) {
         self.next += 1;
         let wr_id = self.next;
@@ -112,11 +114,11 @@ impl Victim {
         }
     }
 
-    /// Takes a turn; `false` when the connection is over.
+    /// Serves the link once. Returns false if the connection has ended.
     fn turn(&mut self, budget: usize) -> bool {
         self.link.wake(false);
         let received = self.link.receive(budget, &mut self.resources);
-        if let Err(super::fault::Fault::Violation(refusal)) = &received {
+        if let Err(super::fault::LinkFault::Violation(refusal)) = &received {
             self.link.refuse(*refusal);
         }
         let goes_on = received.is_ok_and(|received| !received.unknown_window);
@@ -151,15 +153,16 @@ impl Victim {
     }
 }
 
-/// One of several, most of the time the first one.
+/// Returns one of several values, most of the time the first one.
 fn pick<T: Copy>(rng: &mut TestRng, of: &[T]) -> T {
     let any = rng.next_u32() as usize;
     if any % 8 != 0 { of[0] } else { of[any / 8 % of.len()] }
 }
 
-/// Writes a record as it would have to be, but for now and then a key, a length, a flag or a window that is wrong; or anything anywhere.
-fn attack(segment: &Shared, rng: &mut TestRng, published: &mut u64, address: u64) {
-    let half = Side::Passive.incoming();
+/// Writes a valid record, in which now and then a key, a length, a flag or a window is wrong; or writes anything
+/// anywhere.
+fn attack(segment: &MappedSegment, rng: &mut TestRng, published: &mut u64, address: u64) {
+    let half = SegmentSide::Passive.incoming();
     match rng.next_u32() % 64 {
         0 => return segment.store(rng.next_u32() as usize % (LEN / WORD) * WORD, rng.next_u64()),
         1 => {
@@ -167,19 +170,19 @@ fn attack(segment: &Shared, rng: &mut TestRng, published: &mut u64, address: u64
             let at = (rng.next_u32() as usize & 1) * HALF + words[rng.next_u32() as usize % 4];
             return segment.store(at, rng.next_u64() >> (rng.next_u32() % 64));
         }
-        2 => return segment.put(rng.next_u32() as usize % LEN, &Payload::Bytes(&rng.next_u64().to_ne_bytes())),
+        2 => return segment.put(rng.next_u32() as usize % LEN, &SegmentPayload::Bytes(&rng.next_u64().to_ne_bytes())),
         _ => {}
     }
     let usual = [3, 5, 7, 9][rng.next_u32() as usize % 4];
     let kind = pick(rng, &[usual, 1, 2, 4, 6, 8, 10, 11, 12, 13, 14]);
     let len = pick(rng, &[100_u32, 0, 1, 8, 2048, ROOM as u32, ROOM as u32 + 1, 1 << 20, u32::MAX]);
-    let Some(mut header) = Header::parse(kind | u64::from(len) << 32) else { return };
+    let Some(mut header) = RecordHeader::parse(kind | u64::from(len) << 32) else { return };
     header.flags = pick(rng, &[LAST, 0, LAST | ELSEWHERE, ELSEWHERE, 0xff]);
     header.slot = pick(rng, &[0, 1, 31, 32, 255]);
     let at = *published as usize % CAPACITY;
     if at + header.body() + 2 * WORD > CAPACITY {
-        // To the end of the ring.
-        header = Header::new(Kind::Pad, (CAPACITY - at) as u32);
+        // Pad to the end of the ring.
+        header = RecordHeader::new(RecordKind::Pad, (CAPACITY - at) as u32);
     }
     let offset = pick(rng, &[0, 8, 1, ROOM as u64 - 8, ROOM as u64, u64::MAX, 1 << 63]);
     let words = [u64::from(pick(rng, &KEYS)), address.wrapping_add(offset), rng.next_u64(), rng.next_u64()];
@@ -189,19 +192,20 @@ fn attack(segment: &Shared, rng: &mut TestRng, published: &mut u64, address: u64
     }
     *published += header.size().next_multiple_of(WORD).min(CAPACITY - at) as u64;
     segment.store(half + HEAD, *published);
-    // All that the victim has published is consumed.
-    segment.store(Side::Passive.outgoing() + TAIL, segment.load(Side::Passive.outgoing() + HEAD));
+    // Consume all that the victim has published.
+    segment.store(SegmentSide::Passive.outgoing() + TAIL, segment.load(SegmentSide::Passive.outgoing() + HEAD));
 }
 
-/// The other mapping of a segment.
-fn segments() -> (Shared, Shared) {
+/// Makes a segment, and maps it a second time for the peer.
+fn segments() -> (MappedSegment, MappedSegment) {
     let mut ours = Memory::new_shared(LEN, Sharing::Write).unwrap();
     let file = ours.take_file().unwrap();
     let theirs = Window::map(&file, LEN, Sharing::Write).unwrap().into_memory().unwrap();
-    (Shared::new(ours), Shared::new(theirs))
+    (MappedSegment::new(ours), MappedSegment::new(theirs))
 }
 
-/// Nothing that a peer writes ends the process, touches memory that it has no right to, completes a work request twice or leaves one behind.
+/// Whatever a peer writes: the process survives, memory without a right for the peer is not touched, and each work
+/// request completes exactly once.
 #[test]
 fn whatever_a_peer_writes_it_uses_only_what_it_may() {
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);

@@ -1,8 +1,9 @@
-//! The incoming direction of a queue pair: records become messages, writes, answers and requests.
+//! The incoming direction of a queue pair: turns records into received messages, writes, responses and the peer's
+//! requests.
 
-use super::fault::{Fault, Refusal};
-use super::outgoing::{MAX_PIECE, Outgoing, Request};
-use super::record::{Header, Kind, WORD};
+use super::fault::{LinkFault, Refusal};
+use super::outgoing::{MAX_PIECE, Outgoing, PeerRequest};
+use super::record::{RecordHeader, RecordKind, WORD};
 use super::ring::Consumer;
 use super::segment::Segment;
 use super::windows::{Lendings, Windows};
@@ -13,12 +14,12 @@ use crate::soft::keys::KeyTable;
 use crate::soft::receive_queue::{Message, ReceiveQueue};
 use crate::soft::srq::SharedReceiveQueue;
 
-/// What a record costs besides its bytes, in bytes.
+/// The cost of a record besides its payload, in bytes of the budget.
 const RECORD: usize = 512;
 
-/// What a record may use besides the receives of its queue pair.
+/// The state that a record may use besides the receives of its queue pair.
 #[derive(Debug)]
-pub(super) struct Context<'a> {
+pub(super) struct RecordContext<'a> {
     pub(super) scope: Key,
     pub(super) keys: &'a mut KeyTable,
     pub(super) srq: Option<&'a mut SharedReceiveQueue>,
@@ -26,18 +27,18 @@ pub(super) struct Context<'a> {
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
     pub(super) extensions: bool,
-    /// A region that the peer has used and may map.
+    /// The key of a direct region that the peer has used, so that it may be lent to the peer.
     pub(super) direct: Option<u32>,
 }
 
-/// How consuming has ended.
+/// The reason why [`Incoming::consume`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Consumed {
     /// The ring is empty.
     All,
     /// The budget is used up.
     Budget,
-    /// A record is about a window that is not known, so its packet has to be read first.
+    /// A record refers to an unknown window: the packet that announces the window must be read first.
     UnknownWindow,
 }
 
@@ -46,31 +47,32 @@ pub(super) enum Consumed {
 pub(super) struct Incoming {
     pub(super) ring: Consumer,
     pub(super) queue: ReceiveQueue,
-    /// A part of a write has come, and not its last one.
+    /// True between the first and the last part of a write.
     writing: bool,
-    /// Records were consumed whose payload the peer may not touch before it knows that.
-    pub(super) holds: bool,
+    /// True if a record with its payload in a window was consumed: the peer may not reuse that memory before the record
+    /// is released.
+    pub(super) release_due: bool,
 }
 
 impl Incoming {
     pub(super) const fn new(half: usize, queue: ReceiveQueue) -> Self {
-        Self { ring: Consumer::new(half), queue, writing: false, holds: false }
+        Self { ring: Consumer::new(half), queue, writing: false, release_due: false }
     }
 
-    /// Whether the peer may end here without cutting a message off.
+    /// Returns true if no message and no write is partly received, so that the peer may end the connection here.
     pub(super) const fn is_at_boundary(&self) -> bool {
         self.queue.is_between_messages() && !self.writing
     }
 
-    /// Consumes records until the ring is empty or `budget` is used up. `out` gets each message.
+    /// Consumes records until the ring is empty or `budget`, in bytes, is used up. Calls `out` for each message.
     #[inline]
     pub(super) fn consume<S: Segment>(
         &mut self,
         segment: &S,
-        cx: &mut Context<'_>,
+        cx: &mut RecordContext<'_>,
         mut budget: usize,
         out: &mut impl FnMut(Message),
-    ) -> Result<Consumed, Fault> {
+    ) -> Result<Consumed, LinkFault> {
         loop {
             let available = self.ring.available(segment)?;
             if available == 0 {
@@ -80,20 +82,20 @@ impl Incoming {
                 return Ok(Consumed::Budget);
             }
             let at = self.ring.place();
-            let header = Header::parse(segment.peek(at)).ok_or(Refusal::Malformed)?;
+            let header = RecordHeader::parse(segment.peek(at)).ok_or(Refusal::Malformed)?;
             let size = header.size();
             if size > available || size < WORD || size % WORD != 0 {
                 return Err(Refusal::Malformed.into());
             }
-            if header.kind == Kind::Send {
+            if header.kind == RecordKind::Send {
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else {
                     return Ok(Consumed::UnknownWindow);
                 };
-                self.place_message(payload, cx)?;
+                self.copy_to_receive(payload, cx)?;
                 if header.is_last() {
                     self.queue.end_message(None, None, None, out);
                 }
-            } else if !self.other(segment, header, at, cx, out)? {
+            } else if !self.consume_other(segment, header, at, cx, out)? {
                 return Ok(Consumed::UnknownWindow);
             }
             self.ring.advance(size);
@@ -101,15 +103,15 @@ impl Incoming {
         }
     }
 
-    /// The payload of a record. `None` if it is in a window that is not known.
+    /// Returns the payload of a record. `None` if it is in an unknown window.
     #[inline]
     fn payload<'a, S: Segment>(
         &mut self,
         segment: &'a S,
         windows: &'a Windows,
-        header: Header,
+        header: RecordHeader,
         at: usize,
-    ) -> Result<Option<Span<'a>>, Fault> {
+    ) -> Result<Option<Span<'a>>, LinkFault> {
         let len = header.len as usize;
         if !header.is_elsewhere() {
             return Ok(Some(segment.part(at + header.body(), len).ok_or(Refusal::Malformed)?));
@@ -117,13 +119,13 @@ impl Incoming {
         if len > MAX_PIECE {
             return Err(Refusal::Malformed.into());
         }
-        self.holds = true;
+        self.release_due = true;
         Ok(windows.payload(segment, header.slot, segment.peek(at + header.body()), len))
     }
 
-    /// Copies a part of a message to the first receive.
+    /// Copies a part of a message to the receive at the front of the queue.
     #[inline]
-    fn place_message(&mut self, payload: Span<'_>, cx: &mut Context<'_>) -> Result<(), Fault> {
+    fn copy_to_receive(&mut self, payload: Span<'_>, cx: &mut RecordContext<'_>) -> Result<(), LinkFault> {
         let room = self.queue.room(&mut cx.srq).ok_or(Refusal::NoBuffer)?;
         if payload.len() > room.saturating_sub(self.queue.placed()) {
             return Err(Refusal::TooLong.into());
@@ -132,29 +134,29 @@ impl Incoming {
         Ok(())
     }
 
-    /// Carries out a record that is no plain Send; `false` if its window is not known.
+    /// Executes a record other than a plain Send. Returns false if its window is unknown.
     #[inline(never)]
-    fn other<S: Segment>(
+    fn consume_other<S: Segment>(
         &mut self,
         segment: &S,
-        header: Header,
+        header: RecordHeader,
         at: usize,
-        cx: &mut Context<'_>,
+        cx: &mut RecordContext<'_>,
         out: &mut impl FnMut(Message),
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LinkFault> {
         // Each word is loaded once.
         let word = |nth: usize| segment.peek(at + WORD * (1 + nth));
         let len = header.len as usize;
         match header.kind {
-            // The size was checked: it is what is skipped.
-            Kind::Pad | Kind::Ready | Kind::Send => {}
-            Kind::SendInvalidate => {
+            // The caller has checked the size, and skips it.
+            RecordKind::Pad | RecordKind::Ready | RecordKind::Send => {}
+            RecordKind::SendInvalidate => {
                 let key = word(0) as u32;
                 if !cx.keys.may_invalidate(cx.scope, key) {
                     return Err(Refusal::CannotInvalidate.into());
                 }
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                self.place_message(payload, cx)?;
+                self.copy_to_receive(payload, cx)?;
                 if header.is_last() {
                     if !cx.keys.invalidate_remotely(cx.scope, key) {
                         return Err(Refusal::CannotInvalidate.into());
@@ -162,10 +164,10 @@ impl Incoming {
                     self.queue.end_message(None, Some(key), None, out);
                 }
             }
-            Kind::Write => {
+            RecordKind::Write => {
                 let (key, address) = (word(0) as u32, word(1));
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                // Nothing is checked of a write of nothing, as on iWARP.
+                // A write of 0 bytes is not checked, as on iWARP.
                 if len > 0 {
                     if cfg!(planted = "key-checked-after-the-copy") {
                         cx.keys.sink(key, address, len).into_iter().for_each(|span| span.fill_from(payload));
@@ -176,7 +178,7 @@ impl Incoming {
                 }
                 self.writing = !header.is_last();
             }
-            Kind::Immediate => {
+            RecordKind::Immediate => {
                 if !cx.extensions {
                     return Err(Refusal::Opcode.into());
                 }
@@ -186,31 +188,31 @@ impl Incoming {
                 if !self.queue.has_next(&mut cx.srq) {
                     return Err(Refusal::NoBuffer.into());
                 }
-                // What was written directly has no record, so the length comes with the immediate data.
+                // Bytes that were written directly have no record, so the length is sent with the immediate data.
                 self.queue.end_message(Some(header.len), None, Some(word(0) as u32), out);
             }
-            Kind::Read => {
+            RecordKind::Read => {
                 let (key, address) = (word(0) as u32, word(1));
                 cx.keys.remote(cx.scope, key, address, len, Access::REMOTE_READ).map_err(Refusal::Request)?;
-                if len == 0 || !cx.outgoing.request(Request::Read { key, address, len, done: 0 }) {
+                if len == 0 || !cx.outgoing.request(PeerRequest::Read { key, address, len, done: 0 }) {
                     return Err(Refusal::TooManyRequests.into());
                 }
             }
-            Kind::CompareSwap | Kind::FetchAdd => {
+            RecordKind::CompareSwap | RecordKind::FetchAdd => {
                 if !cx.extensions {
                     return Err(Refusal::Opcode.into());
                 }
                 let (key, address) = (word(0) as u32, word(1));
-                let request = if header.kind == Kind::FetchAdd {
-                    Request::FetchAdd { key, address, add: word(2) }
+                let request = if header.kind == RecordKind::FetchAdd {
+                    PeerRequest::FetchAdd { key, address, add: word(2) }
                 } else {
-                    Request::CompareSwap { key, address, expected: word(2), swap: word(3) }
+                    PeerRequest::CompareSwap { key, address, expected: word(2), swap: word(3) }
                 };
                 if !cx.outgoing.request(request) {
                     return Err(Refusal::TooManyRequests.into());
                 }
             }
-            Kind::Data => {
+            RecordKind::Data => {
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
                 let front = cx.outgoing.front().filter(|front| !front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
                 if len == 0 || len > front.len - front.done || header.is_last() != (len == front.len - front.done) {
@@ -219,16 +221,16 @@ impl Incoming {
                 front.sink.part(front.done, len).fill_from(payload);
                 front.done += len;
                 if header.is_last() {
-                    cx.outgoing.answer_came();
+                    cx.outgoing.end_answered();
                 }
             }
-            Kind::Value => {
+            RecordKind::Value => {
                 let front = cx.outgoing.front().filter(|front| front.atomic).ok_or(Refusal::UnexpectedAnswer)?;
                 front.sink.fill(&word(0).to_ne_bytes());
-                cx.outgoing.answer_came();
+                cx.outgoing.end_answered();
             }
-            Kind::Refusal => return Err(Fault::Refused(Refusal::of(word(0)))),
-            Kind::Mapped => cx.lendings.answered(header.slot, word(0), len == 1),
+            RecordKind::Refusal => return Err(LinkFault::Refused(Refusal::of(word(0)))),
+            RecordKind::Mapped => cx.lendings.answered(header.slot, word(0), len == 1),
         }
         Ok(true)
     }

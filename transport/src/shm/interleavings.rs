@@ -1,5 +1,5 @@
-//! A ring and its calls in every order in which two sides can run (`make loom`). The model checker reports a side that sleeps while there
-//! is something for it as a deadlock, and tries each value that a load may have.
+//! A ring and its calls, in every order in which two sides can run (`make loom`). The model checker reports a side that
+//! sleeps although there is work for it as a deadlock, and tries each value that a load may return.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use super::doorbell::{NEWS, ROOM, arm, disarm, publish, release};
-use super::record::{Header, Kind, WORD};
+use super::record::{RecordHeader, RecordKind, WORD};
 use super::ring::{Consumer, Producer};
-use super::segment::{CALL, HALF, HEAD, RING, Side, TAIL, Words};
+use super::segment::{CALL, HALF, HEAD, RING, SegmentSide, TAIL, Words};
 
-/// Words of a ring that the models use.
+/// The words of a ring that the models use.
 const USED: usize = 6;
 const OF_HALF: usize = 3 + USED;
 
 /// The words of a segment, as the model checker sees them.
-struct Model(Vec<AtomicU64>);
+struct ModelWords(Vec<AtomicU64>);
 
-impl fmt::Debug for Model {
+impl fmt::Debug for ModelWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Model")
     }
 }
 
-impl Model {
+impl ModelWords {
     fn new() -> Self {
         Self((0..2 * OF_HALF).map(|_| AtomicU64::new(0)).collect())
     }
@@ -42,7 +42,7 @@ impl Model {
     }
 }
 
-impl Words for Model {
+impl Words for ModelWords {
     fn load(&self, at: usize) -> u64 {
         self.word(at).load(Ordering::Acquire)
     }
@@ -63,14 +63,14 @@ impl Words for Model {
     }
 }
 
-/// A socket that a side sleeps on: a call stays there until it is taken.
+/// A socket that a side sleeps on. A call stays there until it is read.
 #[derive(Debug, Default)]
-struct Bell {
+struct WakeSocket {
     calls: Mutex<u32>,
     changed: Condvar,
 }
 
-impl Bell {
+impl WakeSocket {
     fn call(&self) {
         *self.calls.lock().unwrap() += 1;
         self.changed.notify_one();
@@ -88,84 +88,84 @@ impl Bell {
     }
 }
 
-/// What both sides share.
-struct Connection {
-    words: Model,
-    bells: [Bell; 2],
+/// The state that both sides share.
+struct ModelConnection {
+    words: ModelWords,
+    sockets: [WakeSocket; 2],
 }
 
-impl Connection {
+impl ModelConnection {
     fn new() -> Arc<Self> {
-        Arc::new(Self { words: Model::new(), bells: Default::default() })
+        Arc::new(Self { words: ModelWords::new(), sockets: Default::default() })
     }
 }
 
 /// One side of a connection.
-struct End {
-    connection: Arc<Connection>,
-    side: Side,
+struct ModelEnd {
+    connection: Arc<ModelConnection>,
+    side: SegmentSide,
     producer: Producer,
     consumer: Consumer,
 }
 
-impl End {
-    fn new(connection: &Arc<Connection>, side: Side) -> Self {
+impl ModelEnd {
+    fn new(connection: &Arc<ModelConnection>, side: SegmentSide) -> Self {
         let (producer, consumer) = (Producer::new(side.outgoing()), Consumer::new(side.incoming()));
         Self { connection: Arc::clone(connection), side, producer, consumer }
     }
 
-    fn bell(&self, own: bool) -> &Bell {
-        &self.connection.bells[usize::from((self.side == Side::Active) == own)]
+    fn socket(&self, own: bool) -> &WakeSocket {
+        &self.connection.sockets[usize::from((self.side == SegmentSide::Active) == own)]
     }
 
     /// Sends a record with one word.
     fn send(&mut self, value: u64) {
-        let header = Header::new(Kind::Value, 8);
+        let header = RecordHeader::new(RecordKind::Value, 8);
         let at = self.producer.reserve(&self.connection.words, header.size()).expect("room");
         self.connection.words.poke(at, header.emit());
         self.connection.words.poke(at + WORD, value);
         self.producer.commit(header.size());
         if publish(&self.connection.words, &mut self.producer) {
-            self.bell(false).call();
+            self.socket(false).call();
         }
     }
 
-    /// Consumes what there is, and tells the peer; returns the words.
+    /// Consumes all records, and releases them. Returns their words.
     fn receive(&mut self) -> Vec<u64> {
         let got = self.consume();
         if !got.is_empty() && release(&self.connection.words, &mut self.consumer, &self.producer) {
-            self.bell(false).call();
+            self.socket(false).call();
         }
         got
     }
 
-    /// Consumes what there is; returns the words.
+    /// Consumes all records. Returns their words.
     fn consume(&mut self) -> Vec<u64> {
         let mut got = Vec::new();
         while self.consumer.available(&self.connection.words).expect("an honest peer") > 0 {
             let at = self.consumer.place();
-            let header = Header::parse(self.connection.words.peek(at)).expect("a whole record");
-            assert_eq!(header.kind, Kind::Value);
+            let header = RecordHeader::parse(self.connection.words.peek(at)).expect("a whole record");
+            assert_eq!(header.kind, RecordKind::Value);
             got.push(self.connection.words.peek(at + WORD));
             self.consumer.advance(header.size());
         }
         got
     }
 
-    /// Sleeps until it is called, unless there is something already.
+    /// Sleeps until the peer calls, unless there is work already.
     fn sleep(&mut self, causes: u64) {
-        let (stirs, calls) = arm(&self.connection.words, &mut self.consumer, &self.producer, causes);
+        let (ready, calls) = arm(&self.connection.words, &mut self.consumer, &self.producer, causes);
         if calls {
-            self.bell(false).call();
+            self.socket(false).call();
         }
-        if !stirs {
-            self.bell(true).sleep();
+        if !ready {
+            self.socket(true).sleep();
         }
-        self.bell(true).take_calls();
+        self.socket(true).take_calls();
         disarm(&self.connection.words, &self.consumer);
     }
 
-    /// Takes records until there are `count`, asleep whenever it may be.
+    /// Receives `count` records, and sleeps whenever it may.
     fn receive_all(&mut self, count: usize) -> Vec<u64> {
         let mut got = self.receive();
         while got.len() < count {
@@ -176,11 +176,11 @@ impl End {
     }
 }
 
-fn both(active: impl FnOnce(End) + Send + 'static, passive: impl FnOnce(End)) {
-    let connection = Connection::new();
-    let end = End::new(&connection, Side::Active);
+fn both(active: impl FnOnce(ModelEnd) + Send + 'static, passive: impl FnOnce(ModelEnd)) {
+    let connection = ModelConnection::new();
+    let end = ModelEnd::new(&connection, SegmentSide::Active);
     let thread = thread::spawn(move || active(end));
-    passive(End::new(&connection, Side::Passive));
+    passive(ModelEnd::new(&connection, SegmentSide::Passive));
     thread.join().unwrap();
 }
 
@@ -192,14 +192,14 @@ fn nobody_sleeps_over_a_record() {
     });
 }
 
-/// A producer that waits until its record is consumed is called then.
+/// A producer that waits until its record is consumed is called.
 #[test]
 fn nobody_sleeps_over_room() {
     loom::model(|| {
         both(
             |mut end| {
                 end.send(7);
-                while !end.producer.look(&end.connection.words).unwrap() {
+                while !end.producer.refresh_tail(&end.connection.words).unwrap() {
                     end.sleep(NEWS | ROOM);
                 }
             },
@@ -208,21 +208,22 @@ fn nobody_sleeps_over_room() {
     });
 }
 
-/// A consumer that has kept what it has consumed to itself says so before it sleeps.
+/// A consumer that has not released the records that it consumed releases them before it sleeps.
 #[test]
 fn nobody_sleeps_over_room_that_it_owes() {
     loom::model(|| {
         both(
             |mut end| {
                 end.send(7);
-                while !end.producer.look(&end.connection.words).unwrap() {
+                while !end.producer.refresh_tail(&end.connection.words).unwrap() {
                     end.sleep(NEWS | ROOM);
                 }
                 end.send(8);
             },
             |mut end| {
-                // It has not slept before: the model checker lets a swap be seen behind a later store of the other thread, if that
-                // thread has said before that it is awake. No memory has two orders of the stores to one word.
+                // This side must not have slept before. The model checker lets a swap be seen behind a later store of
+                // the other thread, if that thread has announced before that it is awake. Real memory has only one
+                // order of the stores to one word.
                 let mut got = end.consume();
                 while got.is_empty() {
                     thread::yield_now();

@@ -1,17 +1,17 @@
-//! The queue pair of a connection within the host.
+//! [`Link`]: the queue pair of a connection in shared memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::doorbell::{self, NEWS, ROOM};
-use super::fault::{Fault, Refusal};
-use super::incoming::{Consumed, Context, Incoming};
-pub(crate) use super::outgoing::Sent;
-use super::outgoing::{INLINE, Outgoing, Peer};
+use super::fault::{LinkFault, Refusal};
+use super::incoming::{Consumed, Incoming, RecordContext};
+pub(crate) use super::outgoing::TransmitProgress;
+use super::outgoing::{INLINE, Outgoing, TransmitContext};
 use super::packet::{Announcement, Packet};
-use super::record::{Header, Kind};
+use super::record::{RecordHeader, RecordKind};
 use super::ring::Consumer;
-use super::segment::{CAPACITY, Payload, Segment, Side};
+use super::segment::{CAPACITY, Segment, SegmentPayload, SegmentSide};
 use super::windows::{Lendings, Windows};
 use crate::cm::ReadDepth;
 use crate::error::Result;
@@ -27,27 +27,27 @@ use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// Tells the producer of what was consumed when it is so much of a ring.
+/// The number of consumed bytes that are released without another reason.
 const RELEASE: usize = CAPACITY / 4;
 
-/// The result of consuming.
+/// The result of [`Link::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Received {
-    /// Something has come.
+pub(crate) struct ReceiveProgress {
+    /// Records were consumed.
     pub(crate) news: bool,
-    /// Something may be left.
+    /// The budget was used up, so records may be left.
     pub(crate) more: bool,
-    /// Packets have to be read before it can go on.
+    /// A record refers to an unknown window: the caller must read the packets of the Unix socket first.
     pub(crate) unknown_window: bool,
 }
 
-/// What a queue pair brings along when it leaves its TCP stream.
+/// The parts of a queue pair that moves from its TCP stream to shared memory.
 #[derive(Debug)]
-pub(crate) struct Luggage {
+pub(crate) struct QueuePairParts {
     pub(crate) completions: Completions,
     pub(crate) receives: ReceiveQueue,
     pub(crate) extensions: bool,
-    /// Work requests that were posted before, with the payload of those that are inline.
+    /// Work requests that were posted before the move, with the payload of those that are inline.
     pub(crate) sends: Vec<(SendWr, Option<Box<[u8]>>)>,
 }
 
@@ -61,19 +61,19 @@ pub(crate) struct Link<S> {
     windows: Windows,
     completions: Completions,
     extensions: bool,
-    /// The connection has ended: work requests are flushed at once.
+    /// True if the connection has ended: work requests complete immediately, as flushed.
     dead: bool,
-    /// What this side has said that it is to be called for.
+    /// The events that this side has announced; 0 while it is awake.
     armed: u64,
-    /// The status of the work request that has ended the connection, and its number if that is known.
+    /// The status of the work request that has ended the connection, with its number if that is known.
     failed: Option<(Option<u64>, WcStatus)>,
     pub(crate) read_depth: ReadDepth,
 }
 
 impl<S: Segment> Link<S> {
-    /// The queue pair `luggage` is of, on a segment.
-    pub(crate) fn new(segment: S, side: Side, depths: ReadDepth, luggage: Luggage) -> Self {
-        let Luggage { completions, receives, extensions, sends } = luggage;
+    /// Makes a queue pair on a segment, from the parts of the one on the TCP stream.
+    pub(crate) fn new(segment: S, side: SegmentSide, depths: ReadDepth, parts: QueuePairParts) -> Self {
+        let QueuePairParts { completions, receives, extensions, sends } = parts;
         let (out, into) = (side.outgoing(), side.incoming());
         let mut outgoing = Outgoing::new(out, (depths.responder_resources, depths.initiator_depth));
         sends.into_iter().for_each(|(wr, inline)| outgoing.adopt(wr, inline));
@@ -92,13 +92,13 @@ impl<S: Segment> Link<S> {
         }
     }
 
-    /// Says that the connection is in its segment from here on.
+    /// Announces to the peer that the connection uses its segment from here on.
     pub(crate) fn begin(&mut self) {
-        self.outgoing.say(&self.segment, Header::new(Kind::Ready, 0), &[]);
+        self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Ready, 0), &[]);
     }
 
-    /// Whether the peer has begun, in a segment that no link is made of yet.
-    pub(crate) fn has_begun(segment: &S, side: Side) -> bool {
+    /// Returns true if the peer has written a record to the segment, for which no link was made yet.
+    pub(crate) fn has_begun(segment: &S, side: SegmentSide) -> bool {
         Consumer::new(side.incoming()).has_news(segment)
     }
 
@@ -108,7 +108,8 @@ impl<S: Segment> Link<S> {
 
     // Work requests.
 
-    /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
+    /// Counts a polled completion. Returns the shared receive queue that its receive was taken from; `None` for other
+    /// completions.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
@@ -123,7 +124,7 @@ impl<S: Segment> Link<S> {
         self.completions.post_recv(chain, &mut self.incoming.queue, self.dead, cqs)
     }
 
-    /// Takes work requests. The caller calls [`Link::transmit`] afterwards.
+    /// Posts work requests. The caller must call [`Link::transmit`] afterwards.
     #[inline]
     pub(crate) fn post_send(
         &mut self,
@@ -156,7 +157,7 @@ impl<S: Segment> Link<S> {
         if small && self.outgoing.is_clear() {
             let put = |segment: &S, mut at: usize| {
                 for entry in wr.sges.as_slice() {
-                    segment.put(at, &Payload::Entry(entry));
+                    segment.put(at, &SegmentPayload::Entry(entry));
                     at += entry.len();
                 }
             };
@@ -171,8 +172,8 @@ impl<S: Segment> Link<S> {
         Ok(())
     }
 
-    /// Sends a message that ends with this call, if nothing is in front of it and there is room. The caller calls [`Link::transmit`]
-    /// afterwards, at once or later.
+    /// Sends a message without a work request. Returns false, and sends nothing, if a work request is waiting in front
+    /// of it or the ring is full. The caller must call [`Link::transmit`] afterwards, in this turn or a later one.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         let len = header.len() + payload.len();
@@ -183,61 +184,65 @@ impl<S: Segment> Link<S> {
             return self.outgoing.message_elsewhere(&self.segment, &mut self.lendings, [header, payload]);
         }
         self.outgoing.message(&self.segment, len, |segment, at| {
-            segment.put(at, &Payload::Bytes(header));
-            segment.put(at + header.len(), &Payload::Bytes(payload));
+            segment.put(at, &SegmentPayload::Bytes(header));
+            segment.put(at + header.len(), &SegmentPayload::Bytes(payload));
         })
     }
 
     // Moving.
 
-    /// Puts as much into the ring as there is and fits, and lets the peer see it.
+    /// Writes as many records to the ring as fit, and completes what is done.
     #[inline]
-    pub(crate) fn transmit(&mut self, resources: &mut Resources) -> Sent {
+    pub(crate) fn transmit(&mut self, resources: &mut Resources) -> TransmitProgress {
         if self.outgoing.wants_room() {
             return self.transmit_rest(resources);
         }
-        Sent::All
+        TransmitProgress::All
     }
 
     #[inline(never)]
-    fn transmit_rest(&mut self, resources: &mut Resources) -> Sent {
+    fn transmit_rest(&mut self, resources: &mut Resources) -> TransmitProgress {
         let Resources { cqs, keys, .. } = resources;
         let Self { segment, outgoing, lendings, windows, completions, .. } = self;
-        let mut peer = Peer { scope: completions.id.0, keys, lendings, windows, direct: None };
+        let mut peer = TransmitContext { scope: completions.id.0, keys, lendings, windows, direct: None };
         let sent = outgoing.transmit(segment, &mut peer, &mut |done| completions.sent(cqs, &done));
         let direct = peer.direct;
         self.lend_direct(direct, resources);
         sent
     }
 
-    /// Lets the peer see what was put into the ring. Returns whether it is to be called.
+    /// Publishes the records that were written to the ring. Returns true if the peer must be called.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         doorbell::publish(&self.segment, &mut self.outgoing.ring)
     }
 
-    /// Whether there may be something to consume.
+    /// Returns true if there may be records to consume.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         self.incoming.ring.has_news(&self.segment)
     }
 
-    /// Whether there is something to consume, or the peer has consumed something that this side waits for.
+    /// Returns true if there are records to consume, or the peer has consumed records that this side waits for.
     #[inline]
-    pub(crate) fn is_stirring(&self) -> bool {
-        doorbell::is_stirring(&self.segment, &self.incoming.ring, &self.outgoing.ring, self.causes())
+    pub(crate) fn has_work(&self) -> bool {
+        doorbell::has_work(&self.segment, &self.incoming.ring, &self.outgoing.ring, self.causes())
     }
 
-    /// Consumes what has come, within a budget in bytes.
+    /// Consumes records, within a budget in bytes.
     #[inline]
-    pub(crate) fn receive(&mut self, budget: usize, resources: &mut Resources) -> std::result::Result<Received, Fault> {
-        // The shared queue is taken out of its table while this queue pair uses it.
+    pub(crate) fn receive(
+        &mut self,
+        budget: usize,
+        resources: &mut Resources,
+    ) -> std::result::Result<ReceiveProgress, LinkFault> {
+        // The shared receive queue is taken out of its table while this queue pair uses it.
         let srq = self.completions.attr.srq;
         let mut shared = resources.take_out(srq);
         let Self { segment, incoming, outgoing, lendings, windows, completions, extensions, .. } = self;
         let Resources { cqs, keys, .. } = &mut *resources;
         let before = incoming.ring.pos();
-        let mut cx = Context {
+        let mut cx = RecordContext {
             scope: completions.id.0,
             keys,
             srq: shared.as_mut(),
@@ -260,33 +265,38 @@ impl<S: Segment> Link<S> {
             self.note(fault);
             return Err(fault);
         }
-        Ok(Received { news, more: consumed == Consumed::Budget, unknown_window: consumed == Consumed::UnknownWindow })
+        Ok(ReceiveProgress {
+            news,
+            more: consumed == Consumed::Budget,
+            unknown_window: consumed == Consumed::UnknownWindow,
+        })
     }
 
-    /// Tells the peer what was consumed, if that is worth it or it may wait for it. Returns whether it is to be called.
+    /// Releases the consumed records if they are many, or if one of them has its payload in a window, whose memory the
+    /// peer may be waiting for. Returns true if the peer must be called.
     #[inline]
     pub(crate) fn release(&mut self) -> bool {
         let ring = &mut self.incoming.ring;
-        let due = ring.owed() >= RELEASE || (self.incoming.holds && ring.owed() > 0);
+        let due = ring.owed() >= RELEASE || (self.incoming.release_due && ring.owed() > 0);
         if !due {
             return false;
         }
-        self.incoming.holds = false;
+        self.incoming.release_due = false;
         doorbell::release(&self.segment, ring, &self.outgoing.ring)
     }
 
-    /// Remembers the work request that a fault is about.
-    fn note(&mut self, fault: Fault) {
+    /// Remembers the work request that caused a fault, and its status.
+    fn note(&mut self, fault: LinkFault) {
         self.failed = match fault {
-            Fault::Violation(_) => None,
-            Fault::WorkRequest(status) => Some((None, status)),
-            Fault::Refused(refusal) => {
-                refusal.status().and_then(|status| Some((Some(self.outgoing.oldest_awaited()?), status)))
+            LinkFault::Violation(_) => None,
+            LinkFault::WorkRequest(status) => Some((None, status)),
+            LinkFault::Refused(refusal) => {
+                refusal.status().and_then(|status| Some((Some(self.outgoing.oldest_unanswered()?), status)))
             }
         };
     }
 
-    /// Whether something was found that ends the connection, when it is served next.
+    /// Returns true if a fault was found that ends the connection when the link is served next.
     #[inline]
     pub(crate) const fn has_fault(&self) -> bool {
         self.outgoing.fault.is_some()
@@ -294,33 +304,34 @@ impl<S: Segment> Link<S> {
 
     // Sleeping.
 
-    /// What this side waits for.
+    /// Returns the events that this side waits for.
     #[inline]
     fn causes(&self) -> u64 {
         if self.outgoing.wants_room() { NEWS | ROOM } else { NEWS }
     }
 
-    /// Whether this side is called for all that it waits for.
+    /// Returns true if this side has announced all events that it waits for.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         self.armed & self.causes() == self.causes()
     }
 
-    /// Whether this side is called for anything.
+    /// Returns true if this side has announced any event.
     #[inline]
     pub(crate) const fn is_armed_at_all(&self) -> bool {
         self.armed != 0
     }
 
-    /// Says that this side may sleep: it is called for news, and for room if it waits for some. Returns whether there is something
-    /// already, and whether the peer is to be called, because it was not told before what was consumed.
+    /// Announces that this side may sleep: the peer must wake it for records, and for room if it waits for some.
+    /// Returns whether there is work already, and whether the peer must be called because consumed records were
+    /// released.
     pub(crate) fn arm(&mut self) -> (bool, bool) {
-        self.incoming.holds = false;
+        self.incoming.release_due = false;
         self.armed = self.causes();
         doorbell::arm(&self.segment, &mut self.incoming.ring, &self.outgoing.ring, self.armed)
     }
 
-    /// Notes that the peer has called, or says that it need not.
+    /// Marks this side as awake. Unless the peer has called, also withdraws the announced events.
     #[inline]
     pub(crate) fn wake(&mut self, called: bool) {
         if self.armed != 0 && !called {
@@ -331,18 +342,18 @@ impl<S: Segment> Link<S> {
 
     // Memory that is lent.
 
-    /// Lets the peer map a memory of this connection alone. `key` is that of its region here, which the peer may use with these rights.
-    /// Returns whether there is a slot for it.
+    /// Lets the peer map a memory that only this connection uses. The peer may use the region `key` with these rights.
+    /// Returns false if no slot is free.
     pub(crate) fn lend(&mut self, memory: &Arc<Memory>, key: u32, rights: Access) -> bool {
         self.lendings.lend(&self.segment, (memory, memory.len(), None), key, rights).is_some()
     }
 
-    /// Takes a region back that was lent.
+    /// Ends the lending of a region.
     pub(crate) fn take_back(&mut self, key: u32) {
         self.lendings.take_back(&self.segment, key);
     }
 
-    /// Lets the peer map a region that it has used, and that both sides may use.
+    /// Lets the peer map a direct region that it has used.
     fn lend_direct(&mut self, key: Option<u32>, resources: &Resources) {
         let Some((memory, len, rights)) =
             key.filter(|&key| !self.lendings.has(key)).and_then(|key| resources.keys.direct(key))
@@ -352,7 +363,7 @@ impl<S: Segment> Link<S> {
         self.lendings.lend(&self.segment, (memory, len, None), key.unwrap_or(0), rights);
     }
 
-    /// The next packet that the peer is to get, with a descriptor.
+    /// Returns the next announcement that the caller must send to the peer.
     pub(crate) fn next_announcement(&mut self) -> Option<Announcement> {
         self.lendings.next_announcement()
     }
@@ -362,23 +373,24 @@ impl<S: Segment> Link<S> {
         self.lendings.has_announcements()
     }
 
-    /// Takes a packet of the peer, and the descriptor that came with it.
+    /// Processes a packet of the peer, with the descriptor that was attached.
     pub(crate) fn packet(&mut self, packet: Packet, file: Option<&OwnedFd>) {
         let (Packet::Window(announced), Some(file)) = (packet, file) else { return };
         let mapped = self.windows.open(announced, file).inspect_err(|error| {
-            log::debug!("memory of a peer on this host is not mapped: {error}");
+            log::debug!("cannot map memory of a peer on this host: {error}");
         });
         self.outgoing.reply(announced.slot, announced.word, mapped.is_ok());
     }
 
     // The end.
 
-    /// Tells the peer that it has done what it may not. The end follows.
+    /// Reports to the peer that it violated the protocol. The caller then ends the connection.
     pub(crate) fn refuse(&mut self, refusal: Refusal) {
-        self.outgoing.say(&self.segment, Header::new(Kind::Refusal, 0), &[refusal.code()]);
+        self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Refusal, 0), &[refusal.code()]);
     }
 
-    /// Ends the connection: what is left of both queues is flushed. The peer gets what is in the ring. Returns whether it is to be called.
+    /// Ends the connection: flushes both queues. The peer still receives the records in the ring. Returns true if the
+    /// peer must be called.
     pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
         let calls = self.publish();
         let Self { incoming, outgoing, completions, failed, .. } = self;
@@ -388,13 +400,13 @@ impl<S: Segment> Link<S> {
         calls
     }
 
-    /// Whether the peer could end here without cutting a message off.
+    /// Returns true if no message, write or response is partly received, so that the peer may end the connection here.
     pub(crate) fn is_at_boundary(&mut self) -> bool {
         self.incoming.is_at_boundary() && self.outgoing.front().is_none_or(|awaited| awaited.done == 0)
     }
 
-    /// Gives up the room of the queue pair on its completion queues, but for completions that were not polled. A receive of a shared queue
-    /// that was being filled goes back there.
+    /// Releases the entries of the queue pair on its completion queues, except those of completions that were not
+    /// polled. A shared receive that was being filled returns to its queue.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         self.completions.release(&mut self.incoming.queue, resources);
     }

@@ -2,21 +2,21 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`segment`] | the memory of a connection: where its words are, and how they are used |
+//! | [`segment`] | the memory of a connection: its layout, and the operations on its words |
 //! | `ring` | one direction: a producer and a consumer of records |
-//! | `doorbell` | who sleeps, and who has to be called |
-//! | `record` | what is in the rings |
-//! | `windows` | memory of a side that its peer maps: what is sent from where it is, and regions that both use |
+//! | `doorbell` | waking a side that sleeps |
+//! | `record` | the records in the rings |
+//! | `windows` | memory of one side that the other one maps: payloads that are not copied to the ring, and regions that both sides use |
 //! | `outgoing`, `incoming` | the two directions of a queue pair: work requests in, records out, and back |
 //! | `link` | the queue pair of a connection |
-//! | `fault` | why a connection cannot go on |
-//! | `greeting` | how two sides that are connected by TCP find each other |
-//! | `packet` | the packets between two sides that have found each other |
+//! | `fault` | the faults that end a connection |
+//! | `greeting` | the messages by which two sides that are connected by TCP move to shared memory |
+//! | `packet` | the packets on the Unix socket of a connection |
 //!
-//! Nothing here knows a socket: packets and doorbells are what a link wants done. `docs/wire.md` has the layouts.
+//! This module does not use sockets: the caller of `link` sends its packets and calls. `docs/wire.md` has the layouts.
 //!
-//! A peer may write anything at any time. So each position, length and kind is loaded once and then checked, and payload is copied by
-//! [`crate::mem`], from where it may change to memory that is only ours.
+//! The peer may write any value at any time. So each position, length and kind is loaded once and then checked. Payload
+//! is copied by [`crate::mem`], from memory that may change meanwhile to memory that belongs to this side alone.
 
 mod doorbell;
 pub(crate) mod fault;
@@ -34,4 +34,4 @@ mod ring;
 pub mod segment;
 mod windows;
 
-pub use segment::{Payload, Segment, Shared, Words};
+pub use segment::{MappedSegment, Segment, SegmentPayload, Words};

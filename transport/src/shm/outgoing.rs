@@ -1,17 +1,18 @@
-//! The outgoing direction of a queue pair: work requests, and the answers to the peer's requests, become records.
+//! The outgoing direction of a queue pair: turns work requests, and the responses to the peer's requests, into records.
 //!
-//! The send queue goes out in order and completes in order. A small payload is in its record; so its work request is done with that. A large
-//! one that lies in memory which the peer has mapped stays where it is until the peer has consumed the record; every other one is copied,
-//! part by part, to the *area*, which is such memory.
+//! The work requests of the send queue are transmitted and complete in order. A small payload is part of its record, so
+//! its work request is done once the record is written. A large payload that lies in memory which the peer has mapped
+//! is not copied: its work request is done once the peer has consumed the record. Any other payload is copied, part by
+//! part, to the *staging buffer*, which the peer has mapped, too.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::fault::{Fault, Refusal};
-use super::record::{ELSEWHERE, Header, Kind, LAST, WORD};
-use super::ring::{Nonsense, Producer};
-use super::segment::{Payload, Segment};
-use super::windows::{Lendings, State, Windows};
+use super::fault::{LinkFault, Refusal};
+use super::record::{ELSEWHERE, LAST, RecordHeader, RecordKind, WORD};
+use super::ring::{InvalidPosition, Producer};
+use super::segment::{Segment, SegmentPayload};
+use super::windows::{LendingState, Lendings, Windows};
 use crate::mem::{Memory, Sge, Sharing};
 use crate::mr::Access;
 use crate::slab::Key;
@@ -20,54 +21,54 @@ use crate::soft::keys::{KeyTable, Miss};
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
-/// A payload of at most so many bytes is in its record.
+/// The longest payload that is part of its record, bytes.
 pub(super) const INLINE: usize = 1 << 10;
-/// The most bytes that a record says of a window.
+/// The longest payload of one record in a window, bytes.
 pub(super) const MAX_PIECE: usize = 1 << 20;
-/// Length of the area, bytes, and of the largest part that is copied there.
+/// The length of the staging buffer, and of the largest part that is copied there at once, bytes.
 const AREA: usize = 256 << 10;
 const AREA_PIECE: usize = AREA / 4;
-/// Where a part in the area begins is a multiple of this.
+/// The alignment of parts in the staging buffer, bytes.
 const ALIGN: usize = 64;
-/// The most bytes that are copied before other connections have their turn.
+/// The most bytes that are copied before other connections get their turn.
 const BUDGET: usize = 4 << 20;
 const ATOMIC: usize = ATOMIC_LEN as usize;
 
-/// A work request of which not everything is in records.
+/// A work request that is not, or not wholly, written to records.
 #[derive(Debug)]
-struct Entry {
+struct QueuedSend {
     wr: SendWr,
     len: usize,
     /// A copy of the payload, if it was posted inline.
     inline: Option<Box<[u8]>>,
 }
 
-impl Entry {
-    /// Whether the peer answers it.
+impl QueuedSend {
+    /// Returns true if the work request waits for a response of the peer.
     fn is_answered(&self) -> bool {
         self.wr.op.answered() && (self.len > 0 || self.wr.op.class() != SendClass::Read)
     }
 
-    /// Itself, when nothing has gone wrong.
+    /// Returns the successful completion of the work request.
     fn done(&self) -> Done {
         Done::of(self.wr.wr_id, self.wr.op.class(), self.wr.flags, self.len)
     }
 }
 
-/// What a work request that is wholly in records waits for.
+/// The condition for a work request that is wholly in records to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Until {
-    /// Those before it.
-    Now,
+enum CompletionCondition {
+    /// The work requests before it are done.
+    InOrder,
     /// The peer has consumed the records up to a position.
     Consumed(u64),
-    /// The peer's answer.
+    /// The response of the peer has arrived.
     Answered,
 }
 
-/// A read or an atomic operation whose answer has not come.
+/// A read or an atomic operation whose response has not wholly arrived.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Awaited {
+pub(super) struct AwaitedAnswer {
     pub(super) sink: Sge,
     pub(super) len: usize,
     pub(super) done: usize,
@@ -75,56 +76,58 @@ pub(super) struct Awaited {
     number: u64,
 }
 
-/// A request of the peer.
+/// A request of the peer that is not wholly answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Request {
+pub(super) enum PeerRequest {
     Read { key: u32, address: u64, len: usize, done: usize },
     CompareSwap { key: u32, address: u64, expected: u64, swap: u64 },
     FetchAdd { key: u32, address: u64, add: u64 },
 }
 
-/// How a transmission ended.
+/// The reason why [`Outgoing::transmit`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
-    /// Nothing is left that could go out now.
+pub(crate) enum TransmitProgress {
+    /// Nothing more can be transmitted now.
     All,
-    /// More could go out, but other connections have their turn first.
+    /// More can be transmitted, but other connections get their turn first.
     More,
 }
 
-/// The result of a step.
-enum Step {
-    /// So many bytes went out.
-    Took(usize),
-    /// The peer has to consume first, or to answer.
-    Waits,
+/// The result of one transmission step.
+enum TransmitStep {
+    /// The step transmitted this number of bytes.
+    Sent(usize),
+    /// The peer must consume records, or answer, first.
+    Blocked,
 }
 
-/// What a payload is, and where.
-struct Source<'a> {
+/// The part of a payload that is not transmitted yet.
+struct SendPayload<'a> {
     sges: &'a SgeList,
     inline: Option<&'a [u8]>,
     offset: usize,
     left: usize,
 }
 
-/// Memory that payloads are copied to, used as a ring.
+/// Memory that payloads are copied to, used as a ring. The peer has mapped it.
 #[derive(Debug)]
-struct Area {
+struct StagingBuffer {
     memory: Option<Arc<Memory>>,
     slot: u8,
     pos: u64,
     tail: u64,
-    /// Positions in the ring, and up to where the area is free when the peer has consumed up to there.
+    /// For each part: the position in the record ring that the peer must have consumed, and the position in the buffer
+    /// up to which that frees it.
     parts: VecDeque<(u64, u64)>,
 }
 
-impl Area {
-    /// Finds room for as much as possible of `len` bytes in one piece; returns its offset and its length.
+impl StagingBuffer {
+    /// Reserves as many of `len` bytes as fit in one piece. Returns their offset and their number; `None` if the buffer
+    /// is full.
     fn reserve(&mut self, len: usize) -> Option<(usize, usize)> {
         let len = len.min(AREA_PIECE);
         if self.parts.is_empty() {
-            // The same pages again: they are in a cache.
+            // Begin with the same pages again: they are in the cache.
             (self.pos, self.tail) = (0, 0);
         }
         let at = (self.pos % AREA as u64) as usize;
@@ -154,31 +157,32 @@ impl Area {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    /// Work requests that are wholly in records and not done, and behind them the others.
-    inflight: VecDeque<(Done, Until)>,
-    queue: VecDeque<Entry>,
-    /// Number of the oldest work request that is not done.
+    /// Work requests that are wholly in records and not done.
+    inflight: VecDeque<(Done, CompletionCondition)>,
+    /// The work requests behind them.
+    queue: VecDeque<QueuedSend>,
+    /// The number of the oldest work request that is not done.
     first: u64,
-    /// Bytes of the first one in the queue that are in records.
+    /// The number of bytes of the first entry of `queue` that are transmitted.
     part: usize,
-    /// Its payload is, and its immediate data is next.
+    /// True if the payload of the first entry of `queue` is transmitted, and its immediate data is next.
     immediate_next: bool,
-    area: Area,
-    awaited: VecDeque<Awaited>,
-    /// How many answers may be awaited.
+    area: StagingBuffer,
+    awaited: VecDeque<AwaitedAnswer>,
+    /// The limit of requests of this side that may be outstanding (ORD).
     depth: usize,
-    /// Work requests with lower numbers have their answers.
+    /// Requests with lower numbers are answered.
     answered: u64,
-    requests: VecDeque<Request>,
-    /// How many requests the peer may have outstanding.
+    requests: VecDeque<PeerRequest>,
+    /// The limit of requests that the peer may have outstanding.
     limit: usize,
-    /// The next record is a part of an answer, if one is owed.
+    /// True if the next record belongs to a response, when both a response and a work request wait.
     answer_next: bool,
-    /// Behind the last part of a write.
+    /// The position behind the last record of a write.
     changes: u64,
-    /// What this side has to say of windows: slot, word and whether it is mapped.
+    /// Replies to announced windows: slot, word, and true if the window is mapped.
     replies: VecDeque<(u8, u64, bool)>,
-    pub(super) fault: Option<Fault>,
+    pub(super) fault: Option<LinkFault>,
 }
 
 impl Outgoing {
@@ -191,7 +195,7 @@ impl Outgoing {
             first: 0,
             part: 0,
             immediate_next: false,
-            area: Area { memory: None, slot: 0, pos: 0, tail: 0, parts: VecDeque::new() },
+            area: StagingBuffer { memory: None, slot: 0, pos: 0, tail: 0, parts: VecDeque::new() },
             awaited: VecDeque::new(),
             depth: usize::from(ord),
             answered: 0,
@@ -204,50 +208,50 @@ impl Outgoing {
         }
     }
 
-    /// Work requests that are not done.
+    /// Returns the number of work requests that are not done.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.inflight.len() + self.queue.len()
     }
 
-    /// How many reads may be outstanding at the peer.
+    /// Returns the limit of reads and atomic operations that may be outstanding at the peer.
     pub(super) const fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Whether something waits for the peer to consume records.
+    /// Returns true if something waits for the peer to consume records.
     #[inline]
     pub(super) fn wants_room(&self) -> bool {
         !self.queue.is_empty() || !self.inflight.is_empty() || !self.requests.is_empty() || !self.replies.is_empty()
     }
 
-    /// Whether a message may be written to the ring now: nothing is in front of it.
+    /// Returns true if a message may be written to the ring now, because no work request is waiting in front of it.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.queue.is_empty() && self.fault.is_none()
     }
 
-    /// Adds a work request. Its payload is copied if it is inline.
+    /// Adds a work request. Copies its payload if it is inline.
     pub(super) fn post(&mut self, wr: &SendWr, len: usize) {
         let inline = wr.flags.contains(SendFlags::INLINE).then(|| {
             let mut copy = Vec::with_capacity(len);
             wr.sges.as_slice().iter().for_each(|sge| sge.append_to(&mut copy));
             copy.into_boxed_slice()
         });
-        self.queue.push_back(Entry { wr: *wr, len, inline });
+        self.queue.push_back(QueuedSend { wr: *wr, len, inline });
     }
 
-    /// As [`Outgoing::post`], of a work request whose payload was copied before.
+    /// Adds a work request that was posted before the move to shared memory, with the copy of its inline payload.
     pub(super) fn adopt(&mut self, wr: SendWr, inline: Option<Box<[u8]>>) {
         let len = inline.as_ref().map_or_else(|| wr.sges.total_len(), |bytes| bytes.len());
-        self.queue.push_back(Entry { wr, len, inline });
+        self.queue.push_back(QueuedSend { wr, len, inline });
     }
 
-    /// Puts a whole Send of at most [`INLINE`] bytes into the ring, which `put` writes there, if there is room. That nothing is in front of
-    /// it was asked before.
+    /// Writes a whole Send of at most [`INLINE`] bytes to the ring; `put` writes its payload. Returns false if the ring
+    /// is full. The caller has checked [`Outgoing::is_clear`].
     #[inline]
     pub(super) fn message<S: Segment>(&mut self, segment: &S, len: usize, put: impl FnOnce(&S, usize)) -> bool {
-        let header = Header { flags: LAST, ..Header::new(Kind::Send, len as u32) };
+        let header = RecordHeader { flags: LAST, ..RecordHeader::new(RecordKind::Send, len as u32) };
         let size = header.size();
         let Some(at) = self.ring.reserve(segment, size) else { return false };
         segment.poke(at, header.emit());
@@ -256,7 +260,7 @@ impl Outgoing {
         true
     }
 
-    /// Notes that a whole Send of a work request is in the ring. Returns it if it is done with that.
+    /// Counts a work request whose Send was written by [`Outgoing::message`]. Returns its completion if it is done.
     #[inline]
     pub(super) fn message_posted(&mut self, wr: &SendWr) -> Option<Done> {
         let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
@@ -264,11 +268,12 @@ impl Outgoing {
             self.first += 1;
             return Some(done);
         }
-        self.inflight.push_back((done, Until::Now));
+        self.inflight.push_back((done, CompletionCondition::InOrder));
         None
     }
 
-    /// Copies a message of the program to the area, and puts its record into the ring, if there is room for both.
+    /// Copies a message of the program to the staging buffer, and writes its record to the ring. Returns false if one
+    /// of them is full.
     pub(super) fn message_elsewhere<S: Segment>(
         &mut self,
         segment: &S,
@@ -279,7 +284,11 @@ impl Outgoing {
         if !self.has_area(segment, lendings) || len > AREA_PIECE {
             return false;
         }
-        let header = Header { flags: LAST | ELSEWHERE, slot: self.area.slot, ..Header::new(Kind::Send, len as u32) };
+        let header = RecordHeader {
+            flags: LAST | ELSEWHERE,
+            slot: self.area.slot,
+            ..RecordHeader::new(RecordKind::Send, len as u32)
+        };
         let (Some(at), Some((offset, _))) = (self.ring.reserve(segment, header.size()), self.area.reserve(len)) else {
             return false;
         };
@@ -298,13 +307,15 @@ impl Outgoing {
         true
     }
 
-    /// Whether the peer has mapped the area, which is made when it is wanted for the first time.
+    /// Returns true if the peer has mapped the staging buffer. Makes and announces the buffer at the first call.
     fn has_area<S: Segment>(&mut self, segment: &S, lendings: &mut Lendings) -> bool {
         if self.area.memory.is_some() {
-            return lendings.state(self.area.slot) == State::Mapped;
+            return lendings.state(self.area.slot) == LendingState::Mapped;
         }
         let made = Memory::new_shared(AREA, Sharing::Read).inspect_err(|error| {
-            log::debug!("no memory for what is sent to a peer of this host: {error}; it goes in small parts");
+            log::debug!(
+                "no memory for a staging buffer: {error}; payloads to a peer of this host are sent in small parts"
+            );
         });
         if let Ok(mut memory) = made {
             let file = memory.take_file();
@@ -317,8 +328,8 @@ impl Outgoing {
         false
     }
 
-    /// Adds a request of the peer; whether it may have one more.
-    pub(super) fn request(&mut self, request: Request) -> bool {
+    /// Adds a request of the peer. Returns false if the peer has as many outstanding as it may have.
+    pub(super) fn request(&mut self, request: PeerRequest) -> bool {
         let room = self.requests.len() < self.limit;
         if room {
             self.requests.push_back(request);
@@ -326,32 +337,33 @@ impl Outgoing {
         room
     }
 
-    /// Says whether a window was mapped. A later word on a slot replaces an earlier one, so that there are no more than slots.
+    /// Adds the reply to an announced window. It replaces an earlier reply for the slot, so there are at most as many
+    /// replies as slots.
     pub(super) fn reply(&mut self, slot: u8, word: u64, mapped: bool) {
         self.replies.retain(|reply| reply.0 != slot);
         self.replies.push_back((slot, word, mapped));
     }
 
-    /// The request whose answer comes next.
-    pub(super) fn front(&mut self) -> Option<&mut Awaited> {
+    /// Returns the request whose response arrives next.
+    pub(super) fn front(&mut self) -> Option<&mut AwaitedAnswer> {
         self.awaited.front_mut()
     }
 
-    /// Ends the request whose answer has come.
-    pub(super) fn answer_came(&mut self) {
+    /// Removes the request whose response has wholly arrived.
+    pub(super) fn end_answered(&mut self) {
         if let Some(awaited) = self.awaited.pop_front() {
             self.answered = awaited.number + 1;
         }
     }
 
-    /// Number of the oldest request that is not answered.
-    pub(super) fn oldest_awaited(&self) -> Option<u64> {
+    /// Returns the number of the oldest request that is not answered.
+    pub(super) fn oldest_unanswered(&self) -> Option<u64> {
         Some(self.awaited.front()?.number)
     }
 
-    /// Puts one word into the ring, as the only thing that a new record says.
-    pub(super) fn say<S: Segment>(&mut self, segment: &S, header: Header, words: &[u64]) -> bool {
-        let reserved = if header.kind == Kind::Refusal {
+    /// Writes a record without payload to the ring. Returns false if the ring is full.
+    pub(super) fn put_record<S: Segment>(&mut self, segment: &S, header: RecordHeader, words: &[u64]) -> bool {
+        let reserved = if header.kind == RecordKind::Refusal {
             self.ring.reserve_last(segment, header.size())
         } else {
             self.ring.reserve(segment, header.size())
@@ -365,16 +377,16 @@ impl Outgoing {
         true
     }
 
-    /// Looks how far the peer is, and completes what is done.
-    pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), Nonsense> {
-        if self.ring.look(segment)? {
+    /// Loads the peer's position, and completes the work requests that are done.
+    pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), InvalidPosition> {
+        if self.ring.refresh_tail(segment)? {
             self.area.consumed(self.ring.tail());
         }
         while let Some(&(front, until)) = self.inflight.front() {
             let waits = match until {
-                Until::Now => false,
-                Until::Consumed(end) => end > self.ring.tail(),
-                Until::Answered => self.first >= self.answered,
+                CompletionCondition::InOrder => false,
+                CompletionCondition::Consumed(end) => end > self.ring.tail(),
+                CompletionCondition::Answered => self.first >= self.answered,
             };
             if waits {
                 break;
@@ -386,12 +398,21 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Puts as much into the ring as there is and fits.
-    pub(super) fn transmit<S: Segment>(&mut self, segment: &S, cx: &mut Peer<'_>, done: &mut impl FnMut(Done)) -> Sent {
+    /// Writes as many records to the ring as fit, within the budget, and completes the work requests that are done.
+    pub(super) fn transmit<S: Segment>(
+        &mut self,
+        segment: &S,
+        cx: &mut TransmitContext<'_>,
+        done: &mut impl FnMut(Done),
+    ) -> TransmitProgress {
         let mut left = BUDGET;
         loop {
             while let Some(&(slot, word, mapped)) = self.replies.front() {
-                if !self.say(segment, Header { slot, ..Header::new(Kind::Mapped, mapped.into()) }, &[word]) {
+                if !self.put_record(
+                    segment,
+                    RecordHeader { slot, ..RecordHeader::new(RecordKind::Mapped, mapped.into()) },
+                    &[word],
+                ) {
                     break;
                 }
                 self.replies.pop_front();
@@ -399,35 +420,35 @@ impl Outgoing {
             let owes = !self.requests.is_empty();
             let may_go = self.may_go();
             let step = match (may_go, owes) {
-                _ if self.fault.is_some() => Step::Waits,
-                (false, false) => Step::Waits,
+                _ if self.fault.is_some() => TransmitStep::Blocked,
+                (false, false) => TransmitStep::Blocked,
                 (true, false) => self.step(segment, cx),
                 (false, true) => self.answer(segment, cx),
                 (true, true) => {
                     match if self.answer_next { self.answer(segment, cx) } else { self.step(segment, cx) } {
-                        Step::Waits if self.answer_next => self.step(segment, cx),
-                        Step::Waits => self.answer(segment, cx),
-                        took => took,
+                        TransmitStep::Blocked if self.answer_next => self.step(segment, cx),
+                        TransmitStep::Blocked => self.answer(segment, cx),
+                        sent => sent,
                     }
                 }
             };
             let before = self.ring.tail();
             if self.reap(segment, done).is_err() {
-                self.fault = Some(Fault::Violation(Refusal::Malformed));
+                self.fault = Some(LinkFault::Violation(Refusal::Malformed));
             }
             match step {
-                Step::Took(bytes) => left = left.saturating_sub(bytes),
-                // The peer may have consumed something meanwhile.
-                Step::Waits if self.ring.tail() != before && self.fault.is_none() => {}
-                Step::Waits => return Sent::All,
+                TransmitStep::Sent(bytes) => left = left.saturating_sub(bytes),
+                // The peer has consumed records meanwhile: try again.
+                TransmitStep::Blocked if self.ring.tail() != before && self.fault.is_none() => {}
+                TransmitStep::Blocked => return TransmitProgress::All,
             }
             if left == 0 {
-                return Sent::More;
+                return TransmitProgress::More;
             }
         }
     }
 
-    /// Whether the next work request may go out now.
+    /// Returns true if the next work request may be transmitted now.
     #[inline]
     fn may_go(&self) -> bool {
         let Some(entry) = self.queue.front() else { return false };
@@ -435,30 +456,36 @@ impl Outgoing {
         !fenced && (!entry.is_answered() || self.awaited.len() < self.depth || self.depth == 0)
     }
 
-    /// Takes a step with the first work request of the queue.
-    fn step<S: Segment>(&mut self, segment: &S, cx: &mut Peer<'_>) -> Step {
-        let Some(entry) = self.queue.pop_front() else { return Step::Waits };
+    /// Transmits a part of the first work request of the queue.
+    fn step<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
+        let Some(entry) = self.queue.pop_front() else { return TransmitStep::Blocked };
         let step = self.step_with(segment, cx, &entry);
         match step {
             Some(Some(until)) => {
                 self.inflight.push_back((entry.done(), until));
                 (self.part, self.immediate_next, self.answer_next) = (0, false, true);
-                Step::Took(entry.len.min(MAX_PIECE))
+                TransmitStep::Sent(entry.len.min(MAX_PIECE))
             }
             Some(None) => {
                 let taken = entry.len.min(MAX_PIECE);
                 self.queue.push_front(entry);
-                Step::Took(taken)
+                TransmitStep::Sent(taken)
             }
             None => {
                 self.queue.push_front(entry);
-                Step::Waits
+                TransmitStep::Blocked
             }
         }
     }
 
-    /// Takes a step with a work request: `None` if it has to wait, and what it waits for when all of it is in records.
-    fn step_with<S: Segment>(&mut self, segment: &S, cx: &mut Peer<'_>, entry: &Entry) -> Option<Option<Until>> {
+    /// Transmits a part of a work request. Returns `None` if it is blocked, `Some(None)` if more of it is left, and the
+    /// condition for its completion if all of it is in records.
+    fn step_with<S: Segment>(
+        &mut self,
+        segment: &S,
+        cx: &mut TransmitContext<'_>,
+        entry: &QueuedSend,
+    ) -> Option<Option<CompletionCondition>> {
         let remote = match entry.wr.op {
             SendOp::Send
             | SendOp::SendInvalidate(_)
@@ -466,24 +493,28 @@ impl Outgoing {
             | SendOp::Datagram(_)
             | SendOp::DatagramWithImmediate(..) => {
                 let (kind, key) = match entry.wr.op {
-                    SendOp::SendInvalidate(key) => (Kind::SendInvalidate, key.0),
-                    _ => (Kind::Send, 0),
+                    SendOp::SendInvalidate(key) => (RecordKind::SendInvalidate, key.0),
+                    _ => (RecordKind::Send, 0),
                 };
                 let words = [u64::from(key)];
-                return self.carry(segment, cx.lendings, entry, kind, &words[..kind.words()]);
+                return self.put_part(segment, cx.lendings, entry, kind, &words[..kind.words()]);
             }
             SendOp::WriteWithImmediate(_, data) if self.immediate_next => {
-                let said = self.say(segment, Header::new(Kind::Immediate, entry.len as u32), &[data.into()]);
-                return said.then_some(Some(self.until_consumed(cx.lendings, entry)));
+                let said = self.put_record(
+                    segment,
+                    RecordHeader::new(RecordKind::Immediate, entry.len as u32),
+                    &[data.into()],
+                );
+                return said.then_some(Some(self.completion_condition(cx.lendings, entry)));
             }
             SendOp::Write(remote) | SendOp::WriteWithImmediate(remote, _) => {
                 let until = if let Some(taken) = self.write_through(segment, cx.windows, entry, remote) {
                     self.part += taken;
-                    (self.part == entry.len).then_some(Until::Now)
+                    (self.part == entry.len).then_some(CompletionCondition::InOrder)
                 } else {
                     let address = remote.address.wrapping_add(self.part as u64);
                     let until =
-                        self.carry(segment, cx.lendings, entry, Kind::Write, &[remote.key.0.into(), address])?;
+                        self.put_part(segment, cx.lendings, entry, RecordKind::Write, &[remote.key.0.into(), address])?;
                     self.changes = self.ring.pos();
                     until
                 };
@@ -493,51 +524,52 @@ impl Outgoing {
                 }
                 return Some(until);
             }
-            SendOp::Read(_) if entry.len == 0 => return Some(Some(Until::Now)),
+            SendOp::Read(_) if entry.len == 0 => return Some(Some(CompletionCondition::InOrder)),
             SendOp::Read(remote) | SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => remote,
         };
         if self.use_directly(segment, cx.windows, entry, remote) {
-            return Some(if self.part == entry.len { Some(Until::Now) } else { None });
+            return Some(if self.part == entry.len { Some(CompletionCondition::InOrder) } else { None });
         }
-        self.ask(segment, entry, remote)
+        self.send_request(segment, entry, remote)
     }
 
-    /// Puts a part of a payload into the ring.
-    fn carry<S: Segment>(
+    /// Writes one record with a part of a payload to the ring. Returns as [`Outgoing::step_with`] does.
+    fn put_part<S: Segment>(
         &mut self,
         segment: &S,
         lendings: &mut Lendings,
-        entry: &Entry,
-        kind: Kind,
+        entry: &QueuedSend,
+        kind: RecordKind,
         words: &[u64],
-    ) -> Option<Option<Until>> {
+    ) -> Option<Option<CompletionCondition>> {
         let (offset, left) = (self.part, entry.len - self.part);
-        let source = Source { sges: &entry.wr.sges, inline: entry.inline.as_deref(), offset, left };
-        self.part += self.part_of(segment, lendings, &source, kind, words)?;
-        Some((self.part == entry.len).then(|| self.until_consumed(lendings, entry)))
+        let source = SendPayload { sges: &entry.wr.sges, inline: entry.inline.as_deref(), offset, left };
+        self.part += self.put_payload(segment, lendings, &source, kind, words)?;
+        Some((self.part == entry.len).then(|| self.completion_condition(lendings, entry)))
     }
 
-    /// What a work request waits for when its last record is in the ring: if a part of its payload is where the program has it, that the
-    /// peer has consumed it.
-    fn until_consumed(&self, lendings: &Lendings, entry: &Entry) -> Until {
+    /// Returns the condition for the completion of a work request whose last record is in the ring. If a part of its
+    /// payload is still in the program's memory, the peer must have consumed it.
+    fn completion_condition(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionCondition {
         let lent = match entry.wr.sges.as_slice() {
             [one] if entry.inline.is_none() && entry.len > INLINE => lendings.place(one).is_some(),
             _ => false,
         };
-        if lent { Until::Consumed(self.ring.pos()) } else { Until::Now }
+        if lent { CompletionCondition::Consumed(self.ring.pos()) } else { CompletionCondition::InOrder }
     }
 
-    /// Puts as much of a payload into the ring as one record carries; returns how much.
-    fn part_of<S: Segment>(
+    /// Writes one record with as much of a payload as it can carry. Returns the number of bytes; `None` if the ring or
+    /// the staging buffer is full.
+    fn put_payload<S: Segment>(
         &mut self,
         segment: &S,
         lendings: &mut Lendings,
-        source: &Source<'_>,
-        kind: Kind,
+        source: &SendPayload<'_>,
+        kind: RecordKind,
         words: &[u64],
     ) -> Option<usize> {
-        let Source { sges, inline, offset, left } = *source;
-        let mut header = Header::new(kind, left as u32);
+        let SendPayload { sges, inline, offset, left } = *source;
+        let mut header = RecordHeader::new(kind, left as u32);
         let small = left <= INLINE;
         let lent = match (sges.as_slice(), inline) {
             ([entry], None) if !small => lendings.place(&entry.part(offset, left)),
@@ -549,7 +581,7 @@ impl Outgoing {
             (header.slot, place) = (slot, Some(at));
             left.min(MAX_PIECE)
         } else if copies {
-            // The ring first: what is reserved there costs nothing.
+            // If the ring is full, this reservation is not committed.
             let (at, taken) = self.area.reserve(left)?;
             (header.slot, place) = (self.area.slot, Some(at as u64));
             taken
@@ -570,7 +602,7 @@ impl Outgoing {
         if lent.is_none() {
             let area = self.area.memory.as_deref().filter(|_| copies);
             let mut done = 0;
-            let mut put = |payload: &Payload<'_>| {
+            let mut put = |payload: &SegmentPayload<'_>| {
                 match (area, place) {
                     (Some(memory), Some(place)) => {
                         if let Some(room) = memory.span(place as usize + done, payload.len()) {
@@ -582,8 +614,8 @@ impl Outgoing {
                 done += payload.len();
             };
             match inline {
-                Some(bytes) => put(&Payload::Bytes(bytes.get(offset..offset + taken).unwrap_or_default())),
-                None => sges.visit(offset, taken, |part| put(&Payload::Entry(&part))),
+                Some(bytes) => put(&SegmentPayload::Bytes(bytes.get(offset..offset + taken).unwrap_or_default())),
+                None => sges.visit(offset, taken, |part| put(&SegmentPayload::Entry(&part))),
             }
         }
         self.ring.commit(header.size());
@@ -593,18 +625,20 @@ impl Outgoing {
         Some(taken)
     }
 
-    /// Whether all records that change memory of the peer have done so, so that this side may use that memory itself. A write is done when
-    /// it is consumed; an atomic operation may be done later, when there is room for its answer.
+    /// Returns true if all records that change memory of the peer have taken effect, so that this side may use that
+    /// memory itself. A write has taken effect once it is consumed; an atomic operation may have to wait until its
+    /// response fits in the peer's ring.
     fn is_in_order(&self) -> bool {
         self.changes <= self.ring.tail() && !self.awaited.iter().any(|awaited| awaited.atomic)
     }
 
-    /// Writes a part to memory of the peer that this side has mapped; returns how much.
+    /// Writes a part of a payload directly to memory of the peer that this side has mapped. Returns the number of
+    /// bytes; `None` if that is not possible.
     fn write_through<S: Segment>(
         &self,
         segment: &S,
         windows: &Windows,
-        entry: &Entry,
+        entry: &QueuedSend,
         remote: RemoteAddress,
     ) -> Option<usize> {
         if entry.len == 0 || !self.is_in_order() {
@@ -625,12 +659,13 @@ impl Outgoing {
         Some(left)
     }
 
-    /// Reads a part of, or changes, memory of the peer that this side has mapped; whether it has.
+    /// Executes a read, a part of one, or an atomic operation directly on memory of the peer that this side has mapped.
+    /// Returns false if that is not possible.
     fn use_directly<S: Segment>(
         &mut self,
         segment: &S,
         windows: &Windows,
-        entry: &Entry,
+        entry: &QueuedSend,
         remote: RemoteAddress,
     ) -> bool {
         if !self.is_in_order() {
@@ -663,48 +698,54 @@ impl Outgoing {
         true
     }
 
-    /// Puts a request into the ring.
-    fn ask<S: Segment>(&mut self, segment: &S, entry: &Entry, remote: RemoteAddress) -> Option<Option<Until>> {
+    /// Writes a request to the ring. Returns as [`Outgoing::step_with`] does.
+    fn send_request<S: Segment>(
+        &mut self,
+        segment: &S,
+        entry: &QueuedSend,
+        remote: RemoteAddress,
+    ) -> Option<Option<CompletionCondition>> {
         if self.depth == 0 {
-            self.fault = Some(Fault::WorkRequest(WcStatus::LocalQpOperationError));
+            self.fault = Some(LinkFault::WorkRequest(WcStatus::LocalQpOperationError));
             return None;
         }
         let key = u64::from(remote.key.0);
-        // A part may have been read directly before.
+        // A part of the data may have been read directly before.
         let address = remote.address.wrapping_add(self.part as u64);
         let (kind, words) = match entry.wr.op {
-            SendOp::CompareSwap { expected, swap, .. } => (Kind::CompareSwap, [key, address, expected, swap]),
-            SendOp::FetchAdd { add, .. } => (Kind::FetchAdd, [key, address, add, 0]),
-            _ => (Kind::Read, [key, address, 0, 0]),
+            SendOp::CompareSwap { expected, swap, .. } => (RecordKind::CompareSwap, [key, address, expected, swap]),
+            SendOp::FetchAdd { add, .. } => (RecordKind::FetchAdd, [key, address, add, 0]),
+            _ => (RecordKind::Read, [key, address, 0, 0]),
         };
-        let (len, atomic) = if kind == Kind::Read { (entry.len - self.part, false) } else { (ATOMIC, true) };
-        if !self.say(segment, Header::new(kind, len as u32), &words[..kind.words()]) {
+        let (len, atomic) = if kind == RecordKind::Read { (entry.len - self.part, false) } else { (ATOMIC, true) };
+        if !self.put_record(segment, RecordHeader::new(kind, len as u32), &words[..kind.words()]) {
             return None;
         }
         let sink = entry.wr.sges.as_slice().first().copied().unwrap_or_default().part(self.part, len);
         let number = self.first + self.inflight.len() as u64;
-        self.awaited.push_back(Awaited { sink, len, done: 0, atomic, number });
-        Some(Some(Until::Answered))
+        self.awaited.push_back(AwaitedAnswer { sink, len, done: 0, atomic, number });
+        Some(Some(CompletionCondition::Answered))
     }
 
-    /// Puts a part of the answer to the peer's oldest request into the ring. Its memory is looked up for each part.
-    fn answer<S: Segment>(&mut self, segment: &S, cx: &mut Peer<'_>) -> Step {
-        let Some(&request) = self.requests.front() else { return Step::Waits };
+    /// Transmits a part of the response to the peer's oldest request. The memory is looked up again for each part,
+    /// because its region may have been deregistered meanwhile.
+    fn answer<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
+        let Some(&request) = self.requests.front() else { return TransmitStep::Blocked };
         let result = match request {
-            Request::Read { key, address, len, done } => self.answer_read(segment, cx, (key, address, len, done)),
-            Request::CompareSwap { key, address, expected, swap } => {
+            PeerRequest::Read { key, address, len, done } => self.answer_read(segment, cx, (key, address, len, done)),
+            PeerRequest::CompareSwap { key, address, expected, swap } => {
                 self.answer_atomic(segment, cx, (key, address), |old| if old == expected { swap } else { old })
             }
-            Request::FetchAdd { key, address, add } => {
+            PeerRequest::FetchAdd { key, address, add } => {
                 self.answer_atomic(segment, cx, (key, address), |old| old.wrapping_add(add))
             }
         };
         match result {
-            Ok(Some(taken)) => Step::Took(taken),
-            Ok(None) => Step::Waits,
+            Ok(Some(taken)) => TransmitStep::Sent(taken),
+            Ok(None) => TransmitStep::Blocked,
             Err(miss) => {
-                self.fault = Some(Fault::Violation(Refusal::Request(miss)));
-                Step::Waits
+                self.fault = Some(LinkFault::Violation(Refusal::Request(miss)));
+                TransmitStep::Blocked
             }
         }
     }
@@ -712,7 +753,7 @@ impl Outgoing {
     fn answer_read<S: Segment>(
         &mut self,
         segment: &S,
-        cx: &mut Peer<'_>,
+        cx: &mut TransmitContext<'_>,
         (key, address, len, done): (u32, u64, usize, usize),
     ) -> Result<Option<usize>, Miss> {
         let left = len - done;
@@ -726,7 +767,7 @@ impl Outgoing {
         let from = address.checked_add(done as u64).ok_or(Miss::Wrap)?;
         let span = cx.keys.remote(cx.scope, key, from, most, Access::REMOTE_READ)?;
         cx.direct = cx.keys.is_direct(key).then_some(key).or(cx.direct);
-        let mut header = Header::new(Kind::Data, most as u32);
+        let mut header = RecordHeader::new(RecordKind::Data, most as u32);
         header.flags = if most == left { LAST } else { 0 };
         let place = if most > INLINE {
             let Some((at, _)) = self.area.reserve(most) else { return Ok(None) };
@@ -744,7 +785,7 @@ impl Outgoing {
                     room.fill_from(span);
                 }
             }
-            _ => segment.put(at + WORD, &Payload::Span(span)),
+            _ => segment.put(at + WORD, &SegmentPayload::Span(span)),
         }
         self.ring.commit(header.size());
         if place.is_some() {
@@ -753,7 +794,7 @@ impl Outgoing {
         if most == left {
             self.requests.pop_front();
             self.answer_next = false;
-        } else if let Some(Request::Read { done, .. }) = self.requests.front_mut() {
+        } else if let Some(PeerRequest::Read { done, .. }) = self.requests.front_mut() {
             *done += most;
         }
         Ok(Some(most))
@@ -762,11 +803,11 @@ impl Outgoing {
     fn answer_atomic<S: Segment>(
         &mut self,
         segment: &S,
-        cx: &mut Peer<'_>,
+        cx: &mut TransmitContext<'_>,
         (key, address): (u32, u64),
         update: impl FnMut(u64) -> u64,
     ) -> Result<Option<usize>, Miss> {
-        let header = Header::new(Kind::Value, ATOMIC as u32);
+        let header = RecordHeader::new(RecordKind::Value, ATOMIC as u32);
         let span = cx.keys.remote(cx.scope, key, address, ATOMIC, Access::REMOTE_ATOMIC)?;
         cx.direct = cx.keys.is_direct(key).then_some(key).or(cx.direct);
         let Some(at) = self.ring.reserve(segment, header.size()) else { return Ok(None) };
@@ -779,8 +820,8 @@ impl Outgoing {
         Ok(Some(ATOMIC))
     }
 
-    /// Gives up all work requests. They complete as flushed, but for the one with the number in `failed`, or without a number the first
-    /// that is not in records.
+    /// Flushes all work requests. One of them completes with the status in `failed`: the one with the number there, or,
+    /// without a number, the first that is not in records.
     pub(super) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unsent = self.first + self.inflight.len() as u64;
         let inflight = self.inflight.drain(..).map(|(done, _)| done);
@@ -799,13 +840,13 @@ impl Outgoing {
     }
 }
 
-/// What the outgoing direction uses besides its own.
+/// The state that the outgoing direction uses besides its own.
 #[derive(Debug)]
-pub(super) struct Peer<'a> {
+pub(super) struct TransmitContext<'a> {
     pub(super) scope: Key,
     pub(super) keys: &'a KeyTable,
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
-    /// A region that the peer has used and may map.
+    /// The key of a direct region that the peer has used, so that it may be lent to the peer.
     pub(super) direct: Option<u32>,
 }

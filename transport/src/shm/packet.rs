@@ -1,4 +1,4 @@
-//! The packets between two sides that have met: calls, and windows with their descriptors.
+//! The packets on the Unix socket of a connection: calls, and windows with their descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -6,29 +6,29 @@ use std::sync::Arc;
 use crate::mem::Memory;
 use crate::mr::Access;
 
-/// The longest packet.
+/// The length of the longest packet, octets.
 pub(crate) const MAX_PACKET: usize = 40;
 
-/// What an announcement says, as it came.
+/// An announcement of the peer, which was not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Announced {
+pub(crate) struct ReceivedAnnouncement {
     pub(super) slot: u8,
     pub(super) word: u64,
     pub(super) rights: Access,
-    /// The address of its first byte at its owner.
+    /// The address of the window's first byte in the process of its owner.
     pub(super) base: u64,
     pub(super) len: u64,
 }
 
-/// A packet between two sides that have met.
+/// A packet of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packet {
-    /// The peer is called.
+    /// A call: wakes the receiver.
     Call,
     /// The passive side has mapped the segment.
     Accepted,
-    /// A window, whose descriptor comes with it.
-    Window(Announced),
+    /// A window. The descriptor of its memory file is attached.
+    Window(ReceivedAnnouncement),
 }
 
 const CALL: u8 = 0;
@@ -37,11 +37,11 @@ const WINDOW: u8 = 2;
 
 /// The octets of a call.
 pub(crate) const CALL_PACKET: [u8; 1] = [CALL];
-/// The octets that accept a segment.
+/// The octets of the packet that accepts a segment.
 pub(crate) const ACCEPTED_PACKET: [u8; 1] = [ACCEPTED];
 
 impl Packet {
-    /// Reads a packet. What is not known counts as a call.
+    /// Parses a packet. An unknown packet counts as a call.
     pub(crate) fn parse(packet: &[u8]) -> Self {
         match packet.first() {
             Some(&ACCEPTED) => Self::Accepted,
@@ -51,26 +51,26 @@ impl Packet {
     }
 }
 
-/// A lending that the peer has not been told of.
+/// The announcement of a lending, which is to be sent to the peer.
 #[derive(Debug)]
 pub(crate) struct Announcement {
     pub(super) slot: u8,
     pub(super) word: u64,
     pub(super) rights: Access,
     pub(super) memory: Arc<Memory>,
-    /// The bytes of it that are lent, from the first one on.
+    /// The number of bytes that are lent, from the first one on.
     pub(super) len: usize,
-    /// The memory file, if the memory does not hold it.
+    /// The memory file; `None` if `memory` holds it.
     pub(super) file: Option<OwnedFd>,
 }
 
 impl Announcement {
-    /// The descriptor that goes with it.
+    /// Returns the descriptor to attach.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd).or_else(|| self.memory.file())
     }
 
-    /// The octets of its packet.
+    /// Returns the octets of the packet.
     pub(crate) fn emit(&self) -> [u8; MAX_PACKET] {
         let mut out = [0; MAX_PACKET];
         (out[0], out[1]) = (WINDOW, self.slot);
@@ -81,11 +81,11 @@ impl Announcement {
         out
     }
 
-    fn parse(packet: &[u8]) -> Option<Announced> {
+    fn parse(packet: &[u8]) -> Option<ReceivedAnnouncement> {
         let octets: &[u8; MAX_PACKET] = packet.try_into().ok()?;
         let u64_at = |at: usize| Some(u64::from_le_bytes(*octets.get(at..)?.first_chunk()?));
         let rights = Access::from_bits_truncate(u32_at(octets, 4)?) & Access::REMOTE;
-        Some(Announced { slot: octets[1], word: u64_at(8)?, rights, base: u64_at(16)?, len: u64_at(24)? })
+        Some(ReceivedAnnouncement { slot: octets[1], word: u64_at(8)?, rights, base: u64_at(16)?, len: u64_at(24)? })
     }
 }
 

@@ -1,46 +1,49 @@
-//! The records in a ring. Each begins with a word: the kind in the lowest octet, then flags, a slot, zero, and in the upper half a length.
-//! Words of its kind follow, then a word that says where the payload is, or the payload.
+//! The records in a ring. Each begins with a word: the kind in the lowest octet, then flags, a slot, zero, and a length
+//! in the upper half. The words of its kind follow, then the payload, or a word with the offset of the payload in a
+//! window.
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
-    /// Nothing, up to the end of the ring: the length is that of the record.
+pub(super) enum RecordKind {
+    /// Padding up to the end of the ring. The length is that of the whole record.
     Pad = 1,
-    /// The first record of the active side: the connection is in its segment from here on.
+    /// The first record of the active side: from here on, the connection uses its segment.
     Ready,
     /// A part of a message.
     Send,
-    /// The same, of a message that takes a key back.
+    /// A part of a message that invalidates a key.
     SendInvalidate,
     /// A part of a write.
     Write,
-    /// The immediate data behind a write.
+    /// The immediate data of a write, behind the write's last part.
     Immediate,
-    /// A question for memory.
+    /// A read request.
     Read,
-    /// Atomic operations.
+    /// A compare-and-swap request.
     CompareSwap,
+    /// A fetch-and-add request.
     FetchAdd,
-    /// A part of the answer to a read.
+    /// A part of the response to a read.
     Data,
-    /// The answer to an atomic operation.
+    /// The response to an atomic operation.
     Value,
-    /// The sender ends the connection: the peer has done what it may not.
+    /// The sender ends the connection because the receiver violated the protocol.
     Refusal,
-    /// The sender has mapped a window, or has not.
+    /// The sender has mapped a window, or has failed to.
     Mapped,
 }
 
-/// The last part of what it is a part of.
+/// The flag of a last part.
 pub(super) const LAST: u8 = 1;
-/// The payload is in a window: behind the words of the kind, its offset there.
+/// The flag of a record whose payload is in a window. A word with the payload's offset there follows the words of the
+/// kind.
 pub(super) const ELSEWHERE: u8 = 2;
 
-/// Length of a word, bytes.
+/// The length of a word, bytes.
 pub(super) const WORD: usize = 8;
 
-impl Kind {
+impl RecordKind {
     const fn of(raw: u8) -> Option<Self> {
         Some(match raw {
             1 => Self::Pad,
@@ -60,7 +63,7 @@ impl Kind {
         })
     }
 
-    /// Words of the kind, behind the first one.
+    /// Returns the number of words of the kind, without the record's first word.
     pub(super) const fn words(self) -> usize {
         match self {
             Self::Pad | Self::Ready | Self::Send | Self::Data => 0,
@@ -71,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// Whether the length is that of a payload.
+    /// Returns true if the length of the record is that of a payload.
     const fn has_payload(self) -> bool {
         matches!(self, Self::Send | Self::SendInvalidate | Self::Write | Self::Data)
     }
@@ -79,16 +82,16 @@ impl Kind {
 
 /// The first word of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
+pub(super) struct RecordHeader {
+    pub(super) kind: RecordKind,
     pub(super) flags: u8,
-    /// The window that the payload is in, or that the record is about.
+    /// The slot of the window that the payload is in, or that the record refers to.
     pub(super) slot: u8,
     pub(super) len: u32,
 }
 
-impl Header {
-    pub(super) const fn new(kind: Kind, len: u32) -> Self {
+impl RecordHeader {
+    pub(super) const fn new(kind: RecordKind, len: u32) -> Self {
         Self { kind, flags: 0, slot: 0, len }
     }
 
@@ -97,10 +100,10 @@ impl Header {
         self.kind as u64 | (self.flags as u64) << 8 | (self.slot as u64) << 16 | (self.len as u64) << 32
     }
 
-    /// `None` for a kind that is not known.
+    /// Returns `None` for an unknown kind.
     #[inline]
     pub(super) const fn parse(word: u64) -> Option<Self> {
-        let Some(kind) = Kind::of(word as u8) else { return None };
+        let Some(kind) = RecordKind::of(word as u8) else { return None };
         Some(Self { kind, flags: (word >> 8) as u8, slot: (word >> 16) as u8, len: (word >> 32) as u32 })
     }
 
@@ -114,17 +117,18 @@ impl Header {
         self.flags & ELSEWHERE != 0
     }
 
-    /// Where the payload, or the offset of one that is elsewhere, begins.
+    /// Returns the offset, in the record, of the payload or of the word with the payload's offset in a window.
     #[inline]
     pub(super) const fn body(self) -> usize {
         WORD * (1 + self.kind.words())
     }
 
-    /// Length of the record, bytes; of a length that a peer has stated, it may be far more than a ring holds.
+    /// Returns the length of the record, bytes. If the peer stated the payload's length, the result may exceed the
+    /// ring.
     #[inline]
     pub(super) const fn size(self) -> usize {
         let rest = match self.kind {
-            Kind::Pad => return self.len as usize,
+            RecordKind::Pad => return self.len as usize,
             _ if self.is_elsewhere() => WORD,
             kind if kind.has_payload() => (self.len as usize).next_multiple_of(WORD),
             _ => 0,
@@ -140,14 +144,17 @@ mod tests {
     #[test]
     fn what_is_emitted_is_parsed() {
         for raw in 0..=u8::MAX {
-            let Some(kind) = Kind::of(raw) else {
+            let Some(kind) = RecordKind::of(raw) else {
                 assert!(raw == 0 || raw > 13);
                 continue;
             };
             for (flags, slot, len) in [(0, 0, 0), (LAST, 31, 1), (ELSEWHERE, 255, u32::MAX), (255, 7, 4096)] {
-                let header = Header { kind, flags, slot, len };
-                assert_eq!((Header::parse(header.emit()), kind as u8), (Some(header), raw));
-                assert!(kind == Kind::Pad || header.size() >= header.body() && header.size() % 8 == 0, "{header:?}");
+                let header = RecordHeader { kind, flags, slot, len };
+                assert_eq!((RecordHeader::parse(header.emit()), kind as u8), (Some(header), raw));
+                assert!(
+                    kind == RecordKind::Pad || header.size() >= header.body() && header.size() % 8 == 0,
+                    "{header:?}"
+                );
             }
         }
     }

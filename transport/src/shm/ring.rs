@@ -1,28 +1,28 @@
-//! One direction of a segment: a ring of records with one producer and one consumer. A record is whole and in one piece, and is seen by
-//! its consumer when the position behind it was published.
+//! One direction of a segment: a ring of records with one producer and one consumer. A record does not wrap around the
+//! end of the ring. The consumer sees it once the producer has published the position behind it.
 //!
-//! Positions count all bytes so far. The consumer believes nothing that it loads: a position must lie where an honest producer could
-//! have put it.
+//! A position counts all bytes since the start of the connection. Neither side trusts a position that it loads: it must
+//! lie where a correct peer could have put it.
 
-use super::record::{Header, Kind};
+use super::record::{RecordHeader, RecordKind};
 use super::segment::{CAPACITY, HEAD, RING, TAIL, Words};
 
-/// Room that only the last record of a connection may use.
+/// Bytes that only the last record of a connection may use.
 const LAST: usize = 64;
 
-/// The peer has stored a position that cannot be.
+/// The error for a position that no correct peer stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Nonsense;
+pub(super) struct InvalidPosition;
 
-/// The side that writes records.
+/// The side of a ring that writes records.
 #[derive(Debug)]
 pub(super) struct Producer {
     half: usize,
-    /// Position behind the last record, and where in the ring that is.
+    /// The position behind the last record, and its offset in the ring.
     pos: u64,
     at: usize,
     published: u64,
-    /// What the consumer has consumed, as far as known.
+    /// The consumer's position when it was last loaded.
     tail: u64,
 }
 
@@ -31,51 +31,53 @@ impl Producer {
         Self { half, pos: 0, at: 0, published: 0, tail: 0 }
     }
 
-    /// Where the half begins that it writes.
+    /// Returns the offset of the half that the producer writes.
     #[inline]
     pub(super) const fn half(&self) -> usize {
         self.half
     }
 
-    /// The position behind the last record.
+    /// Returns the position behind the last record.
     #[inline]
     pub(super) const fn pos(&self) -> u64 {
         self.pos
     }
 
-    /// What the consumer has consumed, as far as known.
+    /// Returns the consumer's position when it was last loaded.
     #[inline]
     pub(super) const fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// Looks how far the consumer is. Returns whether it has gone on.
+    /// Loads the consumer's position. Returns true if it has advanced.
     #[inline]
-    pub(super) fn look<W: Words>(&mut self, words: &W) -> Result<bool, Nonsense> {
+    pub(super) fn refresh_tail<W: Words>(&mut self, words: &W) -> Result<bool, InvalidPosition> {
         let tail = words.load(self.half + TAIL);
         if tail == self.tail {
             return Ok(false);
         }
         if tail % 8 != 0 || tail.wrapping_sub(self.tail) > self.published - self.tail {
-            return Err(Nonsense);
+            return Err(InvalidPosition);
         }
         self.tail = tail;
         Ok(true)
     }
 
-    /// Whether the consumer has gone on, or talks nonsense.
+    /// Returns true if the consumer's position differs from the one that was last loaded, valid or not.
     #[inline]
-    pub(super) fn is_moved<W: Words>(&self, words: &W) -> bool {
+    pub(super) fn has_tail_moved<W: Words>(&self, words: &W) -> bool {
         words.load(self.half + TAIL) != self.tail
     }
 
-    /// Makes room for a record of `len` bytes, a multiple of 8; returns where it goes. `None` if there is no room, as far as known.
+    /// Reserves `len` contiguous bytes for a record, a multiple of 8. Returns their offset in the segment; `None` if
+    /// the ring is full, as far as is known without another load.
     #[inline]
     pub(super) fn reserve<W: Words>(&mut self, words: &W, len: usize) -> Option<usize> {
         self.make_room(words, len, LAST)
     }
 
-    /// As [`Producer::reserve`], for the last record of a connection, of at most [`LAST`] bytes with what is skipped.
+    /// Reserves as [`Producer::reserve`] does, for the last record of a connection: at most [`LAST`] bytes with
+    /// padding.
     pub(super) fn reserve_last<W: Words>(&mut self, words: &W, len: usize) -> Option<usize> {
         self.make_room(words, len, 0)
     }
@@ -88,14 +90,14 @@ impl Producer {
             return None;
         }
         if skip > 0 {
-            words.poke(self.half + RING + self.at, Header::new(Kind::Pad, skip as u32).emit());
+            words.poke(self.half + RING + self.at, RecordHeader::new(RecordKind::Pad, skip as u32).emit());
             self.pos += skip as u64;
             self.at = 0;
         }
         Some(self.half + RING + self.at)
     }
 
-    /// Adds the record that was written where [`Producer::reserve`] has said.
+    /// Adds the record that the caller has written to the reserved bytes.
     #[inline]
     pub(super) const fn commit(&mut self, len: usize) {
         self.pos += len as u64;
@@ -105,7 +107,7 @@ impl Producer {
         }
     }
 
-    /// Lets the consumer see all records. Returns whether there are new ones.
+    /// Publishes all records. Returns true if any of them is new to the consumer.
     #[inline]
     pub(super) fn publish<W: Words>(&mut self, words: &W) -> bool {
         if self.published == self.pos {
@@ -117,16 +119,16 @@ impl Producer {
     }
 }
 
-/// The side that reads records.
+/// The side of a ring that reads records.
 #[derive(Debug)]
 pub(super) struct Consumer {
     half: usize,
-    /// Position behind the last record that was consumed, and where in the ring that is.
+    /// The position behind the last record that was consumed, and its offset in the ring.
     pos: u64,
     at: usize,
-    /// What the producer has published, as far as known.
+    /// The producer's position when it was last loaded.
     head: u64,
-    /// What the producer knows of `pos`.
+    /// The position that was last stored for the producer.
     released: u64,
 }
 
@@ -135,39 +137,39 @@ impl Consumer {
         Self { half, pos: 0, at: 0, head: 0, released: 0 }
     }
 
-    /// Where the half begins that it reads.
+    /// Returns the offset of the half that the consumer reads.
     #[inline]
     pub(super) const fn half(&self) -> usize {
         self.half
     }
 
-    /// The bytes that are there, from where the next record begins to the end of the ring at most; looks for new ones if all known ones
-    /// are consumed.
+    /// Returns the number of published bytes from the next record on, at most to the end of the ring. Loads the
+    /// producer's position only if all known records are consumed.
     #[inline]
-    pub(super) fn available<W: Words>(&mut self, words: &W) -> Result<usize, Nonsense> {
+    pub(super) fn available<W: Words>(&mut self, words: &W) -> Result<usize, InvalidPosition> {
         if self.head == self.pos {
             let head = words.load(self.half + HEAD);
             if head % 8 != 0 || head.wrapping_sub(self.pos) > CAPACITY as u64 {
-                return Err(Nonsense);
+                return Err(InvalidPosition);
             }
             self.head = head;
         }
         Ok(((self.head - self.pos) as usize).min(CAPACITY - self.at))
     }
 
-    /// Whether there is something to consume, or the producer talks nonsense.
+    /// Returns true if there are records to consume, or the producer stored an invalid position.
     #[inline]
     pub(super) fn has_news<W: Words>(&self, words: &W) -> bool {
         self.head != self.pos || words.load(self.half + HEAD) != self.pos
     }
 
-    /// Where the next record begins.
+    /// Returns the offset of the next record in the segment.
     #[inline]
     pub(super) const fn place(&self) -> usize {
         self.half + RING + self.at
     }
 
-    /// Goes on behind a record of `len` bytes, at most as many as are available.
+    /// Advances past a record of `len` bytes, which were available.
     #[inline]
     pub(super) const fn advance(&mut self, len: usize) {
         self.pos += len as u64;
@@ -177,19 +179,19 @@ impl Consumer {
         }
     }
 
-    /// The position behind the last record that was consumed.
+    /// Returns the position behind the last record that was consumed.
     #[inline]
     pub(super) const fn pos(&self) -> u64 {
         self.pos
     }
 
-    /// The bytes that were consumed since the producer was told.
+    /// Returns the number of bytes that were consumed and not released.
     #[inline]
     pub(super) const fn owed(&self) -> usize {
         (self.pos - self.released) as usize
     }
 
-    /// Tells the producer what was consumed.
+    /// Releases the bytes that were consumed: stores the consumer's position for the producer.
     #[inline]
     pub(super) fn release<W: Words>(&mut self, words: &W) {
         self.released = self.pos;

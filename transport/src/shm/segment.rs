@@ -1,43 +1,45 @@
-//! The segment of a connection: a memory file with one ring for each direction, the words that say who sleeps, and the table of the
-//! memory that a side lets its peer map.
+//! The segment of a connection: a memory file with a ring for each direction, the words by which a side announces that
+//! it sleeps, and the tables of the memory that each side lets its peer map.
 //!
-//! A segment has two halves, one for each direction. All positions are offsets in the segment, bytes.
+//! A segment has two halves, one for each direction. All offsets are in bytes, from the start of the segment or of a
+//! half.
 
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::mem::{Memory, Sge, Span};
 
-/// Length of a segment, bytes.
+/// The length of a segment, bytes.
 pub const LEN: usize = 2 * HALF;
-/// Length of the half of one direction.
+/// The length of the half of one direction, bytes.
 pub const HALF: usize = 16 << 10;
-/// In a half: the position behind the last record, which its producer stores.
+/// The offset, in a half, of the position behind the last record, which the producer stores.
 pub const HEAD: usize = 0;
-/// In a half: the position behind the last record that was consumed, which its consumer stores.
+/// The offset, in a half, of the position behind the last record that was consumed, which the consumer stores.
 pub const TAIL: usize = 128;
-/// In a half: what its consumer, which may sleep, is to be called for.
+/// The offset, in a half, of the word with the events that the consumer must be woken for: 1 records, 2 room; 0 while
+/// it is awake.
 pub const CALL: usize = 256;
-/// In a half: the table of the memory that its producer lets its consumer map.
+/// The offset, in a half, of the table of the memory that the producer lets the consumer map.
 pub const TABLE: usize = 384;
-/// Entries of the table.
+/// The number of entries of the table.
 pub const SLOTS: usize = 32;
-/// In a half: the ring.
+/// The offset, in a half, of the ring.
 pub const RING: usize = 1 << 10;
-/// Length of a ring.
+/// The length of a ring, bytes.
 pub const CAPACITY: usize = HALF - RING;
 
-/// The end of a connection, which decides on the half that it writes.
+/// The side of a connection, which determines the half that it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// The one that has connected, and has made the segment.
+pub enum SegmentSide {
+    /// The side that connected and made the segment.
     Active,
-    /// The one that has accepted.
+    /// The side that accepted.
     Passive,
 }
 
-impl Side {
-    /// Where the half begins that this side produces in.
+impl SegmentSide {
+    /// Returns the offset of the half that this side produces in.
     pub const fn outgoing(self) -> usize {
         match self {
             Self::Active => 0,
@@ -45,57 +47,59 @@ impl Side {
         }
     }
 
-    /// Where the half begins that this side consumes from.
+    /// Returns the offset of the half that this side consumes from.
     pub const fn incoming(self) -> usize {
         HALF - self.outgoing()
     }
 }
 
-/// The words of a segment: 8 bytes at a multiple of 8. Positions are inside the segment.
+/// Operations on the words of a segment: 8 bytes at a multiple of 8. `at` is an offset inside the segment.
 ///
-/// The operations are a seam, so that a model checker and the simulation can put theirs between those of the two sides.
+/// A trait, so that a model checker and the simulation can interleave the operations of the two sides.
 pub trait Words: fmt::Debug + Send {
-    /// Loads a word that the peer stores: what the peer has written before is seen afterwards.
+    /// Loads a word that the peer stores, with acquire ordering: all that the peer wrote before the store is visible
+    /// afterwards.
     fn load(&self, at: usize) -> u64;
 
-    /// Stores a word that the peer loads: what was written before is seen by a peer that loads it.
+    /// Stores a word that the peer loads, with release ordering: a peer that loads the value sees all that was written
+    /// before.
     fn store(&self, at: usize, value: u64);
 
-    /// Loads a word of a record, or one that orders nothing.
+    /// Loads a word with relaxed ordering, such as one of a record.
     fn peek(&self, at: usize) -> u64;
 
-    /// Stores a word of a record, or one that orders nothing.
+    /// Stores a word with relaxed ordering, such as one of a record.
     fn poke(&self, at: usize, value: u64);
 
-    /// Exchanges a word.
+    /// Exchanges a word, sequentially consistent. Returns the old value.
     fn swap(&self, at: usize, value: u64) -> u64;
 
-    /// Orders all stores before it in front of all loads behind it.
+    /// Orders all stores before the fence ahead of all loads after it.
     fn fence(&self);
 }
 
-/// A segment as one side has it mapped.
+/// A segment that is mapped by one side.
 pub trait Segment: Words {
-    /// A part of it to read; `None` if it is not wholly inside.
+    /// Returns `len` bytes at offset `at`, to read; `None` if they are not all inside the segment.
     fn part(&self, at: usize, len: usize) -> Option<Span<'_>>;
 
-    /// Copies a payload into it, if that is wholly inside.
-    fn put(&self, at: usize, payload: &Payload<'_>);
+    /// Copies a payload to offset `at`. Does nothing if the payload does not fit there.
+    fn put(&self, at: usize, payload: &SegmentPayload<'_>);
 }
 
-/// What is copied into a segment.
+/// Bytes to be copied into a segment.
 #[derive(Clone, Copy, Debug)]
-pub enum Payload<'a> {
-    /// Bytes that nobody writes meanwhile.
+pub enum SegmentPayload<'a> {
+    /// Bytes that nobody writes during the copy.
     Bytes(&'a [u8]),
     /// The memory of a work request.
     Entry(&'a Sge),
-    /// Memory that others may write meanwhile.
+    /// Memory that others may write during the copy.
     Span(Span<'a>),
 }
 
-impl Payload<'_> {
-    /// Its length, bytes.
+impl SegmentPayload<'_> {
+    /// Returns the length, bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
@@ -106,13 +110,13 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns true if the payload has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends a copy of it.
+    /// Appends a copy of the payload to `out`.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         match self {
             Self::Bytes(bytes) => out.extend_from_slice(bytes),
@@ -121,7 +125,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Copies it to the start of a part of a memory, as much as fits.
+    /// Copies the payload to the start of `room`, as many bytes as fit.
     #[inline]
     pub(super) fn copy_into(&self, room: Span<'_>) {
         match self {
@@ -132,19 +136,19 @@ impl Payload<'_> {
     }
 }
 
-/// A segment of this process.
+/// A segment in memory that this process has mapped.
 #[derive(Debug)]
-pub struct Shared(Memory);
+pub struct MappedSegment(Memory);
 
-impl Shared {
-    /// A segment in mapped memory, which has [`LEN`] bytes.
+impl MappedSegment {
+    /// Makes a segment of mapped memory, which must have [`LEN`] bytes.
     #[must_use]
     pub const fn new(memory: Memory) -> Self {
         Self(memory)
     }
 }
 
-impl Words for Shared {
+impl Words for MappedSegment {
     #[inline]
     fn load(&self, at: usize) -> u64 {
         self.0.word(at).map_or(0, |word| word.load(Ordering::Acquire))
@@ -180,14 +184,14 @@ impl Words for Shared {
     }
 }
 
-impl Segment for Shared {
+impl Segment for MappedSegment {
     #[inline]
     fn part(&self, at: usize, len: usize) -> Option<Span<'_>> {
         self.0.span(at, len)
     }
 
     #[inline]
-    fn put(&self, at: usize, payload: &Payload<'_>) {
+    fn put(&self, at: usize, payload: &SegmentPayload<'_>) {
         if let Some(room) = self.0.span(at, payload.len()) {
             payload.copy_into(room);
         }

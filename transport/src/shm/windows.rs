@@ -1,49 +1,50 @@
-//! Memory of one side that the other one maps: [`Lendings`] is what this side lets its peer map, [`Windows`] what the peer lets this side.
+//! Memory of one side that the other one maps. [`Lendings`] has the memory that this side lets its peer map,
+//! [`Windows`] the memory of the peer that this side has mapped.
 //!
-//! A lending has a slot, and a word in the table of its owner's half: the generation of the slot in the upper half, the key of the region
-//! in the lower one. Whoever uses a window compares the word with the one that it came with, so a lending that was taken back is not
-//! used any more, whoever has its slot now.
+//! A lending has a slot, and a word in the table of its owner's half: the generation of the slot in the upper half, the
+//! key of the region in the lower one. The user of a window compares this word with the announced one before each use,
+//! so a lending that has ended is not used any more, even if its slot has a new lending.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::packet::{Announced, Announcement};
+use super::packet::{Announcement, ReceivedAnnouncement};
 use super::record::WORD;
 use super::segment::{SLOTS, TABLE, Words};
 use crate::mem::{Memory, Sge, Sharing, Span, Window};
 use crate::mr::Access;
 
-/// Whether the peer has mapped a lending.
+/// The state of a lending at the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum LendingState {
     Announced,
     Mapped,
-    /// It cannot, or the slot has no lending any more.
+    /// The peer cannot map it, or the slot has no lending any more.
     Refused,
 }
 
-/// A lending.
+/// A memory that the peer may map.
 #[derive(Debug)]
-struct Lent {
+struct Lending {
     memory: Arc<Memory>,
-    state: State,
+    state: LendingState,
 }
 
-/// A slot, which outlives its lendings.
+/// A slot, which is used again for later lendings.
 #[derive(Debug)]
-struct Slot {
+struct LendingSlot {
     word: u64,
-    lent: Option<Lent>,
+    lent: Option<Lending>,
 }
 
 /// The lendings of one side.
 #[derive(Debug)]
 pub(super) struct Lendings {
-    /// Where the half begins that this side writes.
+    /// The offset of the half that this side writes.
     half: usize,
-    slots: Vec<Slot>,
-    /// What the peer is to be told by packets.
+    slots: Vec<LendingSlot>,
+    /// Announcements that are to be sent to the peer.
     announcements: Vec<Announcement>,
 }
 
@@ -52,8 +53,9 @@ impl Lendings {
         Self { half, slots: Vec::new(), announcements: Vec::new() }
     }
 
-    /// Lends a memory, for the peer to use with these rights. `key` is that of its region, 0 if it is none; `file` its memory file, if it
-    /// does not hold that itself. `None` if there is no slot, or no file.
+    /// Lets the peer map the first `len` bytes of a memory and use them with these rights. `key` is the key of its
+    /// region, or 0 without a region; `file` is the memory file, or `None` if the memory holds it. Returns the slot;
+    /// `None` if no slot is free, or there is no file.
     pub(super) fn lend<W: Words>(
         &mut self,
         words: &W,
@@ -70,20 +72,20 @@ impl Lendings {
             return None;
         }
         if slot == self.slots.len() {
-            self.slots.push(Slot { word: 0, lent: None });
+            self.slots.push(LendingSlot { word: 0, lent: None });
         }
         let entry = self.slots.get_mut(slot)?;
         entry.word = next_generation(entry.word) | u64::from(key);
-        entry.lent = Some(Lent { memory: Arc::clone(memory), state: State::Announced });
+        entry.lent = Some(Lending { memory: Arc::clone(memory), state: LendingState::Announced });
         words.store(self.half + TABLE + WORD * slot, entry.word);
         let slot = u8::try_from(slot).ok()?;
         self.announcements.push(Announcement { slot, word: entry.word, rights, memory: Arc::clone(memory), len, file });
         Some(slot)
     }
 
-    /// Takes the lending of a region back. The peer may keep the pages that it has mapped.
+    /// Ends the lending of a region. The peer may keep the pages mapped.
     pub(super) fn take_back<W: Words>(&mut self, words: &W, key: u32) {
-        let of_key = |slot: &Slot| slot.lent.is_some() && slot.word as u32 == key;
+        let of_key = |slot: &LendingSlot| slot.lent.is_some() && slot.word as u32 == key;
         while let Some(at) = self.slots.iter().position(of_key) {
             let slot = &mut self.slots[at];
             (slot.word, slot.lent) = (next_generation(slot.word), None);
@@ -92,30 +94,30 @@ impl Lendings {
         }
     }
 
-    /// Takes note of the peer's answer to an announcement.
+    /// Processes the peer's reply to an announcement.
     pub(super) fn answered(&mut self, slot: u8, word: u64, mapped: bool) {
-        if let Some(Slot { lent: Some(lent), .. }) =
+        if let Some(LendingSlot { lent: Some(lent), .. }) =
             self.slots.get_mut(usize::from(slot)).filter(|slot| slot.word == word)
         {
-            lent.state = if mapped { State::Mapped } else { State::Refused };
+            lent.state = if mapped { LendingState::Mapped } else { LendingState::Refused };
         }
     }
 
-    pub(super) fn state(&self, slot: u8) -> State {
+    pub(super) fn state(&self, slot: u8) -> LendingState {
         let slot = self.slots.get(usize::from(slot)).and_then(|slot| slot.lent.as_ref());
-        slot.map_or(State::Refused, |lent| lent.state)
+        slot.map_or(LendingState::Refused, |lent| lent.state)
     }
 
-    /// Whether the region with this key was lent.
+    /// Returns true if the region with this key is lent.
     pub(super) fn has(&self, key: u32) -> bool {
         self.slots.iter().any(|slot| slot.lent.is_some() && slot.word as u32 == key)
     }
 
-    /// The slot and the offset of an entry in memory that the peer has mapped.
+    /// Returns the slot and the offset of an entry that lies in memory which the peer has mapped.
     #[inline]
     pub(super) fn place(&self, entry: &Sge) -> Option<(u8, u64)> {
         self.slots.iter().enumerate().find_map(|(at, slot)| {
-            let lent = slot.lent.as_ref().filter(|lent| lent.state == State::Mapped)?;
+            let lent = slot.lent.as_ref().filter(|lent| lent.state == LendingState::Mapped)?;
             let offset = (entry.address() as usize).checked_sub(lent.memory.as_ptr() as usize)?;
             (offset.checked_add(entry.len())? <= lent.memory.len()).then_some((at as u8, offset as u64))
         })
@@ -130,23 +132,23 @@ impl Lendings {
     }
 }
 
-/// The word of a slot's next generation, without a key.
+/// Returns the word of a slot's next generation, without a key.
 const fn next_generation(word: u64) -> u64 {
     ((word >> 32).wrapping_add(1) << 32) & (u64::MAX << 32)
 }
 
 #[derive(Debug)]
-struct Theirs {
+struct MappedWindow {
     window: Window,
-    announced: Announced,
+    announced: ReceivedAnnouncement,
 }
 
-/// What the peer lets this side map.
+/// The memory of the peer that this side has mapped.
 #[derive(Debug)]
 pub(super) struct Windows {
-    /// Where the half begins that the peer writes.
+    /// The offset of the half that the peer writes.
     half: usize,
-    slots: Vec<Option<Theirs>>,
+    slots: Vec<Option<MappedWindow>>,
 }
 
 impl Windows {
@@ -154,8 +156,8 @@ impl Windows {
         Self { half, slots: Vec::new() }
     }
 
-    /// Maps a window. On failure there is none in its slot.
-    pub(super) fn open(&mut self, announced: Announced, file: &OwnedFd) -> io::Result<()> {
+    /// Maps a window. After an error, its slot has no window.
+    pub(super) fn open(&mut self, announced: ReceivedAnnouncement, file: &OwnedFd) -> io::Result<()> {
         let slot = usize::from(announced.slot);
         let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
         if slot >= SLOTS {
@@ -168,18 +170,18 @@ impl Windows {
         let len = usize::try_from(announced.len).map_err(|_| wrong())?;
         let writes = announced.rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let window = Window::map(file, len, if writes { Sharing::Write } else { Sharing::Read })?;
-        self.slots[slot] = Some(Theirs { window, announced });
+        self.slots[slot] = Some(MappedWindow { window, announced });
         Ok(())
     }
 
-    /// Whether a window is still lent.
+    /// Returns true if the peer still lends a window.
     #[inline]
-    fn is_lent<W: Words>(&self, words: &W, announced: &Announced) -> bool {
+    fn is_lent<W: Words>(&self, words: &W, announced: &ReceivedAnnouncement) -> bool {
         let word = words.load(self.half + TABLE + WORD * usize::from(announced.slot));
         word == announced.word || (cfg!(planted = "a-window-by-its-key") && word as u32 == announced.word as u32)
     }
 
-    /// Payload that lies in the window of a slot; `None` if it does not, as far as known.
+    /// Returns payload in the window of a slot. `None` if the window is unknown, is no longer lent, or is shorter.
     #[inline]
     pub(super) fn payload<W: Words>(&self, words: &W, slot: u8, offset: u64, len: usize) -> Option<Span<'_>> {
         let theirs = self.slots.get(usize::from(slot))?.as_ref()?;
@@ -189,7 +191,8 @@ impl Windows {
         theirs.window.source(usize::try_from(offset).ok()?, len)
     }
 
-    /// The window on a region of the peer, and the offset of an address in it, if this side may do there what it wants to.
+    /// Returns the window that holds `len` bytes of a region of the peer, and the offset of `address` in it. `None` if
+    /// there is no such window, or this side lacks the right.
     #[inline]
     pub(super) fn region<W: Words>(
         &self,
@@ -199,7 +202,7 @@ impl Windows {
         len: usize,
         need: Access,
     ) -> Option<(&Window, usize)> {
-        self.slots.iter().flatten().find_map(|Theirs { window, announced }| {
+        self.slots.iter().flatten().find_map(|MappedWindow { window, announced }| {
             let offset = address.checked_sub(announced.base)?;
             let fits = offset.checked_add(len as u64)? <= announced.len;
             (fits && announced.word as u32 == key && announced.rights.contains(need) && self.is_lent(words, announced))
@@ -215,11 +218,11 @@ mod tests {
 
     use super::*;
 
-    /// The words of one table.
+    /// A segment of which only a table is used.
     #[derive(Debug)]
-    struct Table(Vec<AtomicU64>);
+    struct TableWords(Vec<AtomicU64>);
 
-    impl Words for Table {
+    impl Words for TableWords {
         fn load(&self, at: usize) -> u64 {
             self.0[at / WORD].load(Ordering::SeqCst)
         }
@@ -238,11 +241,12 @@ mod tests {
         fn fence(&self) {}
     }
 
-    /// Whoever has the slot and the key of a lending that was taken back has another generation, so the old window is not used.
+    /// A new lending with the slot and the key of an old one has another generation, so the old window is not used for
+    /// it.
     #[test]
     fn a_window_is_not_used_for_the_next_lending_of_its_slot() {
         const KEY: u32 = 5;
-        let table = Table((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
+        let table = TableWords((0..TABLE / WORD + SLOTS).map(|_| AtomicU64::new(0)).collect());
         let (mut lendings, mut windows) = (Lendings::new(0), Windows::new(0));
         let rights = Access::REMOTE_READ;
         let lend = |lendings: &mut Lendings| {
@@ -252,9 +256,10 @@ mod tests {
         };
         let announced = |told: &Announcement| {
             let base = told.memory.as_ptr() as u64;
-            Announced { slot: told.slot, word: told.word, rights, base, len: 4096 }
+            ReceivedAnnouncement { slot: told.slot, word: told.word, rights, base, len: 4096 }
         };
-        let is_found = |windows: &Windows, of: &Announced| windows.region(&table, KEY, of.base, 8, rights).is_some();
+        let is_found =
+            |windows: &Windows, of: &ReceivedAnnouncement| windows.region(&table, KEY, of.base, 8, rights).is_some();
 
         let first = lend(&mut lendings);
         let told = announced(&first);

@@ -24,7 +24,7 @@ use crate::roce::frame::{self, HEADROOM, ROOM};
 use crate::roce::mad::{self, Ask, Status};
 use crate::roce::packet::{GROUP, Header, VARIANT};
 use crate::roles::Datagrams;
-use crate::shm::Shared;
+use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
@@ -97,7 +97,7 @@ fn nothing<T>() -> io::Result<T> {
 }
 
 impl Net for Post {
-    type Segment = Shared;
+    type Segment = MappedSegment;
 
     fn channel(&self, _: Channel) -> RawFd {
         -1
@@ -143,8 +143,8 @@ impl Net for Post {
     fn close(&mut self, socket: SocketId, _: bool) {
         self.wire().sockets.remove(socket.0);
     }
-    fn segment(&mut self, memory: Memory) -> Shared {
-        Shared::new(memory)
+    fn segment(&mut self, memory: Memory) -> MappedSegment {
+        MappedSegment::new(memory)
     }
 
     fn has_packets(&self) -> bool {

@@ -397,7 +397,7 @@ fn only_allowed_networks_may_connect() {
 
 #[test]
 fn a_half_open_handshake_takes_little() {
-    let bytes = size_of::<Endpoint<crate::shm::Shared>>()
+    let bytes = size_of::<Endpoint<crate::shm::MappedSegment>>()
         + size_of::<FrameReader>()
         + 4 * size_of::<crate::newcomers::Newcomer<Key>>();
     assert!(bytes < 2048, "{bytes}");
