@@ -337,12 +337,12 @@ impl Net for TcpNet {
 
     #[inline]
     fn pass(&mut self, socket: SocketId, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        mem::pass(self.socket(socket)?.as_fd(), packet, file)
+        mem::send_with_descriptor(self.socket(socket)?.as_fd(), packet, file)
     }
 
     #[inline]
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-        mem::take(self.socket(socket)?.as_fd(), room)
+        mem::receive_with_descriptor(self.socket(socket)?.as_fd(), room)
     }
 
     fn has_packets(&self) -> bool {
@@ -376,7 +376,7 @@ impl Net for TcpNet {
     }
 
     fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
-        mem::take_refusal(self.socket(socket)?.as_fd())
+        mem::take_network_error(self.socket(socket)?.as_fd())
     }
 }
 

@@ -84,12 +84,12 @@ mod tests {
         assert!(listen(name.as_bytes()).is_err());
         assert_eq!(accept(&listener).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let (near, far) = (connect(name.as_bytes()).unwrap(), accept(&listener).unwrap());
-        mem::pass(near.as_fd(), b"hello", Some(listener.as_fd())).unwrap();
+        mem::send_with_descriptor(near.as_fd(), b"hello", Some(listener.as_fd())).unwrap();
         let mut room = [0; 8];
-        let (len, file) = mem::take(far.as_fd(), &mut room).unwrap();
+        let (len, file) = mem::receive_with_descriptor(far.as_fd(), &mut room).unwrap();
         assert!(&room[..len] == b"hello" && file.is_some());
         drop((listener, file, near));
-        assert_eq!(mem::take(far.as_fd(), &mut room).unwrap().0, 0);
+        assert_eq!(mem::receive_with_descriptor(far.as_fd(), &mut room).unwrap().0, 0);
         assert!(connect(name.as_bytes()).is_err());
     }
 

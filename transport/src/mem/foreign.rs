@@ -1,4 +1,4 @@
-//! Memory that comes from elsewhere: pages of a memory file, and memory that the program has got on its own.
+//! [`Memory`] of other origins: pages of a memory file, and memory that the program has allocated itself.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -7,11 +7,11 @@ use std::ptr::{self, NonNull};
 use super::{Backing, Memory, in_pages, page_size, words};
 
 impl Memory {
-    /// Memory of `len` bytes, rounded up to whole pages, in a new memory file, whose descriptor other processes can be given: they
-    /// map it and see what peers write.
+    /// Allocates `len` bytes, rounded up to whole pages, in a new memory file. Returns the memory and the descriptor of
+    /// the file. Another process that gets the descriptor can map the file, and sees what peers write.
     ///
     /// # Errors
-    /// The system's error when it makes no such file; `InvalidInput` for a length of 0 or past `i64::MAX`.
+    /// The system's error if it cannot make the file; `InvalidInput` for a length of 0 or past `i64::MAX`.
     pub fn new_file(len: usize) -> io::Result<(Self, OwnedFd)> {
         Self::file_in_pages(len, page_size())
     }
@@ -19,30 +19,31 @@ impl Memory {
     fn file_in_pages(len: usize, page: usize) -> io::Result<(Self, OwnedFd)> {
         let whole = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = whole.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        // SAFETY: a name that ends in zero.
+        // SAFETY: the name is a string that ends in zero.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was made above, for this owner.
+        // SAFETY: the descriptor was made above and has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: sets the length of a file, no memory.
+        // SAFETY: the call sets the length of a file, and uses no memory.
         if unsafe { libc::ftruncate(fd, len as i64) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok((Self::map_in_pages(file.as_fd(), 0, len, page)?, file))
     }
 
-    /// Maps `len` bytes of a memory file (`memfd_create`(2)) from `offset` on, shared with every other mapping of the file: what a
-    /// peer writes here, other processes see, and the other way round.
+    /// Maps `len` bytes of a memory file (`memfd_create`(2)) from `offset` on. The mapping is shared: other processes
+    /// that map the file see what a peer writes here, and the program sees what they write.
     ///
-    /// The file must not become shorter, because the system ends a process that uses pages behind its end. So it must be sealed
-    /// against that (`F_SEAL_SHRINK`), or be one that can be sealed (`MFD_ALLOW_SEALING`): then it is sealed here. The
-    /// descriptor may be closed afterwards.
+    /// The file must not become shorter, because the system ends a process that uses pages behind the end of a file. So
+    /// the file must be sealed with `F_SEAL_SHRINK`, or allow it (`MFD_ALLOW_SEALING`): then this call seals it. The
+    /// caller may close the descriptor afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` for an offset or a length that is no multiple of the system's page size, a length of 0, bytes behind the
-    /// file's end, and a file that is not sealed and cannot be; the system's error when it does not map the file.
+    /// `InvalidInput` for an offset or a length that is not a multiple of the system's page size, for a length of 0,
+    /// for bytes behind the end of the file, and for a file that is not sealed and cannot be; the system's error if it
+    /// cannot map the file.
     pub fn map_file(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         Self::map_in_pages(file, offset, len, page_size())
     }
@@ -50,12 +51,14 @@ impl Memory {
     fn map_in_pages(file: BorrowedFd<'_>, offset: u64, len: usize, page: usize) -> io::Result<Self> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         if len == 0 || offset % page as u64 != 0 || len % page != 0 {
-            return wrong(format!("{len} bytes from {offset} of a memory file: both must be multiples of {page}"));
+            return wrong(format!(
+                "{len} bytes from {offset} of a memory file: both numbers must be multiples of {page}"
+            ));
         }
         let fd = file.as_raw_fd();
-        // SAFETY: asks for the seals of a descriptor, no memory.
+        // SAFETY: the call reads the seals of a file, and uses no memory.
         let sealed = || unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
-        // SAFETY: adds a seal to the file of a descriptor, no memory.
+        // SAFETY: the call adds a seal to a file, and uses no memory.
         let seal = || unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
         if sealed() & libc::F_SEAL_SHRINK == 0 && seal() != 0 {
             let error = io::Error::last_os_error();
@@ -64,9 +67,9 @@ impl Memory {
         if sealed() < 0 {
             return wrong("the file has no seals; give a memfd".into());
         }
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: a place for the result.
+        // SAFETY: the pointer is to a structure for the result.
         if unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -76,7 +79,7 @@ impl Memory {
         }
         let start = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -85,16 +88,17 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Mapping(len), file: None })
     }
 
-    /// Takes memory that the program has got on its own, such as a mapping of another library. It is not given back when this is
-    /// dropped.
+    /// Wraps memory that the program has allocated itself, such as a mapping of another library. Dropping the result
+    /// does not free the memory.
     ///
     /// # Errors
-    /// `InvalidInput` if it does not begin at a multiple of 8, has a length of 0 or one that is no multiple of 8.
+    /// `InvalidInput` if the address or the length is not a multiple of 8, or the length is 0.
     ///
     /// # Safety
-    /// Until this is dropped, the bytes are mapped for reading and writing, at the same place and whole, and used as the rule of
-    /// the [module](super) demands, with this as the memory in it. Every region that is registered over it has a share of it: it is
-    /// dropped when the last region is deregistered, or the provider gone, and the program has dropped its own shares.
+    /// Until the result is dropped, the bytes stay mapped for reading and writing at the same address, and are used
+    /// only as the rule of the [module](super) allows. Each region that is registered over the memory holds a share of
+    /// it, so it is dropped when the last region is deregistered, or the provider dropped, and the program has dropped
+    /// its own shares.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
         if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
             let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");
@@ -110,12 +114,12 @@ mod tests {
     use super::*;
 
     fn memfd(flags: libc::c_uint, len: i64) -> OwnedFd {
-        // SAFETY: a name that ends in zero; the result is checked.
+        // SAFETY: the name is a string that ends in zero.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), flags) };
         assert!(fd >= 0);
-        // SAFETY: made above, for this owner.
+        // SAFETY: the descriptor was made above and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: changes the length of a file, no memory.
+        // SAFETY: the call changes the length of a file, and uses no memory.
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), len) }, 0);
         fd
     }
@@ -129,13 +133,13 @@ mod tests {
         let mut out = [0; 4];
         assert!(last.copy_out(5, &mut out));
         assert_eq!(&out, b"seen");
-        // SAFETY: changes the length of a file, no memory.
+        // SAFETY: the call changes the length of a file, and uses no memory.
         assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), 4096) }, -1, "it cannot become shorter");
         last.prefer_huge_pages();
         last.prefer_node(0);
     }
 
-    /// Where pages are larger, the kernel maps nothing from between two of them, and files consist of whole ones.
+    /// With larger pages, offset and length of a mapping must be multiples of the larger size.
     #[test]
     fn files_consist_of_whole_pages_of_the_system() {
         for page in LARGER_PAGES {
@@ -167,7 +171,7 @@ mod tests {
         let mut own = vec![0_u64; 512];
         let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
         {
-            // SAFETY: the vector outlives it and is not used meanwhile.
+            // SAFETY: the vector outlives the memory, and is not used in that time.
             let memory = unsafe { Memory::from_raw(base, 4096) }.unwrap();
             assert!(memory.copy_in(8, &7_u64.to_ne_bytes()));
             memory.prefer_huge_pages();
@@ -175,7 +179,7 @@ mod tests {
         }
         assert_eq!(own[1], 7);
         for (offset, len) in [(1, 4088), (0, 4095), (0, 0)] {
-            // SAFETY: refused before it is used.
+            // SAFETY: the call fails before it uses the memory.
             let refused = unsafe { Memory::from_raw(base.byte_add(offset), len) };
             assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         }

@@ -1,4 +1,4 @@
-//! The interfaces of the host (`getifaddrs`(3), `netdevice`(7)).
+//! The network interfaces of the host (`getifaddrs`(3), `netdevice`(7)).
 
 use std::ffi::CStr;
 use std::io;
@@ -8,22 +8,23 @@ use std::ptr;
 
 use super::packets;
 
-/// An interface of the host.
+/// A network interface of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its index.
+    /// The index of the interface.
     pub index: u32,
     /// The longest IP packet that it carries, octets.
     pub mtu: u32,
 }
 
-/// The interface that has an address; all addresses that lead nowhere but to this host are the loopback's. Any socket will do to ask with.
+/// Returns the interface that has an address. All IPv4 loopback addresses belong to the loopback interface, whether it
+/// names them or not. The socket only serves to ask the kernel, and may be any.
 ///
 /// # Errors
-/// `AddrNotAvailable` if no interface has the address; those of the system.
+/// `AddrNotAvailable` if no interface has the address; otherwise the system's error.
 pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<Interface> {
     let mut list = ptr::null_mut();
-    // SAFETY: room for the list, which is given back below.
+    // SAFETY: the call writes the address of a list, which is freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -32,7 +33,8 @@ pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Resul
     };
     let mut found = Err(io::ErrorKind::AddrNotAvailable.into());
     let mut at = list;
-    // SAFETY: the entries of the list live until it is given back; each has a name, and an address of the length of its family or none.
+    // SAFETY: the entries of the list live until it is freed; each has a name, and either no address or one of the
+    // length of its family.
     unsafe {
         while let Some(entry) = at.as_ref() {
             if of(entry.ifa_addr).is_some_and(is) {
@@ -46,18 +48,18 @@ pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Resul
     found
 }
 
-/// An address of IP.
+/// Returns the IP address in a socket address; `None` for another family or a null pointer.
 ///
 /// # Safety
-/// It is none, or an address of the length of its family.
+/// The pointer is null, or points to a socket address of the length of its family.
 unsafe fn of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: by the promise of the caller.
+    // SAFETY: the caller promises it.
     let len = match i32::from(unsafe { address.as_ref() }?.sa_family) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
-    // SAFETY: all fields are numbers; as many octets as the family has fit.
+    // SAFETY: all fields are numbers; an address of the family's length fits in the storage.
     let storage = unsafe {
         let mut storage: libc::sockaddr_storage = std::mem::zeroed();
         ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut storage).cast(), len);
@@ -67,17 +69,18 @@ unsafe fn of(address: *const libc::sockaddr) -> Option<IpAddr> {
 }
 
 fn details(socket: BorrowedFd<'_>, name: &CStr) -> io::Result<Interface> {
-    // SAFETY: a string with an end.
+    // SAFETY: the name is a string that ends in zero.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     if index == 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: all fields are numbers.
+    // SAFETY: all fields are numbers, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, &from) in request.ifr_name.iter_mut().zip(name.to_bytes_with_nul()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: a request with a name, which the kernel may write in this call; the answer is a number.
+    // SAFETY: the kernel writes the request only during the call; the field that is read holds the number of the
+    // answer.
     let mtu = unsafe {
         if libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) != 0 {
             return Err(io::Error::last_os_error());
@@ -99,7 +102,7 @@ mod tests {
         let of = |address: &str| interface_of(socket.as_fd(), address.parse().unwrap());
         let loopback = of("127.0.0.1").unwrap();
         assert_eq!((loopback.index, loopback.mtu >= 1280), (1, true));
-        assert_eq!(of("127.7.7.7").unwrap(), loopback, "which no interface names");
+        assert_eq!(of("127.7.7.7").unwrap(), loopback, "a loopback address that no interface names");
         assert_eq!(of("203.0.113.77").unwrap_err().kind(), io::ErrorKind::AddrNotAvailable);
     }
 }

@@ -1,8 +1,8 @@
-//! Buffers of a send or receive call that may lie in memory others use at the same time.
+//! Buffers of send and receive calls that may lie in memory which others use at the same time.
 //!
-//! The slices of the standard library ([`std::io::IoSlice`]) are references, and no reference may be to memory that
-//! another thread, a peer or a device writes. These hold an address instead, and only the kernel or an atomic copy
-//! touches what is there.
+//! The slices of the standard library ([`std::io::IoSlice`]) are references, and there must be no reference to memory
+//! that another thread, a peer or a device writes. These slices hold an address instead; only the kernel or an atomic
+//! copy accesses the bytes.
 
 use std::io;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use std::ptr::{self, NonNull};
 
 use super::words;
 
-/// Most slices that one call takes.
+/// The most slices that one call can send or receive.
 pub const MAX_SLICES: usize = 64;
 
 /// Bytes to be sent.
@@ -19,13 +19,13 @@ pub const MAX_SLICES: usize = 64;
 pub struct SendSlice<'a> {
     base: NonNull<u8>,
     len: usize,
-    /// A part of a `Memory` that others may write.
+    /// True for a part of a `Memory` that others may write.
     shared: bool,
     life: PhantomData<&'a [u8]>,
 }
 
 impl<'a> SendSlice<'a> {
-    /// Bytes that nobody writes meanwhile.
+    /// Makes a slice of bytes that nobody writes while the slice lives.
     #[must_use]
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Self {
@@ -33,46 +33,46 @@ impl<'a> SendSlice<'a> {
         Self { base, len: bytes.len(), shared: false, life: PhantomData }
     }
 
-    /// Bytes of a work request.
+    /// Makes a slice of the bytes of a work request or of a region.
     ///
     /// # Safety
-    /// They are valid and initialised for `'a`. If they are `shared`, they are a part of a `Memory` that is used by
-    /// atomic operations, devices and the kernel only; if not, nobody writes them.
+    /// The bytes are valid and initialised for `'a`. If `shared` is set, they are a part of a `Memory` that is used by
+    /// atomic operations, devices and the kernel only; otherwise nobody writes them.
     #[inline]
     pub(super) const unsafe fn from_parts(base: NonNull<u8>, len: usize, shared: bool) -> Self {
         Self { base, len, shared, life: PhantomData }
     }
 
-    /// Length in bytes.
+    /// Returns the length, bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if the slice has no bytes.
     #[must_use]
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What is behind the first `n` bytes; nothing if there are no more.
+    /// Returns the slice without its first `n` bytes; an empty one if it has no more.
     #[must_use]
     #[inline]
     pub fn skip(self, n: usize) -> Self {
         let n = n.min(self.len);
-        // SAFETY: within the bytes.
+        // SAFETY: the result is within the bytes, or at their end.
         let base = unsafe { self.base.add(n) };
         Self { base, len: self.len - n, ..self }
     }
 
-    /// Appends a copy of the first bytes to `out`, at most `most`; returns how many.
+    /// Appends a copy of the first bytes, at most `most`, to `out`. Returns their number.
     pub fn append_to(&self, out: &mut Vec<u8>, most: usize) -> usize {
         let (start, len) = (out.len(), self.len.min(most));
         out.reserve(len);
-        // SAFETY: valid as `new` and `from_parts` demand; the vector has room for as many bytes behind its end, and
-        // they are written before they count.
+        // SAFETY: the bytes are valid as `new` and `from_parts` demand. The vector has room for `len` bytes behind its
+        // end, which are written before they are counted.
         unsafe {
             let to = out.as_mut_ptr().add(start);
             if self.shared {
@@ -91,19 +91,19 @@ impl<'a> SendSlice<'a> {
 pub struct RecvSlice<'a> {
     base: NonNull<u8>,
     len: usize,
-    /// A part of a `Memory` that others may use.
+    /// True for a part of a `Memory` that others may use.
     shared: bool,
     life: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> RecvSlice<'a> {
-    /// No room.
+    /// Makes an empty slice.
     #[must_use]
     pub const fn none() -> Self {
         Self { base: NonNull::dangling(), len: 0, shared: false, life: PhantomData }
     }
 
-    /// Room that nobody else uses meanwhile.
+    /// Makes a slice of bytes that nobody else uses while the slice lives.
     #[must_use]
     #[inline]
     pub fn new(bytes: &'a mut [u8]) -> Self {
@@ -111,35 +111,35 @@ impl<'a> RecvSlice<'a> {
         Self { base: NonNull::from(bytes).cast(), len, shared: false, life: PhantomData }
     }
 
-    /// Room in the memory of a work request or of a region.
+    /// Makes a slice of the memory of a work request or of a region.
     ///
     /// # Safety
-    /// It is valid and initialised for `'a`. If it is `shared`, it is a part of a `Memory` that is used by atomic
-    /// operations, devices and the kernel only; if not, nobody else uses it.
+    /// The memory is valid and initialised for `'a`. If `shared` is set, it is a part of a `Memory` that is used by
+    /// atomic operations, devices and the kernel only; otherwise nobody else uses it.
     #[inline]
     pub(super) const unsafe fn from_parts(base: NonNull<u8>, len: usize, shared: bool) -> Self {
         Self { base, len, shared, life: PhantomData }
     }
 
-    /// Length in bytes.
+    /// Returns the length, bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns true if the slice has no bytes.
     #[must_use]
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies `bytes` to the start, as many as fit; returns how many.
+    /// Copies `bytes` to the start, as many as fit. Returns their number.
     pub fn fill(&mut self, bytes: &[u8]) -> usize {
         let len = self.len.min(bytes.len());
-        // SAFETY: valid as `new` and `from_parts` demand. `bytes` is a reference, so it is no part of memory that is
-        // written here.
+        // SAFETY: the memory is valid as `new` and `from_parts` demand. `bytes` is a reference, so it does not overlap
+        // the memory that is written here.
         unsafe {
             if self.shared {
                 words::store(bytes.as_ptr(), self.base, len);
@@ -151,21 +151,21 @@ impl<'a> RecvSlice<'a> {
     }
 }
 
-/// What a system call that says how many bytes it moved has returned.
+/// Converts the result of a system call that returns a number of bytes.
 fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives into `slices`, in order; 0 is the end of the stream (`recv`(2), `readv`(2)). Only the first [`MAX_SLICES`]
-/// count.
+/// Receives into `slices`, in order (`recv`(2), `readv`(2)). Returns the number of bytes; 0 at the end of the stream.
+/// Uses only the first [`MAX_SLICES`] slices.
 ///
 /// # Errors
-/// Those of the system, `WouldBlock` among them.
+/// Those of the system, including `WouldBlock`.
 #[inline]
 pub fn receive(socket: BorrowedFd<'_>, slices: &mut [RecvSlice<'_>]) -> io::Result<usize> {
     let fd = socket.as_raw_fd();
     if let [one] = slices {
-        // SAFETY: room for as many bytes, which the kernel may write for as long as the slice lives.
+        // SAFETY: the kernel may write the `len` bytes for as long as the slice lives.
         return moved(unsafe { libc::recv(fd, one.base.as_ptr().cast(), one.len, 0) });
     }
     let mut vector = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MAX_SLICES];
@@ -174,20 +174,20 @@ pub fn receive(socket: BorrowedFd<'_>, slices: &mut [RecvSlice<'_>]) -> io::Resu
         *entry = libc::iovec { iov_base: slice.base.as_ptr().cast(), iov_len: slice.len };
         count += 1;
     }
-    // SAFETY: `count` entries, each with room for as many bytes as it says, as above.
+    // SAFETY: the kernel may write the bytes of each of the `count` entries, as above.
     moved(unsafe { libc::readv(fd, vector.as_ptr(), count) })
 }
 
-/// Sends from `slices`, in order, without a signal when the peer is gone (`sendmsg`(2), `MSG_NOSIGNAL`). Only the first
-/// [`MAX_SLICES`] count.
+/// Sends the bytes of `slices`, in order, without a signal if the peer is gone (`sendmsg`(2), `MSG_NOSIGNAL`). Returns
+/// the number of bytes. Uses only the first [`MAX_SLICES`] slices.
 ///
 /// # Errors
-/// Those of the system, `WouldBlock` among them.
+/// Those of the system, including `WouldBlock`.
 #[inline]
 pub fn send(socket: BorrowedFd<'_>, slices: &[SendSlice<'_>]) -> io::Result<usize> {
     let fd = socket.as_raw_fd();
     if let [one] = slices {
-        // SAFETY: as many bytes, which the kernel may read for as long as the slice lives.
+        // SAFETY: the kernel may read the `len` bytes for as long as the slice lives.
         return moved(unsafe { libc::send(fd, one.base.as_ptr().cast(), one.len, libc::MSG_NOSIGNAL) });
     }
     let mut vector = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MAX_SLICES];
@@ -199,7 +199,7 @@ pub fn send(socket: BorrowedFd<'_>, slices: &[SendSlice<'_>]) -> io::Result<usiz
     // SAFETY: zeros are a message header without address, vector and control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (vector.as_mut_ptr(), count);
-    // SAFETY: `count` entries, each of as many bytes as it says, as above; the kernel only reads them.
+    // SAFETY: the kernel may read the bytes of each of the `count` entries, as above, and writes none.
     moved(unsafe { libc::sendmsg(fd, &raw const message, libc::MSG_NOSIGNAL) })
 }
 

@@ -1,28 +1,29 @@
-//! Memory that devices read and write: the region itself, the entries that name parts of it, and buffers of system
+//! Memory that devices read and write: the memory itself, the entries that name parts of it, and the buffers of system
 //! calls.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod.rs` | [`Memory`]: pages or a vector, and copies that may race |
-//! | `foreign.rs` | pages of a memory file, and memory that the program has got on its own |
-//! | `sge.rs` | [`Sge`]: what a work request names, with a promise about who else uses it |
+//! | `mod.rs` | [`Memory`]: pages or a vector, and copies that may race with other accesses |
+//! | `foreign.rs` | pages of a memory file, and memory that the program has allocated itself |
+//! | `sge.rs` | [`Sge`]: an entry of a work request, with a promise about who else uses its bytes |
 //! | `span.rs` | parts of a region that a peer may reach |
 //! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
-//! | `passing.rs` | descriptors that pass from process to process, and who the peer is |
+//! | `passing.rs` | descriptors that are sent from process to process, and the user of the peer |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
 //! | `packets.rs` | [`Packets`]: UDP packets in batches |
 //! | `interfaces.rs` | the interface that has an address |
 //! | `words.rs` | copies by atomic operations |
 //!
-//! All unsafe code of the embedded provider is in this folder, and rests on one rule: each aligned word of 8 bytes of a
-//! [`Memory`] is, at any time, used in one of two ways.
+//! All unsafe code of the embedded provider is in this folder, and rests on one rule. At any time, each aligned word of
+//! 8 bytes of a [`Memory`] is used in one of two ways:
 //!
-//! - *By one side alone.* The program has it as a reference, or a work request has it by an entry of [`Sge::new`].
-//!   Whoever makes the reference or the entry promises that nobody else uses the word meanwhile; that is unsafe code.
+//! - *By one user alone.* The program has a reference to it, or a work request has it by an entry of [`Sge::new`]. The
+//!   code that makes the reference or the entry promises that nobody else uses the word in that time; making it is
+//!   unsafe.
 //! - *By anybody.* The program uses it through the functions of [`Memory`], on any thread; peers and work requests use
-//!   it through a device, which here is the embedded provider or the kernel. All of them are atomic on whole words, or
-//!   not accesses of this program at all, so they are no data race. A copy made while somebody else writes is a
-//!   mixture: each word of it is what was there at some moment.
+//!   it through a device, which is the embedded provider or the kernel here. All these accesses are atomic on whole
+//!   words, or are not accesses of this program, so they are no data race. A copy that is made while somebody else
+//!   writes is a mixture: each of its words is the value that was there at some moment.
 
 use std::io;
 use std::ops::Range;
@@ -46,64 +47,64 @@ pub use interfaces::Interface;
 pub(crate) use interfaces::interface_of;
 pub use iovec::{MAX_SLICES, RecvSlice, SendSlice, receive, send};
 pub use packets::Packets;
-pub(crate) use packets::{prepare_for_packets, receive_packets, send_packets, take_refusal};
-pub use passing::{pass, peer_user, take};
+pub(crate) use packets::{prepare_for_packets, receive_packets, send_packets, take_network_error};
+pub use passing::{peer_user, receive_with_descriptor, send_with_descriptor};
 pub use sge::Sge;
 pub use shared::{Sharing, Window};
 pub use span::Span;
 
-/// Memory to register: pages of its own, zeroed, that cost nothing until they are touched; or a vector's. It begins at
-/// a multiple of 8 bytes and consists of whole words.
+/// Memory to register: zeroed pages that take up memory only when they are touched, a vector's bytes, a memory file, or
+/// memory of the program. It begins at a multiple of 8 bytes and consists of whole words.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
-    /// The memory file that other processes can be given.
+    /// The memory file, whose descriptor may be sent to another process.
     file: Option<OwnedFd>,
 }
 
-/// Where the memory is from.
+/// The origin of a memory, which decides how it is freed.
 #[derive(Clone, Copy, Debug)]
 enum Backing {
-    /// A mapping of so many bytes.
+    /// A mapping of this number of bytes.
     Mapping(usize),
-    /// A vector with so many bytes of capacity, of which all whole words that hold one of `len` bytes are initialised.
+    /// A vector of this capacity, bytes. All whole words that hold one of its `len` bytes are initialised.
     Vector(usize),
-    /// The program's own, which it keeps.
+    /// Memory of the program, which is not freed.
     Foreign,
 }
 
-// SAFETY: `Memory` owns its bytes, and what it lets anybody do with them does not depend on the thread.
+// SAFETY: `Memory` owns its bytes, and its operations on them do not depend on the thread.
 unsafe impl Send for Memory {}
 // SAFETY: through `&Memory` the bytes are read and written by relaxed atomic operations only, each on a whole aligned
-// word. Whoever makes references or entries from its address promises not to break the rule of the module.
+// word. Code that makes references or entries from the address promises to keep the rule of the module.
 unsafe impl Sync for Memory {}
 
-/// Returns the size of a page of this system: 4 KiB, or 16 or 64 KiB on some, bytes.
+/// Returns the page size of this system, bytes: 4 KiB, or 16 or 64 KiB on some.
 #[must_use]
 pub fn page_size() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: the call returns a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Rounds a length up to whole pages of this size, or to 0 if there are none so large.
+/// Rounds a length up to whole pages of this size. Returns 0 if the result would overflow.
 pub(crate) fn in_pages(len: usize, page: usize) -> usize {
     len.checked_next_multiple_of(page).unwrap_or(0)
 }
 
-/// The page sizes of systems on which the tests do not run, bytes.
+/// Page sizes of systems on which the tests do not run, bytes.
 #[cfg(test)]
 pub(crate) const LARGER_PAGES: [usize; 2] = [16 << 10, 64 << 10];
 
-/// Size and alignment of a huge page, bytes.
+/// The size and alignment of a huge page, bytes.
 const HUGE_PAGE: usize = 2 << 20;
 
 impl Memory {
-    /// Maps `len` bytes, rounded up to whole pages; from 2 MiB on, at a multiple of that.
+    /// Maps `len` zeroed bytes, rounded up to whole pages. From 2 MiB on, the address is a multiple of 2 MiB.
     ///
     /// # Errors
-    /// `ENOMEM` when the system has none; `InvalidInput` for a length of 0 or past `isize::MAX`.
+    /// `ENOMEM` if the system has no memory; `InvalidInput` for a length of 0 or past `isize::MAX`.
     pub fn new(len: usize) -> io::Result<Self> {
         Self::in_pages(len, page_size())
     }
@@ -112,15 +113,16 @@ impl Memory {
         let len = Some(in_pages(len, page)).filter(|&n| n > 0 && isize::try_from(n).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         if cfg!(any(fuzzing, heap_memory)) {
-            // Under Miri vectors begin at any address, and what does not begin at a word would be copied again and again.
+            // Under Miri vectors begin at any address, and `from_vec` would copy one that does not begin at a word to
+            // another such memory, endlessly.
             let mut vectors = std::iter::repeat_with(|| vec![0; len]);
             return Self::from_vec(vectors.find(|bytes| bytes.as_ptr().addr() % words::WORD == 0).unwrap_or_default());
         }
-        // Room to move the beginning to where a huge page may begin.
+        // Spare bytes, to move the beginning to a multiple of the huge page's size.
         let spare = if len >= HUGE_PAGE { HUGE_PAGE - page } else { 0 };
         let all = len.checked_add(spare).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no memory of this process.
         let start = unsafe { libc::mmap(ptr::null_mut(), all, rights, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -128,20 +130,20 @@ impl Memory {
         let head = if spare > 0 { start.align_offset(HUGE_PAGE).min(spare) } else { 0 };
         let base = start.wrapping_byte_add(head);
         for (part, len) in [(start, head), (base.wrapping_byte_add(len), spare - head)] {
-            // SAFETY: whole pages at the ends of the mapping just made, which nobody knows of.
+            // SAFETY: these are whole pages at the ends of the mapping just made, to which there is no other pointer.
             if len > 0 && unsafe { libc::munmap(part, len) } != 0 {
-                log::warn!("{len} bytes beside a mapping cannot be given back: {}", io::Error::last_os_error());
+                log::warn!("cannot unmap {len} bytes beside a mapping: {}", io::Error::last_os_error());
             }
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Self { base, len, backing: Backing::Mapping(len), file: None })
     }
 
-    /// Takes a vector's bytes. They are copied if the vector does not begin at a multiple of 8 or cannot grow to a
-    /// whole number of words where it is.
+    /// Takes over the bytes of a vector. Copies them if the vector does not begin at a multiple of 8, or has no room to
+    /// grow to whole words.
     ///
     /// # Errors
-    /// `InvalidInput` for an empty one; `ENOMEM` when a copy is needed and the system has no memory.
+    /// `InvalidInput` for an empty vector; `ENOMEM` if a copy is needed and the system has no memory.
     pub fn from_vec(mut bytes: Vec<u8>) -> io::Result<Self> {
         let len = bytes.len();
         if len == 0 {
@@ -160,18 +162,19 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()), file: None })
     }
 
-    /// Has the system back it by huge pages where it can: fewer faults and translations for memory that is going to be
-    /// used whole, and 2 MiB at once for memory that is not. Nothing happens below 2 MiB, to vectors, and on systems
-    /// without.
+    /// Asks the system to back the memory by huge pages (`madvise`(2), `MADV_HUGEPAGE`). That saves page faults and
+    /// address translations for memory that is used as a whole; memory that is touched in few places takes up 2 MiB for
+    /// each. Does nothing for less than 2 MiB, for vectors, and on systems without huge pages.
     pub fn prefer_huge_pages(&self) {
         if matches!(self.backing, Backing::Mapping(_)) && self.len >= HUGE_PAGE {
-            // SAFETY: advice on a whole mapping of ours, which changes none of its bytes. Its failure changes nothing.
+            // SAFETY: this is advice on a whole mapping of this memory, and changes none of its bytes. An error changes
+            // nothing.
             let _ = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
         }
     }
 
-    /// Has pages that are not touched yet come from a NUMA node while that has some. Nothing happens to vectors, and
-    /// where there is no such node.
+    /// Asks the system to take pages that are not touched yet from a NUMA node, while that node has free memory
+    /// (`mbind`(2)). Does nothing for vectors, and if there is no such node.
     pub fn prefer_node(&self, node: u32) {
         const NODES: usize = 1024;
         let mut mask = [0_u64; NODES / 64];
@@ -179,79 +182,83 @@ impl Memory {
         let Some(word) = mask.get_mut(node as usize / 64) else { return };
         *word |= 1 << (node % 64);
         let base = self.base.as_ptr();
-        // SAFETY: advice on a whole mapping of ours, which changes none of its bytes, with a mask of as many bits as
-        // said. Its failure changes nothing.
+        // SAFETY: this is advice on a whole mapping of this memory, and changes none of its bytes. The mask has `NODES`
+        // bits. An error changes nothing.
         let _ = unsafe { libc::syscall(libc::SYS_mbind, base, len, libc::MPOL_PREFERRED, mask.as_ptr(), NODES, 0) };
     }
 
-    /// Length in bytes.
+    /// Returns the length, bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a region has at least one page.
+    /// Returns false: no memory has a length of 0.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// First byte. Using what is there, as by a reference, is up to the rule of the [module](self).
+    /// Returns the address of the first byte. A program that uses the bytes through it must keep the rule of the
+    /// [module](self).
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Copies the bytes from `offset` on to `out`; `false`, and nothing is copied, if they are not wholly inside.
+    /// Copies the bytes from `offset` on to `out`. Returns false, and copies nothing, if they are not all inside the
+    /// memory.
     ///
-    /// Any thread may call it, whoever else uses the memory by the functions of this type, a peer's operations or work
-    /// requests with shared entries: then `out` is a mixture of old and new, word by word. It never blocks.
+    /// Any thread may call it, even while others use the memory by the functions of this type, by a peer's operations
+    /// or by work requests with shared entries. Then `out` is a mixture of old and new bytes, word by word. The call
+    /// never blocks.
     #[must_use]
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> bool {
         self.span(offset, out.len()).map(|span| span.copy_to(out)).is_some()
     }
 
-    /// Copies `bytes` to `offset`; `false`, and nothing is copied, if that is not wholly inside.
+    /// Copies `bytes` to `offset`. Returns false, and copies nothing, if they are not all inside the memory.
     ///
-    /// Any thread may call it, whoever else uses the memory by the functions of this type, a peer's operations or work
-    /// requests with shared entries. Who reads at the same time finds a mixture of old and new, word by word; of two
-    /// that write, each byte is one's or the other's. Bytes beside those written are not changed. It never blocks.
+    /// Any thread may call it, even while others use the memory by the functions of this type, by a peer's operations
+    /// or by work requests with shared entries. A concurrent reader finds a mixture of old and new bytes, word by word.
+    /// After two concurrent writes, each byte is that of one of them. Bytes beside the written ones do not change. The
+    /// call never blocks.
     #[must_use]
     #[inline]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
         self.span(offset, bytes.len()).map(|span| span.fill(bytes)).is_some()
     }
 
-    /// The word at `offset`, for loads, stores and atomic operations of the program's own; `None` if `offset` is not a
-    /// multiple of 8 or the word is not wholly inside.
+    /// Returns the word at `offset`, for loads, stores and atomic operations of the program. `None` if `offset` is not
+    /// a multiple of 8 or the word is not inside the memory.
     ///
-    /// The number is in the byte order of this machine. The embedded provider does a peer's atomic operations so that
-    /// they are atomic with those on this reference; devices need not ([`crate::Features::ATOMICS`]).
+    /// The value is in the byte order of this machine. Atomic operations of peers of the embedded provider are atomic
+    /// with those on this reference; those of devices need not be ([`crate::Features::ATOMICS`]).
     #[must_use]
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         self.span(offset, words::WORD)?.word()
     }
 
-    /// An entry for a part of the memory that others may use while a work request has it; `None` if the part is not
-    /// wholly inside or longer than [`Sge::MAX_LEN`].
+    /// Makes an entry for a part of the memory that others may use while a work request has it. `None` if the part is
+    /// not inside the memory, or is longer than [`Sge::MAX_LEN`].
     ///
     /// # Safety
-    /// From the post of a work request with this entry until its completion has been polled, or until
-    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the memory lives, and its words in
+    /// From the post of a work request with this entry until its completion was polled, or
+    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the memory lives, and the words of
     /// this part are used by the functions of this type, by peers and by other work requests only. References to them
-    /// are allowed while nobody writes, this work request included.
+    /// are allowed while nobody writes them, this work request included.
     #[must_use]
     #[inline]
     pub unsafe fn shared_entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         let span = self.span(range.start, range.end.checked_sub(range.start)?)?;
         let len = u32::try_from(span.len()).ok().filter(|&len| len <= Sge::MAX_LEN)?;
-        // SAFETY: a part of this memory; the caller promises the rest.
+        // SAFETY: the span is a part of this memory; the caller promises the rest.
         Some(unsafe { Sge::shared(span.base(), len, key) })
     }
 
-    /// A part of it for as long as it is borrowed; `None` if that is not wholly inside.
+    /// Returns a part of the memory, which borrows it. `None` if the part is not inside the memory.
     #[must_use]
     #[inline]
     pub fn span(&self, offset: usize, len: usize) -> Option<Span<'_>> {
@@ -262,11 +269,11 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.backing {
-            // SAFETY: the parts of the vector that `from_vec` took apart, which nobody can name any more.
+            // SAFETY: these are the parts of the vector that `from_vec` took apart. Nobody uses them any more.
             Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
             Backing::Foreign => {}
             Backing::Mapping(len) => {
-                // SAFETY: the mapping that a constructor made, which is ours alone and which nobody can name any more.
+                // SAFETY: this is the whole mapping that a constructor made. Nobody uses it any more.
                 let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
                 debug_assert_eq!(rc, 0, "munmap of a whole mapping");
             }
@@ -277,14 +284,14 @@ impl Drop for Memory {
 /// Shorthands for the tests of this crate, which post an entry only while its memory lives.
 #[cfg(any(test, fuzz_targets))]
 impl Memory {
-    /// An entry that nobody else uses.
+    /// Makes an entry of [`Sge::new`]: nobody else uses the bytes.
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         let base = self.span(offset, len).expect("a part of the memory").base();
-        // SAFETY: inside the memory, which the test leaves alone while the entry is posted.
+        // SAFETY: the bytes are inside the memory, which the test does not use while the entry is posted.
         unsafe { Sge::new(base, len as u32, LocalKey(0)) }
     }
 
-    /// An entry that others may use.
+    /// Makes an entry that others may use.
     pub(crate) fn shared_sge(&self, offset: usize, len: usize) -> Sge {
         // SAFETY: the test uses the memory by the functions of `Memory` only.
         unsafe { self.shared_entry(offset..offset + len, LocalKey(0)) }.expect("a part of the memory")
@@ -305,7 +312,7 @@ impl Memory {
 mod tests {
     use super::*;
 
-    /// What the system says of the mapping that an address is in.
+    /// Returns the entry of `/proc/self/smaps` for the mapping of a memory.
     fn account_of(memory: &Memory) -> String {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let address = memory.as_ptr() as usize;
@@ -321,7 +328,7 @@ mod tests {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    // On the heap there are no mappings.
+    // With memory on the heap there are no mappings.
     #[cfg(not(any(fuzzing, heap_memory)))]
     #[test]
     fn large_mappings_are_aligned_and_take_huge_pages() {
@@ -339,7 +346,7 @@ mod tests {
         }
     }
 
-    /// Where pages are larger, mappings consist of those. The system gives parts of a mapping back in whole pages only.
+    /// With larger pages, mappings consist of those, because the system unmaps whole pages only.
     #[cfg(not(any(fuzzing, heap_memory)))]
     #[test]
     fn mappings_consist_of_whole_pages_of_the_system() {
@@ -368,7 +375,7 @@ mod tests {
         assert!(Memory::from_vec(Vec::new()).is_err());
     }
 
-    /// Under Miri this test fails when a copy is not atomic, or not on whole words.
+    /// Under Miri this test fails if a copy is not atomic, or not on whole words.
     #[test]
     #[allow(clippy::disallowed_methods, reason = "other threads are what it is about")]
     fn threads_copy_and_count_at_the_same_time() {
@@ -378,7 +385,7 @@ mod tests {
             for (at, value) in [(3, 0x11), (8, 0x22), (1, 0x33)] {
                 let memory = &memory;
                 scope.spawn(move || {
-                    // Not whole words: what is beside it stays.
+                    // Not whole words: the bytes beside them must not change.
                     let bytes = vec![value; 2000 + at];
                     (0..ROUNDS).for_each(|_| assert!(memory.copy_in(16 + at, &bytes)));
                 });
@@ -393,7 +400,7 @@ mod tests {
             for _ in 0..ROUNDS {
                 assert!(memory.copy_out(13, &mut out));
                 assert!(out.iter().all(|byte| [0, 0x11, 0x22, 0x33].contains(byte)), "{out:x?}");
-                // A device's view of the same.
+                // Copies as a device makes them.
                 memory.span(9, 2000).unwrap().append_to(&mut Vec::new());
                 memory.shared_sge(5, 1999).append_to(&mut Vec::new());
             }

@@ -1,4 +1,4 @@
-//! UDP packets in batches: several leave and several come in one system call (`sendmmsg`(2), `recvmmsg`(2)).
+//! UDP packets in batches: one system call sends or receives several (`sendmmsg`(2), `recvmmsg`(2)).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,66 +7,67 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// Most packets of a batch, and how many are asked for where few come.
+/// The largest batch, and the smallest number of packets that a receive call asks for.
 const BATCH: usize = 32;
 const FEW: usize = 4;
 
-/// Packets that came or are to leave, each in a buffer of its own, with the address of the other end.
+/// Packets that were received or are to be sent, each in its own buffer, with the address of the other end.
 #[derive(Debug)]
 pub struct Packets {
     octets: Vec<u8>,
-    /// Size of a buffer, and the place of what comes in it.
+    /// The size of a buffer, and the offset in it of a received packet, octets.
     stride: usize,
     headroom: usize,
     filled: Vec<(Range<usize>, SocketAddr)>,
-    /// How many the next call asks for: what is prepared for packets that do not come is time lost.
+    /// The number of packets that the next receive call asks for. Preparing for packets that do not arrive costs time.
     wanted: usize,
 }
 
 impl Default for Packets {
-    /// No packets, and no room for any.
+    /// Makes a batch without packets and without buffers.
     fn default() -> Self {
         Self { octets: Vec::new(), stride: 0, headroom: 0, filled: Vec::new(), wanted: 0 }
     }
 }
 
 impl Packets {
-    /// No packets, with buffers of `stride` octets. What comes is put behind the first `headroom` of a buffer.
+    /// Makes a batch without packets, with buffers of `stride` octets. Received packets are placed behind the first
+    /// `headroom` octets of a buffer.
     pub(crate) fn new(stride: usize, headroom: usize) -> Self {
         let headroom = headroom.min(stride);
         let (octets, filled) = (vec![0; BATCH * stride], Vec::with_capacity(BATCH));
         Self { octets, stride, headroom, filled, wanted: FEW }
     }
 
-    /// Number of packets.
+    /// Returns the number of packets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.filled.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no packets.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filled.is_empty()
     }
 
-    /// Whether it has no buffers at all, as by default.
+    /// Returns true if there are no buffers at all, as by default.
     pub(crate) fn is_without_room(&self) -> bool {
         self.stride == 0
     }
 
-    /// Whether there is no buffer left.
+    /// Returns true if no buffer is free.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.filled.len() >= BATCH || self.stride == 0
     }
 
-    /// Forgets all packets.
+    /// Removes all packets.
     pub fn clear(&mut self) {
         self.filled.clear();
     }
 
-    /// Adds a packet: `fill` writes it into its buffer and says where it is. Nothing happens if there is no buffer left.
+    /// Adds a packet: `fill` writes it into its buffer and returns its range there. Does nothing if no buffer is free.
     pub fn push(&mut self, peer: SocketAddr, fill: impl FnOnce(&mut [u8]) -> Range<usize>) {
         if self.is_full() {
             return;
@@ -80,14 +81,14 @@ impl Packets {
         &mut self.octets[nth * self.stride..][..self.stride]
     }
 
-    /// A packet's octets, and the other end.
+    /// Returns the octets of a packet, and the address of the other end.
     #[must_use]
     pub fn read(&self, nth: usize) -> Option<(&[u8], SocketAddr)> {
         let (place, peer) = self.filled.get(nth)?;
         Some((&self.octets[nth * self.stride..][place.clone()], *peer))
     }
 
-    /// A packet: its buffer, its place there, and the other end.
+    /// Returns the buffer of a packet, its range there, and the address of the other end.
     pub(crate) fn get(&mut self, nth: usize) -> Option<(&mut [u8], Range<usize>, SocketAddr)> {
         let (place, peer) = self.filled.get(nth)?.clone();
         Some((self.buffer(nth), place, peer))
@@ -95,9 +96,9 @@ impl Packets {
 }
 
 /// The address of a packet's other end, as the system has it.
-type Name = libc::sockaddr_storage;
+type SocketName = libc::sockaddr_storage;
 
-fn message(vector: &mut libc::iovec, name: &mut Name, len: libc::socklen_t) -> libc::mmsghdr {
+fn message(vector: &mut libc::iovec, name: &mut SocketName, len: libc::socklen_t) -> libc::mmsghdr {
     // SAFETY: zeros are a message header without address, vector and control data.
     let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
     (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (vector, 1);
@@ -105,8 +106,8 @@ fn message(vector: &mut libc::iovec, name: &mut Name, len: libc::socklen_t) -> l
     message
 }
 
-fn name(address: SocketAddr) -> (Name, libc::socklen_t) {
-    let mut name = MaybeUninit::<Name>::zeroed();
+fn name(address: SocketAddr) -> (SocketName, libc::socklen_t) {
+    let mut name = MaybeUninit::<SocketName>::zeroed();
     let len = match address {
         SocketAddr::V4(v4) => {
             let of = libc::sockaddr_in {
@@ -136,12 +137,12 @@ fn name(address: SocketAddr) -> (Name, libc::socklen_t) {
     (unsafe { name.assume_init() }, len as libc::socklen_t)
 }
 
-/// Reads an address; `None` for other families.
-pub(super) fn address(name: &Name) -> Option<SocketAddr> {
+/// Returns the IP address and port; `None` for other families.
+pub(super) fn address(name: &SocketName) -> Option<SocketAddr> {
     let place = ptr::from_ref(name);
     match libc::c_int::from(name.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the storage is larger, aligned and initialised, and any octets are an address.
+            // SAFETY: the storage is larger, aligned and initialised, and any octets are a valid address.
             let of = unsafe { &*place.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(of.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(of.sin_port)).into())
@@ -158,12 +159,12 @@ pub(super) fn address(name: &Name) -> Option<SocketAddr> {
 
 const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 
-/// Sends the packets from the `first` on; returns how many have left.
+/// Sends the packets from number `first` on. Returns the number that were sent.
 ///
 /// # Errors
-/// Those of the system for the first of them, `WouldBlock` among them.
+/// Those of the system for the first of these packets, including `WouldBlock`.
 pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usize) -> io::Result<usize> {
-    let mut names = [MaybeUninit::<Name>::uninit(); BATCH];
+    let mut names = [MaybeUninit::<SocketName>::uninit(); BATCH];
     let mut vectors = [NO_VECTOR; BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     let mut count = 0;
@@ -174,19 +175,19 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
         count += 1;
     }
     let fd = socket.as_raw_fd();
-    // SAFETY: `count` headers, each with the address and the octets of a packet, which the kernel only reads.
+    // SAFETY: the kernel only reads the `count` headers, and the address and the octets that each of them names.
     let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT as _) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives packets in place of those in `packets`; returns how many came, and whether the socket had no more. Those that are longer than
-/// their buffer are empty then.
+/// Replaces the packets in `packets` by received ones. Returns their number, and true if the socket has no more. A
+/// packet that is longer than its buffer becomes empty.
 ///
 /// # Errors
-/// Those of the system, `WouldBlock` among them.
+/// Those of the system, including `WouldBlock`.
 pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<(usize, bool)> {
     packets.clear();
-    let mut names = [MaybeUninit::<Name>::uninit(); BATCH];
+    let mut names = [MaybeUninit::<SocketName>::uninit(); BATCH];
     let mut vectors = [NO_VECTOR; BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
     let (stride, headroom, mut count) = (packets.stride, packets.headroom, 0);
@@ -195,29 +196,31 @@ pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> 
         vectors[count] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         // SAFETY: all fields are numbers, and zeros are an address of no family.
         let name = names[count].write(unsafe { std::mem::zeroed() });
-        messages[count].write(message(&mut vectors[count], name, size_of::<Name>() as libc::socklen_t));
+        messages[count].write(message(&mut vectors[count], name, size_of::<SocketName>() as libc::socklen_t));
         count += 1;
     }
     let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT as _);
-    // SAFETY: `count` headers, each with room for an address and for the octets of a packet, which the kernel may write in this call.
-    let came = unsafe { libc::recvmmsg(fd, messages.as_mut_ptr().cast(), count as u32, flags, ptr::null_mut()) };
-    let came = usize::try_from(came).map_err(|_| io::Error::last_os_error())?.min(count);
-    for (message, name) in messages.iter().zip(&names).take(came) {
-        // SAFETY: the first `count` of both are written above.
+    // SAFETY: each of the `count` headers names room for an address and for the octets of a packet, which the kernel
+    // writes only during the call.
+    let received = unsafe { libc::recvmmsg(fd, messages.as_mut_ptr().cast(), count as u32, flags, ptr::null_mut()) };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?.min(count);
+    for (message, name) in messages.iter().zip(&names).take(received) {
+        // SAFETY: the first `count` entries of both are written above.
         let (message, name) = unsafe { (message.assume_init_ref(), name.assume_init_ref()) };
         let whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
         let len = if whole { (message.msg_len as usize).min(stride - headroom) } else { 0 };
         let none = SocketAddr::from(([0; 4], 0));
         packets.filled.push((headroom..headroom + len, address(name).unwrap_or(none)));
     }
-    let drained = came < count;
-    packets.wanted = if drained { came.next_power_of_two().max(FEW) } else { (2 * count).clamp(FEW, BATCH) };
-    Ok((came, drained || count == 0))
+    let drained = received < count;
+    packets.wanted = if drained { received.next_power_of_two().max(FEW) } else { (2 * count).clamp(FEW, BATCH) };
+    Ok((received, drained || count == 0))
 }
 
-/// Has the packets of a socket leave whole or not at all, with the identification 0 on IPv4, and has the system keep for
-/// [`take_refusal`] what the network says about them (`IP_MTU_DISCOVER`, `IP_RECVERR`, `ip`(7)). Over IPv6, packets without UDP's checksum
-/// are taken, too (`UDP_NO_CHECK6_RX`): RoCE devices send none, since the ICRC covers more.
+/// Prepares a socket for packets of RoCE. The system sends each packet whole or not at all, with the identification 0
+/// on IPv4, and keeps the errors that the network reports for [`take_network_error`] (`IP_MTU_DISCOVER`, `IP_RECVERR`,
+/// `ip`(7)). Over IPv6 it also accepts packets without UDP's checksum (`UDP_NO_CHECK6_RX`): RoCE devices send none,
+/// since the ICRC covers more.
 ///
 /// # Errors
 /// Those of the system.
@@ -233,7 +236,7 @@ pub(crate) fn prepare_for_packets(socket: BorrowedFd<'_>, address: SocketAddr) -
     };
     for &(level, option, value) in options {
         let (fd, len) = (socket.as_raw_fd(), size_of::<libc::c_int>() as libc::socklen_t);
-        // SAFETY: a number, of the length that is stated.
+        // SAFETY: the option is a number of the stated length.
         if unsafe { libc::setsockopt(fd, level, option, ptr::from_ref(&value).cast(), len) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -241,26 +244,28 @@ pub(crate) fn prepare_for_packets(socket: BorrowedFd<'_>, address: SocketAddr) -
     Ok(())
 }
 
-/// Takes the next thing that the network has said about a packet that was sent: the address that it was for, and why it did not get there.
+/// Returns the next error that the network has reported about a sent packet: the destination of the packet, and the
+/// reason.
 ///
 /// # Errors
-/// Those of the system; `WouldBlock` when there is none.
-pub(crate) fn take_refusal(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>, io::Error)> {
+/// Those of the system; `WouldBlock` if no error is left.
+pub(crate) fn take_network_error(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>, io::Error)> {
     #[repr(C, align(8))]
-    struct Control([u8; 256]);
-    let (mut control, mut vector) = (Control([0; 256]), NO_VECTOR);
-    let mut name = MaybeUninit::<Name>::zeroed();
+    struct ErrorControl([u8; 256]);
+    let (mut control, mut vector) = (ErrorControl([0; 256]), NO_VECTOR);
+    let mut name = MaybeUninit::<SocketName>::zeroed();
     // SAFETY: all fields are numbers, and zeros are an address of no family.
     let name = unsafe { name.assume_init_mut() };
-    let mut message = message(&mut vector, name, size_of::<Name>() as libc::socklen_t).msg_hdr;
-    (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<Control>() as _);
+    let mut message = message(&mut vector, name, size_of::<SocketName>() as libc::socklen_t).msg_hdr;
+    (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<ErrorControl>() as _);
     let (fd, flags) = (socket.as_raw_fd(), libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT);
-    // SAFETY: room for an address and control data, which the kernel may write in this call.
+    // SAFETY: the header names room for an address and control data, which the kernel writes only during the call.
     if unsafe { libc::recvmsg(fd, &raw mut message, flags) } < 0 {
         return Err(io::Error::last_os_error());
     }
     let mut why = io::Error::from(io::ErrorKind::Other);
-    // SAFETY: the kernel has filled the header and the control data; an entry that is long enough for the report holds one.
+    // SAFETY: the kernel has filled the header and the control data; an entry that is long enough for the report holds
+    // one.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
@@ -307,12 +312,12 @@ mod tests {
             assert_eq!(send_packets(a.as_fd(), &out, 0).unwrap(), BATCH);
             assert_eq!(send_packets(a.as_fd(), &out, BATCH - 1).unwrap(), 1);
             let mut all = 0;
-            // More are asked for while more come; the last one was sent twice.
+            // Each call asks for more while more arrive. The last packet was sent twice.
             for (count, drained) in [(4, false), (8, false), (16, false), (5, true)] {
                 assert_eq!(receive_packets(b.as_fd(), &mut inn).unwrap(), (count, drained));
                 for nth in 0..count {
                     let (buffer, place, peer) = inn.get(nth).unwrap();
-                    // What is longer than the room is not kept.
+                    // A packet that is longer than its buffer is not kept.
                     let value = all.min(BATCH - 1);
                     let len = if value + 19 <= 40 { value + 19 } else { 0 };
                     assert_eq!((place.clone(), peer), (10..10 + len, from));
@@ -331,7 +336,7 @@ mod tests {
         a.send_to(&[7], to).unwrap();
         for mut none in [Packets::default(), Packets::new(0, 9)] {
             assert_eq!(receive_packets(b.as_fd(), &mut none).unwrap(), (0, true));
-            none.push(to, |_| panic!("there is no buffer"));
+            none.push(to, |_| panic!("a packet without a buffer"));
             assert_eq!((none.is_empty(), none.is_full(), send_packets(a.as_fd(), &none, 0).unwrap()), (true, true, 0));
         }
         assert_eq!(receive_packets(b.as_fd(), &mut Packets::new(9, 0)).unwrap(), (1, true), "it is still there");
@@ -345,10 +350,10 @@ mod tests {
             let mut out = Packets::new(64, 0);
             out.push(to, |_| 0..9);
             send_packets(a.as_fd(), &out, 0).unwrap();
-            // Within a host, the answer is there when the call returns.
-            let (peer, why) = take_refusal(a.as_fd()).unwrap();
+            // Within a host, the error is reported before the call returns.
+            let (peer, why) = take_network_error(a.as_fd()).unwrap();
             assert_eq!((peer, why.kind()), (Some(to), io::ErrorKind::ConnectionRefused));
-            assert!(take_refusal(a.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+            assert!(take_network_error(a.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
         }
     }
 }

@@ -1,13 +1,14 @@
-//! Packets between two processes of a host, with which descriptors pass (`unix`(7)), and the user that the peer is of.
+//! Packets between two processes of a host that carry descriptors (`unix`(7)), and the user of the peer.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// Room for the control data of a packet: for more descriptors than anybody is to send, so that the others are seen, and closed.
+/// Room for the control data of a packet. It holds more descriptors than a correct peer sends, so that the surplus is
+/// seen and closed.
 #[repr(C, align(8))]
-struct Control([u8; 64]);
+struct DescriptorControl([u8; 64]);
 
 fn message(vector: &mut libc::iovec) -> libc::msghdr {
     // SAFETY: zeros are a message header without address, vector and control data.
@@ -20,17 +21,17 @@ fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends one packet, and a descriptor with it. Never blocks, whatever the peer does.
+/// Sends one packet, with a descriptor if `file` is set. Never blocks, whatever the peer does.
 ///
 /// # Errors
-/// Those of the system, `WouldBlock` among them.
-pub fn pass(socket: BorrowedFd<'_>, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+/// Those of the system, including `WouldBlock`.
+pub fn send_with_descriptor(socket: BorrowedFd<'_>, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut vector = libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
     let mut message = message(&mut vector);
-    let mut control = Control([0; 64]);
+    let mut control = DescriptorControl([0; 64]);
     if let Some(file) = file {
         message.msg_control = (&raw mut control).cast();
-        // SAFETY: a number.
+        // SAFETY: the call computes a number.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as _;
         // SAFETY: the header has control data that is aligned and has room for one descriptor.
         unsafe {
@@ -42,26 +43,26 @@ pub fn pass(socket: BorrowedFd<'_>, packet: &[u8], file: Option<BorrowedFd<'_>>)
         }
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: a packet and control data that the kernel only reads.
+    // SAFETY: the kernel only reads the packet and the control data.
     moved(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }).map(drop)
 }
 
-/// Receives one packet into `room`, and the descriptor that came with it; all further descriptors are closed. A length of 0 is the end of
-/// the stream. Never blocks, whatever the peer does.
+/// Receives one packet into `room`, and the descriptor that was sent with it; closes all further descriptors. A length
+/// of 0 is the end of the stream. Never blocks, whatever the peer does.
 ///
 /// # Errors
-/// Those of the system, `WouldBlock` among them.
-pub fn take(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+/// Those of the system, including `WouldBlock`.
+pub fn receive_with_descriptor(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut vector = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
     let mut message = message(&mut vector);
-    let mut control = Control([0; 64]);
-    (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<Control>() as _);
+    let mut control = DescriptorControl([0; 64]);
+    (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<DescriptorControl>() as _);
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: room for a packet and control data, which the kernel may write in this call.
+    // SAFETY: the header names room for a packet and control data, which the kernel writes only during the call.
     let len = moved(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
     let mut first = None;
-    // SAFETY: the kernel has filled the header and the control data, of which only whole descriptors of this process are taken; each has no
-    // other owner.
+    // SAFETY: the kernel has filled the header and the control data. Only whole descriptors are taken from there; each
+    // is of this process and has no other owner.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
@@ -79,7 +80,8 @@ pub fn take(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Optio
     Ok((len, first))
 }
 
-/// The user that the process at the other end of a socket had when it connected or listened (`SO_PEERCRED`), and this process's own.
+/// Returns the user that the process at the other end of a socket had when it connected or listened (`SO_PEERCRED`),
+/// and the effective user of this process.
 ///
 /// # Errors
 /// Those of the system.
@@ -87,12 +89,12 @@ pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let (fd, at) = (socket.as_raw_fd(), credentials.as_mut_ptr());
-    // SAFETY: room for the credentials, of the length that is stated.
+    // SAFETY: the pointer is to room for the credentials, of the stated length.
     let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, at.cast(), ptr::from_mut(&mut len)) };
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: all fields are numbers, which the kernel has written; asks for a number.
+    // SAFETY: all fields are numbers, which the kernel has written; `geteuid` returns a number.
     unsafe { Ok((credentials.assume_init().uid, libc::geteuid())) }
 }
 
@@ -107,19 +109,19 @@ mod tests {
     fn a_packet_brings_one_descriptor_and_the_others_are_closed() {
         let (a, b) = UnixDatagram::pair().unwrap();
         let mut room = [0; 16];
-        assert_eq!(take(b.as_fd(), &mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(receive_with_descriptor(b.as_fd(), &mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         // The end of the stream is read when the last descriptor of its other end is closed.
         let (mut end, other) = UnixStream::pair().unwrap();
-        pass(a.as_fd(), b"with one", Some(other.as_fd())).unwrap();
-        pass(a.as_fd(), b"without", None).unwrap();
-        let (len, got) = take(b.as_fd(), &mut room).unwrap();
+        send_with_descriptor(a.as_fd(), b"with one", Some(other.as_fd())).unwrap();
+        send_with_descriptor(a.as_fd(), b"without", None).unwrap();
+        let (len, got) = receive_with_descriptor(b.as_fd(), &mut room).unwrap();
         assert_eq!((&room[..len], got.is_some()), (&b"with one"[..], true));
-        let (len, none) = take(b.as_fd(), &mut room).unwrap();
+        let (len, none) = receive_with_descriptor(b.as_fd(), &mut room).unwrap();
         assert_eq!((&room[..len], none.is_none()), (&b"without"[..], true));
-        // More than one, and more than there is room for.
+        // Several descriptors, and more than fit in the control data.
         for count in [2, 10, 200] {
             send_all(&a, &vec![other.as_raw_fd(); count]);
-            assert!(take(b.as_fd(), &mut room).unwrap().1.is_some());
+            assert!(receive_with_descriptor(b.as_fd(), &mut room).unwrap().1.is_some());
         }
         drop((other, got));
         assert_eq!(end.read(&mut room).unwrap(), 0);
@@ -127,7 +129,7 @@ mod tests {
         assert_eq!(peer, own);
     }
 
-    /// A packet with so many descriptors, as nobody is to send it.
+    /// Sends a packet with several descriptors, as no correct peer does.
     fn send_all(socket: &UnixDatagram, files: &[libc::c_int]) {
         let mut control = vec![0_u64; 2 + files.len().div_ceil(2)];
         let mut byte = 0_u8;

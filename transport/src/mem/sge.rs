@@ -11,20 +11,20 @@ use crate::mr::LocalKey;
 ///
 /// There are two kinds, which differ in who else may use the memory while a work request has it: nobody ([`Sge::new`]),
 /// or peers and the program itself through the functions of [`super::Memory`] ([`super::Memory::shared_entry`]). The
-/// embedded provider copies from the first kind as a program does, and sends large payloads of it from where they are.
-/// From the second it copies by atomic operations, and it sends a copy where the payload has a CRC, so that the CRC is
-/// that of the octets sent. Devices do not tell the two apart.
+/// embedded provider copies from an entry of the first kind with plain accesses, and sends its large payloads without a
+/// copy. It copies from an entry of the second kind with atomic operations, and sends a copy if the payload has a CRC,
+/// so that the CRC matches the octets that are sent. Devices do not distinguish the kinds.
 #[derive(Clone, Copy, Debug)]
 pub struct Sge {
     base: NonNull<u8>,
-    /// The length, and the kind in the highest bit.
+    /// The length, with the kind in the highest bit.
     len: u32,
     key: LocalKey,
 }
 
-/// The bit of `Sge::len` that tells the kind.
+/// The bit of `Sge::len` that is set in an entry of `shared_entry`.
 const SHARED: u32 = 1 << 31;
-/// Bytes of an entry that others may write which are looked at at a time.
+/// The size of the copies by which [`visit_copies`] shows bytes that others may write.
 const CHUNK: usize = 4096;
 
 impl Default for Sge {
@@ -38,17 +38,17 @@ impl Default for Sge {
 unsafe impl Send for Sge {}
 
 impl Sge {
-    /// Longest entry, bytes: 2 GiB less one, as adapters have it.
+    /// The longest entry: 2 GiB less one byte, as on adapters.
     pub const MAX_LEN: u32 = SHARED - 1;
 
-    /// An entry for `len` bytes at `base`, at most [`Sge::MAX_LEN`], that nobody else uses.
+    /// Makes an entry for `len` bytes at `base`, at most [`Sge::MAX_LEN`], that nobody else uses.
     ///
     /// # Safety
-    /// From the post of a work request with this entry until its completion has been polled, or until
+    /// From the post of a work request with this entry until its completion was polled, or
     /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the bytes are valid and initialised.
     /// In that time nobody writes them if the work request is a send or a write; if it is a receive, a read or an
-    /// atomic operation, nobody reads or writes them but the provider. The same holds for bytes that share an aligned
-    /// word of 8 bytes with them and belong to a [`super::Memory`].
+    /// atomic operation, only the provider reads or writes them. The same holds for bytes of a [`super::Memory`] that
+    /// share an aligned word of 8 bytes with them.
     #[must_use]
     #[inline]
     pub const unsafe fn new(base: NonNull<u8>, len: u32, key: LocalKey) -> Self {
@@ -56,26 +56,27 @@ impl Sge {
         Self { base, len: len & Self::MAX_LEN, key }
     }
 
-    /// The entry behind [`super::Memory::shared_entry`].
+    /// Makes the entry of [`super::Memory::shared_entry`].
     ///
     /// # Safety
-    /// As there; the bytes are a part of a `Memory`.
+    /// As for `shared_entry`; the bytes are a part of a `Memory`.
     #[inline]
     pub(super) const unsafe fn shared(base: NonNull<u8>, len: u32, key: LocalKey) -> Self {
         debug_assert!(len <= Self::MAX_LEN);
         Self { base, len: len & Self::MAX_LEN | SHARED, key }
     }
 
-    /// The lowest address that names memory of a device. No program has memory mapped in this half of the addresses, so work
-    /// requests that name it are told from others, and the processor never copies from there.
+    /// The lowest address that names memory of a device. No program has memory mapped in this half of the address
+    /// space, so such entries can be told from others, and the processor never copies from there.
     pub const DEVICE: u64 = 1 << 63;
 
-    /// An entry for `len` bytes, at most [`Sge::MAX_LEN`], of a region over a dma-buf, from `address` on; `None` if that is below
-    /// [`Sge::DEVICE`] or the entry would be too long.
+    /// Makes an entry for `len` bytes, at most [`Sge::MAX_LEN`], of a region over a dma-buf, from `address` on. `None`
+    /// if the address is below [`Sge::DEVICE`] or the entry would be too long.
     ///
     /// # Safety
-    /// The bytes are inside a region that [`register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf) has registered at addresses from
-    /// [`Sge::DEVICE`] on, and whose key this is. Work requests with this entry go to the provider of that region only.
+    /// The bytes are inside a region that [`register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf) has
+    /// registered at addresses from [`Sge::DEVICE`] on, and `key` is the key of that region. Work requests with this
+    /// entry are posted to the provider of that region only.
     #[must_use]
     pub const unsafe fn of_device(address: u64, len: usize, key: LocalKey) -> Option<Self> {
         if address < Self::DEVICE || len > Self::MAX_LEN as usize {
@@ -85,69 +86,70 @@ impl Sge {
         Some(Self { base, len: len as u32 | SHARED, key })
     }
 
-    /// Whether the bytes are a device's, where only devices can reach them.
+    /// Returns true if the bytes are memory of a device, which only devices can access.
     #[must_use]
     #[inline]
     pub fn is_of_device(&self) -> bool {
         self.base.as_ptr().addr() as u64 >= Self::DEVICE
     }
 
-    /// Length in bytes.
+    /// Returns the length, bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
         (self.len & Self::MAX_LEN) as usize
     }
 
-    /// Whether it names no memory.
+    /// Returns true if the entry has no bytes.
     #[must_use]
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether others may use the memory while a work request has it.
+    /// Returns true if others may use the memory while a work request has it.
     #[must_use]
     #[inline]
     pub const fn is_shared(&self) -> bool {
         self.len & SHARED != 0
     }
 
-    /// Its address.
+    /// Returns the address.
     #[must_use]
     #[inline]
     pub const fn address(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Its key.
+    /// Returns the key.
     #[must_use]
     #[inline]
     pub const fn local_key(&self) -> LocalKey {
         self.key
     }
 
-    /// The part from `offset`, at most `len` long; empty past the end.
+    /// Returns the part from `offset` on, at most `len` bytes; an empty entry if `offset` is past the end.
     #[must_use]
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len());
         let len = len.min(self.len() - offset);
-        // Memory of a device has no provenance. A part of an entry does not begin at null.
+        // Memory of a device has no provenance. A part that would begin at null is empty, and keeps the address of the
+        // entry.
         let base = NonNull::new(self.base.as_ptr().wrapping_add(offset)).unwrap_or(self.base);
         Self { base, len: len as u32 | self.len & SHARED, key: self.key }
     }
 
-    /// Appends a copy of the bytes, for a provider that carries the entry's work request out.
+    /// Appends a copy of the bytes to `out`, for a provider that executes the work request of the entry.
     ///
     /// # Safety
-    /// The entry is of a work request that was posted to the provider and is not done.
+    /// The work request of the entry was posted to the provider and is not done.
     #[inline]
     pub unsafe fn load(&self, out: &mut Vec<u8>) {
         self.append_to(out);
     }
 
-    /// Copies `bytes` to the start, as many as fit, for a provider that carries the entry's work request out.
+    /// Copies `bytes` to the start, as many as fit, for a provider that executes the work request of the entry.
     ///
     /// # Safety
     /// As for [`Sge::load`]; the work request is a receive, a read or an atomic operation.
@@ -156,21 +158,21 @@ impl Sge {
         self.fill(bytes);
     }
 
-    // What the embedded provider does with the entries of work requests that it has and has not completed.
+    // Functions of the embedded provider, for entries of work requests that were posted to it and are not done.
 
     /// Copies the first bytes to `out`, as many as fit.
     #[inline]
     pub(crate) fn copy_to(&self, out: &mut [u8]) {
-        // SAFETY: as many bytes of `out` may be written.
+        // SAFETY: `out` has room for this number of bytes.
         unsafe { self.copy(out.as_mut_ptr(), self.len().min(out.len())) };
     }
 
-    /// Appends a copy of the bytes.
+    /// Appends a copy of the bytes to `out`.
     #[inline]
     pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
         let (start, len) = (out.len(), self.len());
         out.reserve(len);
-        // SAFETY: the vector has room for as many bytes behind its end, and they are written before they count.
+        // SAFETY: the vector has room for `len` bytes behind its end, which are written before they are counted.
         unsafe {
             self.copy(out.as_mut_ptr().add(start), len);
             out.set_len(start + len);
@@ -180,12 +182,13 @@ impl Sge {
     /// Copies the first `len` bytes to `to`.
     ///
     /// # Safety
-    /// There are as many, and as many at `to` are the caller's to write.
+    /// The entry has `len` bytes, and the caller may write `len` bytes at `to`.
     #[inline]
     unsafe fn copy(&self, to: *mut u8, len: usize) {
-        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` is of a posted send, which nobody
-        // writes, or of a posted receive, which only the provider writes, and not now. One of `shared_entry` is a part
-        // of a `Memory`, used by atomic operations and devices. What is the caller's is no part of posted memory.
+        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` belongs to a posted send, which
+        // nobody writes, or to a posted receive, which only the provider writes, and not now. The bytes of one of
+        // `shared_entry` are a part of a `Memory`, used by atomic operations and devices. The bytes at `to` belong to
+        // the caller, so they are no part of posted memory.
         unsafe {
             if self.is_shared() {
                 words::load(self.base, to, len);
@@ -199,10 +202,10 @@ impl Sge {
     #[inline]
     pub(crate) fn fill(&self, bytes: &[u8]) {
         let len = self.len().min(bytes.len());
-        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` that is filled is of a posted
+        // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` that is filled belongs to a posted
         // receive or read, which nobody else uses on any thread until it has completed; the provider holds no reference
-        // to it between its calls. One of `shared_entry` is a part of a `Memory`, used by atomic operations and
-        // devices.
+        // to its bytes between calls. The bytes of one of `shared_entry` are a part of a `Memory`, used by atomic
+        // operations and devices.
         unsafe {
             if self.is_shared() {
                 words::store(bytes.as_ptr(), self.base, len);
@@ -212,12 +215,13 @@ impl Sge {
         }
     }
 
-    /// Copies the first bytes of `from`, which others may write meanwhile, to the start, as many as fit.
+    /// Copies the first bytes of `from`, which others may write at the same time, to the start, as many as fit.
     #[inline]
     pub(crate) fn fill_from(&self, from: Span<'_>) {
         let len = self.len().min(from.len());
-        // SAFETY: the bytes are valid by the promise of the entry, as in `fill`; those of `from` are a part of a borrowed
-        // `Memory`. If both are, they are used by atomic operations, devices and the kernel only.
+        // SAFETY: the bytes are valid by the promise of the entry, as in `fill`; those of `from` are a part of a
+        // borrowed `Memory`. If both are parts of a `Memory`, they are used by atomic operations, devices and the
+        // kernel only.
         unsafe {
             if self.is_shared() {
                 words::transfer(from.base(), self.base, len);
@@ -227,7 +231,7 @@ impl Sge {
         }
     }
 
-    /// Copies the first bytes, at most `most`, to a part of a `Memory` that is borrowed meanwhile and has as many.
+    /// Copies the first bytes, at most `most`, to `to`: a part of a borrowed `Memory` that has at least `most` bytes.
     #[inline]
     pub(super) fn store_into(&self, to: NonNull<u8>, most: usize) {
         let len = self.len().min(most);
@@ -241,42 +245,44 @@ impl Sge {
         }
     }
 
-    /// Shows the bytes to `each`, in order: all at once where nobody may write them, else copies of parts.
+    /// Calls `each` with the bytes, in order: with all of them in place if nobody may write them, otherwise with copies
+    /// of parts.
     #[inline]
     pub(crate) fn visit(&self, mut each: impl FnMut(&[u8])) {
         if self.is_shared() {
             // SAFETY: the bytes are a part of a `Memory` by the promise of `shared_entry`.
             return unsafe { visit_copies(self.base, self.len(), each) };
         }
-        // SAFETY: as in `copy`; the slice ends with this call, in which the provider writes no posted memory.
+        // SAFETY: as in `copy`; the slice lives until this call returns, and the provider writes no posted memory in
+        // that time.
         each(unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len()) });
     }
 
-    /// The bytes, for a send call.
+    /// Returns the bytes as a buffer for a send call.
     #[inline]
     pub(crate) fn send_slice(&self) -> SendSlice<'_> {
-        // SAFETY: valid by the promise of the entry, for as long as the provider has its work request.
+        // SAFETY: the bytes are valid by the promise of the entry, for as long as the provider has its work request.
         unsafe { SendSlice::from_parts(self.base, self.len(), self.is_shared()) }
     }
 
-    /// The bytes, for a receive call.
+    /// Returns the bytes as a buffer for a receive call.
     #[inline]
     pub(crate) fn receive_slice(&self) -> RecvSlice<'_> {
-        // SAFETY: valid by the promise of the entry, for as long as the provider has its work request.
+        // SAFETY: the bytes are valid by the promise of the entry, for as long as the provider has its work request.
         unsafe { RecvSlice::from_parts(self.base, self.len(), self.is_shared()) }
     }
 }
 
-/// Shows copies of `len` bytes at `base` to `each`, part by part.
+/// Calls `each` with copies of `len` bytes at `base`, part by part.
 ///
 /// # Safety
-/// They are a part of a `Memory` that is alive, used by atomic operations, devices and the kernel only.
+/// The bytes are a part of a live `Memory`, used by atomic operations, devices and the kernel only.
 pub(super) unsafe fn visit_copies(base: NonNull<u8>, len: usize, mut each: impl FnMut(&[u8])) {
     let mut copy = [0; CHUNK];
     let mut done = 0;
     while done < len {
         let now = (len - done).min(CHUNK);
-        // SAFETY: a part of what the caller promises; the copy is ours.
+        // SAFETY: the bytes are a part of those that the caller promises; the copy is a local array.
         unsafe { words::load(base.add(done), copy.as_mut_ptr(), now) };
         each(&copy[..now]);
         done += now;
@@ -285,7 +291,7 @@ pub(super) unsafe fn visit_copies(base: NonNull<u8>, len: usize, mut each: impl 
 
 #[cfg(any(test, fuzz_targets))]
 impl Sge {
-    /// The same bytes under another key.
+    /// Returns an entry for the same bytes with another key.
     pub(crate) fn with_key(self, key: LocalKey) -> Self {
         Self { key, ..self }
     }
@@ -295,8 +301,8 @@ impl Sge {
 mod tests {
     use super::*;
 
-    /// Addresses of a device belong to no memory of this program. Arithmetic that must stay within an allocation is undefined for
-    /// them, and Miri ends the test there.
+    /// Addresses of a device belong to no memory of this program. Pointer arithmetic that must stay within an
+    /// allocation is undefined for them, and Miri would end the test there.
     #[test]
     fn parts_of_device_memory_are_parts_of_its_addresses() {
         // SAFETY: the entries are never posted.
@@ -310,7 +316,7 @@ mod tests {
             assert_eq!((part.len(), part.local_key(), part.is_shared()), (wanted.1, LocalKey(7), true));
             assert!(part.is_of_device());
         }
-        // The end of the last address is no address. An empty part there keeps one that is.
+        // The end of the address space is no address. An empty part there keeps a valid one.
         let last = of_device(u64::MAX - 7, 8).unwrap();
         assert_eq!((last.part(7, 1).address().addr(), last.part(8, 1).len()), (usize::MAX, 0));
         assert!(last.part(8, 1).is_of_device());

@@ -1,9 +1,10 @@
-//! Memory files that two processes of a host map. One makes the file and seals it; the other checks the seals before it maps.
+//! Memory files that two processes of a host map. One process makes the file and seals it; the other one checks the
+//! seals before it maps the file.
 //!
-//! A file that can become shorter would end a process that uses the pages behind its end, and a page that is missing when it is
-//! touched may not be found then: so the size is sealed, and the pages are allocated before anybody maps the file. A peer may still punch
-//! holes where it may write. Then zeros are read there, as the peer could have written them; in huge pages a hole could not be filled again, so
-//! files of those are refused.
+//! If the file became shorter, or a page that is touched could not be allocated, the system would end the process that
+//! uses the mapping. So the size is sealed, and the pages are allocated before anybody maps the file. A peer that may
+//! write may still punch holes. A hole in ordinary pages reads as zeros, which the peer could have written. A hole in
+//! huge pages may be impossible to fill again, so files in huge pages are refused.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,24 +12,26 @@ use std::ptr::{self, NonNull};
 
 use super::{Backing, Memory, Span, in_pages, page_size};
 
-/// What the other process may do with a memory file.
+/// The rights of the other process on a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Read it. The file is sealed against each new way to write it.
+    /// It may read. The file is sealed against new mappings and calls that write.
     Read,
-    /// Read and write it.
+    /// It may read and write.
     Write,
 }
 
-/// The seals of a file whose size never changes.
+/// The seals of a file whose size cannot change.
 const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 impl Memory {
-    /// Memory of `len` bytes, rounded up to whole pages, in a memory file that a process of this host can be given ([`Memory::file`]). Its
-    /// pages are allocated, its size is sealed, and it is left out of children and of core dumps.
+    /// Allocates `len` bytes, rounded up to whole pages, in a memory file whose descriptor may be sent to another
+    /// process of this host ([`Memory::file`]). The pages are allocated, the size is sealed, and the mapping is
+    /// excluded from child processes and core dumps.
     ///
     /// # Errors
-    /// The system's error when there is no memory, or no descriptor; `InvalidInput` for a length of 0 or past `i64::MAX`.
+    /// The system's error if it has no memory or no descriptor; `InvalidInput` for a length of 0 or past `i64::MAX`;
+    /// `EFBIG` if the length is above the process's limit of file sizes.
     pub fn new_shared(len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::shared_in_pages(len, sharing, page_size())
     }
@@ -36,42 +39,42 @@ impl Memory {
     fn shared_in_pages(len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
         let len = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        if len as u64 > longest_file()? {
-            // The system would end the process with a signal (SIGXFSZ).
+        if len as u64 > max_file_size()? {
+            // Without this check the system would end the process with a signal (SIGXFSZ).
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
-        // SAFETY: a name that ends in zero.
+        // SAFETY: the name is a string that ends in zero.
         let fd = unsafe { libc::memfd_create(c"rdma-shared".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was made above, for this owner.
+        // SAFETY: the descriptor was made above and has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: sets the length of a file, no memory.
+        // SAFETY: the call sets the length of a file, and uses no memory.
         checked(unsafe { libc::ftruncate(fd, len as i64) })?;
-        // SAFETY: allocates the pages of a file, no memory of ours.
+        // SAFETY: the call allocates the pages of a file, and touches no memory of this process.
         checked(unsafe { libc::fallocate(fd, 0, 0, len as i64) })?;
         let mut memory = map(&file, len, libc::PROT_READ | libc::PROT_WRITE)?;
         let seals = if sharing == Sharing::Read { SIZE | libc::F_SEAL_FUTURE_WRITE } else { SIZE };
-        // SAFETY: seals a file, no memory.
+        // SAFETY: the call seals a file, and uses no memory.
         checked(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
         memory.file = Some(file);
         Ok(memory)
     }
 
-    /// Takes the memory file out: it is given to one process, and the descriptor is closed then.
+    /// Takes the memory file out, for a caller that sends it to one process and then closes the descriptor.
     pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 
-    /// The memory file, if this is memory that another process can be given.
+    /// Returns the memory file; `None` if the memory has none to send to another process.
     #[must_use]
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 }
 
-/// Memory of another process, which uses it at the same time.
+/// Memory of another process, which may use it at the same time.
 #[derive(Debug)]
 pub struct Window {
     memory: Memory,
@@ -79,83 +82,84 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps the whole of a memory file of `len` bytes, rounded up to whole pages, that another process has made. The descriptor may be
-    /// closed afterwards.
+    /// Maps a whole memory file that another process has made: `len` bytes, rounded up to whole pages. The caller may
+    /// close the descriptor afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` if the size is another one or is not sealed; the system's error when it does not map the file.
+    /// `InvalidInput` if the file has another size, its size is not sealed, or it is in huge pages; the system's error
+    /// if it cannot map the file.
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::map_in_pages(file, len, sharing, page_size())
     }
 
     fn map_in_pages(file: &OwnedFd, len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        // SAFETY: asks for the seals of a descriptor, no memory.
+        // SAFETY: the call reads the seals of a file, and uses no memory.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & SIZE != SIZE {
             return wrong(format!("the size of a peer's memory file is not sealed ({seals:#x})"));
         }
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: a place for the result.
+        // SAFETY: the pointer is to a structure for the result.
         checked(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })?;
         if system.f_type != libc::TMPFS_MAGIC {
-            return wrong("a peer's memory file is in huge pages, which may be gone when they are touched".into());
+            return wrong("a peer's memory file is in huge pages, which may be missing when they are touched".into());
         }
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: a place for the result.
+        // SAFETY: the pointer is to a structure for the result.
         checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
         let whole = in_pages(len, page);
         if whole == 0 || u64::try_from(stat.st_size) != Ok(whole as u64) {
-            return wrong(format!("a peer's memory file has {} bytes, and not {len} in whole pages", stat.st_size));
+            return wrong(format!("a peer's memory file has {} bytes instead of {len} in whole pages", stat.st_size));
         }
         let write = if sharing == Sharing::Write { libc::PROT_WRITE } else { 0 };
         Ok(Self { memory: map(file, whole, libc::PROT_READ | write)?, sharing })
     }
 
-    /// The memory, to read and write; the window again if it may only be read.
+    /// Converts the window into memory to read and write.
     ///
     /// # Errors
-    /// It may only be read.
+    /// Returns the window unchanged if it may only be read.
     pub fn into_memory(self) -> Result<Memory, Self> {
         if self.sharing == Sharing::Write { Ok(self.memory) } else { Err(self) }
     }
 
-    /// A part of it to read from; `None` if it is not wholly inside.
+    /// Returns a part of the window to read from; `None` if it is not inside the window.
     #[inline]
     pub(crate) fn source(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         self.memory.span(offset, len)
     }
 
-    /// A part of it to write to; `None` if it is not wholly inside or may only be read.
+    /// Returns a part of the window to write to; `None` if it is not inside the window, or the window may only be read.
     #[inline]
     pub(crate) fn sink(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         if self.sharing == Sharing::Write { self.memory.span(offset, len) } else { None }
     }
 }
 
-/// Maps a file whose size was checked and is sealed, or is about to be.
+/// Maps a file. The caller has checked its size, and has sealed the size or is about to.
 fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
-    // SAFETY: a mapping at an address of the kernel's choice touches no memory of ours.
+    // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
     let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
     for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-        // SAFETY: advice on the whole mapping just made, which changes none of its bytes.
+        // SAFETY: this is advice on the whole mapping just made, and changes none of its bytes.
         if unsafe { libc::madvise(base, len, advice) } != 0 {
-            log::debug!("advice {advice} on shared memory: {}", io::Error::last_os_error());
+            log::debug!("madvise({advice}) on shared memory failed: {}", io::Error::last_os_error());
         }
     }
     let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
     Ok(Memory { base, len, backing: Backing::Mapping(len), file: None })
 }
 
-/// The length that a file of this process may have at most (`ulimit -f`), bytes.
-fn longest_file() -> io::Result<u64> {
+/// Returns the largest size of a file that this process may make (`ulimit -f`), bytes.
+fn max_file_size() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the result.
+    // SAFETY: the pointer is to a structure for the result.
     checked(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) })?;
     Ok(limit.rlim_cur)
 }
@@ -188,7 +192,7 @@ mod tests {
         assert!(window.into_memory().is_ok());
     }
 
-    /// Where pages are larger, both processes round to those.
+    /// With larger pages, both processes round up to those.
     #[test]
     fn shared_memory_consists_of_whole_pages_of_the_system() {
         for page in LARGER_PAGES {
@@ -210,12 +214,12 @@ mod tests {
         assert!(window.sink(0, 8).is_none() && window.into_memory().is_err());
         assert!(Window::map(&file, 4096, Sharing::Write).is_err());
         let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: no memory of ours changes: it fails.
+        // SAFETY: the call fails, and changes no memory.
         assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), hole, 0, 4096) }, -1);
         assert_eq!(ours.read(0, 10), b"still ours");
     }
 
-    /// Files that could end a process are not mapped.
+    /// Files that could end the process are not mapped.
     #[test]
     fn a_file_of_another_size_or_without_seals_is_refused() {
         let said = |file: &OwnedFd, len| Window::map(file, len, Sharing::Read).unwrap_err().to_string();
@@ -228,40 +232,41 @@ mod tests {
         for len in [0, 4096, 8193, usize::MAX] {
             assert!(said(&file, len).contains("has 8192 bytes"), "{len}");
         }
-        // SAFETY: changes the length of a file, no memory: it fails.
+        // SAFETY: the call fails, and uses no memory.
         assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), 4096) }, -1);
     }
 
-    /// A hole in huge pages is filled from a pool, and ends the process that touches it when that is empty.
+    /// A hole in huge pages is filled from a pool. If the pool is empty, the system ends the process that touches the
+    /// hole.
     #[test]
     fn huge_pages_are_refused() {
         let flags = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
-        // SAFETY: a name that ends in zero.
+        // SAFETY: the name is a string that ends in zero.
         let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
         if fd < 0 {
-            // A system without huge pages: a peer has none, either.
+            // This system has no huge pages, so a peer has none, either.
             assert!(
                 [libc::ENOSYS, libc::ENODEV, libc::EINVAL]
                     .contains(&io::Error::last_os_error().raw_os_error().unwrap())
             );
             return;
         }
-        // SAFETY: the descriptor was made above, for this owner.
+        // SAFETY: the descriptor was made above and has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: sets the length and the seals of a file, no memory.
+        // SAFETY: the calls set the length and the seals of a file, and use no memory.
         let rc = unsafe { (libc::ftruncate(fd, 2 << 20), libc::fcntl(fd, libc::F_ADD_SEALS, SIZE)) };
         assert_eq!(rc, (0, 0));
         assert!(Window::map(&file, 2 << 20, Sharing::Read).unwrap_err().to_string().contains("huge pages"));
     }
 
-    /// A peer that may write may also give pages back: zeros are there then.
+    /// A peer that may write may also free pages: they read as zeros then.
     #[test]
     fn a_hole_reads_as_zeros() {
         let ours = Memory::new_shared(8192, Sharing::Write).unwrap();
         let file = again(ours.file().unwrap());
         ours.write(0, &[7; 8192]);
         let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the bytes of a `Memory` change, as by a peer.
+        // SAFETY: the bytes of a `Memory` change, as if a peer wrote them.
         assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), hole, 4096, 4096) }, 0);
         assert_eq!((ours.read(4095, 1), ours.read(4096, 4096)), (vec![7], vec![0; 4096]));
     }

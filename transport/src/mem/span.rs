@@ -1,4 +1,4 @@
-//! Parts of memory regions that a peer may reach.
+//! Parts of memory that peers may use at the same time.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::iovec::{RecvSlice, SendSlice};
 use super::{Memory, Sge, words};
 
-/// A part of a [`Memory`] for as long as that is borrowed. Others may use it at the same time: peers through the
-/// provider, the program on any thread through the functions of [`Memory`].
+/// A part of a [`Memory`], which it borrows. Others may use it at the same time: peers through the provider, and the
+/// program on any thread through the functions of [`Memory`].
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     base: NonNull<u8>,
@@ -17,24 +17,24 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// A part of `memory`; `None` if it is not wholly inside.
+    /// Makes a part of `memory`; `None` if it is not inside the memory.
     #[inline]
     pub(super) fn new(memory: &'a Memory, start: usize, len: usize) -> Option<Self> {
         if start.checked_add(len)? > memory.len() {
             return None;
         }
-        // SAFETY: the start is within the memory, or one past its end with a length of 0.
+        // SAFETY: the start is within the memory, or at its end with a length of 0.
         let base = unsafe { memory.base.add(start) };
         Some(Self { base, len, memory: PhantomData })
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     #[inline]
     pub(super) const fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Length in bytes.
+    /// Returns the length, bytes.
     #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -50,18 +50,18 @@ impl<'a> Span<'a> {
     /// Copies the first bytes to `out`, as many as fit.
     #[inline]
     pub(super) fn copy_to(self, out: &mut [u8]) {
-        // SAFETY: a part of a borrowed `Memory`, whose whole words belong to it and are used by atomic operations,
-        // devices and the kernel (see `Memory`); `out` is a reference and so no part of it.
+        // SAFETY: this is a part of a borrowed `Memory`, whose whole words belong to it and are used by atomic
+        // operations, devices and the kernel (see `Memory`); `out` is a reference, so it is no part of the memory.
         unsafe { words::load(self.base, out.as_mut_ptr(), self.len.min(out.len())) };
     }
 
-    /// Appends a copy of the bytes.
+    /// Appends a copy of the bytes to `out`.
     #[inline]
     pub fn append_to(self, out: &mut Vec<u8>) {
         let start = out.len();
         out.reserve(self.len);
-        // SAFETY: as in `copy_to`; the vector has room for as many bytes behind its end, and they are written before
-        // they count.
+        // SAFETY: as in `copy_to`; the vector has room for this number of bytes behind its end, which are written
+        // before they are counted.
         unsafe {
             words::load(self.base, out.as_mut_ptr().add(start), self.len);
             out.set_len(start + self.len);
@@ -75,68 +75,70 @@ impl<'a> Span<'a> {
         unsafe { words::store(bytes.as_ptr(), self.base, bytes.len().min(self.len)) };
     }
 
-    /// Copies the first bytes of `from`, as many as fit, to the start.
+    /// Copies the first bytes of `from` to the start, as many as fit.
     #[inline]
     pub(crate) fn fill_from(self, from: Span<'_>) {
-        // SAFETY: as in `copy_to`, for both sides: they are different words, or the same ones, of which each keeps its value.
+        // SAFETY: as in `copy_to`, for both spans. Their words are different ones, or the same ones, each of which
+        // keeps its value.
         unsafe { words::transfer(from.base, self.base, self.len.min(from.len)) };
     }
 
-    /// Copies the first bytes of `from`, as many as fit, to the start.
+    /// Copies the first bytes of `from` to the start, as many as fit.
     #[inline]
     pub(crate) fn fill_from_entry(self, from: &Sge) {
         from.store_into(self.base, self.len);
     }
 
-    /// The part from `offset`, at most `len` long; empty past the end.
+    /// Returns the part from `offset` on, at most `len` bytes; an empty span if `offset` is past the end.
     #[inline]
     pub(crate) fn part(self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
-        // SAFETY: within the part of the memory, or one past its end.
+        // SAFETY: the result is within the span, or at its end.
         let base = unsafe { self.base.add(offset) };
         Self { base, len: len.min(self.len - offset), memory: PhantomData }
     }
 
-    /// Shows the first `len` bytes, of the sink of a read of ours that begins with `entry`, to `each`: where they are
-    /// if the entry promises that nobody else uses them, else copies of parts.
+    /// Calls `each` with the first `len` bytes. They are the sink of a read of this side, which begins with `entry`.
+    /// The bytes are shown in place if the entry promises that nobody else uses them, otherwise as copies of parts.
     pub(crate) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
         let len = len.min(self.len);
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {
             return entry.part(0, len).visit(each);
         }
-        // SAFETY: a part of a borrowed `Memory`, as in `copy_to`.
+        // SAFETY: this is a part of a borrowed `Memory`, as in `copy_to`.
         unsafe { super::sge::visit_copies(self.base, len, each) };
     }
 
-    /// The bytes, for a send call.
+    /// Returns the bytes as a buffer for a send call.
     pub(crate) fn send_slice(self) -> SendSlice<'a> {
-        // SAFETY: a part of a `Memory` that is borrowed for as long as the slice lives.
+        // SAFETY: this is a part of a `Memory` that is borrowed for as long as the slice lives.
         unsafe { SendSlice::from_parts(self.base, self.len, true) }
     }
 
-    /// The bytes, for a receive call.
+    /// Returns the bytes as a buffer for a receive call.
     pub(crate) fn receive_slice(self) -> RecvSlice<'a> {
-        // SAFETY: a part of a `Memory` that is borrowed for as long as the slice lives.
+        // SAFETY: this is a part of a `Memory` that is borrowed for as long as the slice lives.
         unsafe { RecvSlice::from_parts(self.base, self.len, true) }
     }
 
-    /// The 8 bytes at its start, in the order of this machine; `None` if it is not 8 bytes at a multiple of 8.
+    /// Returns the span as one word, in the byte order of this machine; `None` if it is not 8 bytes at a multiple of 8.
     #[inline]
     pub(super) fn word(self) -> Option<&'a AtomicU64> {
         if self.len != words::WORD || self.base.addr().get() % words::WORD != 0 {
             return None;
         }
-        // SAFETY: a whole aligned word of a `Memory` that is borrowed for as long as the reference lives, used by
-        // atomic operations, devices and the kernel.
+        // SAFETY: this is a whole aligned word of a `Memory` that is borrowed for as long as the reference lives, and
+        // is used by atomic operations, devices and the kernel.
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) })
     }
 
-    /// Replaces the word by what `update` makes of it, atomically; returns what was there. The number is in the byte order of this
-    /// machine. `None` if the part is not 8 bytes at a multiple of 8, or if a peer that has mapped it does nothing but change it.
+    /// Replaces the word atomically by `update` of its value. Returns the old value. Values are in the byte order of
+    /// this machine. `None` if the span is not 8 bytes at a multiple of 8, or if a peer that has mapped it changes it
+    /// all the time.
     pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
         let word = self.word()?;
         let mut old = word.load(Ordering::SeqCst);
-        // Each round means that somebody else changed the word.
+        // A further round means that somebody else has changed the word.
         for _ in 0..words::ROUNDS {
             match word.compare_exchange_weak(old, update(old), Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return Some(old),
@@ -151,7 +153,7 @@ impl<'a> Span<'a> {
 mod tests {
     use super::*;
 
-    /// A peer that has mapped a word may change it at any time, and costs nobody more than the work request.
+    /// A peer that has mapped a word may change it all the time. Then the update fails, and does not loop.
     #[test]
     fn an_update_ends_though_the_word_never_stays() {
         let memory = Memory::new(64).unwrap();
