@@ -1,4 +1,4 @@
-//! The time and the edges that the providers of a case live by.
+//! The clock and the poller that the providers of a case use.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -15,7 +15,7 @@ pub trait Environment: fmt::Debug {
     /// Watches a descriptor of the provider of `side` for edges, until the environment is dropped.
     fn watch(&mut self, side: usize, descriptor: RawFd);
 
-    /// Waits for edges, until the time `until` at the latest, and appends the side of each. It may return early.
+    /// Waits for edges, at the latest until `until`, and appends the side of each edge to `edges`. May return early.
     fn wait(&mut self, until: Instant, edges: &mut Vec<usize>);
 }
 

@@ -1,4 +1,4 @@
-//! [`Factory`]: makes the providers of each case, and states what they lack.
+//! [`Factory`]: makes the providers of each case, and states what the device lacks.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,39 +13,40 @@ pub trait Factory: fmt::Debug {
     /// Returns the name of the device, which [`Deviation::device`] refers to.
     fn device(&self) -> &str;
 
-    /// Makes a provider for each of `sides`, 2 or 3, and the time and the edges that they live by. All of them are driven by the
-    /// thread that calls, and each reaches the addresses of the others.
+    /// Makes a provider for each of the `sides`, 2 or 3, and the environment with their clock and poller. The calling
+    /// thread drives all of them. Each provider reaches the addresses of the others.
     fn open(&self, sides: usize) -> (Vec<Box<dyn Provider>>, Box<dyn Environment>);
 
     /// Returns the address that `side` listens on, with port 0.
     fn address(&self, side: usize) -> SocketAddr;
 
-    /// Returns what the device lacks. A case that needs it is reported as not there. The suite fails if the device lacks anything
-    /// else, or has what is stated here.
+    /// Returns the needs that the device does not meet. A case with such a need is reported as
+    /// [`CaseOutcome::Missing`](super::CaseOutcome::Missing). The suite fails if the device does not meet another need,
+    /// or meets one of these.
     fn missing(&self) -> &[Need];
 
-    /// Returns where the device departs from the contract; nowhere by default.
+    /// Returns the known departures of the device from the contract; none by default.
     fn deviations(&self) -> &[Deviation] {
         &[]
     }
 
-    /// Returns the longest wait for an event. It ends a hang; no busy machine may reach it.
+    /// Returns the timeout of each wait for an event. It ends a case that hangs, so a busy machine must never reach it.
     fn patience(&self) -> Duration {
         Duration::from_secs(300)
     }
 
-    /// Returns the longest wait for what is known not to come: the wait that fails with [`Deviation::finds`].
+    /// Returns the timeout of the wait that is known to fail, with [`Deviation::finds`].
     fn short_patience(&self) -> Duration {
         Duration::from_secs(5)
     }
 
-    /// Returns how long a case looks for what must not happen.
+    /// Returns how long a case waits to see that nothing happens.
     fn grace(&self) -> Duration {
         Duration::from_millis(30)
     }
 }
 
-/// What a case needs of the device, beyond what each device has.
+/// A requirement of a case that not every device meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the features and roles")]
 pub enum Need {
@@ -56,13 +57,13 @@ pub enum Need {
     SendWithImmediate,
     WriteWithImmediate,
     RemoteInvalidation,
-    /// Sends that are copied when they are posted.
+    /// Sends that are copied when they are posted ([`Capabilities::max_inline`]).
     Inline,
     /// Events of queues that are armed for solicited completions.
     SolicitedEvents,
-    /// A disconnect that does not overtake sends which have completed: [`Features::ABRUPT_DISCONNECT`] is absent.
+    /// A disconnect that does not overtake completed sends: [`Features::ABRUPT_DISCONNECT`] is absent.
     OrderlyDisconnect,
-    /// A remote key that no peer uses once it is taken back: [`Features::LATE_PLACEMENT`] is absent.
+    /// A remote key that no peer can use once it is invalidated: [`Features::LATE_PLACEMENT`] is absent.
     PromptInvalidation,
     // Roles.
     SharedReceives,
@@ -75,12 +76,12 @@ pub enum Need {
     Adapter,
     DeviceEvents,
     ImmediateSends,
-    /// Connections within the host that are in shared memory: [`SharedMemory`](crate::roles::SharedMemory).
+    /// Connections in shared memory within the host: [`SharedMemory`](crate::roles::SharedMemory).
     SharedMemory,
 }
 
 impl Need {
-    /// Returns `true` if a provider and its device meet the need.
+    /// Returns true if a provider and its device meet the need.
     pub(super) fn is_met(self, provider: &mut dyn Provider, device: &Capabilities) -> bool {
         let has = |feature| device.features.contains(feature);
         match self {
@@ -109,16 +110,16 @@ impl Need {
     }
 }
 
-/// A known departure of a device from the contract. The case runs, and must fail in this way: once the device is mended, the row has
-/// to go.
+/// A known departure of a device from the contract. The case runs, and must fail in this way: once the device is
+/// corrected, the deviation must be removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
-    /// Name of the case.
+    /// The name of the case.
     pub case: &'static str,
-    /// Name of the device ([`Factory::device`]).
+    /// The name of the device ([`Factory::device`]).
     pub device: &'static str,
-    /// What the device does instead.
+    /// A description of the device's behaviour, for the report.
     pub what: &'static str,
-    /// A part of the message that the case fails with. It fails the test if it fails with another.
+    /// A part of the message that the case fails with. Another message is a failure of the suite.
     pub finds: &'static str,
 }

@@ -1,6 +1,6 @@
-//! Cases: what a peer may do with a remote key, and how it is taken back.
+//! Cases: the rights of a remote key, and its invalidation.
 
-use super::world::*;
+use super::harness::*;
 use crate::error::Error;
 use crate::mr::{Access, MemoryRegion, RemoteKey};
 use crate::wr::{RemoteAddress, SendOp};
@@ -8,162 +8,166 @@ use crate::wr::{RemoteAddress, SendOp};
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const LEN: usize = 4096;
 
-/// A connection, and a region of the passive side.
-fn exposed(world: &mut World, access: Access) -> ([End; 2], std::ops::Range<usize>, MemoryRegion, RemoteAddress) {
-    let pair = world.pair();
-    let target = world.side(PASSIVE).room(LEN);
-    let (region, remote) = world.side(PASSIVE).expose(&target, access);
+/// Makes a connection, and a region of the passive side.
+fn exposed(
+    harness: &mut Harness,
+    access: Access,
+) -> ([ConnectionEnd; 2], std::ops::Range<usize>, MemoryRegion, RemoteAddress) {
+    let pair = harness.pair();
+    let target = harness.side(PASSIVE).allocate(LEN);
+    let (region, remote) = harness.side(PASSIVE).expose(&target, access);
     (pair, target, region, remote)
 }
 
-/// Writes, and reads what is there, so that nothing is on its way afterwards.
-fn write(world: &mut World, end: &End, remote: RemoteAddress, byte: u8) {
-    let part = world.side(ACTIVE).place(&[byte; 64]);
-    world.good(end, SendOp::Write(remote), &part);
-    let sink = world.side(ACTIVE).room(64);
-    world.good(end, SendOp::Read(remote), &sink);
-    assert_eq!(world.side(ACTIVE).bytes(&sink), [byte; 64]);
+/// Writes, and reads the bytes back, so that nothing is in flight afterwards.
+fn write(harness: &mut Harness, end: &ConnectionEnd, remote: RemoteAddress, byte: u8) {
+    let part = harness.side(ACTIVE).allocate_with(&[byte; 64]);
+    harness.post_and_wait(end, SendOp::Write(remote), &part);
+    let sink = harness.side(ACTIVE).allocate(64);
+    harness.post_and_wait(end, SendOp::Read(remote), &sink);
+    assert_eq!(harness.side(ACTIVE).bytes(&sink), [byte; 64]);
 }
 
-/// Tries what must be refused. Neither the target nor the sink changes.
-fn refuse(world: &mut World, pair: &[End; 2], target: &std::ops::Range<usize>, op: SendOp) {
-    let before = world.side(PASSIVE).bytes(target);
-    let local = world.side(ACTIVE).place(&[3; 64]);
-    world.refused(&pair[0], op, &local);
-    world.settle();
-    assert!(world.side(PASSIVE).bytes(target) == before, "{op:?}: the target has changed");
-    assert_eq!(world.side(ACTIVE).bytes(&local), [3; 64], "{op:?}: the sink has changed");
+/// Posts an operation that must be refused, and checks that neither the target nor the sink changes.
+fn refuse(harness: &mut Harness, pair: &[ConnectionEnd; 2], target: &std::ops::Range<usize>, op: SendOp) {
+    let before = harness.side(PASSIVE).bytes(target);
+    let local = harness.side(ACTIVE).allocate_with(&[3; 64]);
+    harness.refused(&pair[0], op, &local);
+    harness.settle();
+    assert!(harness.side(PASSIVE).bytes(target) == before, "{op:?}: the target has changed");
+    assert_eq!(harness.side(ACTIVE).bytes(&local), [3; 64], "{op:?}: the sink has changed");
 }
 
-pub(super) fn a_write_without_the_right_is_refused(world: &mut World) {
-    let (pair, target, _, remote) = exposed(world, Access::REMOTE_READ);
-    refuse(world, &pair, &target, SendOp::Write(remote));
+pub(super) fn a_write_without_the_right_is_refused(harness: &mut Harness) {
+    let (pair, target, _, remote) = exposed(harness, Access::REMOTE_READ);
+    refuse(harness, &pair, &target, SendOp::Write(remote));
 }
 
-pub(super) fn a_read_without_the_right_is_refused(world: &mut World) {
-    let (pair, target, _, remote) = exposed(world, Access::REMOTE_WRITE);
-    refuse(world, &pair, &target, SendOp::Read(remote));
+pub(super) fn a_read_without_the_right_is_refused(harness: &mut Harness) {
+    let (pair, target, _, remote) = exposed(harness, Access::REMOTE_WRITE);
+    refuse(harness, &pair, &target, SendOp::Read(remote));
 }
 
-pub(super) fn a_key_that_never_was_is_refused(world: &mut World) {
+pub(super) fn a_key_that_never_was_is_refused(harness: &mut Harness) {
     for op in [SendOp::Write, SendOp::Read] {
-        let (pair, target, _, remote) = exposed(world, BOTH);
+        let (pair, target, _, remote) = exposed(harness, BOTH);
         let wrong = RemoteAddress { key: RemoteKey(remote.key.0 ^ 0x5500), ..remote };
-        refuse(world, &pair, &target, op(wrong));
+        refuse(harness, &pair, &target, op(wrong));
     }
 }
 
-/// Memory beside a region cannot be reached by its key.
-pub(super) fn a_range_is_all_that_a_peer_reaches(world: &mut World) {
+/// A peer cannot use memory beside a region by the region's key.
+pub(super) fn a_range_is_all_that_a_peer_reaches(harness: &mut Harness) {
     for (offset, allowed) in [(1000, true), (1936, true), (999, false), (1937, false)] {
-        let pair = world.pair();
-        let target = world.side(PASSIVE).room(LEN);
-        let (_, remote) = world.side(PASSIVE).expose(&(target.start + 1000..target.start + 2000), BOTH);
+        let pair = harness.pair();
+        let target = harness.side(PASSIVE).allocate(LEN);
+        let (_, remote) = harness.side(PASSIVE).expose(&(target.start + 1000..target.start + 2000), BOTH);
         let at = RemoteAddress { address: remote.address - 1000 + offset as u64, ..remote };
         if allowed {
-            write(world, &pair[0], at, 5);
+            write(harness, &pair[0], at, 5);
             let there = target.start + offset..target.start + offset + 64;
-            assert_eq!(world.side(PASSIVE).bytes(&there), [5; 64]);
+            assert_eq!(harness.side(PASSIVE).bytes(&there), [5; 64]);
         } else {
-            refuse(world, &pair, &target, SendOp::Write(at));
+            refuse(harness, &pair, &target, SendOp::Write(at));
         }
     }
 }
 
-pub(super) fn a_deregistered_key_never_works_again(world: &mut World) {
+pub(super) fn a_deregistered_key_never_works_again(harness: &mut Harness) {
     for op in [SendOp::Write, SendOp::Read] {
-        let (pair, target, region, remote) = exposed(world, BOTH);
-        write(world, &pair[0], remote, 1);
-        world.provider(PASSIVE).deregister(region.id).expect("a deregister");
-        // Another region of the same memory does not bring the key back.
-        let (other, _) = world.side(PASSIVE).expose(&target, BOTH);
+        let (pair, target, region, remote) = exposed(harness, BOTH);
+        write(harness, &pair[0], remote, 1);
+        harness.provider(PASSIVE).deregister(region.id).expect("a deregister");
+        // Another region of the same memory does not make the old key valid again.
+        let (other, _) = harness.side(PASSIVE).expose(&target, BOTH);
         assert_ne!(other.remote_key, region.remote_key);
-        refuse(world, &pair, &target, op(remote));
+        refuse(harness, &pair, &target, op(remote));
     }
 }
 
-/// The key is gone for the peer at once; for this side's own work requests the region stays registered.
-pub(super) fn an_invalidated_key_never_works_again(world: &mut World) {
+/// The peer cannot use the key any more when the call has returned. The region stays registered for work requests of
+/// its owner.
+pub(super) fn an_invalidated_key_never_works_again(harness: &mut Harness) {
     for op in [SendOp::Write, SendOp::Read] {
-        let (pair, target, region, remote) = exposed(world, BOTH);
-        write(world, &pair[0], remote, 2);
+        let (pair, target, region, remote) = exposed(harness, BOTH);
+        write(harness, &pair[0], remote, 2);
         for _ in 0..2 {
-            invalidate(world, region).expect("an invalidate");
+            invalidate(harness, region).expect("an invalidate");
         }
-        own_use(world, &pair, region, &target);
-        refuse(world, &pair, &target, op(remote));
-        world.provider(PASSIVE).deregister(region.id).expect("a deregister");
-        assert!(matches!(invalidate(world, region), Err(Error::Stale { .. })));
+        own_use(harness, &pair, region, &target);
+        refuse(harness, &pair, &target, op(remote));
+        harness.provider(PASSIVE).deregister(region.id).expect("a deregister");
+        assert!(matches!(invalidate(harness, region), Err(Error::Stale { .. })));
     }
 }
 
-fn invalidate(world: &mut World, region: MemoryRegion) -> crate::error::Result<()> {
-    world.provider(PASSIVE).remote_keys().expect("the role").invalidate(region.id)
+fn invalidate(harness: &mut Harness, region: MemoryRegion) -> crate::error::Result<()> {
+    harness.provider(PASSIVE).remote_keys().expect("the role").invalidate(region.id)
 }
 
-/// Sends from a region, and receives into it, under its local key.
-fn own_use(world: &mut World, pair: &[End; 2], region: MemoryRegion, target: &std::ops::Range<usize>) {
+/// Sends from a region, and receives into it, with its local key.
+fn own_use(harness: &mut Harness, pair: &[ConnectionEnd; 2], region: MemoryRegion, target: &std::ops::Range<usize>) {
     let [active, passive] = pair;
-    let kept = world.side(PASSIVE).use_key(region);
-    let wr_id = world.post(passive, SendOp::Send, &(target.start..target.start + 64));
-    let bytes = world.side(PASSIVE).bytes(&(target.start..target.start + 64));
-    world.expect(active, &bytes);
-    world.success(passive, wr_id);
-    // The receives that were posted before come first.
+    let kept = harness.side(PASSIVE).use_key(region);
+    let wr_id = harness.post(passive, SendOp::Send, &(target.start..target.start + 64));
+    let bytes = harness.side(PASSIVE).bytes(&(target.start..target.start + 64));
+    harness.expect_message(active, &bytes);
+    harness.success(passive, wr_id);
+    // The receives that were posted before are filled first.
     for _ in 0..DEPTH {
-        let part = world.side(ACTIVE).place(b"first");
-        world.good(active, SendOp::Send, &part);
-        world.received(passive);
+        let part = harness.side(ACTIVE).allocate_with(b"first");
+        harness.post_and_wait(active, SendOp::Send, &part);
+        harness.received(passive);
     }
-    world.post_recv(passive, &[target.start + 128..target.end]);
-    world.message(active, passive, b"into the region");
-    world.side(PASSIVE).station.use_key(kept);
+    harness.post_recv(passive, &[target.start + 128..target.end]);
+    harness.message(active, passive, b"into the region");
+    harness.side(PASSIVE).station.use_key(kept);
 }
 
-/// Only the peer of one connection may use the key, where the device tells peers apart; elsewhere nothing changes.
-pub(super) fn a_restricted_key_is_good_for_one_peer(world: &mut World) {
-    let (first, target, region, remote) = exposed(world, BOTH);
-    let second = world.pair();
-    let keys = world.provider(PASSIVE).remote_keys().expect("the role");
+/// If the device can restrict a key, only the peer of one connection may use it; otherwise nothing changes.
+pub(super) fn a_restricted_key_is_good_for_one_peer(harness: &mut Harness) {
+    let (first, target, region, remote) = exposed(harness, BOTH);
+    let second = harness.pair();
+    let keys = harness.provider(PASSIVE).remote_keys().expect("the role");
     let restricted = keys.restrict(region.id, first[1].qp).expect("an answer");
-    write(world, &first[0], remote, 4);
+    write(harness, &first[0], remote, 4);
     if restricted {
-        refuse(world, &second, &target, SendOp::Write(remote));
+        refuse(harness, &second, &target, SendOp::Write(remote));
     } else {
-        write(world, &second[0], remote, 5);
+        write(harness, &second[0], remote, 5);
     }
-    write(world, &first[0], remote, 6);
+    write(harness, &first[0], remote, 6);
 }
 
-pub(super) fn a_send_with_invalidate_takes_the_key_back(world: &mut World) {
-    let (pair, target, region, remote) = exposed(world, BOTH);
+pub(super) fn a_send_with_invalidate_takes_the_key_back(harness: &mut Harness) {
+    let (pair, target, region, remote) = exposed(harness, BOTH);
     let [active, passive] = pair;
-    let part = world.side(ACTIVE).place(b"take it back");
-    let wr_id = world.post(&active, SendOp::SendInvalidate(remote.key), &part);
-    let wc = world.expect(&passive, b"take it back");
+    let part = harness.side(ACTIVE).allocate_with(b"take it back");
+    let wr_id = harness.post(&active, SendOp::SendInvalidate(remote.key), &part);
+    let wc = harness.expect_message(&passive, b"take it back");
     assert!(wc.invalidated.is_none_or(|key| key == remote.key), "{wc:?}");
-    world.success(&active, wr_id);
-    own_use(world, &pair, region, &target);
-    refuse(world, &pair, &target, SendOp::Write(remote));
+    harness.success(&active, wr_id);
+    own_use(harness, &pair, region, &target);
+    refuse(harness, &pair, &target, SendOp::Write(remote));
 }
 
-/// A peer writes without end while the key is taken back: nothing changes once the call has returned.
-pub(super) fn nothing_is_written_after_an_invalidate(world: &mut World) {
-    let (pair, target, region, remote) = exposed(world, BOTH);
-    let part = world.side(ACTIVE).place(&[6; LEN]);
-    let numbers: Vec<u64> = (0..DEPTH).map(|_| world.post(&pair[0], SendOp::Write(remote), &part)).collect();
-    world.until("first of the writes", |world| world.done(&pair[0], numbers[0]));
-    invalidate(world, region).expect("an invalidate");
-    world.side(PASSIVE).station.write(target.start, &[0; LEN]).expect("memory");
-    world.settle();
-    assert_eq!(world.side(PASSIVE).bytes(&target), [0; LEN]);
+/// Nothing is written once `invalidate` has returned, although the peer was writing all the time.
+pub(super) fn nothing_is_written_after_an_invalidate(harness: &mut Harness) {
+    let (pair, target, region, remote) = exposed(harness, BOTH);
+    let part = harness.side(ACTIVE).allocate_with(&[6; LEN]);
+    let numbers: Vec<u64> = (0..DEPTH).map(|_| harness.post(&pair[0], SendOp::Write(remote), &part)).collect();
+    harness.wait_for("first of the writes", |harness| harness.take_completion(&pair[0], numbers[0]));
+    invalidate(harness, region).expect("an invalidate");
+    harness.side(PASSIVE).station.write(target.start, &[0; LEN]).expect("memory");
+    harness.settle();
+    assert_eq!(harness.side(PASSIVE).bytes(&target), [0; LEN]);
 }
 
-pub(super) fn a_region_lies_within_its_memory(world: &mut World) {
+pub(super) fn a_region_lies_within_its_memory(harness: &mut Harness) {
     let len = 4096;
     let memory = std::sync::Arc::new(crate::mem::Memory::new(len).expect("memory"));
-    let device = world.side(ACTIVE).device;
-    let mut register = |range| world.provider(ACTIVE).register(device, &memory, range, Access::empty());
+    let device = harness.side(ACTIVE).device;
+    let mut register = |range| harness.provider(ACTIVE).register(device, &memory, range, Access::empty());
     for wrong in [0..memory.len() + 1, memory.len() + 1..memory.len() + 2] {
         let refused = register(wrong);
         assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
@@ -171,6 +175,6 @@ pub(super) fn a_region_lies_within_its_memory(world: &mut World) {
     let region = register(0..memory.len()).expect("a region");
     // The region keeps the memory alive until it is deregistered.
     assert!(std::sync::Arc::strong_count(&memory) > 1);
-    world.provider(ACTIVE).deregister(region.id).expect("a deregister");
+    harness.provider(ACTIVE).deregister(region.id).expect("a deregister");
     assert_eq!(std::sync::Arc::strong_count(&memory), 1, "the share of the region is given back");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::world::*;
+use super::harness::*;
 use crate::caps::{Capabilities, Features};
 use crate::cm::ConnectParam;
 use crate::cq::{CqAttr, Notify};
@@ -13,12 +13,12 @@ use crate::qp::QpAttr;
 use crate::slab::Key;
 use crate::wr::{SendFlags, SendOp};
 
-pub(super) fn attributes_out_of_range_are_refused(world: &mut World) {
-    let (_, to) = world.listener();
-    let id = world.resolved(to, Duration::from_secs(300));
-    let device = world.side(ACTIVE).device;
-    let Capabilities { completion_vectors: vectors, features, .. } = world.side(ACTIVE).capabilities;
-    let provider = world.provider(ACTIVE);
+pub(super) fn attributes_out_of_range_are_refused(harness: &mut Harness) {
+    let (_, to) = harness.listener();
+    let id = harness.resolved(to, Duration::from_secs(300));
+    let device = harness.side(ACTIVE).device;
+    let Capabilities { completion_vectors: vectors, features, .. } = harness.side(ACTIVE).capabilities;
+    let provider = harness.provider(ACTIVE);
     for wrong in [CqAttr::new(0), CqAttr::new(u32::MAX), CqAttr { vector: vectors, ..CqAttr::new(8) }] {
         let refused = provider.create_cq(device, &wrong);
         assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{wrong:?}: {refused:?}");
@@ -36,74 +36,77 @@ pub(super) fn attributes_out_of_range_are_refused(world: &mut World) {
         assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{sends} and {receives}: {refused:?}");
     }
     provider.create_qp(id, &QpAttr::new(cq, cq, 8, 8)).expect("a refused queue pair keeps no room");
-    world.destroy_id(ACTIVE, id);
-    world.provider(ACTIVE).destroy_cq(cq).expect("a queue that nothing uses");
+    harness.destroy_id(ACTIVE, id);
+    harness.provider(ACTIVE).destroy_cq(cq).expect("a queue that nothing uses");
 }
 
-/// A full queue takes what has room, and says how much that was. The device may have more room than was asked for.
-pub(super) fn a_full_queue_is_backpressure(world: &mut World) {
-    let [active, _passive] = world.pair_of(&Spec { receives: 4, ..Spec::default() }, &Spec::default());
-    let place = world.side(ACTIVE).room(SLOT);
+/// A full queue takes the work requests that fit, and reports their number. The device may have room for more than was
+/// requested.
+pub(super) fn a_full_queue_is_backpressure(harness: &mut Harness) {
+    let [active, _passive] = harness.pair_of(&Spec { receives: 4, ..Spec::default() }, &Spec::default());
+    let place = harness.side(ACTIVE).allocate(SLOT);
     let chain = vec![place; 64 * DEPTH];
-    let error = world.post_recvs(&active, &chain).expect_err("more receives than the queue has room for");
+    let error = harness.post_recvs(&active, &chain).expect_err("more receives than the queue has room for");
     assert!(matches!(error.error, Error::QueueFull { depth, .. } if depth as usize == DEPTH), "{:?}", error.error);
-    // As many as were taken complete: the ledger knows each of them.
-    world.disconnect(&active);
-    world.flushed(&active);
-    world.settle();
+    // As many complete as were taken: each of them is in the ledger.
+    harness.disconnect(&active);
+    harness.flushed(&active);
+    harness.settle();
 }
 
-/// The work requests before the one at fault are taken, and no other.
-pub(super) fn a_chain_is_taken_up_to_the_fault(world: &mut World) {
-    let [active, passive] = world.pair();
-    let long = world.side(ACTIVE).capabilities.max_inline as usize + 1;
+/// The work requests before the faulty one are posted, and no others.
+pub(super) fn a_chain_is_taken_up_to_the_fault(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
+    let long = harness.side(ACTIVE).capabilities.max_inline as usize + 1;
     let sends =
         [(1, SendFlags::SIGNALED), (2, SendFlags::SIGNALED), (long, SendFlags::INLINE), (3, SendFlags::SIGNALED)];
-    let chain: Vec<_> =
-        sends.into_iter().map(|(len, flags)| (SendOp::Send, world.side(ACTIVE).place(&vec![7; len]), flags)).collect();
-    let (numbers, result) = world.post_sends(&active, &chain);
+    let chain: Vec<_> = sends
+        .into_iter()
+        .map(|(len, flags)| (SendOp::Send, harness.side(ACTIVE).allocate_with(&vec![7; len]), flags))
+        .collect();
+    let (numbers, result) = harness.post_sends(&active, &chain);
     let error = result.expect_err("an inline send that is too long");
     assert_eq!(error.posted, 2, "{:?}", error.error);
     for (at, number) in numbers[..2].iter().enumerate() {
-        world.expect(&passive, &vec![7; at + 1]);
-        world.success(&active, *number);
+        harness.expect_message(&passive, &vec![7; at + 1]);
+        harness.success(&active, *number);
     }
-    world.message(&active, &passive, b"and the queue goes on");
+    harness.message(&active, &passive, b"and the queue goes on");
 }
 
-/// Objects come and go; their handles never come back.
-pub(super) fn a_handle_is_never_used_twice(world: &mut World) {
+/// Objects are made and destroyed, and no handle appears twice.
+pub(super) fn a_handle_is_never_used_twice(harness: &mut Harness) {
     const ROUNDS: usize = 50;
-    let (_, to) = world.listener();
-    let (device, part) = (world.side(ACTIVE).device, world.side(ACTIVE).room(64));
+    let (_, to) = harness.listener();
+    let (device, part) = (harness.side(ACTIVE).device, harness.side(ACTIVE).allocate(64));
     let mut seen: [BTreeSet<Key>; 4] = Default::default();
     for _ in 0..ROUNDS {
-        let id = world.resolved(to, Duration::from_secs(300));
-        let cq = world.provider(ACTIVE).create_cq(device, &CqAttr::new(4)).expect("a queue");
-        let qp = world.provider(ACTIVE).create_qp(id, &QpAttr::new(cq, cq, 2, 2)).expect("a queue pair");
-        let (region, _) = world.side(ACTIVE).expose(&part, Access::REMOTE_READ);
+        let id = harness.resolved(to, Duration::from_secs(300));
+        let cq = harness.provider(ACTIVE).create_cq(device, &CqAttr::new(4)).expect("a queue");
+        let qp = harness.provider(ACTIVE).create_qp(id, &QpAttr::new(cq, cq, 2, 2)).expect("a queue pair");
+        let (region, _) = harness.side(ACTIVE).expose(&part, Access::REMOTE_READ);
         for (seen, key) in seen.iter_mut().zip([id.0, cq.0, qp.0, region.id.0]) {
             assert!(seen.insert(key), "the handle {key:?} was used before");
         }
-        world.destroy_id(ACTIVE, id);
-        world.provider(ACTIVE).destroy_cq(cq).expect("a queue that nothing uses");
-        world.provider(ACTIVE).deregister(region.id).expect("a deregister");
+        harness.destroy_id(ACTIVE, id);
+        harness.provider(ACTIVE).destroy_cq(cq).expect("a queue that nothing uses");
+        harness.provider(ACTIVE).deregister(region.id).expect("a deregister");
     }
 }
 
-/// A handle of an object that is gone is an error, and no other object.
-pub(super) fn a_stale_handle_is_an_error(world: &mut World) {
+/// The handle of a destroyed object is an error, and never another object.
+pub(super) fn a_stale_handle_is_an_error(harness: &mut Harness) {
     let stale = |what: &str, result: Result<(), Error>| match result {
         Err(Error::Stale { .. }) => {}
         other => panic!("{what}: {other:?}"),
     };
-    let [active, passive] = world.pair();
-    let part = world.side(ACTIVE).place(b"stale");
-    let (region, _) = world.side(ACTIVE).expose(&part, Access::REMOTE_READ);
-    world.provider(ACTIVE).deregister(region.id).expect("a deregister");
-    world.destroy(&active);
-    let now = world.now();
-    let provider = world.provider(ACTIVE);
+    let [active, passive] = harness.pair();
+    let part = harness.side(ACTIVE).allocate_with(b"stale");
+    let (region, _) = harness.side(ACTIVE).expose(&part, Access::REMOTE_READ);
+    harness.provider(ACTIVE).deregister(region.id).expect("a deregister");
+    harness.destroy(&active);
+    let now = harness.now();
+    let provider = harness.provider(ACTIVE);
     provider.destroy_cq(active.cq).expect("a queue that nothing uses");
     stale("deregister", provider.deregister(region.id));
     stale("destroy_cq", provider.destroy_cq(active.cq));
@@ -112,13 +115,13 @@ pub(super) fn a_stale_handle_is_an_error(world: &mut World) {
     stale("connect", provider.connect(active.id, &ConnectParam::default()));
     stale("accept", provider.accept(active.id, &ConnectParam::default(), now));
     assert_eq!(provider.local_address(active.id), None);
-    world.forget_cq(ACTIVE, active.cq);
-    let station = &mut world.side(ACTIVE).station;
+    harness.forget_cq(ACTIVE, active.cq);
+    let station = &mut harness.side(ACTIVE).station;
     let send = station.post_sends(active.qp, [(1, SendOp::Send, part.clone(), SendFlags::SIGNALED)]).map(drop);
     let receive = station.post_recvs(active.qp, [(2, part)]);
     for error in [send, receive].map(|posted| posted.expect_err("a queue pair that is gone")) {
         assert_eq!(error.posted, 0);
         stale("post", Err(error.error));
     }
-    world.disconnected(&passive);
+    harness.disconnected(&passive);
 }

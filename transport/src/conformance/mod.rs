@@ -1,66 +1,68 @@
-//! The test suite of the written contract of [`Provider`](crate::Provider): each case is a sentence of [`crate::provider`] or
-//! [`crate::roles`], and runs on two providers below the reactor.
+//! The test suite of the written contract of [`Provider`](crate::Provider). Each case tests a sentence of
+//! [`crate::provider`] or [`crate::roles`], on two providers without a reactor.
 //!
-//! A provider brings a [`Factory`], which makes pairs of it, says where they listen, and has the time and the edges that they live
-//! by: those of the system ([`System`]), or virtual ones. [`provider_conformance!`](crate::provider_conformance) makes a test of each
-//! case, and [`run`] runs all of them and prints a line for each. A case that needs what the device lacks is reported as not there.
-//! Where a device is known to depart from the contract, a [`Deviation`] says so: the case runs, and must fail.
+//! The author of a provider writes a [`Factory`], which makes the providers of a case and their [`Environment`]: a
+//! clock and a poller, those of the system ([`System`]) or virtual ones.
+//! [`provider_conformance!`](crate::provider_conformance) makes a test of each case; [`run`] runs all of them and
+//! prints a line for each. A case that needs something that the device lacks is reported as missing. A [`Deviation`]
+//! states a known departure of a device from the contract: the case runs, and must fail.
 //!
-//! Each completion of each case is checked against the work requests that are not done: none comes twice, for another queue pair,
-//! before an earlier one, or for a queue pair that is destroyed. The providers are driven by their edges and deadlines alone, so a
-//! case does not end if one of them is lost.
+//! Each completion is checked against the outstanding work requests: none is reported twice, for another queue, before
+//! an earlier one, or for a destroyed queue pair. The providers are driven by their edges and deadlines alone, so a
+//! case hangs if one of them is lost.
 //!
 //! `docs/writing-a-provider.md` says which case finds which mistake.
 //!
 //! Work requests are posted through a [`Station`](crate::Station), so a factory needs no unsafe code.
 //!
-//! Not covered: datagrams, memory of GPUs, and what is about a device rather than the contract, such as its removal.
+//! The suite does not cover datagrams, memory of GPUs, and events of the device itself, such as its removal.
 
 mod completing;
 mod connecting;
 mod ending;
 mod environment;
 mod factory;
+mod harness;
 mod keys;
 mod ledger;
 mod limits;
 mod one_sided;
 mod roles;
-mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use environment::{Environment, System};
 pub use factory::{Deviation, Factory, Need};
-pub use world::World;
+pub use harness::Harness;
 
 /// A case of the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Its name.
+    /// The name of the case.
     pub name: &'static str,
-    run: fn(&mut World),
-    /// What it needs of the device.
+    run: fn(&mut Harness),
+    /// The needs that the device must meet.
     pub needs: &'static [Need],
 }
 
 /// The result of a case that has not failed.
 #[derive(Clone, Debug)]
-pub enum Outcome {
-    /// The provider keeps its word.
+pub enum CaseOutcome {
+    /// The provider keeps the contract.
     Passed,
-    /// The device lacks what the case needs.
-    NotThere(Need),
-    /// The device departs from the contract in a known way; this is what the case has found.
+    /// The device does not meet a need of the case.
+    Missing(Need),
+    /// The device departs from the contract in a known way. The text says how, with the message that the case failed
+    /// with.
     Deviates(String),
 }
 
-/// A case that has failed.
+/// The failure of a case.
 #[derive(Clone, Debug)]
-pub struct Failure {
-    /// Its name.
+pub struct CaseFailure {
+    /// The name of the case.
     pub case: &'static str,
-    /// What it has found.
+    /// The message that the case failed with.
     pub what: String,
 }
 
@@ -72,8 +74,8 @@ macro_rules! cases {
             $($(Case { name: stringify!($name), run: $module::$name, needs: &[$($(Need::$need),+)?] },)*)*
         ];
 
-        /// Makes a module with a test of each case of [the suite](crate::conformance), for a provider: the name of the module, and an
-        /// expression that is a [`Factory`](crate::conformance::Factory).
+        /// Makes a module with a test of each case of [the suite](crate::conformance), for a provider. The arguments
+        /// are the name of the module and an expression of a [`Factory`](crate::conformance::Factory).
         #[macro_export]
         macro_rules! provider_conformance {
             ($d module:ident, $d factory:expr) => {
@@ -182,43 +184,43 @@ cases! { $
 /// Runs a case.
 ///
 /// # Errors
-/// The provider does not keep its word, the device lacks what the factory does not state or has what it states to lack, or a known
-/// departure is gone.
-pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<Outcome, Failure> {
+/// The provider does not keep the contract; the device does not meet a need that the factory does not state, or meets
+/// one that it does; or a known departure is gone.
+pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<CaseOutcome, CaseFailure> {
     let known = factory.deviations().iter().find(|row| row.case == case.name && row.device == factory.device());
-    let failure = |what: String| Failure { case: case.name, what };
+    let failure = |what: String| CaseFailure { case: case.name, what };
     let caught = |run: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message(&*panic));
     let lacks = |need: &&Need| factory.missing().contains(need);
     let third = case.needs.contains(&Need::Handover) && !case.needs.iter().any(|need| lacks(&need));
-    let mut world = None;
+    let mut harness = None;
     caught(&mut || {
-        let world = world.insert(World::new(factory, if third { 3 } else { 2 }, known));
+        let harness = harness.insert(Harness::new(factory, if third { 3 } else { 2 }, known));
         for need in case.needs {
-            let capabilities = world.side(world::PASSIVE).capabilities;
-            let met = need.is_met(world.provider(world::PASSIVE), &capabilities);
-            assert_ne!(met, lacks(&need), "{need:?}: the device has it: {met}, and the factory states the contrary");
+            let capabilities = harness.side(harness::PASSIVE).capabilities;
+            let met = need.is_met(harness.provider(harness::PASSIVE), &capabilities);
+            assert_ne!(met, lacks(&need), "{need:?}: met by the device: {met}; the factory states the contrary");
         }
     })
     .map_err(failure)?;
     if let Some(need) = case.needs.iter().find(lacks) {
-        return Ok(Outcome::NotThere(*need));
+        return Ok(CaseOutcome::Missing(*need));
     }
-    // The deviation is forgiven in the case alone.
+    // A deviation excuses a failure of the case itself only.
     let found = caught(&mut || {
-        world.iter_mut().for_each(|world| (case.run)(world));
-        world.take().into_iter().for_each(World::finish);
+        harness.iter_mut().for_each(|harness| (case.run)(harness));
+        harness.take().into_iter().for_each(Harness::finish);
     });
     match (found, known) {
-        (Ok(()), None) => Ok(Outcome::Passed),
+        (Ok(()), None) => Ok(CaseOutcome::Passed),
         (Ok(()), Some(known)) => {
-            Err(failure(format!("the case passes, and {} is known to be different: {}", known.device, known.what)))
+            Err(failure(format!("the case passes, but {} has a known deviation: {}", known.device, known.what)))
         }
         (Err(found), Some(known)) if found.contains(known.finds) => {
-            Ok(Outcome::Deviates(format!("{}: {found}", known.what)))
+            Ok(CaseOutcome::Deviates(format!("{}: {found}", known.what)))
         }
         (Err(found), Some(known)) => {
             let Deviation { device, what, finds, .. } = known;
-            Err(failure(format!("{found}; of {device} this is known: {what}, with {finds:?} in the message")))
+            Err(failure(format!("{found}; the known deviation of {device} is: {what}, with {finds:?} in the message")))
         }
         (Err(found), None) => Err(failure(found)),
     }
@@ -229,10 +231,10 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Runs the case of a name, and prints a line.
+/// Runs one case by its name, and prints a line.
 ///
 /// # Panics
-/// If it fails, or there is no such case.
+/// If the case fails, or there is no such case.
 pub fn check(factory: &dyn Factory, name: &str) {
     let case = CASES.iter().find(|case| case.name == name).expect("the name of a case");
     match run_case(factory, case) {
@@ -241,8 +243,8 @@ pub fn check(factory: &dyn Factory, name: &str) {
     }
 }
 
-/// Runs the cases whose names contain `filter`, and prints a line for each. Returns those that failed.
-pub fn run(factory: &dyn Factory, filter: &str) -> Vec<Failure> {
+/// Runs the cases with `filter` in their names, and prints a line for each. Returns the failures.
+pub fn run(factory: &dyn Factory, filter: &str) -> Vec<CaseFailure> {
     let mut failures = Vec::new();
     for case in CASES.iter().filter(|case| case.name.contains(filter)) {
         match run_case(factory, case) {

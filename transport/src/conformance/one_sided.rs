@@ -1,6 +1,6 @@
 //! Cases: operations on the memory of the peer, and their order.
 
-use super::world::*;
+use super::harness::*;
 use crate::error::Error;
 use crate::mr::Access;
 use crate::wc::{WcOpcode, WcStatus};
@@ -8,40 +8,41 @@ use crate::wr::{RemoteAddress, SendFlags, SendOp};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A pattern that tells its places, and one seed from another.
+/// Returns bytes that differ by position and by seed.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| ((at ^ (seed * 41)) as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect()
 }
 
-/// A Read sees the Write before it, and both leave what is beside it alone.
-pub(super) fn writes_and_reads_have_any_length(world: &mut World) {
+/// A Read returns the bytes of the Write before it, and neither changes memory beside its range.
+pub(super) fn writes_and_reads_have_any_length(harness: &mut Harness) {
     const MOST: usize = 64 << 10;
-    let [active, passive] = world.pair();
-    let target = world.side(passive.side).room(MOST + 64);
-    let (_, remote) = world.side(PASSIVE).expose(&target, BOTH);
-    let (source, sink) = (world.side(ACTIVE).room(MOST), world.side(ACTIVE).room(MOST));
+    let [active, passive] = harness.pair();
+    let target = harness.side(passive.side).allocate(MOST + 64);
+    let (_, remote) = harness.side(PASSIVE).expose(&target, BOTH);
+    let (source, sink) = (harness.side(ACTIVE).allocate(MOST), harness.side(ACTIVE).allocate(MOST));
     for (seed, len) in [1, 8, 1000, 4096, MOST].into_iter().enumerate() {
         let bytes = pattern(len, seed);
-        world.side(ACTIVE).station.write(source.start, &bytes).expect("memory");
-        let write = world.post(&active, SendOp::Write(remote), &(source.start..source.start + len));
-        let read = world.post(&active, SendOp::Read(remote), &(sink.start..sink.start + len));
-        world.success(&active, write);
-        let wc = world.success(&active, read);
+        harness.side(ACTIVE).station.write(source.start, &bytes).expect("memory");
+        let write = harness.post(&active, SendOp::Write(remote), &(source.start..source.start + len));
+        let read = harness.post(&active, SendOp::Read(remote), &(sink.start..sink.start + len));
+        harness.success(&active, write);
+        let wc = harness.success(&active, read);
         assert_eq!(wc.opcode, WcOpcode::Read);
-        assert!(world.side(ACTIVE).bytes(&(sink.start..sink.start + len)) == bytes, "{len} bytes read");
-        assert!(world.side(PASSIVE).bytes(&(target.start..target.start + len)) == bytes, "{len} bytes written");
-        let beyond = world.side(PASSIVE).bytes(&(target.start + len..target.end));
+        assert!(harness.side(ACTIVE).bytes(&(sink.start..sink.start + len)) == bytes, "{len} bytes read");
+        assert!(harness.side(PASSIVE).bytes(&(target.start..target.start + len)) == bytes, "{len} bytes written");
+        let beyond = harness.side(PASSIVE).bytes(&(target.start + len..target.end));
         assert!(beyond.iter().all(|&byte| byte == 0), "bytes behind the {len} that were written");
     }
 }
 
-/// The ledger checks the order: sends and Writes among themselves, and Reads behind those before them.
-pub(super) fn a_send_queue_completes_in_order(world: &mut World) {
-    let [active, passive] = world.pair();
-    let target = world.side(PASSIVE).place(&pattern(4096, 1));
-    let (_, remote) = world.side(PASSIVE).expose(&target, BOTH);
-    let sink = world.side(ACTIVE).room(4096);
-    let part = world.side(ACTIVE).place(b"in order");
+/// Sends and Writes complete in order among themselves, and Reads after the sends and Writes before them. The ledger
+/// checks that.
+pub(super) fn a_send_queue_completes_in_order(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
+    let target = harness.side(PASSIVE).allocate_with(&pattern(4096, 1));
+    let (_, remote) = harness.side(PASSIVE).expose(&target, BOTH);
+    let sink = harness.side(ACTIVE).allocate(4096);
+    let part = harness.side(ACTIVE).allocate_with(b"in order");
     let behind = RemoteAddress { address: remote.address + 2048, ..remote };
     for _ in 0..8 {
         let chain = [
@@ -52,68 +53,68 @@ pub(super) fn a_send_queue_completes_in_order(world: &mut World) {
             (SendOp::Send, part.clone(), SendFlags::empty()),
             (SendOp::Write(behind), part.clone(), SendFlags::SIGNALED),
         ];
-        let (numbers, result) = world.post_sends(&active, &chain);
+        let (numbers, result) = harness.post_sends(&active, &chain);
         result.expect("a chain");
         for at in [0, 1, 2, 3, 5] {
-            world.success(&active, numbers[at]);
+            harness.success(&active, numbers[at]);
         }
         for _ in 0..2 {
-            world.expect(&passive, b"in order");
+            harness.expect_message(&passive, b"in order");
         }
     }
-    assert!(world.side(ACTIVE).bytes(&(sink.start..sink.start + 2048)) == pattern(2048, 1));
+    assert!(harness.side(ACTIVE).bytes(&(sink.start..sink.start + 2048)) == pattern(2048, 1));
 }
 
-/// A fenced send carries what the Read before it has brought.
-pub(super) fn a_fenced_send_waits_for_reads(world: &mut World) {
+/// A fenced send carries the bytes that the Read before it has fetched.
+pub(super) fn a_fenced_send_waits_for_reads(harness: &mut Harness) {
     const LEN: usize = 64 << 10;
-    let [active, passive] = world.pair();
-    let target = world.side(PASSIVE).room(LEN);
-    let (_, remote) = world.side(PASSIVE).expose(&target, Access::REMOTE_READ);
-    let sink = world.side(ACTIVE).room(LEN);
+    let [active, passive] = harness.pair();
+    let target = harness.side(PASSIVE).allocate(LEN);
+    let (_, remote) = harness.side(PASSIVE).expose(&target, Access::REMOTE_READ);
+    let sink = harness.side(ACTIVE).allocate(LEN);
     for round in 0..4 {
         let bytes = pattern(LEN, round);
-        world.side(PASSIVE).station.write(target.start, &bytes).expect("memory");
+        harness.side(PASSIVE).station.write(target.start, &bytes).expect("memory");
         let fenced = SendFlags::SIGNALED | SendFlags::FENCE;
         let chain = [
             (SendOp::Read(remote), sink.clone(), SendFlags::SIGNALED),
             (SendOp::Send, sink.end - 64..sink.end, fenced),
         ];
-        let (numbers, result) = world.post_sends(&active, &chain);
+        let (numbers, result) = harness.post_sends(&active, &chain);
         result.expect("a chain");
-        world.expect(&passive, &bytes[LEN - 64..]);
-        world.success(&active, numbers[0]);
-        world.success(&active, numbers[1]);
+        harness.expect_message(&passive, &bytes[LEN - 64..]);
+        harness.success(&active, numbers[0]);
+        harness.success(&active, numbers[1]);
     }
 }
 
-/// The receive says the length of the write, and is not written.
-pub(super) fn immediate_data_follows_its_write(world: &mut World) {
-    let pair = world.pair();
-    world.extend(&pair);
+/// The completion of the receive has the length of the write, and the receive's memory is not written.
+pub(super) fn immediate_data_follows_its_write(harness: &mut Harness) {
+    let pair = harness.pair();
+    harness.enable_extensions(&pair);
     let [active, passive] = pair;
-    let target = world.side(PASSIVE).room(1024);
-    let (_, remote) = world.side(PASSIVE).expose(&target, Access::REMOTE_WRITE);
+    let target = harness.side(PASSIVE).allocate(1024);
+    let (_, remote) = harness.side(PASSIVE).expose(&target, Access::REMOTE_WRITE);
     for (round, len) in [0, 5, 1000].into_iter().enumerate() {
         let bytes = pattern(len, round);
-        let part = world.side(ACTIVE).place(&bytes);
-        let wr_id = world.post(&active, SendOp::WriteWithImmediate(remote, 77), &part);
-        let (wc, _, places) = world.received(&passive);
+        let part = harness.side(ACTIVE).allocate_with(&bytes);
+        let wr_id = harness.post(&active, SendOp::WriteWithImmediate(remote, 77), &part);
+        let (wc, _, places) = harness.received(&passive);
         let got = (wc.status, wc.opcode, wc.immediate, wc.byte_len as usize);
         assert_eq!(got, (WcStatus::Success, WcOpcode::RecvWriteWithImmediate, Some(77), len));
-        assert!(world.side(PASSIVE).bytes(&(target.start..target.start + len)) == bytes);
-        assert_eq!(world.side(PASSIVE).bytes(&places[0]), [0; SLOT]);
-        world.success(&active, wr_id);
+        assert!(harness.side(PASSIVE).bytes(&(target.start..target.start + len)) == bytes);
+        assert_eq!(harness.side(PASSIVE).bytes(&places[0]), [0; SLOT]);
+        harness.success(&active, wr_id);
     }
 }
 
-pub(super) fn atomics_return_the_old_value(world: &mut World) {
-    let pair = world.pair();
-    world.extend(&pair);
+pub(super) fn atomics_return_the_old_value(harness: &mut Harness) {
+    let pair = harness.pair();
+    harness.enable_extensions(&pair);
     let active = pair[0];
-    let target = world.side(PASSIVE).room(64);
-    let (_, remote) = world.side(PASSIVE).expose(&target, Access::REMOTE_ATOMIC);
-    let old_value = world.side(ACTIVE).room(8);
+    let target = harness.side(PASSIVE).allocate(64);
+    let (_, remote) = harness.side(PASSIVE).expose(&target, Access::REMOTE_ATOMIC);
+    let old_value = harness.side(ACTIVE).allocate(8);
     let word = |bytes: Vec<u8>| u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
     for (op, old, new) in [
         (SendOp::FetchAdd { remote, add: 7 }, 0, 7),
@@ -121,24 +122,24 @@ pub(super) fn atomics_return_the_old_value(world: &mut World) {
         (SendOp::CompareSwap { remote, expected: 1, swap: 9 }, 6, 6),
         (SendOp::CompareSwap { remote, expected: 6, swap: 1 << 63 }, 6, 1 << 63),
     ] {
-        world.good(&active, op, &old_value);
-        let got = word(world.side(ACTIVE).bytes(&old_value));
-        let there = word(world.side(PASSIVE).bytes(&(target.start..target.start + 8)));
+        harness.post_and_wait(&active, op, &old_value);
+        let got = word(harness.side(ACTIVE).bytes(&old_value));
+        let there = word(harness.side(PASSIVE).bytes(&(target.start..target.start + 8)));
         assert_eq!((got, there), (old, new), "{op:?}");
     }
-    assert_eq!(world.side(PASSIVE).bytes(&(target.start + 8..target.end)), [0; 56]);
+    assert_eq!(harness.side(PASSIVE).bytes(&(target.start + 8..target.end)), [0; 56]);
 }
 
-/// Where both programs have to agree on the extensions, none is taken before they have.
-pub(super) fn extensions_need_an_agreement(world: &mut World) {
-    let pair = world.pair();
+/// If both programs have to agree on the extensions, an operation is refused until they have.
+pub(super) fn extensions_need_an_agreement(harness: &mut Harness) {
+    let pair = harness.pair();
     let active = pair[0];
-    let target = world.side(PASSIVE).room(64);
-    let (_, remote) = world.side(PASSIVE).expose(&target, Access::REMOTE_WRITE);
-    let part = world.side(ACTIVE).place(b"early");
+    let target = harness.side(PASSIVE).allocate(64);
+    let (_, remote) = harness.side(PASSIVE).expose(&target, Access::REMOTE_WRITE);
+    let part = harness.side(ACTIVE).allocate_with(b"early");
     let chain = [(SendOp::WriteWithImmediate(remote, 1), part.clone(), SendFlags::SIGNALED)];
-    let (_, result) = world.post_sends(&active, &chain);
+    let (_, result) = harness.post_sends(&active, &chain);
     assert!(result.is_err_and(|error| error.posted == 0 && matches!(error.error, Error::Unsupported { .. })));
-    world.extend(&pair);
-    world.good(&active, chain[0].0, &part);
+    harness.enable_extensions(&pair);
+    harness.post_and_wait(&active, chain[0].0, &part);
 }

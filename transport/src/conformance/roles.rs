@@ -1,9 +1,9 @@
-//! Cases: what only some providers do.
+//! Cases: the roles that not every provider has.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::world::*;
+use super::harness::*;
 use crate::cm::{CmEventKind, ConnectParam};
 use crate::error::Error;
 use crate::handle::SrqId;
@@ -16,407 +16,413 @@ use crate::wr::{RemoteAddress, SendFlags, SendOp};
 
 // Shared receives.
 
-/// Receives of a shared queue.
+/// The number of receives of a shared queue.
 const SHARED: usize = 8;
 
-fn shared(world: &mut World) -> (SrqId, Spec) {
-    let device = world.side(PASSIVE).device;
-    let role = world.provider(PASSIVE).shared_receives().expect("the role");
+fn shared(harness: &mut Harness) -> (SrqId, Spec) {
+    let device = harness.side(PASSIVE).device;
+    let role = harness.provider(PASSIVE).shared_receives().expect("the role");
     let srq = role.create_srq(device, &SrqAttr::new(SHARED as u32)).expect("a shared queue");
-    let cq = world.create_cq(PASSIVE, 8 * DEPTH);
+    let cq = harness.create_cq(PASSIVE, 8 * DEPTH);
     (srq, Spec { srq: Some(srq), cq: Some(cq), ..Spec::default() })
 }
 
-fn fill(world: &mut World, end: &End) {
-    let places: Vec<_> = (0..SHARED).map(|_| world.side(PASSIVE).room(SLOT)).collect();
-    world.post_recvs(end, &places).expect("room for all of them");
+fn fill(harness: &mut Harness, end: &ConnectionEnd) {
+    let places: Vec<_> = (0..SHARED).map(|_| harness.side(PASSIVE).allocate(SLOT)).collect();
+    harness.post_recvs(end, &places).expect("room for all of them");
 }
 
-/// Destroys what is left, in the only order that there is.
-fn end_sharing(world: &mut World, pairs: &[[End; 2]], srq: SrqId) {
-    let destroy = |world: &mut World| world.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq);
-    let used = destroy(world);
+/// Destroys the connections and then the shared queue, which is refused in the other order.
+fn end_sharing(harness: &mut Harness, pairs: &[[ConnectionEnd; 2]], srq: SrqId) {
+    let destroy =
+        |harness: &mut Harness| harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq);
+    let used = destroy(harness);
     assert!(matches!(used, Err(Error::InvalidState { .. })), "{used:?}");
     for [active, passive] in pairs {
-        world.destroy(active);
-        world.destroy(passive);
+        harness.destroy(active);
+        harness.destroy(passive);
     }
-    destroy(world).expect("a shared queue that nothing uses");
-    assert!(matches!(destroy(world), Err(Error::Stale { .. })));
+    destroy(harness).expect("a shared queue that nothing uses");
+    assert!(matches!(destroy(harness), Err(Error::Stale { .. })));
 }
 
-/// A message takes a receive for its connection, whose queue pair is in the completion. The place is free when that is polled.
-pub(super) fn connections_share_receives(world: &mut World) {
-    let (srq, spec) = shared(world);
-    let pairs: Vec<_> = (0..3).map(|_| world.pair_of(&Spec::default(), &spec)).collect();
+/// A message takes a shared receive, and its completion names the queue pair of its connection. The entry is free when
+/// the completion was polled.
+pub(super) fn connections_share_receives(harness: &mut Harness) {
+    let (srq, spec) = shared(harness);
+    let pairs: Vec<_> = (0..3).map(|_| harness.pair_of(&Spec::default(), &spec)).collect();
     let passive = pairs[0][1];
-    fill(world, &passive);
-    let place = world.side(PASSIVE).room(SLOT);
-    let full = world.post_recvs(&passive, std::slice::from_ref(&place)).expect_err("a full queue");
+    fill(harness, &passive);
+    let place = harness.side(PASSIVE).allocate(SLOT);
+    let full = harness.post_recvs(&passive, std::slice::from_ref(&place)).expect_err("a full queue");
     assert!(full.posted == 0 && matches!(full.error, Error::QueueFull { .. }), "{:?}", full.error);
     for turn in 0..30 {
         let [active, passive] = &pairs[turn % 3];
-        world.message(active, passive, format!("message {turn}").as_bytes());
+        harness.message(active, passive, format!("message {turn}").as_bytes());
     }
     // The queue pair has no receives of its own.
-    let own = world.side(PASSIVE).station.post_recvs(passive.qp, [(1 << 60, place)]);
+    let own = harness.side(PASSIVE).station.post_recvs(passive.qp, [(1 << 60, place)]);
     assert!(own.is_err_and(|error| matches!(error.error, Error::InvalidState { .. })));
-    end_sharing(world, &pairs, srq);
+    end_sharing(harness, &pairs, srq);
 }
 
-/// A receive counts until its completion is polled, not until it is filled.
-pub(super) fn a_shared_receive_counts_until_it_is_polled(world: &mut World) {
-    let (srq, spec) = shared(world);
-    let pair = world.pair_of(&Spec::default(), &spec);
+/// A shared receive occupies its entry until its completion is polled, not only until it is filled.
+pub(super) fn a_shared_receive_counts_until_it_is_polled(harness: &mut Harness) {
+    let (srq, spec) = shared(harness);
+    let pair = harness.pair_of(&Spec::default(), &spec);
     let [active, passive] = pair;
-    world.leave(&passive);
-    fill(world, &passive);
-    let part = world.side(ACTIVE).place(b"one place");
-    world.good(&active, SendOp::Send, &part);
-    world.settle();
-    let place = world.side(PASSIVE).room(SLOT);
+    harness.poll_manually(&passive);
+    fill(harness, &passive);
+    let part = harness.side(ACTIVE).allocate_with(b"one place");
+    harness.post_and_wait(&active, SendOp::Send, &part);
+    harness.settle();
+    let place = harness.side(PASSIVE).allocate(SLOT);
     assert!(
-        world.post_recvs(&passive, std::slice::from_ref(&place)).is_err(),
+        harness.post_recvs(&passive, std::slice::from_ref(&place)).is_err(),
         "no place is free before the completion is polled"
     );
-    world.until("completion", |world| (world.poll(PASSIVE, passive.cq) == 1).then_some(()));
-    world.post_recvs(&passive, &[place]).expect("the place of the receive that was polled");
-    end_sharing(world, &[pair], srq);
+    harness.wait_for("completion", |harness| (harness.poll(PASSIVE, passive.cq) == 1).then_some(()));
+    harness.post_recvs(&passive, &[place]).expect("the place of the receive that was polled");
+    end_sharing(harness, &[pair], srq);
 }
 
-/// A connection that ends in the middle loses no receive: it is flushed, or belongs to the others again.
-pub(super) fn an_end_returns_its_shared_receives(world: &mut World) {
-    let (srq, spec) = shared(world);
+/// No shared receive is lost when a connection ends in the middle of messages: the receive is flushed, or remains in
+/// the queue.
+pub(super) fn an_end_returns_its_shared_receives(harness: &mut Harness) {
+    let (srq, spec) = shared(harness);
     let mut pairs = Vec::new();
-    let [_, first] = world.pair_of(&Spec::default(), &spec);
-    fill(world, &first);
+    let [_, first] = harness.pair_of(&Spec::default(), &spec);
+    fill(harness, &first);
     for round in 0..6 {
-        let [active, passive] = world.pair_of(&Spec::default(), &spec);
-        let part = world.side(ACTIVE).place(&[8; SLOT]);
+        let [active, passive] = harness.pair_of(&Spec::default(), &spec);
+        let part = harness.side(ACTIVE).allocate_with(&[8; SLOT]);
         for _ in 0..4 {
-            world.post(&active, SendOp::Send, &part);
+            harness.post(&active, SendOp::Send, &part);
         }
         if round % 2 == 0 {
-            world.expect(&passive, &[8; SLOT]);
+            harness.expect_message(&passive, &[8; SLOT]);
         }
-        world.destroy(&[active, passive][round % 2]);
-        world.destroy(&[passive, active][round % 2]);
-        while let Some(places) = world.left_by(&passive) {
-            world.post_recv(&first, &places);
+        harness.destroy(&[active, passive][round % 2]);
+        harness.destroy(&[passive, active][round % 2]);
+        while let Some(places) = harness.take_left_receive(&passive) {
+            harness.post_recv(&first, &places);
         }
     }
     // As many messages arrive as there are receives.
-    let pair = world.pair_of(&Spec::default(), &spec);
+    let pair = harness.pair_of(&Spec::default(), &spec);
     for _ in 0..SHARED {
-        let part = world.side(ACTIVE).place(b"whole");
-        world.good(&pair[0], SendOp::Send, &part);
-        let (wc, bytes, _) = world.received(&pair[1]);
+        let part = harness.side(ACTIVE).allocate_with(b"whole");
+        harness.post_and_wait(&pair[0], SendOp::Send, &part);
+        let (wc, bytes, _) = harness.received(&pair[1]);
         assert_eq!((wc.status, &bytes[..]), (WcStatus::Success, &b"whole"[..]));
     }
     pairs.push(pair);
-    world.destroy(&first);
-    end_sharing(world, &pairs, srq);
+    harness.destroy(&first);
+    end_sharing(harness, &pairs, srq);
 }
 
-/// The completion queue needs room for the whole shared queue.
-pub(super) fn a_shared_queue_needs_room_for_its_completions(world: &mut World) {
-    let (srq, _) = shared(world);
-    let (_, to) = world.listen(PASSIVE);
-    let id = world.resolved(to, Duration::from_secs(300));
-    let cq = world.create_cq(ACTIVE, SHARED + 3);
-    let device = world.side(ACTIVE).device;
-    let role = world.provider(ACTIVE).shared_receives().expect("the role");
+/// The completion queue must have room for the whole shared queue.
+pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harness) {
+    let (srq, _) = shared(harness);
+    let (_, to) = harness.listen(PASSIVE);
+    let id = harness.resolved(to, Duration::from_secs(300));
+    let cq = harness.create_cq(ACTIVE, SHARED + 3);
+    let device = harness.side(ACTIVE).device;
+    let role = harness.provider(ACTIVE).shared_receives().expect("the role");
     for wrong in [0, u32::MAX] {
         let refused = role.create_srq(device, &SrqAttr::new(wrong));
         assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
     }
     let own = role.create_srq(device, &SrqAttr::new(SHARED as u32)).expect("a shared queue");
     let attr = |sends| QpAttr { srq: Some(own), ..QpAttr::new(cq, cq, sends, 0) };
-    let refused = world.provider(ACTIVE).create_qp(id, &attr(4));
+    let refused = harness.provider(ACTIVE).create_qp(id, &attr(4));
     assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
-    world.provider(ACTIVE).create_qp(id, &attr(3)).expect("a queue pair with room for all");
-    world.destroy_id(ACTIVE, id);
-    // Receives that are still posted go with the queue.
-    world.provider(ACTIVE).shared_receives().expect("the role").destroy_srq(own).expect("nothing uses it");
-    world.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq).expect("nothing uses it");
+    harness.provider(ACTIVE).create_qp(id, &attr(3)).expect("a queue pair with room for all");
+    harness.destroy_id(ACTIVE, id);
+    // Receives that are still posted are dropped with the queue.
+    harness.provider(ACTIVE).shared_receives().expect("the role").destroy_srq(own).expect("nothing uses it");
+    harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq).expect("nothing uses it");
 }
 
-// Others.
+// Other roles.
 
-/// The time at which something came is that of the call that has read it.
-pub(super) fn a_sign_of_life_has_its_time(world: &mut World) {
-    let (_, to) = world.listener();
-    let id = world.resolved(to, Duration::from_secs(300));
-    let early = world.equip(ACTIVE, id, &Spec::default());
-    let heard =
-        |world: &mut World, end: &End| world.provider(end.side).liveness().expect("the role").last_heard(end.qp);
-    assert_eq!(heard(world, &early), None, "before the connection");
-    let start = world.now();
-    let [active, passive] = world.pair();
-    let first = heard(world, &passive).expect("the time at which the connection came up");
-    assert!(start <= first && first <= world.now());
-    world.settle();
-    let sent = world.now();
-    world.message(&active, &passive, b"alive");
-    let second = heard(world, &passive).expect("a time");
-    assert!(sent <= second && second <= world.now(), "the time of the message");
-    world.settle();
-    let unread = world.provider(PASSIVE).liveness().expect("the role").has_unread(passive.qp);
+/// The time of the last sign of life is that of the call that has read it.
+pub(super) fn a_sign_of_life_has_its_time(harness: &mut Harness) {
+    let (_, to) = harness.listener();
+    let id = harness.resolved(to, Duration::from_secs(300));
+    let early = harness.create_queue_pair(ACTIVE, id, &Spec::default());
+    let heard = |harness: &mut Harness, end: &ConnectionEnd| {
+        harness.provider(end.side).liveness().expect("the role").last_heard(end.qp)
+    };
+    assert_eq!(heard(harness, &early), None, "before the connection");
+    let start = harness.now();
+    let [active, passive] = harness.pair();
+    let first = heard(harness, &passive).expect("the time at which the connection came up");
+    assert!(start <= first && first <= harness.now());
+    harness.settle();
+    let sent = harness.now();
+    harness.message(&active, &passive, b"alive");
+    let second = heard(harness, &passive).expect("a time");
+    assert!(sent <= second && second <= harness.now(), "the time of the message");
+    harness.settle();
+    let unread = harness.provider(PASSIVE).liveness().expect("the role").has_unread(passive.qp);
     assert!(!unread, "all has been read");
 }
 
-/// A connect request that one provider has taken is accepted by another one.
-pub(super) fn a_request_is_handed_over(world: &mut World) {
-    let (active, request) = world.request(&Spec::default(), &ConnectParam::default());
-    let detached = world.provider(PASSIVE).handover().expect("the role").detach(request.id).expect("a detach");
-    world.forget(PASSIVE, request.id);
-    let now = world.now();
-    assert!(world.provider(PASSIVE).accept(request.id, &ConnectParam::default(), now).is_err(), "the id is gone");
-    let taken = world.provider(THIRD).handover().expect("the role").attach(detached, now);
+/// A connect request of one provider is accepted by another one.
+pub(super) fn a_request_is_handed_over(harness: &mut Harness) {
+    let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
+    let detached = harness.provider(PASSIVE).handover().expect("the role").detach(request.id).expect("a detach");
+    harness.forget(PASSIVE, request.id);
+    let now = harness.now();
+    assert!(harness.provider(PASSIVE).accept(request.id, &ConnectParam::default(), now).is_err(), "the id is gone");
+    let taken = harness.provider(THIRD).handover().expect("the role").attach(detached, now);
     let (id, device) = taken.expect("an attach");
-    assert_eq!(device, world.side(THIRD).device);
-    let third = world.equip(THIRD, id, &Spec::default());
-    world.provider(THIRD).accept(id, &ConnectParam::default(), now).expect("an accept");
-    world.established(&active);
-    world.established(&third);
-    world.message(&active, &third, b"over there");
-    world.message(&third, &active, b"and back");
+    assert_eq!(device, harness.side(THIRD).device);
+    let third = harness.create_queue_pair(THIRD, id, &Spec::default());
+    harness.provider(THIRD).accept(id, &ConnectParam::default(), now).expect("an accept");
+    harness.established(&active);
+    harness.established(&third);
+    harness.message(&active, &third, b"over there");
+    harness.message(&third, &active, b"and back");
 }
 
-/// Nobody takes the request: the attempt ends.
-pub(super) fn a_request_that_is_dropped_ends(world: &mut World) {
-    let (active, request) = world.request(&Spec::default(), &ConnectParam::default());
-    drop(world.provider(PASSIVE).handover().expect("the role").detach(request.id).expect("a detach"));
-    world.forget(PASSIVE, request.id);
-    world.event("end of the attempt", ACTIVE, |event| {
+/// The attempt ends if the detached request is dropped.
+pub(super) fn a_request_that_is_dropped_ends(harness: &mut Harness) {
+    let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
+    drop(harness.provider(PASSIVE).handover().expect("the role").detach(request.id).expect("a detach"));
+    harness.forget(PASSIVE, request.id);
+    harness.wait_for_event("end of the attempt", ACTIVE, |event| {
         let over = matches!(event.kind, CmEventKind::Rejected { .. } | CmEventKind::ConnectFailed(_));
         (over && event.id == active.id).then_some(())
     });
 }
 
 /// Memory that another thread has registered is a region like any other.
-#[allow(clippy::disallowed_methods, reason = "another thread is what it is about")]
-pub(super) fn another_thread_registers(world: &mut World) {
-    let [active, _passive] = world.pair();
-    let device = world.side(PASSIVE).device;
-    let role = world.provider(PASSIVE).off_loop_registration().expect("the role");
+#[allow(clippy::disallowed_methods, reason = "the case is about another thread")]
+pub(super) fn another_thread_registers(harness: &mut Harness) {
+    let [active, _passive] = harness.pair();
+    let device = harness.side(PASSIVE).device;
+    let role = harness.provider(PASSIVE).off_loop_registration().expect("the role");
     let registrar = role.registrar(device).expect("a registrar");
     let memory = Arc::new(Memory::new(4096).expect("memory"));
     let shared = Arc::clone(&memory);
     let thread = std::thread::spawn(move || registrar.register(&shared, 0..4096, Access::REMOTE_WRITE));
     let registration = thread.join().expect("a thread").expect("a registration");
-    let role = world.provider(PASSIVE).off_loop_registration().expect("the role");
+    let role = harness.provider(PASSIVE).off_loop_registration().expect("the role");
     let region = role.adopt(registration).expect("a region");
     let remote = RemoteAddress { address: memory.as_ptr() as u64, key: region.remote_key };
-    let part = world.side(ACTIVE).place(b"elsewhere");
-    world.good(&active, SendOp::Write(remote), &part);
-    // A Write may be done before it is there.
+    let part = harness.side(ACTIVE).allocate_with(b"elsewhere");
+    harness.post_and_wait(&active, SendOp::Write(remote), &part);
+    // A Write may complete before its bytes are placed.
     let mut there = [0; 9];
-    world.until("bytes of the write", |world| {
-        world.settle();
+    harness.wait_for("bytes of the write", |harness| {
+        harness.settle();
         (memory.copy_out(0, &mut there) && there == *b"elsewhere").then_some(())
     });
-    world.provider(PASSIVE).deregister(region.id).expect("a deregister");
+    harness.provider(PASSIVE).deregister(region.id).expect("a deregister");
 }
 
-/// A connection has a path. A queue pair that is gone has none.
-pub(super) fn a_path_is_that_of_a_queue_pair(world: &mut World) {
-    let [active, passive] = world.pair();
-    world.message(&active, &passive, b"on its way");
-    let path = world.provider(ACTIVE).paths().expect("the role").path_of(active.qp).expect("a path");
+/// A connection has a path; a destroyed queue pair has none.
+pub(super) fn a_path_is_that_of_a_queue_pair(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
+    harness.message(&active, &passive, b"on its way");
+    let path = harness.provider(ACTIVE).paths().expect("the role").path_of(active.qp).expect("a path");
     assert_ne!(path.port, 0, "ports count from 1: {path:?}");
-    world.destroy(&active);
-    let gone = world.provider(ACTIVE).paths().expect("the role").path_of(active.qp);
+    harness.destroy(&active);
+    let gone = harness.provider(ACTIVE).paths().expect("the role").path_of(active.qp);
     assert!(matches!(gone, Err(Error::Stale { .. })), "{gone:?}");
 }
 
-pub(super) fn a_sound_queue_has_not_failed(world: &mut World) {
-    let [active, passive] = world.pair();
-    world.message(&active, &passive, b"sound");
-    assert!(!world.provider(PASSIVE).adapter().expect("the role").has_failed(passive.cq));
+pub(super) fn a_sound_queue_has_not_failed(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
+    harness.message(&active, &passive, b"sound");
+    assert!(!harness.provider(PASSIVE).adapter().expect("the role").has_failed(passive.cq));
 }
 
-/// The getter has an end, as all others.
-pub(super) fn events_of_devices_have_an_end(world: &mut World) {
-    let [active, passive] = world.pair();
-    world.message(&active, &passive, b"an event or none");
-    let role = world.provider(PASSIVE).device_events().expect("the role");
+/// The getter of device events returns `None` at last, as all getters do.
+pub(super) fn events_of_devices_have_an_end(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
+    harness.message(&active, &passive, b"an event or none");
+    let role = harness.provider(PASSIVE).device_events().expect("the role");
     let events = std::iter::from_fn(|| role.next_device_event()).take(100_000).count();
     assert!(events < 100_000, "events without end");
 }
 
 // Immediate sends.
 
-fn send_now(world: &mut World, end: &End, header: &[u8], payload: &[u8]) -> bool {
-    world.provider(end.side).immediate_sends().expect("the role").send_now(end.qp, header, payload)
+fn send_now(harness: &mut Harness, end: &ConnectionEnd, header: &[u8], payload: &[u8]) -> bool {
+    harness.provider(end.side).immediate_sends().expect("the role").send_now(end.qp, header, payload)
 }
 
-fn ring(world: &mut World, end: &End) {
-    world.provider(end.side).immediate_sends().expect("the role").ring(end.qp);
+fn ring(harness: &mut Harness, end: &ConnectionEnd) {
+    harness.provider(end.side).immediate_sends().expect("the role").ring(end.qp);
 }
 
-/// It arrives behind the sends before it and in front of those behind it, whether a ring or the next post hands it to the network.
-pub(super) fn an_immediate_send_keeps_its_place(world: &mut World) {
-    let [active, passive] = world.pair();
+/// An immediate send arrives behind the sends before it and in front of those behind it, whether `ring` or the next
+/// post hands it to the network.
+pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
     let mut sent = 0;
     for round in 0..20_u8 {
         let flags = if round % 2 == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
-        let first = world.side(ACTIVE).place(&[round; 9]);
-        let last = world.side(ACTIVE).place(&vec![round; SLOT]);
+        let first = harness.side(ACTIVE).allocate_with(&[round; 9]);
+        let last = harness.side(ACTIVE).allocate_with(&vec![round; SLOT]);
         let (mut expected, mut posted) = (Vec::new(), Vec::new());
         for (part, payload) in [(first, vec![round + 1; 40]), (last, Vec::new())] {
-            let (numbers, result) = world.post_sends(&active, &[(SendOp::Send, part.clone(), flags)]);
+            let (numbers, result) = harness.post_sends(&active, &[(SendOp::Send, part.clone(), flags)]);
             result.expect("room for a send");
             posted.extend(numbers);
-            expected.push(world.side(ACTIVE).bytes(&part));
-            if send_now(world, &active, b"header", &payload) {
+            expected.push(harness.side(ACTIVE).bytes(&part));
+            if send_now(harness, &active, b"header", &payload) {
                 expected.push([b"header", &payload[..]].concat());
                 sent += 1;
             }
         }
-        // Two signaled sends tell of the unsignaled ones before them.
+        // The next signaled send completes the unsignaled ones before it.
         if round % 4 < 2 {
-            ring(world, &active);
+            ring(harness, &active);
         } else {
-            let part = world.side(ACTIVE).place(b"behind");
-            posted.push(world.post(&active, SendOp::Send, &part));
+            let part = harness.side(ACTIVE).allocate_with(b"behind");
+            posted.push(harness.post(&active, SendOp::Send, &part));
             expected.push(b"behind".to_vec());
         }
         for bytes in expected {
-            world.expect(&passive, &bytes);
+            harness.expect_message(&passive, &bytes);
         }
         for wr_id in posted {
             if flags == SendFlags::SIGNALED {
-                world.success(&active, wr_id);
+                harness.success(&active, wr_id);
             }
         }
     }
     assert!(sent > 10, "{sent} of 40 immediate sends were possible");
 }
 
-/// It takes no place in the send queue, and nothing completes.
-pub(super) fn an_immediate_send_is_no_work_request(world: &mut World) {
-    let [active, passive] = world.pair();
+/// An immediate send takes no entry of the send queue, and nothing completes.
+pub(super) fn an_immediate_send_is_no_work_request(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
     for round in 0..8_u8 {
-        let sent = (0..DEPTH / 2).filter(|_| send_now(world, &active, &[], &[round; 5])).count();
-        ring(world, &active);
+        let sent = (0..DEPTH / 2).filter(|_| send_now(harness, &active, &[], &[round; 5])).count();
+        ring(harness, &active);
         assert!(sent > 0, "an immediate send is possible");
-        let part = world.side(ACTIVE).place(&[round]);
+        let part = harness.side(ACTIVE).allocate_with(&[round]);
         let chain = vec![(SendOp::Send, part, SendFlags::SIGNALED); DEPTH - sent];
-        let (numbers, result) = world.post_sends(&active, &chain);
+        let (numbers, result) = harness.post_sends(&active, &chain);
         result.expect("each place of the queue is free");
         for _ in 0..sent {
-            world.expect(&passive, &[round; 5]);
+            harness.expect_message(&passive, &[round; 5]);
         }
         for wr_id in numbers {
-            world.expect(&passive, &[round]);
-            world.success(&active, wr_id);
+            harness.expect_message(&passive, &[round]);
+            harness.success(&active, wr_id);
         }
-        assert_eq!(world.outstanding(&active), DEPTH, "the receives of the active side");
+        assert_eq!(harness.outstanding(&active), DEPTH, "the receives of the active side");
     }
 }
 
-/// Without a connection nothing is sent; what was sent before the end arrives.
-pub(super) fn an_immediate_send_needs_a_connection(world: &mut World) {
-    let (active, request) = world.request(&Spec::default(), &ConnectParam::default());
-    assert!(!send_now(world, &active, &[], b"early"), "before the connection is up");
-    let passive = world.equip(PASSIVE, request.id, &Spec::default());
-    let now = world.now();
-    world.provider(PASSIVE).accept(passive.id, &ConnectParam::default(), now).expect("an accept");
-    world.established(&active);
-    world.established(&passive);
-    assert!(!send_now(world, &active, &[0; 8], &vec![0; 1 << 20]), "no receive is for as much, and no buffer");
-    assert!(send_now(world, &active, &[], b"last words"), "an immediate send is possible");
-    world.disconnect(&active);
-    assert!(!send_now(world, &active, &[], b"late"), "after the end");
-    ring(world, &active);
-    world.expect(&passive, b"last words");
-    world.disconnected(&passive);
+/// Nothing is sent without a connection. A message that was sent before the end arrives.
+pub(super) fn an_immediate_send_needs_a_connection(harness: &mut Harness) {
+    let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
+    assert!(!send_now(harness, &active, &[], b"early"), "before the connection is up");
+    let passive = harness.create_queue_pair(PASSIVE, request.id, &Spec::default());
+    let now = harness.now();
+    harness.provider(PASSIVE).accept(passive.id, &ConnectParam::default(), now).expect("an accept");
+    harness.established(&active);
+    harness.established(&passive);
+    assert!(!send_now(harness, &active, &[0; 8], &vec![0; 1 << 20]), "no receive is for as much, and no buffer");
+    assert!(send_now(harness, &active, &[], b"last words"), "an immediate send is possible");
+    harness.disconnect(&active);
+    assert!(!send_now(harness, &active, &[], b"late"), "after the end");
+    ring(harness, &active);
+    harness.expect_message(&passive, b"last words");
+    harness.disconnected(&passive);
 }
 
-/// Bytes that are long enough for memory to be worth lending.
+/// The length of a message that is not copied from lent memory, bytes.
 const LONG: usize = 100_000;
 
-/// Bytes that tell one message from another.
+/// Returns a long message, which differs by seed.
 fn long(seed: u8) -> Vec<u8> {
     (0..LONG).map(|at| (at / 7) as u8 ^ seed).collect()
 }
 
-/// A send from lent memory is not done before the peer has read it. Once the memory is taken back, what is sent from there is copied.
-pub(super) fn lent_memory_is_read_where_it_is(world: &mut World) {
-    let [active, passive] = world.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
-    assert!(world.provider(ACTIVE).shared_memory().expect("the role").is_shared(active.qp));
-    let device = world.side(ACTIVE).device;
-    let region = world.side(ACTIVE).station.expose(device, Access::LOCAL_WRITE).expect("a region");
-    let lent = world.provider(ACTIVE).shared_memory().expect("the role").lend(active.qp, region.id);
+/// A send from lent memory is not done before the peer has read it. After the lending has ended, sends from the memory
+/// are copied.
+pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
+    let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
+    assert!(harness.provider(ACTIVE).shared_memory().expect("the role").is_shared(active.qp));
+    let device = harness.side(ACTIVE).device;
+    let region = harness.side(ACTIVE).station.expose(device, Access::LOCAL_WRITE).expect("a region");
+    let lent = harness.provider(ACTIVE).shared_memory().expect("the role").lend(active.qp, region.id);
     assert!(lent.expect("a region that is there"));
-    let (part, sink) = (world.side(ACTIVE).room(LONG), world.side(PASSIVE).room(LONG));
+    let (part, sink) = (harness.side(ACTIVE).allocate(LONG), harness.side(PASSIVE).allocate(LONG));
     let mut at_once = true;
     for seed in 0..10 {
         let bytes = long(seed);
-        world.side(ACTIVE).station.write(part.start, &bytes).expect("memory");
-        world.post_recv(&passive, std::slice::from_ref(&sink));
-        let wr_id = world.post(&active, SendOp::Send, &part);
-        // The peer has had no turn.
-        world.poll(ACTIVE, active.cq);
-        at_once = world.done(&active, wr_id).map(|wc| assert_eq!(wc.status, WcStatus::Success)).is_some();
-        let (wc, got, _) = world.received(&passive);
+        harness.side(ACTIVE).station.write(part.start, &bytes).expect("memory");
+        harness.post_recv(&passive, std::slice::from_ref(&sink));
+        let wr_id = harness.post(&active, SendOp::Send, &part);
+        // The peer was not driven in between.
+        harness.poll(ACTIVE, active.cq);
+        at_once = harness.take_completion(&active, wr_id).map(|wc| assert_eq!(wc.status, WcStatus::Success)).is_some();
+        let (wc, got, _) = harness.received(&passive);
         assert!(wc.status == WcStatus::Success && got == bytes, "message {seed}: {wc:?}");
         if !at_once {
-            world.success(&active, wr_id);
+            harness.success(&active, wr_id);
         }
     }
     assert!(!at_once, "the last message was copied before its peer had read it");
-    world.provider(ACTIVE).deregister(region.id).expect("a region that is there");
-    world.post_recv(&passive, std::slice::from_ref(&sink));
-    let wr_id = world.post(&active, SendOp::Send, &part);
-    let (wc, ..) = world.received(&passive);
+    harness.provider(ACTIVE).deregister(region.id).expect("a region that is there");
+    harness.post_recv(&passive, std::slice::from_ref(&sink));
+    let wr_id = harness.post(&active, SendOp::Send, &part);
+    let (wc, ..) = harness.received(&passive);
     assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::Success, LONG));
-    world.success(&active, wr_id);
+    harness.success(&active, wr_id);
 }
 
-/// The peer of a direct region uses it without a turn of its owner, once it has used it with one. Its rights cannot be taken back, except
-/// by deregistering.
-pub(super) fn a_direct_region_is_used_by_its_peer(world: &mut World) {
-    let pair = world.pair();
-    world.extend(&pair);
+/// Once the peer has used a direct region for the first time, it uses it without the processor of the owner. The rights
+/// on such a region end only when it is deregistered.
+pub(super) fn a_direct_region_is_used_by_its_peer(harness: &mut Harness) {
+    let pair = harness.pair();
+    harness.enable_extensions(&pair);
     let [active, passive] = pair;
-    let device = world.side(PASSIVE).device;
+    let device = harness.side(PASSIVE).device;
     let access = Access::REMOTE | Access::DIRECT;
-    let region = world.side(PASSIVE).station.expose(device, access).expect("a direct region");
-    let part = world.side(PASSIVE).station.expose_range(device, 64..128, access);
+    let region = harness.side(PASSIVE).station.expose(device, access).expect("a direct region");
+    let part = harness.side(PASSIVE).station.expose_range(device, 64..128, access);
     assert!(matches!(part, Err(Error::Unsupported { .. })), "{part:?}");
-    let keys = world.provider(PASSIVE).remote_keys().expect("the role");
+    let keys = harness.provider(PASSIVE).remote_keys().expect("the role");
     assert!(matches!(keys.invalidate(region.id), Err(Error::Unsupported { .. })));
     assert!(matches!(keys.restrict(region.id, passive.qp), Err(Error::Unsupported { .. })));
-    let target = world.side(PASSIVE).room(LONG);
-    let remote = |offset: usize, world: &mut World| RemoteAddress {
-        address: world.side(PASSIVE).station.address(target.start + offset),
+    let target = harness.side(PASSIVE).allocate(LONG);
+    let remote = |offset: usize, harness: &mut Harness| RemoteAddress {
+        address: harness.side(PASSIVE).station.address(target.start + offset),
         key: region.remote_key,
     };
-    let start = remote(0, world);
-    let (source, sink) = (world.side(ACTIVE).place(&long(1)), world.side(ACTIVE).room(LONG));
-    // Its peer learns of it by using it.
-    world.good(&active, SendOp::Write(start), &source);
-    world.good(&active, SendOp::Read(start), &sink);
-    let direct = |world: &mut World, op, part: &std::ops::Range<usize>| {
-        let wr_id = world.post(&active, op, part);
-        world.poll(ACTIVE, active.cq);
-        let wc = world.done(&active, wr_id).unwrap_or_else(|| panic!("{op:?} waits for the owner"));
+    let start = remote(0, harness);
+    let (source, sink) = (harness.side(ACTIVE).allocate_with(&long(1)), harness.side(ACTIVE).allocate(LONG));
+    // The peer gets the mapping when it uses the region for the first time.
+    harness.post_and_wait(&active, SendOp::Write(start), &source);
+    harness.post_and_wait(&active, SendOp::Read(start), &sink);
+    let direct = |harness: &mut Harness, op, part: &std::ops::Range<usize>| {
+        let wr_id = harness.post(&active, op, part);
+        harness.poll(ACTIVE, active.cq);
+        let wc = harness.take_completion(&active, wr_id).unwrap_or_else(|| panic!("{op:?} waits for the owner"));
         assert_eq!(wc.status, WcStatus::Success, "{op:?}");
     };
     let bytes = long(2);
-    world.side(ACTIVE).station.write(source.start, &bytes).expect("memory");
-    direct(world, SendOp::Write(start), &source);
-    assert!(world.side(PASSIVE).bytes(&target) == bytes);
-    world.side(PASSIVE).station.write(target.start, &7_u64.to_ne_bytes()).expect("memory");
+    harness.side(ACTIVE).station.write(source.start, &bytes).expect("memory");
+    direct(harness, SendOp::Write(start), &source);
+    assert!(harness.side(PASSIVE).bytes(&target) == bytes);
+    harness.side(PASSIVE).station.write(target.start, &7_u64.to_ne_bytes()).expect("memory");
     let word = sink.start..sink.start + 8;
-    direct(world, SendOp::FetchAdd { remote: start, add: 5 }, &word);
-    direct(world, SendOp::CompareSwap { remote: start, expected: 12, swap: 99 }, &word);
-    assert_eq!(world.side(ACTIVE).bytes(&word), 12_u64.to_ne_bytes());
-    direct(world, SendOp::Read(start), &sink);
-    assert_eq!(world.side(ACTIVE).bytes(&word), 99_u64.to_ne_bytes());
-    assert!(world.side(ACTIVE).bytes(&(sink.start + 8..sink.end)) == bytes[8..]);
-    world.provider(PASSIVE).deregister(region.id).expect("a region that is there");
-    world.refused(&active, SendOp::Read(start), &sink);
+    direct(harness, SendOp::FetchAdd { remote: start, add: 5 }, &word);
+    direct(harness, SendOp::CompareSwap { remote: start, expected: 12, swap: 99 }, &word);
+    assert_eq!(harness.side(ACTIVE).bytes(&word), 12_u64.to_ne_bytes());
+    direct(harness, SendOp::Read(start), &sink);
+    assert_eq!(harness.side(ACTIVE).bytes(&word), 99_u64.to_ne_bytes());
+    assert!(harness.side(ACTIVE).bytes(&(sink.start + 8..sink.end)) == bytes[8..]);
+    harness.provider(PASSIVE).deregister(region.id).expect("a region that is there");
+    harness.refused(&active, SendOp::Read(start), &sink);
 }

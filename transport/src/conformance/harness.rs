@@ -1,8 +1,8 @@
-//! [`World`]: the providers of one case, driven as a reactor drives them.
+//! [`Harness`]: the providers of one case, driven as a reactor drives them.
 //!
-//! A side is driven when one of its channels has an edge, when its deadline has passed, and when it has said that there is more;
-//! a completion queue that was armed and empty is polled after its event only. So an edge or an event that is lost is a case that
-//! never ends. Each completion is checked against the [`Ledger`] of its side, whatever the case is about.
+//! A side is driven when one of its channels has an edge, when its deadline has passed, and when its provider has
+//! reported more work. A completion queue that was armed and found empty is polled only after its event. So a case
+//! hangs if an edge or an event is lost. Each completion is checked against the [`Ledger`] of its side, in every case.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::environment::Environment;
 use super::factory::{Deviation, Factory};
-use super::ledger::{Ledger, Places, Sent};
+use super::ledger::{Ledger, LedgerSend, RecvRanges};
 use crate::caps::Capabilities;
 use crate::cm::{
     CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ListenOptions, PathOptions, ReadDepth,
@@ -30,23 +30,24 @@ use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp};
 pub(super) const ACTIVE: usize = 0;
 /// The side that listens.
 pub(super) const PASSIVE: usize = 1;
-/// The side that takes connect requests over.
+/// The side that accepts connect requests of another side.
 pub(super) const THIRD: usize = 2;
 
-/// Work requests of each queue.
+/// The depth of each queue.
 pub(super) const DEPTH: usize = 16;
-/// Bytes of a receive.
+/// The length of a receive, bytes.
 pub(super) const SLOT: usize = 256;
-/// Bytes of the memory of a side.
+/// The length of the memory of a side, bytes.
 const MEMORY: usize = 1 << 20;
-/// Events that a getter may return in a row. It ends a loop.
+/// The limit of events that a getter may return in a row, which ends an endless loop.
 const MANY: usize = 100_000;
-/// Attempts to connect. The kernel's connection manager chooses a local port of its own, which TCP may have in use.
+/// The number of attempts to connect. The kernel's connection manager chooses a local port without asking TCP, which
+/// may have it in use.
 const TRIES: usize = 5;
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End {
+pub(super) struct ConnectionEnd {
     pub(super) side: usize,
     pub(super) id: CmId,
     pub(super) qp: QpId,
@@ -57,11 +58,11 @@ pub(super) struct End {
 /// The attributes of an end's queues.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spec {
-    /// Receives of a slot each that are posted at first.
+    /// The number of receives of [`SLOT`] bytes that are posted at the start.
     pub(super) receives: usize,
     pub(super) max_inline: u32,
     pub(super) srq: Option<SrqId>,
-    /// The completion queue; `None` for one of its own.
+    /// The completion queue; `None` for a separate one.
     pub(super) cq: Option<CqId>,
 }
 
@@ -73,7 +74,7 @@ impl Default for Spec {
 
 /// A connect request.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct IncomingRequest {
     pub(super) id: CmId,
     pub(super) listener: CmId,
     pub(super) peer: SocketAddr,
@@ -81,54 +82,56 @@ pub(super) struct Request {
     pub(super) read_depth: ReadDepth,
 }
 
-/// The state of a completion queue, as its driver knows it.
+/// The way in which the harness polls a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Watch {
-    /// It may have completions.
+enum PollMode {
+    /// The queue may have completions, and is polled in the next turn.
     Awake,
-    /// It was empty after it was armed: it is polled after its event.
+    /// The queue was empty after it was armed, and is polled after its event.
     Armed,
-    /// The case polls it.
+    /// The case arms and polls the queue itself.
     Manual,
 }
 
-/// A completion that no case has looked at, and the places of its receive.
+/// A polled completion that the case has not taken, and the ranges of its receive.
 #[derive(Debug)]
-struct Done {
+struct PolledCompletion {
     wc: WorkCompletion,
-    places: Option<Places>,
+    places: Option<RecvRanges>,
 }
 
+/// One side of a case: its provider, and what the provider has reported.
 #[derive(Debug)]
-pub(super) struct Side {
+pub(super) struct HarnessSide {
     pub(super) station: Station,
-    /// The key of the whole memory.
+    /// The local key of the region over the whole memory.
     key: LocalKey,
     pub(super) device: DeviceId,
     pub(super) capabilities: Capabilities,
     pub(super) address: SocketAddr,
     events: VecDeque<CmEvent>,
-    done: VecDeque<Done>,
-    queues: BTreeMap<Key, Watch>,
-    /// Events of completion queues, as they came.
+    done: VecDeque<PolledCompletion>,
+    queues: BTreeMap<Key, PollMode>,
+    /// The completion queues that had an event, in order.
     pub(super) notified: Vec<CqId>,
     ledger: Ledger,
-    /// The completions of the last poll, and how many were there before it.
+    /// The completions of the last poll, and the number of older ones in front of them.
     polled: Vec<WorkCompletion>,
     kept: usize,
-    /// Ids that were destroyed.
+    /// The ids that were destroyed.
     gone: BTreeSet<Key>,
-    /// Whether the side is to be driven.
+    /// True if the side is to be driven.
     due: bool,
-    /// The first byte of the memory that is not in use.
+    /// The offset of the first byte of the memory that is not in use.
     free: usize,
 }
 
-impl Side {
-    /// Polls a queue once; returns the number of completions.
+impl HarnessSide {
+    /// Polls a queue once. Returns the number of completions.
     fn poll(&mut self, cq: CqId) -> usize {
         const MOST: usize = 7;
-        // Each second poll is behind an old completion, so that it appends; the others may get a buffer of the provider's.
+        // Each second poll gets a vector with an old completion, so that the provider must append. At the others the
+        // provider may exchange the vector's buffer.
         let mut out = std::mem::take(&mut self.polled);
         let kept = out.len().min(1 - self.kept);
         out.truncate(kept);
@@ -138,7 +141,7 @@ impl Side {
         assert!(kept == 0 || out.first().map(|wc| wc.wr_id) == old, "what was in the vector stays: {out:?}");
         for wc in &out[kept..] {
             let places = self.ledger.complete(cq, wc);
-            self.done.push_back(Done { wc: *wc, places });
+            self.done.push_back(PolledCompletion { wc: *wc, places });
         }
         (self.polled, self.kept) = (out, kept);
         count
@@ -146,11 +149,11 @@ impl Side {
 
     /// Polls an awake queue until it is empty after it was armed.
     fn drain(&mut self, cq: CqId) {
-        while self.queues.get(&cq.0) == Some(&Watch::Awake) {
+        while self.queues.get(&cq.0) == Some(&PollMode::Awake) {
             while self.poll(cq) > 0 {}
             self.station.provider().req_notify(cq, Notify::Any).expect("a completion queue to arm");
             if self.poll(cq) == 0 {
-                self.queues.insert(cq.0, Watch::Armed);
+                self.queues.insert(cq.0, PollMode::Armed);
             }
         }
     }
@@ -172,7 +175,7 @@ impl Side {
         }
     }
 
-    /// Takes the events of completion queues.
+    /// Reads the events of completion queues.
     pub(super) fn take_notifications(&mut self) {
         let device = self.device;
         for nth in 0.. {
@@ -181,35 +184,36 @@ impl Side {
             };
             assert!(nth < MANY, "events without end: {cq:?}");
             self.notified.push(cq);
-            if let Some(watch) = self.queues.get_mut(&cq.0).filter(|watch| **watch == Watch::Armed) {
-                *watch = Watch::Awake;
+            if let Some(watch) = self.queues.get_mut(&cq.0).filter(|watch| **watch == PollMode::Armed) {
+                *watch = PollMode::Awake;
             }
         }
     }
 
-    /// The bytes of a part of the memory.
+    /// Returns the bytes of a part of the memory.
     pub(super) fn bytes(&mut self, part: &Range<usize>) -> Vec<u8> {
         let mut out = Vec::new();
         self.station.read(part.clone(), &mut out).expect("a part of the memory");
         out
     }
 
-    /// Takes `len` bytes of the memory that nothing has used.
-    pub(super) fn room(&mut self, len: usize) -> Range<usize> {
+    /// Allocates `len` bytes of the memory that were never used.
+    pub(super) fn allocate(&mut self, len: usize) -> Range<usize> {
         let start = self.free;
         self.free = (start + len.max(1)).next_multiple_of(64);
         assert!(self.free <= MEMORY, "the case uses too much memory");
         start..start + len
     }
 
-    /// Takes as many bytes as there are, and puts them there.
-    pub(super) fn place(&mut self, bytes: &[u8]) -> Range<usize> {
-        let place = self.room(bytes.len());
+    /// Allocates memory for `bytes`, and copies them there.
+    pub(super) fn allocate_with(&mut self, bytes: &[u8]) -> Range<usize> {
+        let place = self.allocate(bytes.len());
         self.station.write(place.start, bytes).expect("a part of the memory");
         place
     }
 
-    /// Names the memory of work requests by the key of a region; returns the key of before.
+    /// Makes work requests name their memory by the key of a region. Returns the key of the region over the whole
+    /// memory.
     pub(super) fn use_key(&mut self, region: MemoryRegion) -> LocalKey {
         self.station.use_key(region.local_key);
         self.key
@@ -224,21 +228,21 @@ impl Side {
 
 /// The providers of one case, driven as a reactor drives them.
 #[derive(Debug)]
-pub struct World {
-    // The sides are dropped first: their channels are watched.
-    sides: Vec<Side>,
+pub struct Harness {
+    // The sides are dropped before the environment, which watches their channels.
+    sides: Vec<HarnessSide>,
     environment: Box<dyn Environment>,
     patience: Duration,
-    /// What the case is known to fail with, and the longest wait for it.
+    /// The message of the wait that is known to fail in this case, and the timeout of that wait.
     known: Option<(&'static str, Duration)>,
     grace: Duration,
-    ends: Vec<End>,
+    ends: Vec<ConnectionEnd>,
     listener: Option<(CmId, SocketAddr)>,
-    /// Number of the last work request.
+    /// The number of the last work request.
     last: u64,
 }
 
-impl World {
+impl Harness {
     pub(super) fn new(factory: &dyn Factory, sides: usize, known: Option<&Deviation>) -> Self {
         let (providers, mut environment) = factory.open(sides);
         assert_eq!(providers.len(), sides, "a provider for each side");
@@ -254,7 +258,7 @@ impl World {
             let key = region.local_key;
             station.use_key(key);
             let (events, done, queues, notified, ledger, polled, gone) = Default::default();
-            Side {
+            HarnessSide {
                 station,
                 key,
                 device,
@@ -278,7 +282,7 @@ impl World {
         Self { sides, environment, patience, known, grace, ends: Vec::new(), listener: None, last: 0 }
     }
 
-    pub(super) fn side(&mut self, side: usize) -> &mut Side {
+    pub(super) fn side(&mut self, side: usize) -> &mut HarnessSide {
         &mut self.sides[side]
     }
 
@@ -292,7 +296,7 @@ impl World {
 
     // Driving.
 
-    /// Drives the sides that are due. If none is, waits for an edge or a deadline, until `until` at the latest.
+    /// Drives the sides that are due. If none is due, waits for an edge or a deadline, at the latest until `until`.
     fn step(&mut self, until: Instant) {
         let mut idle = true;
         for side in &mut self.sides {
@@ -304,7 +308,7 @@ impl World {
         if !idle {
             return;
         }
-        let deadline = |side: &mut Side| side.station.provider().next_deadline();
+        let deadline = |side: &mut HarnessSide| side.station.provider().next_deadline();
         let deadline = self.sides.iter_mut().filter_map(deadline).min();
         let mut edges = Vec::new();
         self.environment.wait(deadline.map_or(until, |deadline| deadline.min(until)), &mut edges);
@@ -315,9 +319,9 @@ impl World {
         }
     }
 
-    /// Drives the sides until `ready` has something.
+    /// Drives the sides until `ready` returns a value.
     #[track_caller]
-    pub(super) fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub(super) fn wait_for<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let missing = format!("no {what}");
         let known = self.known.filter(|(finds, _)| *finds == missing);
         let end = self.now() + known.map_or(self.patience, |(_, patience)| patience);
@@ -326,14 +330,14 @@ impl World {
                 return found;
             }
             if self.now() >= end {
-                let seen = |side: &Side| format!("{:?} {:?}", side.events, side.done);
+                let seen = |side: &HarnessSide| format!("{:?} {:?}", side.events, side.done);
                 panic!("{missing}: {:?}", self.sides.iter().map(seen).collect::<Vec<_>>());
             }
             self.step(end);
         }
     }
 
-    /// Drives the sides for a while, for what must not happen.
+    /// Drives the sides for a while, for a case that checks that nothing happens.
     pub(super) fn settle(&mut self) {
         let end = self.now() + self.grace;
         while self.now() < end {
@@ -343,14 +347,14 @@ impl World {
 
     // Events.
 
-    /// The next event of a side that `wanted` takes.
+    /// Waits for the next event of a side for which `wanted` returns a value.
     #[track_caller]
-    pub(super) fn event<T>(&mut self, what: &str, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> T {
-        self.until(what, |world| world.seen(side, &wanted))
+    pub(super) fn wait_for_event<T>(&mut self, what: &str, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> T {
+        self.wait_for(what, |harness| harness.take_event(side, &wanted))
     }
 
-    /// As [`World::event`], if it is there.
-    pub(super) fn seen<T>(&mut self, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> Option<T> {
+    /// Takes an event as [`Harness::wait_for_event`] does; `None` if it has not arrived.
+    pub(super) fn take_event<T>(&mut self, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> Option<T> {
         let events = &mut self.sides[side].events;
         let (at, found) = events.iter().enumerate().find_map(|(at, event)| Some((at, wanted(event)?)))?;
         events.remove(at);
@@ -358,8 +362,8 @@ impl World {
     }
 
     #[track_caller]
-    pub(super) fn established(&mut self, end: &End) -> (Box<[u8]>, ReadDepth) {
-        self.event("Established", end.side, |event| match &event.kind {
+    pub(super) fn established(&mut self, end: &ConnectionEnd) -> (Box<[u8]>, ReadDepth) {
+        self.wait_for_event("Established", end.side, |event| match &event.kind {
             CmEventKind::Established { private_data, read_depth } if event.id == end.id => {
                 Some((private_data.clone(), *read_depth))
             }
@@ -368,13 +372,13 @@ impl World {
     }
 
     #[track_caller]
-    pub(super) fn disconnected(&mut self, end: &End) -> DisconnectCause {
-        self.event("Disconnected", end.side, |event| disconnected(event, end))
+    pub(super) fn disconnected(&mut self, end: &ConnectionEnd) -> DisconnectCause {
+        self.wait_for_event("Disconnected", end.side, |event| disconnected(event, end))
     }
 
     // Connections.
 
-    /// A listener on a free port.
+    /// Makes a listener on a free port.
     pub(super) fn listen(&mut self, side: usize) -> (CmId, SocketAddr) {
         let address = self.sides[side].address;
         let listener = self.provider(side).listen(address, &ListenOptions::default()).expect("a listener");
@@ -383,24 +387,24 @@ impl World {
         (listener, SocketAddr::new(address.ip(), bound.port()))
     }
 
-    /// The listener of the passive side.
+    /// Returns the listener of the passive side.
     pub(super) fn listener(&mut self) -> (CmId, SocketAddr) {
         let listener = self.listener.unwrap_or_else(|| self.listen(PASSIVE));
         *self.listener.insert(listener)
     }
 
-    /// Begins an attempt that fails after `within`.
+    /// Starts an attempt that fails after `within`, and waits until its address is resolved.
     #[track_caller]
     pub(super) fn resolved(&mut self, to: SocketAddr, within: Duration) -> CmId {
         let deadline = self.now() + within;
         self.resolved_by(to, deadline).expect("it is resolved in time")
     }
 
-    /// Begins an attempt that fails at its deadline; `None` if it fails before the address is resolved.
+    /// Begins an attempt that fails at its deadline. Returns `None` if that passes before the address is resolved.
     #[track_caller]
     pub(super) fn resolved_by(&mut self, to: SocketAddr, deadline: Instant) -> Option<CmId> {
         let id = self.provider(ACTIVE).resolve(to, &PathOptions::default(), deadline).expect("an attempt");
-        let device = self.event("Resolved", ACTIVE, |event| match event.kind {
+        let device = self.wait_for_event("Resolved", ACTIVE, |event| match event.kind {
             CmEventKind::Resolved { device } if event.id == id => Some(Some(device)),
             _ => failed(event, id).map(|_| None),
         });
@@ -415,18 +419,18 @@ impl World {
     pub(super) fn create_cq(&mut self, side: usize, entries: usize) -> CqId {
         let side = &mut self.sides[side];
         let cq = side.station.provider().create_cq(side.device, &CqAttr::new(entries as u32)).expect("a queue");
-        side.queues.insert(cq.0, Watch::Awake);
-        // It has to be armed.
+        side.queues.insert(cq.0, PollMode::Awake);
+        // The queue must be armed.
         side.due = true;
         cq
     }
 
-    /// Leaves a queue to the case, which arms and polls it.
-    pub(super) fn leave(&mut self, end: &End) {
-        self.sides[end.side].queues.insert(end.cq.0, Watch::Manual);
+    /// Leaves the polling of an end's queue to the case.
+    pub(super) fn poll_manually(&mut self, end: &ConnectionEnd) {
+        self.sides[end.side].queues.insert(end.cq.0, PollMode::Manual);
     }
 
-    /// Polls a queue until it is empty; returns the number of completions.
+    /// Polls a queue until it is empty. Returns the number of completions.
     pub(super) fn poll(&mut self, side: usize, cq: CqId) -> usize {
         std::iter::from_fn(|| Some(self.sides[side].poll(cq)).filter(|&count| count > 0)).sum()
     }
@@ -436,34 +440,34 @@ impl World {
         QpAttr { max_inline: spec.max_inline, srq: spec.srq, ..attr }
     }
 
-    /// Gives an id its queue pair, and posts receives.
-    pub(super) fn equip(&mut self, side: usize, id: CmId, spec: &Spec) -> End {
+    /// Makes the queue pair of an id, and posts receives.
+    pub(super) fn create_queue_pair(&mut self, side: usize, id: CmId, spec: &Spec) -> ConnectionEnd {
         let cq = spec.cq.unwrap_or_else(|| self.create_cq(side, 3 * DEPTH));
         let qp = self.provider(side).create_qp(id, &Self::attr(cq, spec)).expect("a queue pair");
         self.sides[side].ledger.add(qp, cq);
-        let end = End { side, id, qp, cq, srq: spec.srq };
+        let end = ConnectionEnd { side, id, qp, cq, srq: spec.srq };
         self.ends.push(end);
         let count = if spec.srq.is_some() { 0 } else { spec.receives };
         for _ in 0..count {
-            let place = self.sides[side].room(SLOT);
+            let place = self.sides[side].allocate(SLOT);
             self.post_recv(&end, &[place]);
         }
         end
     }
 
-    /// Asks the listener for a connection; returns the active end and the request.
+    /// Sends a connect request to the listener. Returns the active end and the request.
     #[track_caller]
-    pub(super) fn request(&mut self, spec: &Spec, param: &ConnectParam<'_>) -> (End, Request) {
+    pub(super) fn request(&mut self, spec: &Spec, param: &ConnectParam<'_>) -> (ConnectionEnd, IncomingRequest) {
         let (listener, to) = self.listener();
         for _ in 0..TRIES {
             let id = self.resolved(to, self.patience);
-            let end = self.equip(ACTIVE, id, spec);
+            let end = self.create_queue_pair(ACTIVE, id, spec);
             self.provider(ACTIVE).connect(id, param).expect("a connect");
-            let request = self.until("connect request", |world| {
-                if world.seen(ACTIVE, port_in_use).is_some() {
+            let request = self.wait_for("connect request", |harness| {
+                if harness.take_event(ACTIVE, port_in_use).is_some() {
                     return Some(None);
                 }
-                world.seen(PASSIVE, requested).map(Some)
+                harness.take_event(PASSIVE, requested).map(Some)
             });
             if let Some(request) = request {
                 assert_eq!(request.listener, listener);
@@ -474,16 +478,16 @@ impl World {
         panic!("no port that TCP has free in {TRIES} attempts");
     }
 
-    /// A connection, the active end first.
+    /// Makes a connection. Returns its ends, the active one first.
     #[track_caller]
-    pub(super) fn pair(&mut self) -> [End; 2] {
+    pub(super) fn pair(&mut self) -> [ConnectionEnd; 2] {
         self.pair_of(&Spec::default(), &Spec::default())
     }
 
     #[track_caller]
-    pub(super) fn pair_of(&mut self, active: &Spec, passive: &Spec) -> [End; 2] {
+    pub(super) fn pair_of(&mut self, active: &Spec, passive: &Spec) -> [ConnectionEnd; 2] {
         let (active, request) = self.request(active, &ConnectParam::default());
-        let passive = self.equip(PASSIVE, request.id, passive);
+        let passive = self.create_queue_pair(PASSIVE, request.id, passive);
         let now = self.now();
         self.provider(PASSIVE).accept(passive.id, &ConnectParam::default(), now).expect("an accept");
         self.established(&active);
@@ -491,8 +495,8 @@ impl World {
         [active, passive]
     }
 
-    /// Allows the extensions on both sides of a connection, where the provider has them.
-    pub(super) fn extend(&mut self, pair: &[End; 2]) {
+    /// Enables the extensions on both sides of a connection, if the provider has them.
+    pub(super) fn enable_extensions(&mut self, pair: &[ConnectionEnd; 2]) {
         for end in pair {
             if let Some(role) = self.provider(end.side).extensions() {
                 role.enable_extensions(end.qp).expect("the extensions");
@@ -500,18 +504,18 @@ impl World {
         }
     }
 
-    pub(super) fn disconnect(&mut self, end: &End) {
+    pub(super) fn disconnect(&mut self, end: &ConnectionEnd) {
         let now = self.now();
         self.provider(end.side).disconnect(end.id, now).expect("a disconnect");
     }
 
     /// Waits until each work request of an end has completed.
     #[track_caller]
-    pub(super) fn flushed(&mut self, end: &End) {
-        self.until("completion of each work request", |world| (world.outstanding(end) == 0).then_some(()));
+    pub(super) fn flushed(&mut self, end: &ConnectionEnd) {
+        self.wait_for("completion of each work request", |harness| (harness.outstanding(end) == 0).then_some(()));
     }
 
-    pub(super) fn outstanding(&mut self, end: &End) -> usize {
+    pub(super) fn outstanding(&mut self, end: &ConnectionEnd) -> usize {
         self.sides[end.side].ledger.outstanding(end.qp)
     }
 
@@ -522,14 +526,14 @@ impl World {
         self.forget(side, id);
     }
 
-    /// Takes note that an id is gone.
+    /// Records that an id is destroyed.
     pub(super) fn forget(&mut self, side: usize, id: CmId) {
         self.sides[side].gone.insert(id.0);
         self.sides[side].events.retain(|event| event.id != id);
     }
 
-    /// Destroys an end. The completions that are there are polled; none of it may come later.
-    pub(super) fn destroy(&mut self, end: &End) {
+    /// Destroys an end, and polls its completions. None of its queue pair may follow.
+    pub(super) fn destroy(&mut self, end: &ConnectionEnd) {
         self.destroy_id(end.side, end.id);
         self.sides[end.side].ledger.destroyed(end.qp);
         self.poll(end.side, end.cq);
@@ -537,7 +541,7 @@ impl World {
         self.ends.retain(|other| other.id != end.id || other.side != end.side);
     }
 
-    /// Destroys all that is left. Nothing may happen afterwards.
+    /// Destroys everything that is left, and checks that nothing happens afterwards.
     pub(super) fn finish(mut self) {
         while let Some(end) = self.ends.last().copied() {
             self.destroy(&end);
@@ -553,21 +557,21 @@ impl World {
         }
     }
 
-    /// Forgets a queue that the case has destroyed.
+    /// Records that the case has destroyed a queue.
     pub(super) fn forget_cq(&mut self, side: usize, cq: CqId) {
         self.sides[side].queues.remove(&cq.0);
     }
 
     // Work requests.
 
-    /// Takes the number of the next work request.
-    pub(super) fn number(&mut self) -> u64 {
+    /// Returns the number of the next work request.
+    pub(super) fn next_wr_id(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    pub(super) fn post_recv(&mut self, end: &End, places: &[Range<usize>]) -> u64 {
-        let wr_id = self.number();
+    pub(super) fn post_recv(&mut self, end: &ConnectionEnd, places: &[Range<usize>]) -> u64 {
+        let wr_id = self.next_wr_id();
         let side = &mut self.sides[end.side];
         match end.srq {
             Some(srq) => {
@@ -582,9 +586,9 @@ impl World {
         wr_id
     }
 
-    /// Posts receives of a place each in one chain.
-    pub(super) fn post_recvs(&mut self, end: &End, places: &[Range<usize>]) -> Result<(), PostError> {
-        let chain: Vec<_> = places.iter().map(|place| (self.number(), place.clone())).collect();
+    /// Posts receives in one chain, each of one range.
+    pub(super) fn post_recvs(&mut self, end: &ConnectionEnd, places: &[Range<usize>]) -> Result<(), PostError> {
+        let chain: Vec<_> = places.iter().map(|place| (self.next_wr_id(), place.clone())).collect();
         let side = &mut self.sides[end.side];
         let result = match end.srq {
             Some(srq) => side.station.post_srq_recvs(srq, chain.iter().cloned()),
@@ -599,38 +603,38 @@ impl World {
         result
     }
 
-    /// Posts sends in one chain; returns their numbers.
+    /// Posts sends in one chain. Returns their numbers.
     pub(super) fn post_sends(
         &mut self,
-        end: &End,
+        end: &ConnectionEnd,
         chain: &[(SendOp, Range<usize>, SendFlags)],
     ) -> (Vec<u64>, Result<Posted, PostError>) {
-        let numbers: Vec<u64> = chain.iter().map(|_| self.number()).collect();
+        let numbers: Vec<u64> = chain.iter().map(|_| self.next_wr_id()).collect();
         let side = &mut self.sides[end.side];
         let requests = numbers.iter().zip(chain).map(|(&wr_id, (op, part, flags))| (wr_id, *op, part.clone(), *flags));
         let result = side.station.post_sends(end.qp, requests);
         for (&wr_id, (op, part, flags)) in numbers.iter().zip(chain).take(taken(&result, chain.len())) {
             let signaled = flags.contains(SendFlags::SIGNALED);
-            side.ledger.sent(end.qp, Sent { wr_id, class: op.class(), signaled, len: part.len() });
+            side.ledger.sent(end.qp, LedgerSend { wr_id, class: op.class(), signaled, len: part.len() });
         }
         (numbers, result)
     }
 
-    /// Takes note of a send that the case posts itself.
-    pub(super) fn adopt(&mut self, end: &End, wr_id: u64, len: usize) {
-        self.sides[end.side].ledger.sent(end.qp, Sent { wr_id, class: SendClass::Send, signaled: true, len });
+    /// Records a send that the case posts itself.
+    pub(super) fn record_send(&mut self, end: &ConnectionEnd, wr_id: u64, len: usize) {
+        self.sides[end.side].ledger.sent(end.qp, LedgerSend { wr_id, class: SendClass::Send, signaled: true, len });
     }
 
-    /// Posts sends that the peer may never take. The post may fail.
-    pub(super) fn post_sends_unchecked(&mut self, end: &End, count: usize) {
-        let part = self.sides[end.side].place(&[0xee; SLOT]);
+    /// Posts sends that the peer may never receive. The post may fail.
+    pub(super) fn post_sends_unchecked(&mut self, end: &ConnectionEnd, count: usize) {
+        let part = self.sides[end.side].allocate_with(&[0xee; SLOT]);
         let chain = vec![(SendOp::Send, part, SendFlags::SIGNALED); count];
         let (_, _may_fail) = self.post_sends(end, &chain);
     }
 
-    /// Posts one signaled send; returns its number.
+    /// Posts one signaled send. Returns its number.
     #[track_caller]
-    pub(super) fn post(&mut self, end: &End, op: SendOp, part: &Range<usize>) -> u64 {
+    pub(super) fn post(&mut self, end: &ConnectionEnd, op: SendOp, part: &Range<usize>) -> u64 {
         let (numbers, result) = self.post_sends(end, &[(op, part.clone(), SendFlags::SIGNALED)]);
         if let Err(error) = result {
             panic!("{op:?}: {}", error.error);
@@ -638,38 +642,38 @@ impl World {
         numbers[0]
     }
 
-    /// The completion of a work request, if it was polled.
-    pub(super) fn done(&mut self, end: &End, wr_id: u64) -> Option<WorkCompletion> {
+    /// Takes the completion of a work request; `None` if it was not polled yet.
+    pub(super) fn take_completion(&mut self, end: &ConnectionEnd, wr_id: u64) -> Option<WorkCompletion> {
         let done = &mut self.sides[end.side].done;
         let at = done.iter().position(|done| done.wc.wr_id == wr_id)?;
         done.remove(at).map(|done| done.wc)
     }
 
     #[track_caller]
-    pub(super) fn completion(&mut self, end: &End, wr_id: u64) -> WorkCompletion {
-        self.until("completion", |world| world.done(end, wr_id))
+    pub(super) fn completion(&mut self, end: &ConnectionEnd, wr_id: u64) -> WorkCompletion {
+        self.wait_for("completion", |harness| harness.take_completion(end, wr_id))
     }
 
-    /// Waits for the success of a work request.
+    /// Waits until a work request has succeeded.
     #[track_caller]
-    pub(super) fn success(&mut self, end: &End, wr_id: u64) -> WorkCompletion {
+    pub(super) fn success(&mut self, end: &ConnectionEnd, wr_id: u64) -> WorkCompletion {
         let wc = self.completion(end, wr_id);
         assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
         wc
     }
 
-    /// Posts one signaled send, and waits for its success.
+    /// Posts one signaled send, and waits until it has succeeded.
     #[track_caller]
-    pub(super) fn good(&mut self, end: &End, op: SendOp, part: &Range<usize>) -> WorkCompletion {
+    pub(super) fn post_and_wait(&mut self, end: &ConnectionEnd, op: SendOp, part: &Range<usize>) -> WorkCompletion {
         let wr_id = self.post(end, op, part);
         self.success(end, wr_id)
     }
 
-    /// The next completion of a receive, its bytes and its places.
+    /// Waits for the next completion of a receive. Returns it with the received bytes and the ranges of the receive.
     #[track_caller]
-    pub(super) fn received(&mut self, end: &End) -> (WorkCompletion, Vec<u8>, Places) {
-        let (wc, places) = self.until("completion of a receive", |world| {
-            let done = &mut world.sides[end.side].done;
+    pub(super) fn received(&mut self, end: &ConnectionEnd) -> (WorkCompletion, Vec<u8>, RecvRanges) {
+        let (wc, places) = self.wait_for("completion of a receive", |harness| {
+            let done = &mut harness.sides[end.side].done;
             let at = done.iter().position(|done| done.places.is_some() && done.wc.qp == end.qp)?;
             done.remove(at).and_then(|done| Some((done.wc, done.places?)))
         });
@@ -678,16 +682,16 @@ impl World {
         (wc, bytes, places)
     }
 
-    /// The places of the next receive that a destroyed end has completed.
-    pub(super) fn left_by(&mut self, end: &End) -> Option<Places> {
+    /// Returns the ranges of the next receive that a destroyed end has completed.
+    pub(super) fn take_left_receive(&mut self, end: &ConnectionEnd) -> Option<RecvRanges> {
         let done = &mut self.sides[end.side].done;
         let at = done.iter().position(|done| done.places.is_some() && done.wc.qp == end.qp)?;
         done.remove(at)?.places
     }
 
-    /// The next message of an end, whose receive is posted again.
+    /// Waits for the next message of an end, checks its bytes, and posts its receive again.
     #[track_caller]
-    pub(super) fn expect(&mut self, end: &End, bytes: &[u8]) -> WorkCompletion {
+    pub(super) fn expect_message(&mut self, end: &ConnectionEnd, bytes: &[u8]) -> WorkCompletion {
         let (wc, got, places) = self.received(end);
         assert_eq!((wc.status, got.len()), (WcStatus::Success, bytes.len()), "{wc:?}");
         assert!(got == bytes, "other bytes than were sent");
@@ -695,41 +699,41 @@ impl World {
         wc
     }
 
-    /// One message, which arrives.
+    /// Sends one message, and waits until it has arrived.
     #[track_caller]
-    pub(super) fn message(&mut self, from: &End, to: &End, bytes: &[u8]) {
-        let part = self.sides[from.side].place(bytes);
+    pub(super) fn message(&mut self, from: &ConnectionEnd, to: &ConnectionEnd, bytes: &[u8]) {
+        let part = self.sides[from.side].allocate_with(bytes);
         let wr_id = self.post(from, SendOp::Send, &part);
-        self.expect(to, bytes);
+        self.expect_message(to, bytes);
         self.success(from, wr_id);
     }
 
-    /// Posts an operation that the peer must refuse: the connection ends.
+    /// Posts an operation that the peer must refuse, and waits for the end of the connection.
     #[track_caller]
-    pub(super) fn refused(&mut self, end: &End, op: SendOp, part: &Range<usize>) {
+    pub(super) fn refused(&mut self, end: &ConnectionEnd, op: SendOp, part: &Range<usize>) {
         let wr_id = self.post(end, op, part);
-        self.until("end of the connection", |world| {
-            let wc = world.done(end, wr_id);
+        self.wait_for("end of the connection", |harness| {
+            let wc = harness.take_completion(end, wr_id);
             if let Some(wc) = wc.filter(|wc| wc.status.is_success()) {
-                // A write may be done when it is sent.
+                // A write may complete when it is sent.
                 assert!(!op.answered(), "the peer has served it: {wc:?}");
             } else if wc.is_some() {
                 return Some(());
             }
-            world.seen(end.side, |event| disconnected(event, end)).map(drop)
+            harness.take_event(end.side, |event| disconnected(event, end)).map(drop)
         });
     }
 }
 
-/// The cause, if an event is the end of a connection.
-pub(super) fn disconnected(event: &CmEvent, end: &End) -> Option<DisconnectCause> {
+/// Returns the cause if an event is the end of a connection.
+pub(super) fn disconnected(event: &CmEvent, end: &ConnectionEnd) -> Option<DisconnectCause> {
     match &event.kind {
         CmEventKind::Disconnected(cause) if event.id == end.id => Some(cause.clone()),
         _ => None,
     }
 }
 
-/// The failure, if an event is that of an attempt.
+/// Returns the failure if an event is the end of an attempt.
 pub(super) fn failed(event: &CmEvent, id: CmId) -> Option<ConnectFailure> {
     match &event.kind {
         CmEventKind::ConnectFailed(failure) if event.id == id => Some(failure.clone()),
@@ -737,9 +741,9 @@ pub(super) fn failed(event: &CmEvent, id: CmId) -> Option<ConnectFailure> {
     }
 }
 
-fn requested(event: &CmEvent) -> Option<Request> {
+fn requested(event: &CmEvent) -> Option<IncomingRequest> {
     match &event.kind {
-        CmEventKind::ConnectRequest { listener, peer, private_data, read_depth, .. } => Some(Request {
+        CmEventKind::ConnectRequest { listener, peer, private_data, read_depth, .. } => Some(IncomingRequest {
             id: event.id,
             listener: *listener,
             peer: *peer,
@@ -755,7 +759,7 @@ fn port_in_use(event: &CmEvent) -> Option<()> {
     failure.to_string().contains(&format!("(os error {})", libc::EADDRINUSE)).then_some(())
 }
 
-/// Number of work requests of a chain that were taken.
+/// Returns the number of work requests of a chain that were taken.
 fn taken<T>(result: &Result<T, PostError>, all: usize) -> usize {
     let taken = result.as_ref().map_or_else(|error| error.posted, |_| all);
     assert!(taken < all || result.is_ok(), "a chain that is taken whole is no error");
