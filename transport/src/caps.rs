@@ -1,4 +1,4 @@
-//! Capabilities of a device, to be asked before use instead of found out by failure.
+//! The capabilities and limits of a device.
 
 use bitflags::bitflags;
 
@@ -12,105 +12,110 @@ bitflags! {
         const READ = 1 << 0;
         /// RDMA Write.
         const WRITE = 1 << 1;
-        /// RDMA Write with immediate data. Absent on the standard iWARP wire.
+        /// RDMA Write with immediate data. Absent in standard iWARP.
         const WRITE_WITH_IMMEDIATE = 1 << 2;
-        /// 8-byte compare-and-swap and fetch-and-add. Absent on the standard iWARP wire.
+        /// 8-byte compare-and-swap and fetch-and-add. Absent in standard iWARP.
         const ATOMICS = 1 << 3;
-        /// Send with Invalidate. Whether it invalidates a key depends on the peer: see `REMOTE_INVALIDATION`.
+        /// Send with Invalidate. A key is only invalidated if the peer's device has `REMOTE_INVALIDATION`.
         const SEND_WITH_INVALIDATE = 1 << 4;
-        /// Receive queues shared by queue pairs.
+        /// Shared receive queues.
         const SHARED_RECEIVE_QUEUE = 1 << 5;
         /// Unreliable datagrams.
         const DATAGRAMS = 1 << 6;
         /// Multicast groups.
         const MULTICAST = 1 << 7;
-        /// The passive side may send before the active side has.
+        /// The passive side may send before it has received a message of the active side.
         const SERVER_SENDS_FIRST = 1 << 8;
-        /// Send with immediate data. iWARP has none.
+        /// Send with immediate data. Absent on iWARP.
         const SEND_WITH_IMMEDIATE = 1 << 9;
-        /// A peer's Send with Invalidate invalidates a region's remote key. Where this is absent it ends the
-        /// connection, since InfiniBand and RoCE allow it for memory windows only.
+        /// A peer's Send with Invalidate invalidates the remote key of a region. On a device without this feature it
+        /// ends the connection, since InfiniBand and RoCE allow it for memory windows only.
         const REMOTE_INVALIDATION = 1 << 10;
-        /// Immediate data and atomics only on connections whose peer agreed
+        /// Immediate data and atomics work only on connections for which both programs have enabled them
         /// ([`enable_extensions`](crate::roles::Extensions::enable_extensions)).
         const EXTENSIONS_BY_AGREEMENT = 1 << 11;
-        /// Regions whose writes the bus may reorder ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)).
+        /// Regions in which the bus may reorder the device's writes
+        /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)).
         const RELAXED_ORDERING = 1 << 12;
-        /// Regions whose pages are not pinned, but fetched when the device needs them
+        /// Regions whose pages are not pinned, but paged in when the device needs them
         /// ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)).
         const ON_DEMAND_PAGING = 1 << 13;
         /// Regions over a dma-buf, such as memory of a GPU
-        /// ([`ForeignMemory::register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf)). The libraries can ask for one; whether the
-        /// driver and the exporter of the memory agree is known only when it is tried.
+        /// ([`ForeignMemory::register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf)). The feature says that
+        /// the libraries support the call. Support by the driver and by the exporter of the memory is only known after
+        /// an attempt.
         const DMABUF = 1 << 14;
         /// The sink of an RDMA Read must be open to writes of the peer
-        /// ([`Access::READ_SINK`](crate::Access::READ_SINK)), as on iWARP adapters: a Read into other memory fails, and a peer
-        /// that breaks the rules can write into a sink for as long as it is registered.
+        /// ([`Access::READ_SINK`](crate::Access::READ_SINK)), as on iWARP adapters. A Read into other memory fails. A
+        /// peer that violates the protocol can write into a sink for as long as it is registered.
         const OPEN_READ_SINKS = 1 << 15;
-        /// A disconnect may overtake sends that have completed, as on iWARP adapters and siw: a send completes when TCP has it, and
-        /// TCP drops what it has when the peer sends something to a socket that is closed.
+        /// A disconnect may overtake completed sends, as on iWARP adapters and siw. There a send completes when TCP has
+        /// accepted its bytes, and TCP drops them if the peer sends something to a closed socket.
         const ABRUPT_DISCONNECT = 1 << 16;
-        /// What a peer has written may still be placed when [`invalidate`](crate::roles::RemoteKeys::invalidate) or `deregister` of its
-        /// region has returned, or the peer's Send with Invalidate has arrived, as on siw: another processor may be placing a
-        /// part of a frame meanwhile. Once the queue pairs are destroyed, nothing is.
+        /// Bytes that a peer has written may still be placed after [`invalidate`](crate::roles::RemoteKeys::invalidate)
+        /// or `deregister` of their region has returned, or the peer's Send with Invalidate has arrived. That is so on
+        /// siw, where another processor may be placing a part of a frame at that moment. Nothing is placed after the
+        /// queue pairs were destroyed.
         const LATE_PLACEMENT = 1 << 17;
-        /// Completion queues that are armed for solicited completions ([`Notify::Solicited`](crate::Notify::Solicited)).
+        /// Completion queues that can be armed for solicited completions
+        /// ([`Notify::Solicited`](crate::Notify::Solicited)).
         const SOLICITED_EVENTS = 1 << 18;
-        /// A Write completes when the peer's device has placed it, as on InfiniBand and RoCE. On iWARP it completes when TCP has it,
-        /// and only an answer to something behind it, such as a Read, shows that it was placed.
+        /// A Write completes when the peer's device has acknowledged it, as on InfiniBand and RoCE. On iWARP it
+        /// completes when TCP has accepted its bytes, and only the response to a later operation, such as a Read, shows
+        /// that it was placed.
         const ACKNOWLEDGED_WRITES = 1 << 19;
     }
 }
 
-/// How long a device holds the events of a completion queue back: until so many completions have gathered, or until so
-/// much time has passed since the first.
+/// The moderation of a completion queue: the device holds the queue's events back until a number of completions have
+/// gathered, or a time has passed since the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moderation {
-    /// Completions.
+    /// The number of completions.
     pub completions: u16,
-    /// Microseconds.
+    /// The time, microseconds.
     pub microseconds: u16,
 }
 
-/// What one device can do, and its limits.
+/// The operations and behaviours of a device, and its limits.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// Operations and behaviours.
     pub features: Features,
-    /// Largest payload of an inline send, bytes; 0 when there is none.
+    /// The largest payload of an inline send, bytes; 0 if the device has no inline sends.
     pub max_inline: u32,
-    /// Scatter/gather entries per work request.
+    /// The limit of scatter/gather entries per work request.
     pub max_sge: u32,
-    /// Scatter/gather entries per RDMA Read.
+    /// The limit of scatter/gather entries per RDMA Read.
     pub max_read_sge: u32,
-    /// Work requests per queue.
+    /// The limit of work requests per queue.
     pub max_queue_depth: u32,
-    /// Entries per completion queue.
+    /// The limit of entries per completion queue.
     pub max_completion_queue: u32,
-    /// Private data of connect, accept and reject, bytes: the least of the three.
+    /// The limit of private data, bytes: the smallest of those for connect, accept and reject.
     pub max_private_data: usize,
-    /// Largest message, bytes.
+    /// The largest message, bytes.
     pub max_message: u64,
-    /// Receives per shared receive queue; 0 when there is none.
+    /// The limit of receives per shared receive queue; 0 if the device has none.
     pub max_shared_receives: u32,
-    /// The most that a completion queue's events can be held back; `None` when they cannot.
+    /// The limits of moderation; `None` if the device cannot hold events back.
     pub completion_moderation: Option<Moderation>,
-    /// Largest datagram, bytes; 0 when there are none.
+    /// The largest datagram, bytes; 0 if the device has no datagrams.
     pub max_datagram: u32,
-    /// Outstanding RDMA Reads per queue pair, each direction.
+    /// The limit of outstanding RDMA Reads per queue pair, in each direction.
     pub max_read_depth: u16,
-    /// Completion vectors, at least 1: interrupts, each served by a processor of its own, that the events of completion
-    /// queues can be spread over ([`CqAttr::vector`](crate::CqAttr::vector)).
+    /// The number of completion vectors, at least 1. Each vector is an interrupt that one processor serves; the events
+    /// of completion queues can be spread over them ([`CqAttr::vector`](crate::CqAttr::vector)).
     pub completion_vectors: u32,
-    /// The NUMA node that the device is attached to, if the system knows. Memory for it is best taken from that node,
-    /// and its reactor is best run there.
+    /// The NUMA node that the device is attached to; `None` if the system does not know it. Allocate memory for the
+    /// device on this node, and run its reactor there.
     pub numa_node: Option<u32>,
 }
 
 impl Capabilities {
-    /// Capabilities with `features`, and with limits that every known device meets; a provider raises them where it
-    /// can.
+    /// Returns capabilities with `features`, and with limits that every known device meets. A provider raises the
+    /// limits where it can.
     #[must_use]
     pub const fn portable(features: Features) -> Self {
         Self {
@@ -131,10 +136,10 @@ impl Capabilities {
         }
     }
 
-    /// Checks the length of private data, for the provider of that name.
+    /// Checks the length of private data, for a provider with this name.
     ///
     /// # Errors
-    /// [`Error::PrivateDataTooLong`].
+    /// [`Error::PrivateDataTooLong`] if there are more than `max_private_data` bytes.
     pub const fn check_private_data(&self, provider: &'static str, data: &[u8]) -> Result<()> {
         let (len, max) = (data.len(), self.max_private_data);
         if len > max { Err(Error::PrivateDataTooLong { provider, len, max }) } else { Ok(()) }
@@ -144,8 +149,8 @@ impl Capabilities {
 /// A device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// Its name, such as `mlx5_0` or `iwarp0`.
+    /// The name of the device, such as `mlx5_0` or `iwarp0`.
     pub name: String,
-    /// What it can do.
+    /// The capabilities of the device.
     pub capabilities: Capabilities,
 }

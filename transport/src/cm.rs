@@ -10,41 +10,42 @@ pub use crate::handle::CmId;
 use crate::handle::DeviceId;
 use crate::wc::Failure;
 
-/// What both ends tell each other while connecting (`rdma_connect`(3)).
+/// The parameters that the two sides exchange while connecting (`rdma_connect`(3)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectParam<'a> {
-    /// Private data, which the peer gets with its event. Some devices pad it with zeros, so put its length into it.
+    /// Private data, which the peer receives with its event. Some devices pad it with zeros, so put its length into it.
     pub private_data: &'a [u8],
-    /// RDMA Reads that the peer may have outstanding here (IRD); 0 takes the device's default.
+    /// The number of RDMA Reads that the peer may have outstanding at this side (IRD); 0 selects the device's default.
     pub responder_resources: u16,
-    /// RDMA Reads that this side will have outstanding at the peer (ORD); 0 takes the device's default.
+    /// The number of RDMA Reads that this side may have outstanding at the peer (ORD); 0 selects the device's default.
     pub initiator_depth: u16,
-    /// How often the device tries again before the connection fails. iWARP has none of this: TCP tries again.
+    /// How often the device retransmits before the connection fails. Ignored on iWARP, where TCP retransmits.
     pub retries: Retries,
 }
 
 impl ConnectParam<'_> {
-    /// Logs at `info` that the provider of that name ignores [`ConnectParam::retries`], unless these are the default: for a
-    /// provider without retry counts.
+    /// Logs at `info` that a provider with this name ignores [`ConnectParam::retries`], unless these are the default.
+    /// For a provider without retry counts.
     pub fn note_ignored(&self, provider: &str) {
         if self.retries != Retries::default() {
-            log::info!("the provider {provider} has no retry counts, since TCP tries again: ignored");
+            log::info!("the provider {provider} has no retry counts, since TCP retransmits: ignored");
         }
     }
 }
 
-/// How often a device sends a request again that nobody answers, and when.
+/// The number of times that a device retransmits a request without an answer, and the pauses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// Times that either side sends a request again without an answer, 0 to 7; 7 by default. The side that connects decides;
-    /// `accept` ignores it. The time between two is the ack timeout ([`PathOptions::ack_timeout`]).
+    /// The number of times that either side retransmits a request without an answer, 0 to 7. The default is 7. The
+    /// connecting side decides; `accept` ignores it. The pause before a retransmission is the ack timeout
+    /// ([`PathOptions::ack_timeout`]).
     pub path: u8,
-    /// Times that the **peer** sends again what found no receive posted here, 0 to 6; 7, which is the default, is for ever. Each
-    /// side decides for the other (`rdma_connect`(3)).
+    /// The number of times that the **peer** retransmits a message that found no receive posted here, 0 to 6. 7, the
+    /// default, stands for no limit. Each side decides for the other one (`rdma_connect`(3)).
     pub receiver_not_ready: u8,
-    /// How long a peer waits before it sends again what found no receive posted here: a code from 0 to 31 (InfiniBand
-    /// Architecture Specification, volume 1, table 45: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491 ms, and 0 is 655 ms). 12 by
-    /// default.
+    /// The pause of a peer before it retransmits a message that found no receive posted here: a code from 0 to 31
+    /// (InfiniBand Architecture Specification, volume 1, table 45: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491 ms, and 0 is
+    /// 655 ms). The default is 12.
     pub min_rnr_timer: u8,
 }
 
@@ -55,10 +56,10 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// Checks the ranges.
+    /// Checks that the values are in their ranges.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfRange`] names the first value that is outside of its range.
+    /// [`crate::Error::OutOfRange`] names the first value that is outside its range.
     pub fn check(&self) -> Result<()> {
         in_range("retry count", self.path, 0..=7, "0 to 7")?;
         in_range("receiver-not-ready retry count", self.receiver_not_ready, 0..=7, "0 to 7")?;
@@ -66,47 +67,49 @@ impl Retries {
     }
 }
 
-/// Which way a connection takes: set before the peer's address is resolved. What is `None` is left to the system.
+/// The path of a connection, chosen before the peer's address is resolved. The system decides options that are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathOptions {
-    /// The type of service of every packet: the DSCP in the upper six bits (RFC 2474). On InfiniBand the subnet manager
-    /// chooses the service level by it. Siw of Linux 6.1 takes the setting without using it.
+    /// The type of service of each packet: the DSCP in the upper six bits (RFC 2474). On InfiniBand the subnet manager
+    /// derives the service level from it. siw of Linux 6.1 accepts the setting but does not use it.
     pub type_of_service: Option<u8>,
-    /// Time after which the device sends a request again that is not answered: a code from 0 to 31, for 4.096 us times two to
-    /// its power; 0 is for ever. The connection manager takes about 2 s (19) or what the subnet manager says.
+    /// The time after which the device retransmits an unanswered request: a code from 0 to 31, for 4.096 us times 2 to
+    /// the power of the code; 0 waits forever. By default the connection manager uses about 2 s (19), or the value of
+    /// the subnet manager.
     pub ack_timeout: Option<u8>,
-    /// The address or device of ours that the connection leaves from.
+    /// The local address or device of the connection.
     pub source: Source,
 }
 
-/// Where a connection leaves from.
+/// The local end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Source {
     /// The system's routes decide.
     #[default]
     Any,
-    /// An address of ours.
+    /// A local address.
     Address(IpAddr),
-    /// A device by its name, and one of its ports, from 1, or any of them.
+    /// A local device.
     Device {
-        /// The name, such as `mlx5_0`.
+        /// The name of the device, such as `mlx5_0`.
         name: String,
-        /// The port.
+        /// The port, from 1; `None` for any port.
         port: Option<u8>,
     },
 }
 
 impl PathOptions {
-    /// Checks the ranges.
+    /// Checks that the values are in their ranges.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfRange`] names the value that is outside of its range.
+    /// [`crate::Error::OutOfRange`] names the value that is outside its range.
     pub fn check(&self) -> Result<()> {
         in_range("ack timeout", self.ack_timeout.unwrap_or(0), 0..=31, "a code from 0 to 31")
     }
 
-    /// Logs at `info`, in one line, which of the options the provider of that name ignores: for a provider that follows neither the
-    /// type of service nor the ack timeout. It does not look at [`PathOptions::source`], which a provider follows or refuses.
+    /// Logs at `info`, in one line, which of the options a provider with this name ignores. For a provider that uses
+    /// neither the type of service nor the ack timeout. [`PathOptions::source`] is not reported: a provider must follow
+    /// or refuse it.
     pub fn note_ignored(&self, provider: &str) {
         let asked = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
         let ignored: Vec<&str> = asked.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
@@ -116,17 +119,18 @@ impl PathOptions {
     }
 }
 
-/// How a listener takes connections.
+/// The options of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Connect requests that wait for this side before the system refuses more (`rdma_listen`(3), `listen`(2)). 1024 by default.
+    /// The number of connect requests that may wait for this side before the system refuses more (`rdma_listen`(3),
+    /// `listen`(2)). The default is 1024.
     pub backlog: u32,
-    /// As for [`PathOptions::type_of_service`], for the connections that come in, on iWARP. On InfiniBand and RoCE the request of
-    /// the peer brings the type of service for both directions, and this one has no effect.
+    /// The type of service of incoming connections on iWARP, as for [`PathOptions::type_of_service`]. No effect on
+    /// InfiniBand and RoCE, where the peer's request sets the type of service of both directions.
     pub type_of_service: Option<u8>,
-    /// As for [`PathOptions::ack_timeout`], for the connections that come in.
+    /// The ack timeout of incoming connections, as for [`PathOptions::ack_timeout`].
     pub ack_timeout: Option<u8>,
-    /// Whether an IPv6 address takes IPv6 only (`true`) or IPv4 too (`false`, which siw does not follow).
+    /// If true, a listener on an IPv6 address accepts IPv6 only; if false, IPv4 too, which siw does not do.
     pub ipv6_only: Option<bool>,
 }
 
@@ -137,8 +141,8 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// Checks the ranges, and logs at `info` which of the options the provider of that name ignores: for a provider that follows none
-    /// of them but the backlog.
+    /// Checks that the values are in their ranges, and logs at `info` which of the options a provider with this name
+    /// ignores. For a provider that uses none of them but the backlog.
     ///
     /// # Errors
     /// [`crate::Error::OutOfRange`] names the value that is outside of its range.
@@ -148,45 +152,47 @@ impl ListenOptions {
         path.check()?;
         path.note_ignored(provider);
         if ipv6_only.is_some() {
-            log::info!("the provider {provider} has no choice between IPv6 alone and both: ignored");
+            log::info!("the provider {provider} cannot choose between IPv6 only and both: ignored");
         }
         Ok(())
     }
 }
 
-/// RDMA Reads and atomics that may be outstanding on a connection. Those of this side that are more wait in the send
-/// queue.
+/// The limits of RDMA Reads and atomics that may be outstanding on a connection. Further ones of this side wait in the
+/// send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadDepth {
-    /// Those of the peer, here (IRD).
+    /// The limit of the peer's requests at this side (IRD).
     pub responder_resources: u16,
-    /// Those of this side, at the peer (ORD).
+    /// The limit of this side's requests at the peer (ORD).
     pub initiator_depth: u16,
 }
 
-/// A connect request on its way between two providers: [`Handover::detach`](crate::roles::Handover::detach) of one makes it, and
-/// [`attach`](crate::roles::Handover::attach) of another takes it, on any thread. Dropping it ends the peer's attempt.
+/// A connect request that is passed from one provider to another. [`Handover::detach`](crate::roles::Handover::detach)
+/// of the first one makes it, and [`attach`](crate::roles::Handover::attach) of the second one consumes it, on any
+/// thread. Dropping it ends the peer's attempt.
 pub struct Detached {
     provider: &'static str,
     state: Box<dyn Any + Send>,
 }
 
 impl Detached {
-    /// Packs what the provider that takes it needs.
+    /// Wraps the state that the attaching provider needs.
     pub fn new<T: Any + Send>(provider: &'static str, state: T) -> Self {
         Self { provider, state: Box::new(state) }
     }
 
-    /// Name of the provider it comes from.
+    /// Returns the name of the provider that detached the request.
     #[must_use]
     pub const fn provider(&self) -> &'static str {
         self.provider
     }
 
-    /// What the provider that made it put in.
+    /// Returns the state that the detaching provider has wrapped.
     ///
     /// # Errors
-    /// It comes back if it was made by a provider of another kind.
+    /// Returns the value unchanged if its state is of another type: a provider of another kind has detached the
+    /// request.
     pub fn into_state<T: Any>(self) -> std::result::Result<T, Self> {
         let Self { provider, state } = self;
         state.downcast().map(|state| *state).map_err(|state| Self { provider, state })
@@ -202,98 +208,99 @@ impl fmt::Debug for Detached {
 /// An event of the connection manager.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// The id that it concerns; for a connect request, the new id.
+    /// The id that the event belongs to; for a connect request, the new id.
     pub id: CmId,
     /// What happened.
     pub kind: CmEventKind,
 }
 
-/// Kinds of connection-manager events. The sixteen of `rdma_get_cm_event`(3) are mapped to these; newer ones arrive as
-/// [`CmEventKind::Other`].
+/// The kinds of connection-manager events. The sixteen events of `rdma_get_cm_event`(3) are mapped to these; newer ones
+/// are reported as [`CmEventKind::Other`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CmEventKind {
-    /// Address and route are resolved, and the id is on a device. Make its queue pair and connect.
+    /// Address and route are resolved, and the id is on a device. Create its queue pair and connect.
     Resolved {
         /// The device that reaches the address.
         device: DeviceId,
     },
-    /// A peer asks for a connection. Make a queue pair, post receives and accept; or reject.
+    /// A peer requests a connection. Create a queue pair, post receives and accept; or reject.
     ConnectRequest {
-        /// The listener it came to.
+        /// The listener that received the request.
         listener: CmId,
-        /// The device it came in on.
+        /// The device that received the request.
         device: DeviceId,
-        /// Address of the peer.
+        /// The address of the peer.
         peer: SocketAddr,
-        /// Its private data.
+        /// The peer's private data.
         private_data: Box<[u8]>,
-        /// What it asks for, as seen from this side; `accept` gives at most that.
+        /// The limits that the peer requests, as seen from this side. `accept` grants at most these.
         read_depth: ReadDepth,
     },
-    /// The connection is up.
+    /// The connection is established.
     Established {
-        /// The passive side's private data; empty on the passive side itself.
+        /// The private data of the passive side; empty on the passive side itself.
         private_data: Box<[u8]>,
-        /// What both agreed on.
+        /// The limits that both sides have agreed on.
         read_depth: ReadDepth,
     },
-    /// A peer accepts datagrams of this side: `connect` of a datagram id has ended.
+    /// A peer accepts datagrams of this side: `connect` of a datagram id has succeeded.
     Reached {
         /// The peer's private data.
         private_data: Box<[u8]>,
-        /// Where to send them.
+        /// The destination of the datagrams.
         peer: DatagramPeer,
     },
-    /// The id is in a multicast group. What is sent to the group arrives here.
+    /// The id has joined a multicast group. Datagrams to the group arrive at the id from now on.
     Joined {
         /// The group.
         group: IpAddr,
-        /// Where to send to it.
+        /// The destination of datagrams to the group.
         peer: DatagramPeer,
     },
-    /// The id is not, or no longer, in a multicast group.
+    /// The id could not join a multicast group, or has lost its membership.
     JoinFailed {
         /// The group.
         group: IpAddr,
-        /// Why.
+        /// The reason.
         reason: ConnectFailure,
     },
     /// The peer rejected the connection. Destroy the id.
     Rejected {
-        /// Its private data.
+        /// The peer's private data.
         private_data: Box<[u8]>,
     },
     /// Connecting failed. Destroy the id.
     ConnectFailed(ConnectFailure),
-    /// The connection has ended. This event may come late, twice, or not at all.
+    /// The connection has ended. This event may arrive late, twice, or never.
     Disconnected(DisconnectCause),
-    /// The device is going away. Destroy everything on it.
+    /// The device is being removed. Destroy everything on it.
     DeviceRemoval,
-    /// The queue pair's number may be used again. This event may never come.
+    /// The queue pair's number may be used again. This event may never arrive.
     TimewaitExit,
-    /// A local address moved to another device or port, as a bond does when its link fails over. A listener there gets nothing
-    /// any more, although it is not told so: make it anew. A connection there is about to fail.
+    /// A local address has moved to another device or port, for example because a bond has failed over. A listener on
+    /// the old device receives no further requests, and no other event says so: make a new one. A connection there is
+    /// about to fail.
     AddressChange,
-    /// An event this library does not know.
+    /// An event that this library does not know.
     Other(u32),
 }
 
-/// Why connecting failed.
+/// The reason why connecting failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectFailure {
-    /// Nobody listens there.
+    /// Nothing listens at the address.
     Refused,
-    /// No answer in time.
+    /// The peer did not answer in time.
     Timeout,
-    /// The address cannot be reached from here.
+    /// The address cannot be reached from this host.
     Unreachable(String),
-    /// The peer went away while connecting.
+    /// The peer closed the connection while connecting.
     PeerClosed,
-    /// The peer does not speak the protocol, or asks for something that is refused here.
+    /// The peer does not speak the protocol, or requests something that this side refuses.
     Protocol(String),
-    /// The system refused.
+    /// The system returned an error.
     System(String),
 }
 
@@ -310,7 +317,7 @@ impl fmt::Display for ConnectFailure {
     }
 }
 
-/// Why an established connection ended, as far as the provider can tell.
+/// The reason why an established connection ended, as far as the provider knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectCause {
@@ -318,11 +325,12 @@ pub enum DisconnectCause {
     Local,
     /// The peer disconnected or died.
     Peer,
-    /// The peer's stream ended in the middle of a message: its process was killed, or it gave up what it was sending.
+    /// The peer's stream ended in the middle of a message: its process was killed, or it abandoned a message that it
+    /// was sending.
     Truncated,
-    /// The peer broke the protocol, and was told so.
+    /// The peer violated the protocol, which was reported to it.
     PeerViolation(String),
-    /// The peer says that this side broke the protocol.
+    /// The peer reported that this side violated the protocol.
     TerminatedByPeer(String),
     /// The path failed.
     Path(String),

@@ -6,29 +6,28 @@ use crate::error::{Error, Result, in_range};
 /// The attributes of a completion queue (`ibv_create_cq`(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqAttr {
-    /// Number of completions that it has room for, 1 to the device's
-    /// [`max_completion_queue`](crate::Capabilities::max_completion_queue).
+    /// The capacity, 1 to the device's [`max_completion_queue`](crate::Capabilities::max_completion_queue).
     pub entries: u32,
     /// The completion vector, 0 to [`Capabilities::completion_vectors`](crate::Capabilities::completion_vectors) - 1. Queues on
     /// different vectors raise their events on different processors.
     pub vector: u32,
-    /// Whether the device holds events back, within
-    /// [`Capabilities::completion_moderation`](crate::Capabilities::completion_moderation).
+    /// The moderation of events, within
+    /// [`Capabilities::completion_moderation`](crate::Capabilities::completion_moderation); `None` for no moderation.
     pub moderation: Option<Moderation>,
 }
 
 impl CqAttr {
-    /// A queue of that many entries, on the first completion vector, without moderation.
+    /// Returns the attributes of a queue with this capacity, on the first completion vector, without moderation.
     #[must_use]
     pub const fn new(entries: u32) -> Self {
         Self { entries, vector: 0, moderation: None }
     }
 
-    /// Checks the attributes against the limits of a device, for the provider of that name.
+    /// Checks the attributes against the limits of a device, for a provider with this name.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] names the first value that is outside of its range; [`Error::Unsupported`] for moderation on a device
-    /// without it.
+    /// [`Error::OutOfRange`] names the first value that is outside its range; [`Error::Unsupported`] for moderation on
+    /// a device without it.
     pub fn check(&self, provider: &'static str, limits: &Capabilities) -> Result<()> {
         let (most, range) = (limits.max_completion_queue.into(), "1 to the device's max_completion_queue");
         in_range("entries of a completion queue", self.entries, 1..=most, range)?;
@@ -51,7 +50,8 @@ impl CqAttr {
 pub enum Notify {
     /// Each completion.
     Any,
-    /// Receives of messages that were sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED), and failures, on devices with
-    /// [`Features::SOLICITED_EVENTS`](crate::Features::SOLICITED_EVENTS). Such a device may raise an event for another completion, too.
+    /// Receives of messages that were sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED), and failures, on
+    /// devices with [`Features::SOLICITED_EVENTS`](crate::Features::SOLICITED_EVENTS). The device may raise an event
+    /// for other completions as well.
     Solicited,
 }

@@ -1,38 +1,38 @@
-//! Errors of provider calls. A failed completion is not an error but data, in [`crate::wc::WcStatus`].
+//! Errors of provider calls. A failed completion is not an error but data: see [`crate::wc::WcStatus`].
 
 use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-/// Result of a provider call.
+/// The result of a provider call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a provider refused a call. Every message names the value and, where there is one, the cure.
+/// The reason why a provider refused a call. Each message names the value and, if there is one, the cure.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The provider cannot do this; see [`crate::Capabilities`].
+    /// The provider or its device cannot do this; see [`crate::Capabilities`].
     #[error("the provider {provider} has no {feature}")]
     Unsupported {
-        /// Name of the provider.
+        /// The name of the provider.
         provider: &'static str,
-        /// What was asked for.
+        /// The feature that was requested.
         feature: &'static str,
     },
     /// No RDMA device is usable.
     #[error("no RDMA device: {reason}")]
     NoDevice {
-        /// What is missing and how to get it.
+        /// A text that says what is missing and how to get it.
         reason: String,
     },
     /// The RDMA libraries are not installed, or too old.
     #[error("no RDMA library: {reason}")]
     NoLibrary {
-        /// Which library or function is missing, and what to install.
+        /// A text that names the missing library or function, and what to install.
         reason: String,
     },
-    /// A text is no address.
-    #[error("{text:?} is no address: give one as 192.0.2.1:7471, [2001:db8::1]:7471 or ib:[fe80::1]:7471")]
+    /// A text is not an address.
+    #[error("{text:?} is not an address: give one such as 192.0.2.1:7471, [2001:db8::1]:7471 or ib:[fe80::1]:7471")]
     Address {
         /// The text.
         text: String,
@@ -40,86 +40,86 @@ pub enum Error {
     /// A call to a device failed.
     #[error("{device}: {call} failed: {source}")]
     Device {
-        /// Name of the device.
+        /// The name of the device.
         device: Box<str>,
-        /// The call.
+        /// The name of the call.
         call: &'static str,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// A listener could not be opened.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// A handle names no live object: the object was destroyed, or never existed.
     #[error("stale or unknown {object}")]
     Stale {
-        /// Kind of object.
+        /// The kind of object.
         object: &'static str,
     },
     /// The object exists but is not in a state that allows the call.
     #[error("{call} is not possible while the connection is {state}")]
     InvalidState {
-        /// The call.
+        /// The name of the call.
         call: &'static str,
-        /// The state it met.
+        /// The state of the object.
         state: &'static str,
     },
-    /// A work queue has no room. This is backpressure and not a fault; try again after a completion.
+    /// A work queue is full. This is backpressure and not a fault; try again after a completion.
     #[error("the {queue} queue is full ({depth} work requests)")]
     QueueFull {
         /// `send` or `receive`.
         queue: &'static str,
-        /// Its depth.
+        /// The depth of the queue, work requests.
         depth: u32,
     },
-    /// More private data than the connection manager carries.
+    /// There is more private data than the connection manager carries.
     #[error("{len} bytes of private data: {provider} carries at most {max}")]
     PrivateDataTooLong {
-        /// Name of the provider.
+        /// The name of the provider.
         provider: &'static str,
-        /// Bytes asked for.
+        /// The length of the private data, bytes.
         len: usize,
-        /// Bytes possible.
+        /// The limit, bytes.
         max: usize,
     },
-    /// A setting outside its range.
+    /// A setting is outside its range.
     #[error("{what} is {value}: it must be {range}")]
     OutOfRange {
-        /// The setting.
+        /// The name of the setting.
         what: &'static str,
-        /// What was asked for.
+        /// The value of the setting.
         value: u64,
-        /// What is possible.
+        /// The range of possible values.
         range: &'static str,
     },
     /// Memory could not be obtained or registered.
     #[error("cannot register {bytes} bytes of memory: {source}")]
     Memory {
-        /// Bytes asked for.
+        /// The number of bytes.
         bytes: usize,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// A system call failed.
     #[error("{call} failed: {source}")]
     Io {
-        /// The call.
+        /// The name of the call.
         call: &'static str,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Returns [`Error::OutOfRange`] for a value that is not `within` what `range` describes.
+/// Returns [`Error::OutOfRange`] unless the value is `within` the range, which `range` describes.
 pub(crate) fn in_range(
     what: &'static str,
     value: impl Into<u64>,
@@ -131,13 +131,14 @@ pub(crate) fn in_range(
 }
 
 impl Error {
-    /// An I/O error of `call`.
+    /// Returns the error of a system call.
     #[must_use]
     pub const fn io(call: &'static str, source: io::Error) -> Self {
         Self::Io { call, source }
     }
 
-    /// Names the device that a call failed on.
+    /// Converts an [`Error::Io`] into an [`Error::Device`], which names the device that the call failed on. Returns
+    /// other errors unchanged.
     #[must_use]
     pub fn on(self, device: &str) -> Self {
         match self {

@@ -2,50 +2,51 @@
 
 use crate::handle::{DeviceId, QpId, SrqId};
 
-/// An asynchronous event of a device. Events of one connection, such as a queue pair that failed, come as
-/// [`crate::CmEvent`] of its id instead.
+/// An asynchronous event of a device. Events of one connection, such as the failure of its queue pair, are reported as
+/// a [`crate::CmEvent`] of its id instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceEvent {
     /// The device.
     pub device: DeviceId,
-    /// What happened.
+    /// The kind of event.
     pub kind: DeviceEventKind,
 }
 
-/// Kinds of device events.
+/// The kinds of device events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceEventKind {
     /// A port can carry traffic again.
     PortActive {
-        /// Its number, from 1.
+        /// The number of the port, from 1.
         port: u32,
     },
-    /// A port carries no traffic. Its connections are not told, and may outlive it.
+    /// A port carries no traffic. Its connections get no event, and may survive until the port is active again.
     PortDown {
-        /// Its number, from 1.
+        /// The number of the port, from 1.
         port: u32,
     },
-    /// Addresses of a port changed. Connections on an old one go silent.
+    /// Addresses of a port have changed. Connections with an old address stall.
     AddressChange {
-        /// Its number, from 1.
+        /// The number of the port, from 1.
         port: u32,
     },
-    /// Another event of a port: the LID, partition keys or subnet manager changed, or clients must register again.
+    /// Another event of a port: the LID, the partition keys or the subnet manager has changed, or clients must register
+    /// again.
     Port {
         /// The device's code.
         code: u32,
-        /// The port's number, from 1.
+        /// The number of the port, from 1.
         port: u32,
     },
-    /// The device failed; `Removed` follows.
+    /// The device has failed; `Removed` follows.
     Fatal,
-    /// The device is going away; every id on it gets [`crate::CmEventKind::DeviceRemoval`].
+    /// The device is being removed; each id on it gets [`crate::CmEventKind::DeviceRemoval`].
     Removed,
-    /// A shared receive queue failed. Nothing arrives through it any more.
+    /// A shared receive queue has failed. It delivers no further messages.
     SharedReceiveQueueFailed(SrqId),
-    /// A queue pair that ends has taken its last receive from its shared queue.
+    /// A queue pair that is ending has taken its last receive from its shared receive queue.
     LastReceive(QpId),
-    /// An event this library does not know.
+    /// An event that this library does not know.
     Other(u32),
 }

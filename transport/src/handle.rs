@@ -1,8 +1,8 @@
-//! Handles, which name a provider's objects.
+//! Handles, which name the objects of a provider.
 
 use crate::slab::Key;
 
-/// A device: a position in the provider's list, stable while the provider lives.
+/// A device: its position in the provider's list, which does not change while the provider lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
@@ -10,7 +10,7 @@ pub struct DeviceId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CmId(pub Key);
 
-/// A queue pair. It lives and dies with its connection-manager id.
+/// A queue pair. It is destroyed with its connection-manager id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QpId(pub Key);
 
@@ -22,7 +22,7 @@ pub struct CqId(pub Key);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MrId(pub Key);
 
-/// The way to a port, for datagrams.
+/// An address handle: the route to a port, for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressId(pub Key);
 

@@ -1,29 +1,29 @@
 //! RDMA transport: queue pairs, completion queues, memory regions and connection management.
 //!
-//! These are the layers, from the top down. Each file holds one noun, and no FFI type appears in a signature.
+//! These are the layers, from the top down. No FFI type appears in a signature.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`provider`] | the seam: [`Provider`] and its written contract |
-//! | [`roles`] | what some providers do and others do not: shared receives, datagrams, ... |
-//! | [`cm`], [`event`], [`cq`], [`srq`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`], [`datagram`] | the field's nouns, provider-neutral |
+//! | [`provider`] | the trait [`Provider`] and its written contract |
+//! | [`roles`] | the traits that only some providers have: shared receives, datagrams, ... |
+//! | [`cm`], [`event`], [`cq`], [`srq`], [`qp`], [`wr`], [`wc`], [`mr`], [`caps`], [`error`], [`datagram`] | the parameters and results of providers' calls |
 //! | [`mem`] | registered memory, and the unsafe code of this crate outside `verbs` |
-//! | [`handle`], [`slab`] | what names a provider's objects: slots with generations |
-//! | [`soft`] | the parts of a provider in software: queues, keys, events |
+//! | [`handle`], [`slab`] | the handles of a provider's objects: slots with generations |
+//! | [`soft`] | parts for providers in software: queues, keys, events |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
 //! | [`shm`] | its connections within one host: rings in shared memory |
 //! | `roce` | its datagrams: RoCE version 2 over UDP |
 //! | [`registrar`] | registration of memory on other threads |
-//! | [`station`] | a provider with memory of its own, to post work requests without unsafe code |
+//! | [`station`] | a provider with its own memory, for posting work requests without unsafe code |
 //! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
 //! | `conformance` | feature `conformance`: the test suite of the contract of [`Provider`], for any provider |
 //!
-//! `docs/writing-a-provider.md` shows how to write a provider of your own.
+//! `docs/writing-a-provider.md` shows how to write your own provider.
 //!
-//! A program drives a provider from one thread. No call waits for a peer, and none reads a clock: time is an argument. On
-//! devices, [`Provider::register`] blocks while pages are pinned; calls that the kernel lets block on a peer run on private
-//! threads of `verbs`. The crate `rdma-reactor` is the loop on top.
-// The build with the fuzz targets inside does not run the unit tests once more.
+//! A program drives a provider from one thread. No call waits for a peer, and none reads a clock: time is an argument.
+//! On devices, [`Provider::register`] blocks while pages are pinned. Calls that may block on a peer in the kernel run
+//! on private threads of `verbs`. The crate `rdma-reactor` is an event loop on top of this crate.
+// The unit tests do not run in the build that includes the fuzz targets.
 #![cfg(not(all(test, fuzz_targets)))]
 
 pub mod caps;

@@ -1,16 +1,16 @@
-//! Connections whose peers have not proven that they are worth their place, by age and by host.
+//! Connections that have not proven themselves yet, ordered by age and by host.
 //!
-//! A peer that connects and then stays silent costs memory, and may not keep others from connecting. So a table of such
-//! connections has a limit, and at the limit one of them gives way to a new one. This file keeps the order that such a
-//! choice needs; each operation takes logarithmic time.
+//! A peer that connects and then stays silent takes memory, and must not keep others from connecting. So a table of
+//! such connections has a limit, and at the limit one of them is closed for a new one. This table keeps the order that
+//! is needed to choose that one. Each operation takes logarithmic time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
 
-/// The part of an address that its owner cannot choose at will: all of an IPv4 address, in either of its forms, and the
-/// first 64 bits of an IPv6 address.
+/// The part of an address that its owner cannot choose freely: a whole IPv4 address, IPv4-mapped or not, or the first
+/// 64 bits of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host(IpAddr);
 
@@ -34,7 +34,7 @@ impl std::fmt::Display for Host {
     }
 }
 
-/// Names an entry. Later entries have larger tickets.
+/// The handle of an entry. Later entries have larger tickets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
@@ -43,9 +43,9 @@ pub struct Ticket(u64);
 pub struct Newcomer<T> {
     /// The connection.
     pub id: T,
-    /// The time at which it was made.
+    /// The time at which the connection was made.
     pub since: Instant,
-    /// The host that it is from.
+    /// The host of the peer.
     pub host: Host,
 }
 
@@ -54,7 +54,7 @@ pub struct Newcomer<T> {
 pub struct Newcomers<T> {
     by_age: BTreeMap<Ticket, Newcomer<T>>,
     by_host: BTreeMap<Host, BTreeSet<Ticket>>,
-    /// The hosts by their number of entries, and among equals the one with the oldest entry last.
+    /// The hosts, ordered by number of entries; of hosts with equal numbers, the one with the oldest entry is last.
     by_size: BTreeSet<(usize, Reverse<Ticket>, Host)>,
     next: u64,
 }
@@ -66,7 +66,7 @@ impl<T> Default for Newcomers<T> {
 }
 
 impl<T: Copy> Newcomers<T> {
-    /// Adds a connection that was made `since`; time does not run backwards.
+    /// Adds a connection that was made at `since`, which must not be before that of earlier entries.
     pub fn add(&mut self, id: T, host: Host, since: Instant) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
@@ -75,7 +75,7 @@ impl<T: Copy> Newcomers<T> {
         ticket
     }
 
-    /// Removes a connection: it has proven itself, or has ended.
+    /// Removes a connection that has proven itself or has ended. Returns `None` if it was removed before.
     pub fn remove(&mut self, ticket: Ticket) -> Option<Newcomer<T>> {
         let entry = self.by_age.remove(&ticket)?;
         self.change(entry.host, |tickets| tickets.remove(&ticket));
@@ -95,13 +95,13 @@ impl<T: Copy> Newcomers<T> {
         }
     }
 
-    /// Returns the number of all connections.
+    /// Returns the number of connections.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_age.len()
     }
 
-    /// Returns true if there is none.
+    /// Returns true if there are no connections.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_age.is_empty()
@@ -113,13 +113,13 @@ impl<T: Copy> Newcomers<T> {
         self.by_host.get(&host).map_or(0, BTreeSet::len)
     }
 
-    /// Returns the host with the most connections, among equals the one with the oldest connection.
+    /// Returns the host with the most connections; of several, the one with the oldest connection.
     #[must_use]
     pub fn largest(&self) -> Option<Host> {
         self.by_size.last().map(|&(_, _, host)| host)
     }
 
-    /// Returns the oldest connection of one host, or of all.
+    /// Returns the oldest connection of `host`, or of all hosts if that is `None`.
     #[must_use]
     pub fn oldest(&self, host: Option<Host>) -> Option<Newcomer<T>> {
         let ticket = match host {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list.
+        /// Compares the table with a list.
         #[test]
         fn as_a_list(steps in prop::collection::vec((0u8..4, 0u32..200), 0..200)) {
             let start = Instant::now();
@@ -172,7 +172,7 @@ mod tests {
                 prop_assert_eq!(table.oldest(Some(host)), of(host).next());
                 prop_assert_eq!(table.count_of(host), of(host).count());
                 prop_assert_eq!(table.len(), model.len());
-                // The first of the entries whose host has the most.
+                // The host of the first entry whose host has the most entries.
                 let most = model.iter().map(|entry| of(entry.1.host).count()).max();
                 let largest = model.iter().map(|entry| entry.1.host).find(|&host| Some(of(host).count()) == most);
                 prop_assert_eq!(table.largest(), largest);

@@ -1,15 +1,15 @@
-//! Waiting in tests for what another thread, or the kernel, is about to do.
-#![allow(clippy::disallowed_methods, reason = "what is waited for happens in the system's time")]
+//! Waiting in tests for events that another thread or the kernel causes.
+#![allow(clippy::disallowed_methods, reason = "the events happen in the system's time")]
 
 use std::time::{Duration, Instant};
 
-/// Longest wait. It ends a hang; a busy machine never reaches it.
+/// The timeout. It ends a test that hangs; a busy machine never reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Asks `ready` again and again until it has something.
+/// Calls `ready` until it returns a value.
 ///
 /// # Panics
-/// When it has nothing for too long.
+/// After the timeout.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;

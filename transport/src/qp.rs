@@ -5,30 +5,31 @@ use crate::error::{Result, in_range};
 use crate::handle::CqId;
 pub use crate::handle::{QpId, SrqId};
 
-/// What a queue pair is made with (`rdma_create_qp`(3)): reliable connected service.
+/// The attributes of a queue pair (`rdma_create_qp`(3)): reliable connected service.
 #[derive(Clone, Copy, Debug)]
 pub struct QpAttr {
-    /// Where sends complete.
+    /// The completion queue of sends.
     pub send_cq: CqId,
-    /// Where receives complete; may be the same.
+    /// The completion queue of receives; may be the same.
     pub recv_cq: CqId,
-    /// Depth of the send queue, 1 to the device's limit.
+    /// The depth of the send queue, 1 to the device's limit.
     pub max_send_wr: u32,
-    /// Depth of the receive queue, 1 to the device's limit.
+    /// The depth of the receive queue, 1 to the device's limit.
     pub max_recv_wr: u32,
-    /// Largest inline send, bytes.
+    /// The largest inline send, bytes.
     pub max_inline: u32,
-    /// Scatter/gather entries of a receive, 1 to the device's `max_sge`; 0 for as many as the device has. With 1 the entries of
-    /// an adapter's receive queue are a quarter as long. Ignored with a shared receive queue, which has
-    /// [`SrqAttr::max_sge`](crate::SrqAttr::max_sge).
+    /// The number of scatter/gather entries per receive, 1 to the device's `max_sge`; 0 for as many as the device has.
+    /// With 1, the entries of an adapter's receive queue are a quarter as long. Ignored with a shared receive queue,
+    /// which has [`SrqAttr::max_sge`](crate::SrqAttr::max_sge).
     pub max_recv_sge: u32,
-    /// The shared queue that receives come from: `max_recv_wr` is ignored then, and `recv_cq` must have room for the whole shared
-    /// queue. `None` for a receive queue of the queue pair's own.
+    /// The shared receive queue; `None` for a separate receive queue. With a shared queue, `max_recv_wr` is ignored,
+    /// and `recv_cq` must have room for the whole shared queue.
     pub srq: Option<SrqId>,
 }
 
 impl QpAttr {
-    /// Queues of these depths, without inline sends, and with as many entries for a receive as the device has.
+    /// Returns attributes with these depths, without inline sends, and with as many entries per receive as the device
+    /// has.
     #[must_use]
     pub const fn new(send_cq: CqId, recv_cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> Self {
         Self { send_cq, recv_cq, max_send_wr, max_recv_wr, max_inline: 0, max_recv_sge: 0, srq: None }
@@ -37,7 +38,7 @@ impl QpAttr {
     /// Checks the depths and the inline size against the limits of a device, for its provider.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange) names the first value that is outside of its range.
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange) names the first value that is outside its range.
     pub fn check(&self, limits: &Capabilities) -> Result<()> {
         let (depths, range) = (1..=limits.max_queue_depth.into(), "1 to the device's max_queue_depth");
         in_range("depth of the send queue", self.max_send_wr, depths.clone(), range)?;
@@ -48,13 +49,14 @@ impl QpAttr {
         in_range("size of inline sends", self.max_inline, inline, "at most the device's max_inline")
     }
 
-    /// Cuts the depths and the inline size to what a device has, with a line in the log for each that was more.
+    /// Reduces the depths, the inline size and the entries per receive to the limits of a device. Logs each reduced
+    /// value at `info`.
     #[must_use]
     pub fn clamped(self, device: &DeviceInfo) -> Self {
         let Capabilities { max_queue_depth, max_inline, max_sge, .. } = device.capabilities;
         let cut = |what: &str, wanted: u32, limit: u32| {
             if wanted > limit {
-                log::info!("{}: {what} is {wanted}; the device has {limit}, which is used", device.name);
+                log::info!("{}: {what} is {wanted}, above the device's limit: {limit} is used", device.name);
             }
             wanted.min(limit)
         };

@@ -1,8 +1,8 @@
-//! Slots with generations: a stale key is an error, never another object.
+//! A table of slots with generations: a stale key finds nothing, never another object.
 
 use std::fmt;
 
-/// Names an object in a [`Slab`]: a slot, and which use of the slot is meant.
+/// The key of an object in a [`Slab`]: a slot, and the generation of the object in that slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     slot: u32,
@@ -10,22 +10,22 @@ pub struct Key {
 }
 
 impl Key {
-    /// The key of no object: no slab has so many slots.
+    /// A key that names no object: no slab has this slot.
     pub const NONE: Self = Self::new(u32::MAX, 0);
 
-    /// Builds a key from its parts, as unpacked from a work request id.
+    /// Makes a key from its parts, for example those in a work request id.
     #[must_use]
     pub const fn new(slot: u32, generation: u32) -> Self {
         Self { slot, generation }
     }
 
-    /// Index of the slot. It is used again after removal, under another generation.
+    /// Returns the index of the slot. The slot is used again after a removal, with another generation.
     #[must_use]
     pub const fn slot(self) -> u32 {
         self.slot
     }
 
-    /// Which use of the slot this key names.
+    /// Returns the generation.
     #[must_use]
     pub const fn generation(self) -> u32 {
         self.generation
@@ -59,19 +59,19 @@ impl<T> Slot<T> {
 
 /// A growable table of `T` with stable keys. Inserting, looking up and removing take constant time.
 ///
-/// A key is used once: a slot whose generations are used up is retired and stays empty for good, so that no stale key
-/// ever names another object. That is one slot of memory for every 2^bits objects that the slot has held.
+/// Each key is used once. A slot is retired when its generations are used up: it stays empty forever, so that no stale
+/// key ever names another object. That costs the memory of one slot for every 2^bits objects that the slot has held.
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,
-    /// Empty slots that have a generation left, the last one used first.
+    /// Empty slots that have a generation left, the one used last at the end.
     free: Vec<u32>,
-    /// Empty slots that have none.
+    /// The number of empty slots that have no generation left.
     retired: usize,
     last_generation: u32,
 }
 
-/// The first use of a slot. Generation 0 is never used: such a key names nothing.
+/// The first generation of a slot. Generation 0 is never used: a key with it names nothing.
 const FIRST: u32 = 1;
 
 impl<T> Default for Slab<T> {
@@ -81,7 +81,7 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// A table whose generations fit `bits` bits (1 to 32), for keys that travel in fewer than 64 bits.
+    /// Makes a table whose generations fit in `bits` bits (1 to 32), for keys that are stored in fewer than 64 bits.
     #[must_use]
     pub fn with_generation_bits(bits: u32) -> Self {
         debug_assert!((1..=32).contains(&bits));
@@ -92,7 +92,7 @@ impl<T> Slab<T> {
     /// Stores `value` and returns its key.
     ///
     /// # Panics
-    /// When there are 2^32 slots, which do not fit in memory.
+    /// If there are 2^32 slots already, which do not fit in memory.
     pub fn insert(&mut self, value: T) -> Key {
         if let Some(slot) = self.free.pop() {
             let entry = &mut self.slots[slot as usize];
@@ -104,7 +104,7 @@ impl<T> Slab<T> {
         Key { slot, generation: FIRST }
     }
 
-    /// Takes the value out. Its key and all copies of it name nothing from now on.
+    /// Removes and returns the value. The key names nothing from now on. Returns `None` if it named nothing before.
     pub fn remove(&mut self, key: Key) -> Option<T> {
         let entry = self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)?;
         let value = entry.value.take()?;
@@ -117,39 +117,39 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// The live value under `key`.
+    /// Returns the value with this key.
     #[must_use]
     #[inline]
     pub fn get(&self, key: Key) -> Option<&T> {
         self.slots.get(key.slot as usize).filter(|slot| slot.is(key))?.value.as_ref()
     }
 
-    /// The live value under `key`, to change.
+    /// Returns the value with this key, mutably.
     #[inline]
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         self.slots.get_mut(key.slot as usize).filter(|slot| slot.is(key))?.value.as_mut()
     }
 
-    /// The live value in `slot`, whatever its generation, with its key.
+    /// Returns the value in `slot`, of any generation, with its key.
     #[must_use]
     pub fn at(&self, slot: u32) -> Option<(Key, &T)> {
         let entry = self.slots.get(slot as usize)?;
         Some((Key { slot, generation: entry.generation }, entry.value.as_ref()?))
     }
 
-    /// Number of live values.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len() - self.retired
     }
 
-    /// Whether nothing is stored.
+    /// Returns true if the table has no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Live values with their keys, by slot.
+    /// Iterates over the values with their keys, in the order of slots.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.slots.iter().enumerate().filter_map(|(slot, entry)| {
             let key = Key { slot: slot as u32, generation: entry.generation };
@@ -157,7 +157,7 @@ impl<T> Slab<T> {
         })
     }
 
-    /// Keys of the live values, by slot.
+    /// Returns the keys of the values, in the order of slots.
     #[must_use]
     pub fn keys(&self) -> Vec<Key> {
         self.iter().map(|(key, _)| key).collect()
@@ -195,7 +195,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map: no key is given twice, whatever happens, and every key that was ever given finds its own
+        /// Compares the table with a map. No key is given out twice, and each key that was ever given out finds its own
         /// value or none.
         #[test]
         fn as_a_map(bits in 1u32..4, steps in prop::collection::vec((0usize..4, any::<prop::sample::Index>()), 1..200)) {

@@ -1,8 +1,8 @@
-//! [`Station`]: a provider with memory of its own, for programs that post work requests themselves.
+//! [`Station`]: a provider with its own memory, for programs that post work requests themselves.
 //!
-//! Whoever makes an entry for a work request promises how its memory is used until the work request has completed
-//! ([`Memory::shared_entry`]). Here nobody can break that promise: the program reaches the memory by copies of it only,
-//! and the memory lives as long as the provider.
+//! Code that makes an entry for a work request promises how its memory is used until the work request has completed
+//! ([`Memory::shared_entry`]). With a station nobody can break that promise: the program only gets copies of the
+//! memory, and the memory lives as long as the provider.
 
 use std::io;
 use std::ops::Range;
@@ -16,32 +16,33 @@ use crate::qp::{QpId, SrqId};
 use crate::roles::SharedReceives;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
-/// A provider and memory for its work requests. Places in the memory are named by their offset.
+/// A provider and the memory of its work requests. Ranges of the memory are given by their offsets.
 #[derive(Debug)]
 pub struct Station {
-    // It is dropped first; after that nothing uses the memory.
+    // The provider is dropped first; after that nothing uses the memory.
     provider: Box<dyn Provider>,
     memory: Arc<Memory>,
     key: LocalKey,
 }
 
 impl Station {
-    /// `len` bytes of zeros for `provider`, in memory that a peer of this host can map if the provider has such connections.
+    /// Makes a station with `len` zeroed bytes. A peer on this host can map the memory if the provider has such
+    /// connections.
     ///
     /// # Errors
-    /// `ENOMEM` when the system has no memory; `InvalidInput` for a length of 0.
+    /// `ENOMEM` if the system has no memory; `InvalidInput` for a length of 0.
     pub fn new(mut provider: Box<dyn Provider>, len: usize) -> io::Result<Self> {
         let shared = provider.shared_memory().is_some();
         let memory = if shared { Memory::new_shared(len, Sharing::Write)? } else { Memory::new(len)? };
         Ok(Self { provider, memory: Arc::new(memory), key: LocalKey(0) })
     }
 
-    /// The provider.
+    /// Returns the provider.
     pub fn provider(&mut self) -> &mut dyn Provider {
         &mut *self.provider
     }
 
-    /// Registers all of the memory for a peer with these rights, besides what was registered before.
+    /// Registers the whole memory with these rights, in addition to earlier registrations.
     ///
     /// # Errors
     /// As [`Provider::register`].
@@ -49,7 +50,7 @@ impl Station {
         self.expose_range(device, 0..self.memory.len(), access)
     }
 
-    /// As [`Station::expose`], for a part of the memory.
+    /// Registers a part of the memory, as [`Station::expose`] does.
     ///
     /// # Errors
     /// As [`Provider::register`].
@@ -57,12 +58,12 @@ impl Station {
         self.provider.register(device, &self.memory, range, access)
     }
 
-    /// The key that the station's own work requests name their memory with.
+    /// Sets the key by which later work requests of the station name their memory.
     pub fn use_key(&mut self, key: LocalKey) {
         self.key = key;
     }
 
-    /// Where a peer finds the byte at `offset`.
+    /// Returns the address at which a peer finds the byte at `offset`.
     #[must_use]
     pub fn address(&self, offset: usize) -> u64 {
         self.memory.as_ptr() as u64 + offset as u64
@@ -71,24 +72,24 @@ impl Station {
     /// Copies `bytes` into the memory.
     ///
     /// # Errors
-    /// When they do not fit there.
+    /// [`Error::OutOfRange`] if the bytes are not all inside the memory.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(outside(offset)) }
     }
 
-    /// Appends a copy of bytes of the memory to `out`.
+    /// Appends a copy of a range of the memory to `out`.
     ///
     /// # Errors
-    /// When they are not all inside the memory.
+    /// [`Error::OutOfRange`] if the range is not inside the memory.
     pub fn read(&mut self, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         self.memory.span(range.start, range.len()).ok_or_else(|| outside(range.end))?.append_to(out);
         Ok(())
     }
 
-    /// Posts one send work request on `parts` of the memory.
+    /// Posts one send work request for `parts` of the memory.
     ///
     /// # Errors
-    /// As [`Provider::post_send`], and for parts outside of the memory or too many.
+    /// As [`Provider::post_send`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4 parts.
     pub fn post_send(
         &mut self,
         qp: QpId,
@@ -101,10 +102,10 @@ impl Station {
         self.provider.post_send(qp, &[SendWr { wr_id, op, sges, flags }]).map_err(reason)
     }
 
-    /// Posts work requests in one chain, each on one part of the memory, with its number, operation and flags.
+    /// Posts send work requests in one chain, each with its number, operation, part of the memory, and flags.
     ///
     /// # Errors
-    /// As [`Provider::post_send`], and for parts outside of the memory: then none is posted.
+    /// As [`Provider::post_send`]; [`Error::OutOfRange`] for a part outside the memory: then none is posted.
     pub fn post_sends(
         &mut self,
         qp: QpId,
@@ -118,16 +119,16 @@ impl Station {
     /// Posts one receive into `parts` of the memory.
     ///
     /// # Errors
-    /// As [`Provider::post_recv`], and for parts outside of the memory or too many.
+    /// As [`Provider::post_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4 parts.
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
         let sges = self.sges(parts)?;
         self.provider.post_recv(qp, &[RecvWr { wr_id, sges }]).map_err(reason)
     }
 
-    /// Posts receives in one chain, each into one part of the memory, with its number.
+    /// Posts receives in one chain, each with its number and its part of the memory.
     ///
     /// # Errors
-    /// As [`Provider::post_recv`], and for parts outside of the memory: then none is posted.
+    /// As [`Provider::post_recv`]; [`Error::OutOfRange`] for a part outside the memory: then none is posted.
     pub fn post_recvs(
         &mut self,
         qp: QpId,
@@ -137,19 +138,21 @@ impl Station {
         self.provider.post_recv(qp, &chain)
     }
 
-    /// As [`Station::post_recv`], to a shared queue.
+    /// Posts one receive to a shared receive queue, as [`Station::post_recv`] does.
     ///
     /// # Errors
-    /// As [`SharedReceives::post_srq_recv`], and for parts outside of the memory or too many.
+    /// As [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4
+    /// parts; [`Error::Stale`] if the provider has no shared receive queues.
     pub fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
         let sges = self.sges(parts)?;
         self.shared()?.post_srq_recv(srq, &[RecvWr { wr_id, sges }]).map_err(reason)
     }
 
-    /// As [`Station::post_recvs`], to a shared queue.
+    /// Posts receives in one chain to a shared receive queue, as [`Station::post_recvs`] does.
     ///
     /// # Errors
-    /// As [`SharedReceives::post_srq_recv`], and for parts outside of the memory.
+    /// As [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for a part outside the memory: then none is posted;
+    /// [`Error::Stale`] if the provider has no shared receive queues.
     pub fn post_srq_recvs(
         &mut self,
         srq: SrqId,
@@ -174,7 +177,7 @@ impl Station {
     fn sges(&self, parts: &[Range<usize>]) -> Result<SgeList> {
         let mut list = SgeList::default();
         for part in parts {
-            // SAFETY: the memory lives as long as the provider, which goes first. Nobody gets a reference to it.
+            // SAFETY: the memory lives as long as the provider, which is dropped first. Nobody gets a reference to it.
             let sge = unsafe { self.memory.shared_entry(part.clone(), self.key) };
             let sge = sge.ok_or_else(|| outside(part.end))?;
             list.push(sge).map_err(|_| Error::OutOfRange {

@@ -1,4 +1,4 @@
-//! Work completions: how a work request ended.
+//! Work completions: the results of work requests.
 
 use std::fmt;
 
@@ -6,37 +6,37 @@ use crate::datagram::DatagramSource;
 use crate::handle::QpId;
 use crate::mr::RemoteKey;
 
-/// Status of a completion; names follow `ibv_poll_cq`(3). Devices differ in the status that they give for a fault, so
-/// portable programs only tell success from the rest.
+/// The status of a completion. The names follow `ibv_poll_cq`(3). Devices differ in the status for a given fault, so
+/// portable programs distinguish only success and failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WcStatus {
-    /// Done.
+    /// The work request has succeeded.
     Success,
-    /// A receive was too small for the message, or a send too long.
+    /// A receive was too short for the message, or a send was too long.
     LocalLengthError,
-    /// The queue pair failed internally.
+    /// The queue pair has failed internally.
     LocalQpOperationError,
-    /// A scatter/gather entry was not registered or not allowed.
+    /// A scatter/gather entry names memory that is not registered, or lacks the access right.
     LocalProtectionError,
-    /// The queue pair left the ready state before this was done.
+    /// The queue pair left the ready state before the work request was done.
     Flushed,
     /// The peer refused access to its memory.
     RemoteAccessError,
-    /// The peer could not do the operation.
+    /// The peer could not execute the operation.
     RemoteOperationError,
-    /// The peer refused the request as invalid, such as one to invalidate a key that cannot be invalidated.
+    /// The peer refused the request as invalid, for example one to invalidate a key that cannot be invalidated.
     RemoteInvalidRequest,
     /// The peer did not answer.
     RetryExceeded,
-    /// The peer had no receive posted, for too long.
+    /// The peer had no receive posted until the retries were used up.
     ReceiverNotReady,
-    /// A code this library does not know.
+    /// A code that this library does not know.
     Other(u32),
 }
 
 impl WcStatus {
-    /// Whether the operation was done.
+    /// Returns true for [`WcStatus::Success`].
     #[must_use]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Success)
@@ -61,12 +61,12 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// Why a work request has failed.
+/// The reason why a work request has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The status of its completion.
     pub status: WcStatus,
-    /// The device's own code, which its vendor can explain; 0 where there is none.
+    /// The vendor's error code of the device; 0 if there is none.
     pub vendor_error: u32,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What completed.
+/// The operation of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WcOpcode {
@@ -93,7 +93,7 @@ pub enum WcOpcode {
     Send,
     /// An RDMA Write.
     Write,
-    /// An RDMA Read. A Read of nothing may be reported as a Write, since not every device can do one.
+    /// An RDMA Read. A Read of 0 bytes may be reported as a Write, since not every device can execute one.
     Read,
     /// An atomic operation.
     Atomic,
@@ -101,12 +101,12 @@ pub enum WcOpcode {
     Recv,
     /// A receive completed by a write with immediate data.
     RecvWriteWithImmediate,
-    /// An opcode this library does not know.
+    /// An opcode that this library does not know.
     Other(u32),
 }
 
 impl WcOpcode {
-    /// Whether it is that of a receive.
+    /// Returns true if the opcode is that of a receive.
     #[inline]
     pub(crate) const fn is_receive(self) -> bool {
         matches!(self, Self::Recv | Self::RecvWriteWithImmediate)
@@ -118,26 +118,27 @@ impl WcOpcode {
 pub struct WorkCompletion {
     /// The number of the work request, as posted.
     pub wr_id: u64,
-    /// The queue pair it was posted to.
+    /// The queue pair of the work request. For a receive of a shared queue, the queue pair that received the message.
     pub qp: QpId,
-    /// How it ended. Without success only `wr_id`, `qp`, `vendor_error`, and whether it was a receive are meaningful.
+    /// The status. In a failed completion only `wr_id`, `qp`, `vendor_error`, and whether `opcode` is a receive are
+    /// meaningful.
     pub status: WcStatus,
-    /// What completed. Of a work request that failed: [`WcOpcode::Recv`] for a receive, and anything else for a send.
+    /// The operation. For a failed work request: [`WcOpcode::Recv`] for a receive, and any other opcode for a send.
     pub opcode: WcOpcode,
-    /// The device's own code for a failure, which its vendor can explain; 0 where there is none.
+    /// The vendor's error code of the device for a failure; 0 if there is none.
     pub vendor_error: u32,
-    /// Bytes received or read.
+    /// The number of bytes received or read.
     pub byte_len: u32,
-    /// Immediate data that came with a receive.
+    /// The immediate data of a receive; `None` if the message has none.
     pub immediate: Option<u32>,
-    /// The key that the peer's Send with Invalidate invalidated, where the device reports it.
+    /// The key that the peer's Send with Invalidate has invalidated, if the device reports it.
     pub invalidated: Option<RemoteKey>,
-    /// Sender of a received datagram.
+    /// The sender of a received datagram.
     pub source: DatagramSource,
 }
 
 impl WorkCompletion {
-    /// A completion without immediate data, an invalidated key, a vendor's code or the sender of a datagram.
+    /// Makes a completion without immediate data, invalidated key, vendor's code and sender of a datagram.
     #[must_use]
     #[inline]
     pub const fn new(qp: QpId, wr_id: u64, opcode: WcOpcode, status: WcStatus, byte_len: u32) -> Self {
@@ -146,10 +147,10 @@ impl WorkCompletion {
         Self { wr_id, qp, status, opcode, vendor_error: 0, byte_len, immediate, invalidated, source }
     }
 
-    /// Whether the work request is done, and if not, why it failed.
+    /// Returns `Ok` if the work request has succeeded.
     ///
     /// # Errors
-    /// The status without success, with the device's own code.
+    /// The status of the failed work request, with the vendor's error code.
     #[inline]
     pub const fn result(&self) -> Result<(), Failure> {
         match self.status {

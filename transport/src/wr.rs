@@ -1,4 +1,4 @@
-//! Work requests: what is posted to a queue pair.
+//! Work requests, which are posted to a queue pair.
 
 use bitflags::bitflags;
 
@@ -8,10 +8,10 @@ use crate::error::Error;
 pub use crate::mem::Sge;
 use crate::mr::RemoteKey;
 
-/// Scatter/gather entries a work request can carry. Every known device takes as many.
+/// The limit of scatter/gather entries per work request. Each known device supports as many.
 pub const MAX_SGE: usize = 4;
 
-/// Up to [`MAX_SGE`] scatter/gather entries, in place.
+/// A list of up to [`MAX_SGE`] scatter/gather entries, without a heap allocation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SgeList {
     items: [Sge; MAX_SGE],
@@ -19,7 +19,7 @@ pub struct SgeList {
 }
 
 impl SgeList {
-    /// A list of one entry.
+    /// Makes a list of one entry.
     #[must_use]
     #[inline]
     pub fn one(sge: Sge) -> Self {
@@ -28,7 +28,10 @@ impl SgeList {
         list
     }
 
-    /// Adds an entry; gives it back when the list is full.
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// Returns the entry if the list is full.
     pub fn push(&mut self, sge: Sge) -> Result<(), Sge> {
         let slot = self.items.get_mut(usize::from(self.len)).ok_or(sge)?;
         *slot = sge;
@@ -36,21 +39,21 @@ impl SgeList {
         Ok(())
     }
 
-    /// The entries.
+    /// Returns the entries.
     #[must_use]
     #[inline]
     pub fn as_slice(&self) -> &[Sge] {
         &self.items[..usize::from(self.len)]
     }
 
-    /// Bytes of all entries together.
+    /// Returns the total length of all entries, bytes.
     #[must_use]
     #[inline]
     pub fn total_len(&self) -> usize {
         self.as_slice().iter().map(|sge| sge.len()).sum()
     }
 
-    /// Shows `each` the parts of the entries that hold `len` bytes from `offset` on.
+    /// Calls `each` with the parts of the entries that hold `len` bytes from `offset` on.
     #[inline]
     pub(crate) fn visit(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
         for sge in self.as_slice() {
@@ -73,65 +76,67 @@ bitflags! {
     /// Flags of a send work request (`ibv_post_send`(3)).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct SendFlags: u8 {
-        /// Produce a completion on success too. Failures always complete.
+        /// The work request reports a completion on success, too. Failures always report one.
         const SIGNALED = 1;
-        /// Wake a peer that armed for solicited completions only.
+        /// The message raises an event at a peer whose queue is armed for solicited completions only.
         const SOLICITED = 2;
-        /// Copy the payload at post time; the memory is free again when the call returns.
+        /// The payload is copied when the work request is posted; the program may reuse the memory when the call has
+        /// returned.
         const INLINE = 4;
-        /// Wait for earlier RDMA Reads before starting.
+        /// The work request starts when all earlier RDMA Reads are done.
         const FENCE = 8;
     }
 }
 
-/// Memory of the peer.
+/// An address in memory of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAddress {
-    /// Virtual address (tagged offset on iWARP).
+    /// The virtual address (the tagged offset on iWARP).
     pub address: u64,
-    /// Its key.
+    /// The remote key of the region.
     pub key: RemoteKey,
 }
 
-/// What a send work request does.
+/// The operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendOp {
-    /// Send to the peer's next posted receive.
+    /// Sends a message to the peer's next posted receive.
     Send,
-    /// Send, with 32 bits of data beside the payload.
+    /// Sends a message with 32 bits of immediate data.
     SendWithImmediate(u32),
-    /// Send, and invalidate a key of the peer.
+    /// Sends a message, and invalidates a key of the peer.
     SendInvalidate(RemoteKey),
-    /// Send a datagram. Only datagram queue pairs do this and the next kind, and they do nothing else.
+    /// Sends a datagram. Datagram queue pairs support this operation and the next one, and no other; other queue pairs
+    /// support neither.
     Datagram(Destination),
-    /// Send a datagram, with 32 bits of data beside the payload.
+    /// Sends a datagram with 32 bits of immediate data.
     DatagramWithImmediate(Destination, u32),
-    /// Write to the peer's memory.
+    /// Writes to memory of the peer.
     Write(RemoteAddress),
-    /// Write, then complete one receive of the peer with 32 bits of data.
+    /// Writes to memory of the peer, and then completes one of its receives with 32 bits of immediate data.
     WriteWithImmediate(RemoteAddress, u32),
-    /// Read the peer's memory.
+    /// Reads memory of the peer.
     Read(RemoteAddress),
-    /// Swap 8 bytes of the peer when they equal `expected`; the old value lands in the entry.
+    /// Replaces 8 bytes of the peer by `swap` if they equal `expected`. The old value is placed in the entry.
     CompareSwap {
-        /// The 8 bytes.
+        /// The address of the 8 bytes.
         remote: RemoteAddress,
-        /// What must be there.
+        /// The value that the 8 bytes must have.
         expected: u64,
-        /// What is put there.
+        /// The new value.
         swap: u64,
     },
-    /// Add to 8 bytes of the peer; the old value lands in the entry.
+    /// Adds to 8 bytes of the peer. The old value is placed in the entry.
     FetchAdd {
-        /// The 8 bytes.
+        /// The address of the 8 bytes.
         remote: RemoteAddress,
-        /// What is added.
+        /// The number that is added.
         add: u64,
     },
 }
 
-/// The class of an operation: what the queue pairs of both sides do for it.
+/// The class of an operation, by its effect on both queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendClass {
     /// Consumes a receive of the peer.
@@ -161,7 +166,7 @@ impl SendOp {
         }
     }
 
-    /// Returns `true` if the operation completes with an answer of the peer: a Read or an atomic.
+    /// Returns true if the operation completes with a response of the peer: a Read or an atomic.
     #[must_use]
     #[inline]
     pub const fn answered(&self) -> bool {
@@ -171,7 +176,7 @@ impl SendOp {
         }
     }
 
-    /// Returns `true` if the operation consumes a receive of the peer.
+    /// Returns true if the operation consumes a receive of the peer.
     #[must_use]
     #[inline]
     pub const fn takes_receive(&self) -> bool {
@@ -181,7 +186,8 @@ impl SendOp {
         }
     }
 
-    /// Returns the feature that a device needs for the operation; none for [`SendOp::Send`], which each device has.
+    /// Returns the feature that a device needs for the operation; none for [`SendOp::Send`], which each device
+    /// supports.
     #[must_use]
     #[inline]
     pub const fn feature(&self) -> Features {
@@ -216,36 +222,36 @@ impl SendOp {
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// The number that comes back in the completion. It is below 2^63: the highest bit is the provider's.
+    /// The number that the completion reports. It is below 2^63: the highest bit is reserved for the provider.
     pub wr_id: u64,
     /// The operation.
     pub op: SendOp,
-    /// Local memory.
+    /// The local memory.
     pub sges: SgeList,
-    /// Flags.
+    /// The flags.
     pub flags: SendFlags,
 }
 
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr {
-    /// The number that comes back in the completion. It is below 2^63: the highest bit is the provider's.
+    /// The number that the completion reports. It is below 2^63: the highest bit is reserved for the provider.
     pub wr_id: u64,
-    /// Where the message goes.
+    /// The memory for the message.
     pub sges: SgeList,
 }
 
-/// The result of a chain of sends that was taken whole.
+/// The result of a chain of sends that was posted completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// The call has completed nothing. What completes later is found as ever.
+    /// The call has completed no work request.
     Pending,
-    /// Completions may be in the completion queue of the sends already: it is worth a poll.
+    /// The completion queue of the sends may already have completions, so polling is worthwhile.
     Completed,
 }
 
 impl Posted {
-    /// [`Posted::Completed`] if `completed` is set.
+    /// Returns [`Posted::Completed`] if `completed` is set.
     #[must_use]
     #[inline]
     pub const fn of(completed: bool) -> Self {
@@ -253,13 +259,13 @@ impl Posted {
     }
 }
 
-/// A chain that was not taken whole.
+/// The error of a chain that was posted only in part.
 #[derive(Debug)]
 pub struct PostError {
-    /// Number of work requests before the one that failed. These are posted, and complete; the others are not posted, and their memory
-    /// is the caller's.
+    /// The number of work requests before the one that failed. These are posted, and complete. The others are not
+    /// posted, and the caller may reuse their memory.
     pub posted: usize,
-    /// Why that one failed.
+    /// The reason why that one failed.
     pub error: Error,
 }
 
