@@ -40,7 +40,7 @@ pub struct Ticket(u64);
 
 /// An entry of [`Newcomers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Newcomer<T> {
+pub struct NewcomerEntry<T> {
     /// The connection.
     pub id: T,
     /// The time at which the connection was made.
@@ -49,10 +49,10 @@ pub struct Newcomer<T> {
     pub host: Host,
 }
 
-/// See the [module](self).
+/// The table of connections that have not proven themselves yet, ordered by age and by host.
 #[derive(Debug)]
 pub struct Newcomers<T> {
-    by_age: BTreeMap<Ticket, Newcomer<T>>,
+    by_age: BTreeMap<Ticket, NewcomerEntry<T>>,
     by_host: BTreeMap<Host, BTreeSet<Ticket>>,
     /// The hosts, ordered by number of entries; of hosts with equal numbers, the one with the oldest entry is last.
     by_size: BTreeSet<(usize, Reverse<Ticket>, Host)>,
@@ -70,13 +70,13 @@ impl<T: Copy> Newcomers<T> {
     pub fn add(&mut self, id: T, host: Host, since: Instant) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
-        self.by_age.insert(ticket, Newcomer { id, since, host });
+        self.by_age.insert(ticket, NewcomerEntry { id, since, host });
         self.change(host, |tickets| tickets.insert(ticket));
         ticket
     }
 
     /// Removes a connection that has proven itself or has ended. Returns `None` if it was removed before.
-    pub fn remove(&mut self, ticket: Ticket) -> Option<Newcomer<T>> {
+    pub fn remove(&mut self, ticket: Ticket) -> Option<NewcomerEntry<T>> {
         let entry = self.by_age.remove(&ticket)?;
         self.change(entry.host, |tickets| tickets.remove(&ticket));
         Some(entry)
@@ -121,7 +121,7 @@ impl<T: Copy> Newcomers<T> {
 
     /// Returns the oldest connection of `host`, or of all hosts if that is `None`.
     #[must_use]
-    pub fn oldest(&self, host: Option<Host>) -> Option<Newcomer<T>> {
+    pub fn oldest(&self, host: Option<Host>) -> Option<NewcomerEntry<T>> {
         let ticket = match host {
             Some(host) => self.by_host.get(&host)?.first()?,
             None => self.by_age.first_key_value()?.0,
@@ -155,13 +155,13 @@ mod tests {
         #[test]
         fn as_a_list(steps in prop::collection::vec((0u8..4, 0u32..200), 0..200)) {
             let start = Instant::now();
-            let (mut table, mut model) = (Newcomers::default(), Vec::<(Ticket, Newcomer<usize>)>::new());
+            let (mut table, mut model) = (Newcomers::default(), Vec::<(Ticket, NewcomerEntry<usize>)>::new());
             for (n, (host, pick)) in steps.into_iter().enumerate() {
                 let host = Host::of(IpAddr::from([192, 0, 2, host]));
                 if pick % 3 > 0 || model.is_empty() {
                     let since = start + Duration::from_millis(n as u64);
                     let ticket = table.add(n, host, since);
-                    model.push((ticket, Newcomer { id: n, since, host }));
+                    model.push((ticket, NewcomerEntry { id: n, since, host }));
                 } else {
                     let (ticket, entry) = model.remove(pick as usize % model.len());
                     prop_assert_eq!(table.remove(ticket), Some(entry));

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_transport::newcomers::{Host, Newcomer, Newcomers, Ticket};
+use rdma_transport::newcomers::{Host, NewcomerEntry, Newcomers, Ticket};
 
 use crate::id::ConnectionId;
 
@@ -50,7 +50,7 @@ impl Pending {
     /// Notes that a connection will not come up.
     pub(super) fn will_end(&mut self, place: Waits) -> Waits {
         let Waits::ToComeUp(ticket) = place else { return place };
-        let Some(Newcomer { id, since, host }) = self.coming.remove(ticket) else { return place };
+        let Some(NewcomerEntry { id, since, host }) = self.coming.remove(ticket) else { return place };
         Waits::ToEnd(self.ending.add(id, host, since))
     }
 
@@ -78,7 +78,7 @@ impl Pending {
     }
 
     /// Returns true if a connection has had its time for coming up. A peer whose octets nobody has looked at is not slow.
-    fn is_slow(&self, connection: &Newcomer<ConnectionId>) -> bool {
+    fn is_slow(&self, connection: &NewcomerEntry<ConnectionId>) -> bool {
         connection.since + GRACE <= self.seen
     }
 

@@ -399,7 +399,7 @@ fn only_allowed_networks_may_connect() {
 fn a_half_open_handshake_takes_little() {
     let bytes = size_of::<Endpoint<crate::shm::MappedSegment>>()
         + size_of::<FrameReader>()
-        + 4 * size_of::<crate::newcomers::Newcomer<Key>>();
+        + 4 * size_of::<crate::newcomers::NewcomerEntry<Key>>();
     assert!(bytes < 2048, "{bytes}");
 }
 
