@@ -19,7 +19,8 @@ pub struct ConnectParam<'a> {
     pub responder_resources: u16,
     /// The number of RDMA Reads that this side may have outstanding at the peer (ORD); 0 selects the device's default.
     pub initiator_depth: u16,
-    /// How often the device retransmits before the connection fails. Ignored on iWARP, where TCP retransmits.
+    /// The number of retransmissions before the connection fails, and the pauses. Ignored on iWARP, where TCP
+    /// retransmits.
     pub retries: Retries,
 }
 
@@ -210,7 +211,7 @@ impl fmt::Debug for Detached {
 pub struct CmEvent {
     /// The id that the event belongs to; for a connect request, the new id.
     pub id: CmId,
-    /// What happened.
+    /// The kind of event, with its data.
     pub kind: CmEventKind,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A datagram id is made by [`crate::roles::Datagrams::bind_datagram`], [`crate::roles::Datagrams::resolve_datagram`]
 //! or [`crate::roles::Datagrams::listen_datagram`]; its queue pair is a datagram queue pair. One queue pair may serve
-//! many ids: it is the answer to the requests of peers ([`crate::roles::Datagrams::answer_datagram`]), and sends to the
+//! many ids: [`crate::roles::Datagrams::answer_datagram`] answers the requests of peers with it, and it sends to the
 //! peers that ids without a queue pair have found. A receive needs [`GRH_LEN`] bytes more than the datagram: they
 //! precede the payload, and count in the completion's `byte_len`. The sender is not notified whether a datagram has
 //! arrived. A datagram that finds no receive posted is dropped.

@@ -290,7 +290,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Returns the role of remote keys that can be invalidated while their region stays registered.
     fn remote_keys(&mut self) -> Option<&mut dyn RemoteKeys>;
 
-    /// Returns the role of the time at which a peer was last heard from.
+    /// Returns the role that reports when a peer was last heard from.
     fn liveness(&self) -> Option<&dyn Liveness>;
 
     /// Returns the role of extensions that both programs must agree on.

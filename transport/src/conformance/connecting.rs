@@ -1,4 +1,4 @@
-//! Cases: listeners, and how a connection begins.
+//! Cases: listeners, and the establishment of connections.
 
 use std::time::Duration;
 

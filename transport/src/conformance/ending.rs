@@ -1,4 +1,4 @@
-//! Cases: how connections end, and what that does to their queues.
+//! Cases: the end of a connection, and its effect on the queues.
 
 use super::harness::*;
 use crate::cm::DisconnectCause;

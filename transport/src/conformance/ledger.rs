@@ -34,7 +34,7 @@ struct QueuePairWork {
     receives: VecDeque<(u64, RecvRanges)>,
 }
 
-/// See the [module](self).
+/// The outstanding work requests of one side.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     work: BTreeMap<Key, QueuePairWork>,

@@ -8,7 +8,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use super::link::{Link, QueuePairParts};
 use super::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
-use super::record::{ELSEWHERE, LAST, RecordHeader, RecordKind, WORD};
+use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::segment::{
     CALL, CAPACITY, HALF, HEAD, LEN, MappedSegment, RING, SLOTS, Segment, SegmentPayload, SegmentSide, TABLE, TAIL,
     Words,
@@ -177,7 +177,7 @@ fn attack(segment: &MappedSegment, rng: &mut TestRng, published: &mut u64, addre
     let kind = pick(rng, &[usual, 1, 2, 4, 6, 8, 10, 11, 12, 13, 14]);
     let len = pick(rng, &[100_u32, 0, 1, 8, 2048, ROOM as u32, ROOM as u32 + 1, 1 << 20, u32::MAX]);
     let Some(mut header) = RecordHeader::parse(kind | u64::from(len) << 32) else { return };
-    header.flags = pick(rng, &[LAST, 0, LAST | ELSEWHERE, ELSEWHERE, 0xff]);
+    header.flags = pick(rng, &[LAST, 0, LAST | IN_WINDOW, IN_WINDOW, 0xff]);
     header.slot = pick(rng, &[0, 1, 31, 32, 255]);
     let at = *published as usize % CAPACITY;
     if at + header.body() + 2 * WORD > CAPACITY {

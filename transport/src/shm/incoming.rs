@@ -42,7 +42,7 @@ pub(super) enum Consumed {
     UnknownWindow,
 }
 
-/// See the [module](self).
+/// The incoming direction of a queue pair.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) ring: Consumer,
@@ -81,7 +81,7 @@ impl Incoming {
             if budget == 0 {
                 return Ok(Consumed::Budget);
             }
-            let at = self.ring.place();
+            let at = self.ring.next_record();
             let header = RecordHeader::parse(segment.peek(at)).ok_or(Refusal::Malformed)?;
             let size = header.size();
             if size > available || size < WORD || size % WORD != 0 {
@@ -113,7 +113,7 @@ impl Incoming {
         at: usize,
     ) -> Result<Option<Span<'a>>, LinkFault> {
         let len = header.len as usize;
-        if !header.is_elsewhere() {
+        if !header.is_in_window() {
             return Ok(Some(segment.part(at + header.body(), len).ok_or(Refusal::Malformed)?));
         }
         if len > MAX_PIECE {

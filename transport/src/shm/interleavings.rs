@@ -143,7 +143,7 @@ impl ModelEnd {
     fn consume(&mut self) -> Vec<u64> {
         let mut got = Vec::new();
         while self.consumer.available(&self.connection.words).expect("an honest peer") > 0 {
-            let at = self.consumer.place();
+            let at = self.consumer.next_record();
             let header = RecordHeader::parse(self.connection.words.peek(at)).expect("a whole record");
             assert_eq!(header.kind, RecordKind::Value);
             got.push(self.connection.words.peek(at + WORD));

@@ -51,7 +51,7 @@ pub(crate) struct QueuePairParts {
     pub(crate) sends: Vec<(SendWr, Option<Box<[u8]>>)>,
 }
 
-/// See the [module](self).
+/// The queue pair of a connection in shared memory.
 #[derive(Debug)]
 pub(crate) struct Link<S> {
     segment: S,
@@ -181,7 +181,7 @@ impl<S: Segment> Link<S> {
             return false;
         }
         if len > INLINE {
-            return self.outgoing.message_elsewhere(&self.segment, &mut self.lendings, [header, payload]);
+            return self.outgoing.message_in_window(&self.segment, &mut self.lendings, [header, payload]);
         }
         self.outgoing.message(&self.segment, len, |segment, at| {
             segment.put(at, &SegmentPayload::Bytes(header));
@@ -189,7 +189,7 @@ impl<S: Segment> Link<S> {
         })
     }
 
-    // Moving.
+    // Transmitting and receiving.
 
     /// Writes as many records to the ring as fit, and completes what is done.
     #[inline]
@@ -302,7 +302,7 @@ impl<S: Segment> Link<S> {
         self.outgoing.fault.is_some()
     }
 
-    // Sleeping.
+    // Announcing events.
 
     /// Returns the events that this side waits for.
     #[inline]
@@ -340,7 +340,7 @@ impl<S: Segment> Link<S> {
         self.armed = 0;
     }
 
-    // Memory that is lent.
+    // Lending memory.
 
     /// Lets the peer map a memory that only this connection uses. The peer may use the region `key` with these rights.
     /// Returns false if no slot is free.
@@ -382,7 +382,7 @@ impl<S: Segment> Link<S> {
         self.outgoing.reply(announced.slot, announced.word, mapped.is_ok());
     }
 
-    // The end.
+    // Teardown.
 
     /// Reports to the peer that it violated the protocol. The caller then ends the connection.
     pub(crate) fn refuse(&mut self, refusal: Refusal) {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::fault::{LinkFault, Refusal};
-use super::record::{ELSEWHERE, LAST, RecordHeader, RecordKind, WORD};
+use super::record::{IN_WINDOW, LAST, RecordHeader, RecordKind, WORD};
 use super::ring::{InvalidPosition, Producer};
 use super::segment::{Segment, SegmentPayload};
 use super::windows::{LendingState, Lendings, Windows};
@@ -26,8 +26,8 @@ pub(super) const INLINE: usize = 1 << 10;
 /// The longest payload of one record in a window, bytes.
 pub(super) const MAX_PIECE: usize = 1 << 20;
 /// The length of the staging buffer, and of the largest part that is copied there at once, bytes.
-const AREA: usize = 256 << 10;
-const AREA_PIECE: usize = AREA / 4;
+const STAGING: usize = 256 << 10;
+const STAGING_PIECE: usize = STAGING / 4;
 /// The alignment of parts in the staging buffer, bytes.
 const ALIGN: usize = 64;
 /// The most bytes that are copied before other connections get their turn.
@@ -125,19 +125,19 @@ impl StagingBuffer {
     /// Reserves as many of `len` bytes as fit in one piece. Returns their offset and their number; `None` if the buffer
     /// is full.
     fn reserve(&mut self, len: usize) -> Option<(usize, usize)> {
-        let len = len.min(AREA_PIECE);
+        let len = len.min(STAGING_PIECE);
         if self.parts.is_empty() {
             // Begin with the same pages again: they are in the cache.
             (self.pos, self.tail) = (0, 0);
         }
-        let at = (self.pos % AREA as u64) as usize;
-        let skip = if len > AREA - at { AREA - at } else { 0 };
+        let at = (self.pos % STAGING as u64) as usize;
+        let skip = if len > STAGING - at { STAGING - at } else { 0 };
         let used = (self.pos - self.tail) as usize;
-        if used + skip + len > AREA {
+        if used + skip + len > STAGING {
             return None;
         }
         self.pos += skip as u64;
-        Some(((self.pos % AREA as u64) as usize, len))
+        Some(((self.pos % STAGING as u64) as usize, len))
     }
 
     fn commit(&mut self, len: usize, end: u64) {
@@ -153,7 +153,7 @@ impl StagingBuffer {
     }
 }
 
-/// See the [module](self).
+/// The outgoing direction of a queue pair.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
@@ -167,7 +167,7 @@ pub(super) struct Outgoing {
     part: usize,
     /// True if the payload of the first entry of `queue` is transmitted, and its immediate data is next.
     immediate_next: bool,
-    area: StagingBuffer,
+    staging: StagingBuffer,
     awaited: VecDeque<AwaitedAnswer>,
     /// The limit of requests of this side that may be outstanding (ORD).
     depth: usize,
@@ -195,7 +195,7 @@ impl Outgoing {
             first: 0,
             part: 0,
             immediate_next: false,
-            area: StagingBuffer { memory: None, slot: 0, pos: 0, tail: 0, parts: VecDeque::new() },
+            staging: StagingBuffer { memory: None, slot: 0, pos: 0, tail: 0, parts: VecDeque::new() },
             awaited: VecDeque::new(),
             depth: usize::from(ord),
             answered: 0,
@@ -272,27 +272,28 @@ impl Outgoing {
         None
     }
 
-    /// Copies a message of the program to the staging buffer, and writes its record to the ring. Returns false if one
-    /// of them is full.
-    pub(super) fn message_elsewhere<S: Segment>(
+    /// Copies a message of the program to the staging buffer, and writes its record to the ring. Returns false if the
+    /// message does not fit in both now.
+    pub(super) fn message_in_window<S: Segment>(
         &mut self,
         segment: &S,
         lendings: &mut Lendings,
         parts: [&[u8]; 2],
     ) -> bool {
         let len = parts[0].len() + parts[1].len();
-        if !self.has_area(segment, lendings) || len > AREA_PIECE {
+        if !self.has_staging_buffer(segment, lendings) || len > STAGING_PIECE {
             return false;
         }
         let header = RecordHeader {
-            flags: LAST | ELSEWHERE,
-            slot: self.area.slot,
+            flags: LAST | IN_WINDOW,
+            slot: self.staging.slot,
             ..RecordHeader::new(RecordKind::Send, len as u32)
         };
-        let (Some(at), Some((offset, _))) = (self.ring.reserve(segment, header.size()), self.area.reserve(len)) else {
+        let (Some(at), Some((offset, _))) = (self.ring.reserve(segment, header.size()), self.staging.reserve(len))
+        else {
             return false;
         };
-        let Some(memory) = &self.area.memory else { return false };
+        let Some(memory) = &self.staging.memory else { return false };
         let mut place = offset;
         for part in parts {
             if !memory.copy_in(place, part) {
@@ -303,16 +304,16 @@ impl Outgoing {
         segment.poke(at, header.emit());
         segment.poke(at + WORD, offset as u64);
         self.ring.commit(header.size());
-        self.area.commit(len, self.ring.pos());
+        self.staging.commit(len, self.ring.pos());
         true
     }
 
     /// Returns true if the peer has mapped the staging buffer. Makes and announces the buffer at the first call.
-    fn has_area<S: Segment>(&mut self, segment: &S, lendings: &mut Lendings) -> bool {
-        if self.area.memory.is_some() {
-            return lendings.state(self.area.slot) == LendingState::Mapped;
+    fn has_staging_buffer<S: Segment>(&mut self, segment: &S, lendings: &mut Lendings) -> bool {
+        if self.staging.memory.is_some() {
+            return lendings.state(self.staging.slot) == LendingState::Mapped;
         }
-        let made = Memory::new_shared(AREA, Sharing::Read).inspect_err(|error| {
+        let made = Memory::new_shared(STAGING, Sharing::Read).inspect_err(|error| {
             log::debug!(
                 "no memory for a staging buffer: {error}; payloads to a peer of this host are sent in small parts"
             );
@@ -320,9 +321,9 @@ impl Outgoing {
         if let Ok(mut memory) = made {
             let file = memory.take_file();
             let memory = Arc::new(memory);
-            if let Some(slot) = lendings.lend(segment, (&memory, AREA, file), 0, Access::empty()) {
-                self.area.slot = slot;
-                self.area.memory = Some(memory);
+            if let Some(slot) = lendings.lend(segment, (&memory, STAGING, file), 0, Access::empty()) {
+                self.staging.slot = slot;
+                self.staging.memory = Some(memory);
             }
         }
         false
@@ -380,7 +381,7 @@ impl Outgoing {
     /// Loads the peer's position, and completes the work requests that are done.
     pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), InvalidPosition> {
         if self.ring.refresh_tail(segment)? {
-            self.area.consumed(self.ring.tail());
+            self.staging.consumed(self.ring.tail());
         }
         while let Some(&(front, until)) = self.inflight.front() {
             let waits = match until {
@@ -552,7 +553,7 @@ impl Outgoing {
     /// payload is still in the program's memory, the peer must have consumed it.
     fn completion_condition(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionCondition {
         let lent = match entry.wr.sges.as_slice() {
-            [one] if entry.inline.is_none() && entry.len > INLINE => lendings.place(one).is_some(),
+            [one] if entry.inline.is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
             _ => false,
         };
         if lent { CompletionCondition::Consumed(self.ring.pos()) } else { CompletionCondition::InOrder }
@@ -572,24 +573,24 @@ impl Outgoing {
         let mut header = RecordHeader::new(kind, left as u32);
         let small = left <= INLINE;
         let lent = match (sges.as_slice(), inline) {
-            ([entry], None) if !small => lendings.place(&entry.part(offset, left)),
+            ([entry], None) if !small => lendings.locate(&entry.part(offset, left)),
             _ => None,
         };
         let mut place = None;
-        let copies = lent.is_none() && !small && self.has_area(segment, lendings);
+        let copies = lent.is_none() && !small && self.has_staging_buffer(segment, lendings);
         let taken = if let Some((slot, at)) = lent {
             (header.slot, place) = (slot, Some(at));
             left.min(MAX_PIECE)
         } else if copies {
             // If the ring is full, this reservation is not committed.
-            let (at, taken) = self.area.reserve(left)?;
-            (header.slot, place) = (self.area.slot, Some(at as u64));
+            let (at, taken) = self.staging.reserve(left)?;
+            (header.slot, place) = (self.staging.slot, Some(at as u64));
             taken
         } else {
             left.min(INLINE)
         };
         header.len = taken as u32;
-        header.flags = if taken == left { LAST } else { 0 } | if place.is_some() { ELSEWHERE } else { 0 };
+        header.flags = if taken == left { LAST } else { 0 } | if place.is_some() { IN_WINDOW } else { 0 };
         let at = self.ring.reserve(segment, header.size())?;
         segment.poke(at, header.emit());
         for (nth, &word) in words.iter().enumerate() {
@@ -600,10 +601,10 @@ impl Outgoing {
             segment.poke(body, place);
         }
         if lent.is_none() {
-            let area = self.area.memory.as_deref().filter(|_| copies);
+            let staging = self.staging.memory.as_deref().filter(|_| copies);
             let mut done = 0;
             let mut put = |payload: &SegmentPayload<'_>| {
-                match (area, place) {
+                match (staging, place) {
                     (Some(memory), Some(place)) => {
                         if let Some(room) = memory.span(place as usize + done, payload.len()) {
                             payload.copy_into(room);
@@ -620,7 +621,7 @@ impl Outgoing {
         }
         self.ring.commit(header.size());
         if copies {
-            self.area.commit(taken, self.ring.pos());
+            self.staging.commit(taken, self.ring.pos());
         }
         Some(taken)
     }
@@ -759,8 +760,8 @@ impl Outgoing {
         let left = len - done;
         let most = if left <= INLINE {
             left
-        } else if self.has_area(segment, cx.lendings) {
-            left.min(AREA_PIECE)
+        } else if self.has_staging_buffer(segment, cx.lendings) {
+            left.min(STAGING_PIECE)
         } else {
             INLINE
         };
@@ -770,15 +771,15 @@ impl Outgoing {
         let mut header = RecordHeader::new(RecordKind::Data, most as u32);
         header.flags = if most == left { LAST } else { 0 };
         let place = if most > INLINE {
-            let Some((at, _)) = self.area.reserve(most) else { return Ok(None) };
-            (header.slot, header.flags) = (self.area.slot, header.flags | ELSEWHERE);
+            let Some((at, _)) = self.staging.reserve(most) else { return Ok(None) };
+            (header.slot, header.flags) = (self.staging.slot, header.flags | IN_WINDOW);
             Some(at)
         } else {
             None
         };
         let Some(at) = self.ring.reserve(segment, header.size()) else { return Ok(None) };
         segment.poke(at, header.emit());
-        match (place, &self.area.memory) {
+        match (place, &self.staging.memory) {
             (Some(place), Some(memory)) => {
                 segment.poke(at + WORD, place as u64);
                 if let Some(room) = memory.span(place, most) {
@@ -789,7 +790,7 @@ impl Outgoing {
         }
         self.ring.commit(header.size());
         if place.is_some() {
-            self.area.commit(most, self.ring.pos());
+            self.staging.commit(most, self.ring.pos());
         }
         if most == left {
             self.requests.pop_front();

@@ -38,7 +38,7 @@ pub(super) enum RecordKind {
 pub(super) const LAST: u8 = 1;
 /// The flag of a record whose payload is in a window. A word with the payload's offset there follows the words of the
 /// kind.
-pub(super) const ELSEWHERE: u8 = 2;
+pub(super) const IN_WINDOW: u8 = 2;
 
 /// The length of a word, bytes.
 pub(super) const WORD: usize = 8;
@@ -113,8 +113,8 @@ impl RecordHeader {
     }
 
     #[inline]
-    pub(super) const fn is_elsewhere(self) -> bool {
-        self.flags & ELSEWHERE != 0
+    pub(super) const fn is_in_window(self) -> bool {
+        self.flags & IN_WINDOW != 0
     }
 
     /// Returns the offset, in the record, of the payload or of the word with the payload's offset in a window.
@@ -129,7 +129,7 @@ impl RecordHeader {
     pub(super) const fn size(self) -> usize {
         let rest = match self.kind {
             RecordKind::Pad => return self.len as usize,
-            _ if self.is_elsewhere() => WORD,
+            _ if self.is_in_window() => WORD,
             kind if kind.has_payload() => (self.len as usize).next_multiple_of(WORD),
             _ => 0,
         };
@@ -148,7 +148,7 @@ mod tests {
                 assert!(raw == 0 || raw > 13);
                 continue;
             };
-            for (flags, slot, len) in [(0, 0, 0), (LAST, 31, 1), (ELSEWHERE, 255, u32::MAX), (255, 7, 4096)] {
+            for (flags, slot, len) in [(0, 0, 0), (LAST, 31, 1), (IN_WINDOW, 255, u32::MAX), (255, 7, 4096)] {
                 let header = RecordHeader { kind, flags, slot, len };
                 assert_eq!((RecordHeader::parse(header.emit()), kind as u8), (Some(header), raw));
                 assert!(

@@ -165,7 +165,7 @@ impl Consumer {
 
     /// Returns the offset of the next record in the segment.
     #[inline]
-    pub(super) const fn place(&self) -> usize {
+    pub(super) const fn next_record(&self) -> usize {
         self.half + RING + self.at
     }
 

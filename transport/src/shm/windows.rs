@@ -115,7 +115,7 @@ impl Lendings {
 
     /// Returns the slot and the offset of an entry that lies in memory which the peer has mapped.
     #[inline]
-    pub(super) fn place(&self, entry: &Sge) -> Option<(u8, u64)> {
+    pub(super) fn locate(&self, entry: &Sge) -> Option<(u8, u64)> {
         self.slots.iter().enumerate().find_map(|(at, slot)| {
             let lent = slot.lent.as_ref().filter(|lent| lent.state == LendingState::Mapped)?;
             let offset = (entry.address() as usize).checked_sub(lent.memory.as_ptr() as usize)?;
@@ -137,6 +137,7 @@ const fn next_generation(word: u64) -> u64 {
     ((word >> 32).wrapping_add(1) << 32) & (u64::MAX << 32)
 }
 
+/// A window of the peer that this side has mapped.
 #[derive(Debug)]
 struct MappedWindow {
     window: Window,
