@@ -1,4 +1,4 @@
-//! The errors of the reactor's calls, and the reasons for the end of connections.
+//! The errors that calls return, and the reasons why connections end.
 
 use std::fmt;
 use std::io;
@@ -8,79 +8,79 @@ use rdma_transport::wc::Failure;
 
 use crate::security::{SecurityError, SecurityMode};
 
-/// The error of a reactor that could not be made or cannot go on, and of calls that open something.
+/// An error of creating or running a reactor, or of a call that opens or registers something.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting is outside of its range.
+    /// A setting is out of its range.
     #[error("{setting} is {value}: it must be {range}")]
     Config {
         /// The setting.
         setting: &'static str,
-        /// The value that was asked for.
+        /// The value that was set.
         value: u64,
-        /// The possible values.
+        /// The valid values.
         range: &'static str,
     },
-    /// The provider cannot be used here.
+    /// The provider cannot be used on this machine.
     #[error("the provider {provider} is not available: {reason}")]
     NoProvider {
         /// Name of the provider.
         provider: &'static str,
-        /// The missing thing, and the cure.
+        /// The reason, and how to fix it.
         reason: String,
     },
-    /// The provider refused.
+    /// The provider returned an error.
     #[error(transparent)]
     Transport(#[from] rdma_transport::Error),
     /// The poller failed.
     #[error("polling failed: {0}")]
     Poll(#[source] io::Error),
-    /// The connection, listener, timer, endpoint or device is gone.
+    /// The connection, listener, timer, endpoint or device does not exist any more.
     #[error("the {0} is gone")]
     Gone(&'static str),
-    /// A callback has panicked in an earlier turn, and the program has caught the panic outside of the reactor.
-    #[error("a callback has panicked in an earlier turn: drop the reactor, or contain panics (Config::contain_panics)")]
+    /// A callback panicked in an earlier turn, and the program caught the panic outside of the reactor.
+    #[error("a callback panicked in an earlier turn: drop the reactor, or contain panics (Config::contain_panics)")]
     Panicked,
-    /// No thread could be had to look up a host name.
-    #[error("no thread to look up a host name: {0}")]
+    /// The system could not start the thread that looks up a host name.
+    #[error("cannot start the thread that looks up a host name: {0}")]
     Lookup(#[source] io::Error),
-    /// No thread could be had for the reactor.
-    #[error("no thread for the reactor: {0}")]
+    /// The system could not start the reactor's thread.
+    #[error("cannot start the thread of the reactor: {0}")]
     Thread(#[source] io::Error),
-    /// The reactor was drained.
+    /// The reactor is draining or has drained.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,
     /// A thread could not be bound to a core.
     #[error("thread {index} is not bound to a core: {reason}")]
     Pin {
-        /// The value that was asked for.
+        /// The index of the thread.
         index: usize,
         /// The reason.
         reason: &'static str,
     },
-    /// An empty list of addresses to connect to.
-    #[error("no address to connect to: give one at least")]
+    /// The list of addresses to connect to is empty.
+    #[error("no address to connect to: give at least one")]
     NoAddress,
-    /// A region that is registered before there is a connection would give rights to the peer of none.
-    #[error("rights for a peer before there is one: say RegionOptions::any_peer, or register for a connection")]
+    /// The options give rights to a peer, but the region is registered without a connection, so there is no peer.
+    #[error("rights for a peer before there is one: set RegionOptions::any_peer, or register for a connection")]
     NoPeer,
-    /// A region was prepared for another device, or by another reactor, than that of the connection.
+    /// The region was prepared by another reactor, or for another device than the connection's.
     #[error("the region was prepared for another device than the connection's")]
     ForeignDevice,
-    /// The connection or listener cannot be secured as the settings ask.
+    /// The connection or listener cannot be secured with these settings.
     #[error(transparent)]
     Security(#[from] SecurityError),
-    /// A limit of the configuration is reached.
-    #[error("{limit} is reached ({value})")]
+    /// A limit of the configuration has been reached.
+    #[error("{limit} has been reached ({value})")]
     Limit {
-        /// The setting that has the limit.
+        /// The setting that sets the limit.
         limit: &'static str,
         /// Its value.
         value: u64,
     },
-    /// The private data is longer than the space beside the greeting.
-    #[error("{len} bytes of private data: at most {max} fit")]
+    /// The private data does not fit beside the reactor's greeting.
+    #[error("{len} bytes of private data: the limit is {max}")]
     PrivateDataTooLong {
         /// Length of the private data, bytes.
         len: usize,
@@ -89,201 +89,205 @@ pub enum Error {
     },
 }
 
-/// The thing that a send has to wait for.
+/// The resource that a refused send has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Blocked {
-    /// A place in the send queue: `Config::send_depth` sends are on their way.
+    /// A slot of the send queue: `Config::send_depth` sends are outstanding.
     #[error("the send queue is full")]
     Queue,
-    /// A credit: the peer has no receive posted for another message.
+    /// A credit: the peer has not granted another message.
     #[error("the peer's window is closed")]
     Window,
-    /// The end of another message past one buffer: the largest possible number is under way.
-    #[error("too many large messages are under way")]
+    /// The end of another message past one buffer: the largest number of them is in flight.
+    #[error("too many large messages are in flight")]
     Transfers,
-    /// Memory for the copy of a message past one buffer, see `LargeMessageSettings::memory`.
-    #[error("the memory for large messages is in use")]
+    /// Memory for the copy of a message past one buffer; see `LargeMessageSettings::memory`.
+    #[error("the memory for large messages is used up")]
     Memory,
 }
 
-/// The reason why a send was not accepted.
+/// The reason why a send or a one-sided operation was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendErrorKind {
-    /// There is no room now. One `on_writable` follows when there is room again.
+    /// A resource is used up now. `on_writable` is called once when it is available again.
     #[error("{0}: wait for on_writable")]
     WouldBlock(Blocked),
-    /// The message is longer than the peer takes.
-    #[error("a message of {len} bytes: the peer takes at most {max}")]
+    /// The message is longer than the peer accepts.
+    #[error("a message of {len} bytes: the peer accepts at most {max}")]
     TooLong {
-        /// Its length, bytes.
+        /// Length of the message, bytes.
         len: usize,
         /// The peer's limit, bytes.
         max: usize,
     },
-    /// The device or the peer lacks a feature that this call needs.
-    #[error("{provider} has no {feature} here")]
+    /// The device or the peer does not support a feature that this call needs.
+    #[error("{provider} does not support {feature} here")]
     Unsupported {
         /// Name of the provider.
         provider: &'static str,
         /// The missing feature.
         feature: &'static str,
     },
-    /// A range is not inside its region, local or remote.
-    #[error("a range that ends {end} bytes into a region of {len}")]
+    /// A range exceeds its region, local or remote.
+    #[error("the range ends at byte {end} of a region of {len} bytes")]
     OutOfBounds {
         /// End of the range, bytes from the region's start.
         end: u64,
         /// Length of the region, bytes.
         len: u64,
     },
-    /// The 8 bytes of an atomic operation do not begin at a multiple of 8.
-    #[error("an atomic operation at {at} {side}: it must be a multiple of 8")]
+    /// An atomic operation whose 8 bytes are not aligned to a multiple of 8.
+    #[error("an atomic operation at {at} {location}: it must be a multiple of 8")]
     Misaligned {
-        /// The side that the bytes are on.
-        side: Side,
-        /// Where they begin: offset in the region of this side, or address at the peer.
+        /// The memory that is misaligned.
+        location: MemoryLocation,
+        /// The start of the bytes: an offset in the local region, or an address at the peer.
         at: u64,
     },
-    /// An operation names more regions than it can take.
-    #[error("{count} regions in one operation: it takes 1 to {max}")]
+    /// An operation names no region, or more than it supports.
+    #[error("{count} regions in one operation: the range is 1 to {max}")]
     TooManyRegions {
         /// Number of regions that the operation names.
         count: usize,
-        /// Largest number of regions.
+        /// Largest number of regions of one operation.
         max: usize,
     },
-    /// A piece of a list names a region that is not in the list of regions.
-    #[error("piece {piece} names region {region} of a list of {count}")]
+    /// A piece of a transfer names a region that is not in the transfer's list of regions.
+    #[error("piece {piece} names region {region}, but the list has {count} regions")]
     NoSuchRegion {
         /// Index of the piece.
         piece: usize,
-        /// The region that it names.
+        /// The index of the region that the piece names.
         region: usize,
         /// Number of regions in the list.
         count: usize,
     },
     /// The message is past one buffer, and the peer may not read its region. Register the region with
     /// `Access::REMOTE_READ`.
-    #[error("the peer may not read the region: past {max} bytes it fetches a message itself")]
+    #[error(
+        "the peer may not read the region, but fetches messages of more than {max} bytes from there: register it with Access::REMOTE_READ"
+    )]
     NotReadable {
-        /// Largest message that needs no such right, bytes.
+        /// Largest message that the peer does not fetch, bytes.
         max: usize,
     },
-    /// The device reads only into regions that are registered with `Access::READ_SINK`
-    /// (`Features::OPEN_READ_SINKS`, on iWARP adapters).
+    /// The device reads only into regions that are registered with `Access::READ_SINK` (`Features::OPEN_READ_SINKS`, as
+    /// on iWARP adapters).
     #[error("this device reads only into regions with Access::READ_SINK: register the region with it")]
     NotASink,
-    /// One-sided operations cannot be encrypted. They are refused on a secured connection unless
+    /// One-sided operations cannot be encrypted. A secured connection refuses them unless
     /// [`crate::Config::allow_plain_remote_memory`] is set.
     #[error(
         "one-sided operations would travel in the clear on this secured connection: send messages, or set allow_plain_remote_memory"
     )]
     PlainRemoteMemory,
-    /// The region is a device's memory, which this side cannot look at, and so cannot seal for a secured connection.
+    /// The region is memory of a device, which this process cannot read, so the message cannot be encrypted for a
+    /// secured connection.
     #[error("memory of a device cannot be sent on a secured connection: copy it to memory of the host first")]
     Sealed,
-    /// No memory could be had or registered for a message past one buffer; the reason is logged.
+    /// The reactor could not allocate or register memory for a message past one buffer. The log has the reason.
     #[error("no memory for a message of {len} bytes")]
     NoMemory {
-        /// Its length, bytes.
+        /// Length of the message, bytes.
         len: usize,
     },
     /// The region belongs to another reactor or device, or its device was removed. On a device with
-    /// `Features::OPEN_READ_SINKS` it may also be a message past one buffer, which is delivered as a copy.
+    /// `Features::OPEN_READ_SINKS` it may also be a received message past one buffer: such a message is delivered as a
+    /// copy that is not registered.
     #[error("the region is not registered on the connection's device")]
     ForeignRegion,
     /// The buffer belongs to another reactor or device, or to this device before it failed or was removed.
-    #[error("the buffer is not of the connection's device: get one with Context::buffer for this connection")]
+    #[error("the buffer does not belong to the connection's device: get one with Context::buffer for this connection")]
     ForeignBuffer,
-    /// No such offer waits for an answer: it was answered before, or its `on_offer` has returned.
+    /// The offer does not wait for an answer: it was answered before, or its `on_offer` has returned.
     #[error("no such offer waits for an answer: answer it within its on_offer, once")]
     NoOffer,
-    /// A message of no bytes cannot be offered.
-    #[error("a message of no bytes cannot be offered: send it")]
+    /// The message is empty, and an empty message cannot be offered.
+    #[error("an empty message cannot be offered: send it")]
     Empty,
-    /// The peer was forgotten, its group was left, or it is another endpoint's.
+    /// The peer was forgotten, its group was left, or it belongs to another endpoint.
     #[error("no such peer of this endpoint")]
     NoPeer,
-    /// The connection or endpoint is closed, closing, not open yet, or never was.
+    /// The connection or endpoint is not open yet, is closing, is closed, or never existed.
     #[error("the connection is not open")]
     Closed,
 }
 
-/// A side of a connection.
+/// The memory that an operation names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Side {
-    /// This side.
-    #[error("of the region of this side")]
+pub enum MemoryLocation {
+    /// The region of the local side.
+    #[error("in the local region")]
     Local,
-    /// The peer's side.
+    /// The memory of the peer.
     #[error("at the peer")]
     Remote,
 }
 
-/// The outcome of a send.
+/// The result of a send or a one-sided operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The transport has taken responsibility for the send, and its buffer is free. Only an answer of the peer's
-    /// program proves that the program has seen the message.
+    /// The send has completed, and its buffer is free. This does not prove that the peer's program has seen the
+    /// message: only an answer of that program does.
     Sent,
-    /// The connection ended first. Whether the peer got the message is not known. [`crate::Context::device`] names the
-    /// connection's device.
+    /// The connection ended before the send completed. The peer may or may not have received the message.
+    /// [`crate::Context::device`] names the connection's device.
     Failed(Failure),
-    /// The peer's program does not want the message, which is past one buffer ([`crate::Context::refuse_offer`]).
+    /// The peer's program refused the message, which is past one buffer ([`crate::Context::refuse_offer`]).
     Refused,
 }
 
 impl Outcome {
-    /// Whether the send has succeeded.
+    /// Returns `true` if the send has succeeded.
     #[must_use]
     pub const fn is_sent(self) -> bool {
         matches!(self, Self::Sent)
     }
 }
 
-/// The reason why a connection could not be made.
+/// The reason why a connection was not established.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The peer's side refused, with its private data.
+    /// The peer rejected the connection.
     Rejected {
-        /// The peer's reason, as far as the peer gives one.
+        /// The reason that the peer gave.
         reason: RejectReason,
-        /// The private data of the peer's handler.
+        /// The private data of the peer's handler; empty if it gave none.
         private_data: Vec<u8>,
     },
-    /// The two sides did not accept each other.
+    /// The connection could not be secured: one side did not accept the other.
     Security(SecurityError),
     /// The connection was not established within `Timeouts::connect`, or the transport gave up before that
     /// ([`ConnectFailure::Timeout`]).
     Timeout,
     /// The transport failed.
     Transport(ConnectFailure),
-    /// The system found no address for the name of a host ([`crate::Context::connect_host`]): the name, and why.
+    /// The system found no address for a host name ([`crate::Context::connect_host`]).
     Lookup {
-        /// The name.
+        /// The host name.
         host: String,
-        /// What the system says.
+        /// The error that the system returned.
         why: String,
     },
-    /// The device lacks a feature that the settings ask for.
+    /// The device does not support a feature that the settings need.
     Unsupported {
         /// Name of the provider.
         provider: &'static str,
         /// The missing feature.
         feature: &'static str,
     },
-    /// A limit of this side's settings is reached.
+    /// A limit of the local settings has been reached.
     Limit {
         /// The setting.
         limit: &'static str,
         /// Its value.
         value: u64,
     },
-    /// Something else on this side failed.
+    /// Something else failed on the local side.
     Local(String),
     /// The connection was closed before it was established.
     Cancelled,
@@ -297,8 +301,8 @@ impl fmt::Display for ConnectError {
             Self::Timeout => f.write_str("no connection within the connect timeout"),
             Self::Transport(failure) => failure.fmt(f),
             Self::Lookup { host, why } => write!(f, "{host}: {why}: check the name and the resolver"),
-            Self::Unsupported { provider, feature } => write!(f, "the provider {provider} has no {feature}"),
-            Self::Limit { limit, value } => write!(f, "{limit} is reached ({value})"),
+            Self::Unsupported { provider, feature } => write!(f, "the provider {provider} does not support {feature}"),
+            Self::Limit { limit, value } => write!(f, "{limit} has been reached ({value})"),
             Self::Local(why) => f.write_str(why),
             Self::Cancelled => f.write_str("closed before it was established"),
         }
@@ -324,47 +328,55 @@ impl From<Error> for ConnectError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectReason {
-    /// This side closed the connection.
+    /// The local side closed the connection.
     Local {
-        /// Everything that was accepted for sending was sent before the end, as [`Outcome::Sent`] says, also with
-        /// [`crate::Config::quiet_sends`]. A goodbye went behind it, so the peer sees [`DisconnectReason::Closed`], unless the peer closed
-        /// the connection, too, or its process or the path fails before it has got all that. What "sent" means depends on the device.
-        /// On InfiniBand and RoCE, the device of the peer has everything. On an iWARP device (siw), TCP has had everything, and this side
-        /// has waited for the peer to end the connection. On the embedded provider, TCP has everything, and goes on delivering it. That the
-        /// peer's program has seen a message is only proven by an answer of that program.
+        /// `true` if every accepted send had completed before the end, as [`Outcome::Sent`] says, also with
+        /// [`crate::Config::quiet_sends`]. The reactor has also sent a goodbye, so the peer sees
+        /// [`DisconnectReason::Closed`], unless the peer closed the connection as well, or its process or the path
+        /// failed before everything had arrived. The meaning of "completed" depends on the device:
         ///
-        /// `false`: the connection was cut off by `abort`, or at a deadline (`Timeouts::close`, a drain, a shutdown), or it broke
-        /// after it was closed. Some sends may have failed, and the peer sees [`DisconnectReason::Lost`].
+        /// - InfiniBand and RoCE: the peer's device has received everything.
+        /// - iWARP devices (siw): TCP has accepted everything, and the reactor has waited for the peer to end the
+        ///   connection.
+        /// - The embedded provider: TCP has accepted everything, and goes on delivering it.
+        ///
+        /// Only an answer of the peer's program proves that the program has seen a message.
+        ///
+        /// `false` if the connection was cut off by `abort` or at a deadline (`Timeouts::close`, a drain, a shutdown),
+        /// or failed after it was closed. Some sends may have failed, and the peer sees [`DisconnectReason::Lost`].
         /// [`crate::ConnectionStats::cut_off`] counts these ends.
         complete: bool,
     },
-    /// The peer's program closed the connection. With [`crate::Framing::Raw`], which has no goodbye, this is any end that the
-    /// peer's transport made in order, also that of a process that ended.
+    /// The peer's program closed the connection. With [`crate::Framing::Raw`], which has no goodbye, this is any
+    /// orderly disconnect by the peer's transport, also that of a process that exited.
     Closed,
-    /// The connection ended without a goodbye of the peer: its process ended, or its program called `abort`, dropped its
-    /// reactor, or ran out of `Timeouts::close`.
+    /// The connection ended without a goodbye of the peer: its process exited, or its program called `abort`, dropped
+    /// the reactor, or exceeded `Timeouts::close`.
     Lost,
-    /// Nothing was heard of the peer for the timeout of `Timeouts::keepalive`.
+    /// Nothing was received from the peer for `Timeouts::keepalive`.
     KeepaliveTimeout,
-    /// A message past one buffer did not move for `Timeouts::transfer`: the peer did not fetch what was offered to it,
-    /// or did not let its own offer be fetched. Or the peer answered no read of its offer for 2 s while others waited for the memory;
-    /// or it said for four times `Timeouts::transfer` that it waits for memory of its own. Or the deadline of a transfer of a list
-    /// ([`crate::TransferOptions::within`]) has passed while pieces of it were posted.
+    /// A large transfer did not make progress in time. One of:
+    ///
+    /// - The peer did not fetch an offered message, or did not let its own offer be fetched, for `Timeouts::transfer`.
+    /// - The peer answered no Read of its offered message for 2 s while other connections waited for the memory.
+    /// - The peer reported for four times `Timeouts::transfer` that it waits for memory.
+    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of it were
+    ///   posted.
     TransferTimeout,
-    /// The peer broke the protocol of this library.
+    /// The peer violated the protocol of this library.
     PeerViolation(PeerViolation),
-    /// The transport gave up.
+    /// The transport ended the connection.
     Transport(DisconnectCause),
     /// A work request failed on a device.
     WorkRequest {
         /// Name of the device.
         device: String,
-        /// The status that the device gave, and its own code.
+        /// The completion status, and the device's vendor error code.
         failure: Failure,
     },
-    /// The device is gone.
+    /// The device was removed.
     DeviceRemoved,
-    /// The connection could not go on for a reason of this side.
+    /// The local side could not continue the connection.
     Internal(String),
 }
 
@@ -374,12 +386,12 @@ impl fmt::Display for DisconnectReason {
             Self::Local { complete: true } => f.write_str("closed here"),
             Self::Local { complete: false } => f.write_str("cut off here: not everything was sent"),
             Self::Closed => f.write_str("closed by the peer"),
-            Self::Lost => f.write_str("lost: the peer went without a goodbye"),
+            Self::Lost => f.write_str("lost: the peer disconnected without a goodbye"),
             Self::KeepaliveTimeout => f.write_str("the peer was silent for the keepalive timeout"),
             Self::TransferTimeout => f.write_str(
-                "a large message did not move for the transfer timeout, or a transfer was not done at its deadline",
+                "a large message made no progress for the transfer timeout, or a transfer was not done at its deadline",
             ),
-            Self::PeerViolation(what) => write!(f, "the peer broke the protocol: {what}"),
+            Self::PeerViolation(what) => write!(f, "the peer violated the protocol: {what}"),
             Self::Transport(cause) => cause.fmt(f),
             Self::WorkRequest { device, failure } => write!(f, "{device}: a work request failed: {failure}"),
             Self::DeviceRemoved => f.write_str("the device was removed"),
@@ -406,20 +418,20 @@ impl From<DisconnectReason> for io::Error {
     }
 }
 
-/// An act of a peer that an honest peer does not do.
+/// A violation of the protocol by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerViolation {
-    /// The peer sent without a credit.
+    /// The peer sent a message without a credit.
     CreditOverrun,
-    /// The peer granted more than any window holds.
+    /// The peer granted more credits than a window can have.
     InvalidGrant,
-    /// The peer offered a message that is too long, empty or already offered, or one message too many.
+    /// The peer offered a message that is too long, empty or already offered, or more messages than are allowed.
     InvalidOffer,
-    /// The peer sent a message that is too short, too long, of an unknown kind, or out of place.
+    /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in this state.
     MalformedMessage,
-    /// A message of a secured connection is not the next one that the peer has sealed: somebody has changed, repeated,
-    /// dropped or made it.
+    /// A message of a secured connection is not the next one that the peer sealed: it was changed, repeated, dropped or
+    /// forged on the way.
     NotAuthentic,
 }
 
@@ -427,31 +439,31 @@ impl fmt::Display for PeerViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::CreditOverrun => "it sent without a credit",
-            Self::InvalidGrant => "it granted more than any window holds",
-            Self::InvalidOffer => "it offered a message past the limits",
-            Self::MalformedMessage => "a malformed message",
-            Self::NotAuthentic => "a message that is not authentic",
+            Self::InvalidGrant => "it granted more credits than a window can have",
+            Self::InvalidOffer => "it offered a message that exceeds the limits",
+            Self::MalformedMessage => "it sent a malformed message",
+            Self::NotAuthentic => "a message is not authentic",
         })
     }
 }
 
-/// The reason of a refusal. It travels in the private data of the reject.
+/// The reason for a rejected connection. It is carried in the private data of the reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The peer's handler refused.
+    /// The peer's handler refused the connection.
     Refused,
     /// The private data is not a greeting of this library.
     NotOurs,
     /// The two sides have different versions of the protocol.
     Version,
-    /// The window or the message size cannot work.
+    /// The window or the message size is out of range.
     Limits,
-    /// The peer is at a limit of its own.
+    /// The peer has reached one of its limits.
     Busy,
-    /// The peer is shutting down: its reactor is being drained. A peer of an older version says `Busy` instead.
+    /// The peer is shutting down: its reactor is draining. A peer of an older version reports `Busy` instead.
     Draining,
-    /// The peer secures its connections in this way, and this side in another.
+    /// The peer secures its connections in this way, which is not the local one.
     Security(SecurityMode),
     /// A reason that this version does not know.
     Other(u8),
@@ -463,8 +475,8 @@ impl fmt::Display for RejectReason {
             Self::Refused => f.write_str("refused by the peer's program"),
             Self::NotOurs => f.write_str("the greeting is not one of rdma-reactor"),
             Self::Version => f.write_str("the protocol versions differ"),
-            Self::Limits => f.write_str("the window or message size cannot work"),
-            Self::Busy => f.write_str("the peer is at a limit of its own"),
+            Self::Limits => f.write_str("the window or the message size is out of range"),
+            Self::Busy => f.write_str("the peer has reached one of its limits"),
             Self::Draining => f.write_str("the peer is shutting down"),
             Self::Security(mode) => write!(f, "the peer takes {mode}"),
             Self::Other(raw) => write!(f, "reason {raw}"),

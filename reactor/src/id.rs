@@ -1,15 +1,15 @@
-//! The names that a program and its reactor use for connections, sends, timers and the like.
+//! Ids of connections, listeners, timers, sends and the like, and the ids of work requests.
 //!
-//! Each name carries a slot, a generation that tells the uses of the slot apart, and its reactor. A stale name, or a
-//! name of another reactor, is an error and never names something else.
+//! An id has a slot, a generation that distinguishes successive users of the slot, and the reactor's number. A stale
+//! id, or an id of another reactor, is an error and never means another object.
 
 use std::fmt;
 
-/// Bits of a slot in a connection's name and in a work request id.
+/// Bits of a slot in a connection's id and in a work request id.
 pub(crate) const SLOT_BITS: u32 = 24;
-/// Bits of a generation in a connection's name and in a work request id.
+/// Bits of a generation in a connection's id and in a work request id.
 pub(crate) const GENERATION_BITS: u32 = 20;
-/// Bits of a reactor's number in a connection's name.
+/// Bits of a reactor's number in a connection's id.
 const REACTOR_BITS: u32 = 20;
 
 /// The number of a reactor in this process.
@@ -17,12 +17,13 @@ const REACTOR_BITS: u32 = 20;
 pub(crate) struct ReactorTag(u32);
 
 impl ReactorTag {
-    /// Its number among the reactors of the process.
+    /// Returns the reactor's number among the reactors of the process.
     pub(crate) const fn number(self) -> u32 {
         self.0
     }
 
-    /// Takes a number that no other reactor of this process has. Numbers repeat after about a million reactors (2^20).
+    /// Allocates a number that no other reactor of this process has. Numbers repeat after about a million reactors
+    /// (2^20).
     pub(crate) fn next() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -30,7 +31,7 @@ impl ReactorTag {
     }
 }
 
-/// Names one connection. A stale name, or a name of another reactor, is an error and never another connection.
+/// The id of a connection. A stale id, or an id of another reactor, is an error and never means another connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
@@ -39,21 +40,21 @@ impl ConnectionId {
         Self(((reactor.0 as u64) << (SLOT_BITS + GENERATION_BITS)) | ((generation as u64) << SLOT_BITS) | slot as u64)
     }
 
-    /// A small number that is unique among the live connections of a reactor, as an index for tables of the program. It
-    /// is used again after the last callback of the connection.
+    /// Returns a small number that is unique among the live connections of a reactor, as an index for the program's
+    /// tables. The number is used again after the last callback of the connection.
     #[must_use]
     #[inline]
     pub const fn slot(self) -> usize {
         (self.0 & ((1 << SLOT_BITS) - 1)) as usize
     }
 
-    /// The generation: the use of the slot that the name means.
+    /// Returns the generation of the slot that the id belongs to.
     #[inline]
     pub(crate) const fn generation(self) -> u32 {
         (self.0 >> SLOT_BITS) as u32 & ((1 << GENERATION_BITS) - 1)
     }
 
-    /// The slot and the generation, as they stand in a work request id.
+    /// Returns the slot and the generation, as a work request id has them.
     #[inline]
     const fn place(self) -> u64 {
         self.0 & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1)
@@ -72,8 +73,8 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Declares a name that consists of a table's key and of the reactor that has the table.
-macro_rules! name {
+/// Defines an id type that consists of a slab key and of the number of the reactor that has the slab.
+macro_rules! define_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,7 +88,7 @@ macro_rules! name {
                 Self { key, reactor }
             }
 
-            /// The key in the tables of a reactor; `None` if the name is another reactor's.
+            /// Returns the key in the reactor's slab; `None` if the id belongs to another reactor.
             #[inline]
             pub(crate) fn key(self, reactor: $crate::id::ReactorTag) -> Option<rdma_transport::slab::Key> {
                 (self.reactor == reactor).then_some(self.key)
@@ -108,18 +109,18 @@ macro_rules! name {
     };
 }
 
-pub(crate) use name;
+pub(crate) use define_id;
 
-name!(
-    /// Names one listener.
+define_id!(
+    /// The id of a listener.
     ListenerId, "listener"
 );
-name!(
-    /// Names one timer.
+define_id!(
+    /// The id of a timer.
     TimerId, "timer"
 );
-name!(
-    /// Names one registration of a descriptor. The name is stale once the registration was taken back.
+define_id!(
+    /// The id of a registered descriptor. It is stale once the descriptor was deregistered.
     IoId, "io"
 );
 
@@ -137,12 +138,12 @@ pub enum SendKind {
     CompareSwap,
     /// A fetch-and-add.
     FetchAdd,
-    /// A datagram of an endpoint.
+    /// A datagram.
     Datagram,
 }
 
-/// Names one send of a connection or endpoint, a message or a one-sided operation, by its position among all of them,
-/// from 0.
+/// The id of a send: a message, a one-sided operation or a datagram. It is the position among all sends of the
+/// connection or endpoint, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SendId {
     sequence: u64,
@@ -154,13 +155,13 @@ impl SendId {
         Self { sequence, kind }
     }
 
-    /// The position among all sends of the connection or endpoint, from 0.
+    /// Returns the position among all sends of the connection or endpoint, from 0.
     #[must_use]
     pub const fn sequence(self) -> u64 {
         self.sequence
     }
 
-    /// The kind of the send.
+    /// Returns the kind of the send.
     #[must_use]
     pub const fn kind(self) -> SendKind {
         self.kind
@@ -173,12 +174,12 @@ impl fmt::Debug for SendId {
     }
 }
 
-/// Name of a message past one buffer that the peer of a connection offers ([`crate::Handler::on_offer`]). Names are used again
-/// when a message has arrived or was refused.
+/// The id of a message that the peer of a connection offers ([`crate::Handler::on_offer`]). An id is used again after
+/// the message has arrived or was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OfferId(pub(crate) u32);
 
-/// Name of a transfer of a list ([`crate::Context::transfer`]), on one connection.
+/// The id of a transfer of a list ([`crate::Context::transfer`]) on one connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(u64);
 
@@ -187,7 +188,7 @@ impl TransferId {
         Self(number)
     }
 
-    /// The position among all transfers of the connection, from 0.
+    /// Returns the position among all transfers of the connection, from 0.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
@@ -200,57 +201,58 @@ impl fmt::Debug for TransferId {
     }
 }
 
-/// The purpose of a work request, and its owner. The id of a work request is looked up and is never a pointer, so that
-/// a late completion of a connection that is gone is recognised, even if another connection has taken the slot.
+/// The id of a work request, decoded: its owner and its purpose. An id is looked up and is never a pointer, so a late
+/// completion of a connection that does not exist any more is detected, even if another connection uses the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// A send of a connection. `sequence`: the low bits of its position among all sends.
+pub(crate) enum WorkRequestId {
+    /// A send of a connection. `sequence` has the low bits of its position among all sends.
     Send { slot: u32, generation: u32, sequence: u16 },
-    /// A receive of a connection's own.
+    /// A receive of a connection that does not share its receives.
     Recv { slot: u32, generation: u32 },
-    /// A receive of a device's shared queue, by its place there.
+    /// A receive of a device's shared receive queue, by its slot there.
     SharedRecv { place: u16 },
-    /// A work request of something other than a connection, with a number that its owner has given.
-    Guest(u64),
-    /// A number that this library does not give.
+    /// A work request of a datagram endpoint, with a number that the layer `datagram` encodes.
+    Endpoint(u64),
+    /// An id that the reactor does not create.
     Unknown,
 }
 
 const SEND: u64 = 1;
 const RECV: u64 = 2;
 const SHARED_RECV: u64 = 3;
-const GUEST: u64 = 4;
-/// Lowest bit of the kind. The highest bit of an id belongs to the provider, see [`rdma_transport::wr::SendWr::wr_id`].
+const ENDPOINT: u64 = 4;
+/// Position of the lowest bit of the kind. The highest bit of an id belongs to the provider; see
+/// [`rdma_transport::wr::SendWr::wr_id`].
 const KIND: u32 = 60;
 
-/// Bits of a guest's own number.
-pub(crate) const GUEST_BITS: u32 = KIND;
+/// Bits of the number in the id of an endpoint's work request.
+pub(crate) const ENDPOINT_WORK_BITS: u32 = KIND;
 
-/// The id of a send of a connection.
+/// Returns the work request id of a send of a connection.
 #[inline]
-pub(crate) const fn send_work(of: ConnectionId, sequence: u16) -> u64 {
+pub(crate) const fn send_wr_id(of: ConnectionId, sequence: u16) -> u64 {
     (SEND << KIND) | (of.place() << 16) | sequence as u64
 }
 
-/// The id of a receive of a connection.
+/// Returns the work request id of a receive of a connection.
 #[inline]
-pub(crate) const fn recv_work(of: ConnectionId) -> u64 {
+pub(crate) const fn recv_wr_id(of: ConnectionId) -> u64 {
     (RECV << KIND) | (of.place() << 16)
 }
 
-/// The id of a receive of a shared queue.
+/// Returns the work request id of a receive of a shared receive queue.
 #[inline]
-pub(crate) const fn shared_recv_work(place: u16) -> u64 {
+pub(crate) const fn shared_recv_wr_id(place: u16) -> u64 {
     (SHARED_RECV << KIND) | place as u64
 }
 
-/// The id of a guest's work request; the number has [`GUEST_BITS`] bits.
+/// Returns the id of an endpoint's work request. The number has [`ENDPOINT_WORK_BITS`] bits.
 #[inline]
-pub(crate) const fn guest_work(number: u64) -> u64 {
-    (GUEST << KIND) | number
+pub(crate) const fn endpoint_wr_id(number: u64) -> u64 {
+    (ENDPOINT << KIND) | number
 }
 
-impl Work {
+impl WorkRequestId {
     #[inline]
     pub(crate) const fn of(wr_id: u64) -> Self {
         let slot = (wr_id >> 16) as u32 & ((1 << SLOT_BITS) - 1);
@@ -259,7 +261,7 @@ impl Work {
             SEND => Self::Send { slot, generation, sequence: wr_id as u16 },
             RECV => Self::Recv { slot, generation },
             SHARED_RECV => Self::SharedRecv { place: wr_id as u16 },
-            GUEST => Self::Guest(wr_id & ((1 << GUEST_BITS) - 1)),
+            ENDPOINT => Self::Endpoint(wr_id & ((1 << ENDPOINT_WORK_BITS) - 1)),
             _ => Self::Unknown,
         }
     }
@@ -276,15 +278,15 @@ mod tests {
         for (slot, generation, sequence) in [(0, 1, 0), (0xff_ffff, 0xf_ffff, 0xffff), (77, 3, 1)] {
             let id = ConnectionId::new(ReactorTag(0xf_ffff), slot, generation);
             assert_eq!((id.slot(), id.generation()), (slot as usize, generation));
-            assert_eq!(Work::of(send_work(id, sequence)), Work::Send { slot, generation, sequence });
-            assert_eq!(Work::of(recv_work(id)), Work::Recv { slot, generation });
-            assert!(send_work(id, sequence).max(recv_work(id)) < 1 << 63, "the highest bit is the provider's");
+            assert_eq!(WorkRequestId::of(send_wr_id(id, sequence)), WorkRequestId::Send { slot, generation, sequence });
+            assert_eq!(WorkRequestId::of(recv_wr_id(id)), WorkRequestId::Recv { slot, generation });
+            assert!(send_wr_id(id, sequence).max(recv_wr_id(id)) < 1 << 63, "the highest bit is the provider's");
         }
-        assert_eq!(Work::of(shared_recv_work(9)), Work::SharedRecv { place: 9 });
-        assert_eq!(Work::of(guest_work(1 << 59)), Work::Guest(1 << 59));
-        assert!(guest_work((1 << GUEST_BITS) - 1) < 1 << 63, "the highest bit is the provider's");
-        assert_eq!(Work::of(0), Work::Unknown);
-        assert_eq!(Work::of(u64::MAX), Work::Unknown);
+        assert_eq!(WorkRequestId::of(shared_recv_wr_id(9)), WorkRequestId::SharedRecv { place: 9 });
+        assert_eq!(WorkRequestId::of(endpoint_wr_id(1 << 59)), WorkRequestId::Endpoint(1 << 59));
+        assert!(endpoint_wr_id((1 << ENDPOINT_WORK_BITS) - 1) < 1 << 63, "the highest bit is the provider's");
+        assert_eq!(WorkRequestId::of(0), WorkRequestId::Unknown);
+        assert_eq!(WorkRequestId::of(u64::MAX), WorkRequestId::Unknown);
     }
 
     #[test]

@@ -1,23 +1,26 @@
-//! A single-threaded, edge-triggered reactor for RDMA. To use it, implement [`Handler`], make a [`Reactor`], and call
+//! A single-threaded, edge-triggered reactor for RDMA. To use it, implement [`Handler`], create a [`Reactor`], and call
 //! [`Reactor::run`].
 //!
 //! - [`Config`] has every limit and timeout, with its default and range.
-//! - [`Context`] has the operations of a callback: connect, listen, send, close, set timers.
+//! - [`Context`] has the operations that callbacks use: connect, listen, send, close, set timers.
 //! - [`Message`] is a received message, in the registered buffer that it arrived in.
-//! - [`Region`] is registered memory for one-sided operations, [`RemoteRegion`] its name for a peer.
-//! - `datagram` has unreliable datagrams and multicast groups, on devices that have them and on the embedded provider (feature `datagram`).
-//! - [`stream`] has ordered bytes instead of messages, for programs that know sockets.
-//! - [`broadcast`] has one message for many connections, with a decision for each slow one.
+//! - [`Region`] is registered memory for one-sided operations; [`RemoteRegion`] describes it to a peer.
+//! - `datagram` has unreliable datagrams and multicast groups, on devices that support them and on the embedded
+//!   provider (feature `datagram`).
+//! - [`stream`] has ordered bytes instead of messages, for programs written for sockets.
+//! - [`broadcast`] sends one message to many connections, and lets the program decide about each slow one.
+//! - [`call`] has requests with deadlines, and their answers.
 //! - `aio` has connections as futures, for async/await (feature `async`).
-//! - `threaded` has a reactor on a thread of its own, whose connections are futures for tasks of any thread (feature `tokio`).
-//! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed it in another loop.
-//! - [`ReactorHandle`] has the operations of other threads.
-//! - [`Reactors`] is a group of reactors, each with a thread of its own, among which connections are spread.
+//! - `threaded` runs a reactor on a separate thread. Tasks of any thread use its connections as futures (feature
+//!   `tokio`).
+//! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed a reactor in another event loop.
+//! - [`ReactorHandle`] has the operations that other threads may call.
+//! - [`Reactors`] is a group of reactors, one per thread, which share the incoming connections.
 //!
-//! | feature | brings |
+//! | feature | what it adds |
 //! |---|---|
-//! | `verbs`, on by default | RDMA devices, through libibverbs and librdmacm, which are loaded when the first device is wanted |
-//! | `rdma-sys` | the same, linked with the libraries when the program is built |
+//! | `verbs`, on by default | RDMA devices, through libibverbs and librdmacm, which are loaded when a device is first used |
+//! | `rdma-sys` | the same, but linked with the libraries when the program is built |
 //! | `async` | `aio` |
 //! | `tokio` | `aio::drive` and `threaded` |
 //! | `tls`, `psk` | authenticated and encrypted connections: `Security` |
@@ -26,8 +29,8 @@
 //! | `bytes` | `DetachedMessage` as `bytes::Bytes` |
 //! | `serde` | [`Stats`] for serde |
 //!
-//! One thread drives a reactor. Only `run`, `turn` and `shutdown` block. The [guide] begins with what a program needs, and ends with
-//! the wire.
+//! A reactor belongs to one thread. Only `run`, `turn` and `shutdown` block. The [guide] begins with a first program,
+//! and ends with the wire protocol.
 
 #[cfg(feature = "async")]
 pub mod aio;
@@ -77,7 +80,7 @@ pub use crate::driver::DeviceEvent;
 pub use crate::driver::choose::open as open_providers;
 pub use crate::driver::group::{Place, Reactors};
 pub use crate::error::{
-    Blocked, ConnectError, DisconnectReason, Error, Outcome, PeerViolation, RejectReason, SendErrorKind, Side,
+    Blocked, ConnectError, DisconnectReason, Error, MemoryLocation, Outcome, PeerViolation, RejectReason, SendErrorKind,
 };
 pub use crate::id::{ConnectionId, IoId, ListenerId, OfferId, SendId, SendKind, TimerId, TransferId};
 pub use crate::memory::landing::Offered;
@@ -111,7 +114,7 @@ pub use rdma_transport::wc::Failure;
 #[cfg(feature = "tls")]
 pub use rustls;
 
-/// The README's program, compiled and run.
+/// The program of the README, compiled and run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;

@@ -24,7 +24,7 @@ pub enum HandleError<T> {
 
 /// Something that another thread asks for.
 #[derive(Debug)]
-pub(crate) enum Command<M> {
+pub(crate) enum HandleCommand<M> {
     Message(M),
     Send(ConnectionId, Vec<u8>),
 }
@@ -59,7 +59,7 @@ pub(crate) enum Command<M> {
 /// ```
 pub struct ReactorHandle<M = ()> {
     flag: Arc<WakeFlag>,
-    commands: Sender<Command<M>>,
+    commands: Sender<HandleCommand<M>>,
     /// Commands that the reactor has not done with.
     queued: Arc<AtomicUsize>,
     limit: usize,
@@ -84,10 +84,10 @@ impl<M> ReactorHandle<M> {
     /// # Errors
     /// The reactor is gone, or its queue is full; with the message.
     pub fn post(&self, message: M) -> Result<(), HandleError<M>> {
-        self.command(Command::Message(message)).map_err(|error| {
+        self.command(HandleCommand::Message(message)).map_err(|error| {
             error.map(|command| match command {
-                Command::Message(message) => message,
-                Command::Send(..) => unreachable!("what comes back is what was given"),
+                HandleCommand::Message(message) => message,
+                HandleCommand::Send(..) => unreachable!("what comes back is what was given"),
             })
         })
     }
@@ -112,10 +112,10 @@ impl<M> ReactorHandle<M> {
     /// # Errors
     /// The reactor is gone, or its queue is full; with the bytes.
     pub fn send(&self, conn: ConnectionId, payload: impl Into<Vec<u8>>) -> Result<(), HandleError<Vec<u8>>> {
-        self.command(Command::Send(conn, payload.into())).map_err(|error| {
+        self.command(HandleCommand::Send(conn, payload.into())).map_err(|error| {
             error.map(|command| match command {
-                Command::Send(_, payload) => payload,
-                Command::Message(_) => unreachable!("what comes back is what was given"),
+                HandleCommand::Send(_, payload) => payload,
+                HandleCommand::Message(_) => unreachable!("what comes back is what was given"),
             })
         })
     }
@@ -136,7 +136,7 @@ impl<M> ReactorHandle<M> {
         self.flag.wake();
     }
 
-    fn command(&self, command: Command<M>) -> Result<(), HandleError<Command<M>>> {
+    fn command(&self, command: HandleCommand<M>) -> Result<(), HandleError<HandleCommand<M>>> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             // What a reactor has left behind makes no room any more.
@@ -174,7 +174,7 @@ impl<T> HandleError<T> {
 /// The reactor's end of its [`ReactorHandle`]s.
 pub(crate) struct Commands<M> {
     remote: ReactorHandle<M>,
-    receiver: Receiver<Command<M>>,
+    receiver: Receiver<HandleCommand<M>>,
 }
 
 impl<M> fmt::Debug for Commands<M> {
@@ -208,7 +208,7 @@ impl<M> Commands<M> {
     }
 
     /// The next command, in each thread's order.
-    pub(crate) fn next(&self) -> Option<Command<M>> {
+    pub(crate) fn next(&self) -> Option<HandleCommand<M>> {
         self.receiver.try_recv().ok()
     }
 

@@ -9,50 +9,50 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use rdma_transport::mr::LocalKey;
 
-use super::handle::{Command, Commands, HandleError, ReactorHandle};
+use super::handle::{Commands, HandleCommand, HandleError, ReactorHandle};
 use crate::memory::cells::{Bytes, RegionMemory};
 use crate::seam::wake::{Wake, WakeFlag};
 
 /// A descriptor that a reactor sleeps on, as an eventfd: it stays readable until somebody has slept on it.
 #[derive(Debug, Default)]
-struct Bell {
-    rung: Mutex<bool>,
+struct FakeEventFd {
+    readable: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Bell {
+impl FakeEventFd {
     fn sleep(&self) {
-        let mut rung = self.rung.lock().unwrap();
-        while !*rung {
-            rung = self.changed.wait(rung).unwrap();
+        let mut readable = self.readable.lock().unwrap();
+        while !*readable {
+            readable = self.changed.wait(readable).unwrap();
         }
-        *rung = false;
+        *readable = false;
     }
 }
 
-impl Wake for Bell {
+impl Wake for FakeEventFd {
     fn wake(&self) -> io::Result<()> {
-        *self.rung.lock().unwrap() = true;
+        *self.readable.lock().unwrap() = true;
         self.changed.notify_one();
         Ok(())
     }
 }
 
 /// The parts of a reactor that other threads see, with a loop that does with them what the stages of a turn do.
-struct Loop {
-    bell: Arc<Bell>,
+struct ModelReactor {
+    eventfd: Arc<FakeEventFd>,
     flag: Arc<WakeFlag>,
     commands: Commands<u32>,
     taken: Vec<u32>,
     stopped: bool,
 }
 
-impl Loop {
+impl ModelReactor {
     fn new(limit: u32) -> Self {
-        let bell = Arc::new(Bell::default());
-        let flag = Arc::new(WakeFlag::new(Arc::clone(&bell) as Arc<dyn Wake>));
+        let eventfd = Arc::new(FakeEventFd::default());
+        let flag = Arc::new(WakeFlag::new(Arc::clone(&eventfd) as Arc<dyn Wake>));
         let commands = Commands::new(Arc::clone(&flag), limit);
-        Self { bell, flag, commands, taken: Vec::new(), stopped: false }
+        Self { eventfd, flag, commands, taken: Vec::new(), stopped: false }
     }
 
     fn remote(&self) -> ReactorHandle<u32> {
@@ -63,13 +63,13 @@ impl Loop {
     fn turn(&mut self, sleeps: bool, mut on_wake: impl FnMut(u32)) {
         self.flag.enter();
         if sleeps && !self.flag.is_pending() {
-            self.bell.sleep();
+            self.eventfd.sleep();
         }
         if self.flag.take() {
             self.stopped |= self.flag.take_stop();
             while let Some(command) = self.commands.next() {
                 self.commands.done();
-                let Command::Message(message) = command else { unreachable!("nobody sends") };
+                let HandleCommand::Message(message) = command else { unreachable!("nobody sends") };
                 self.taken.push(message);
                 on_wake(message);
             }
@@ -87,7 +87,7 @@ impl Loop {
 }
 
 /// Two threads, each of which posts a message.
-fn two_posts(reactor: &Loop) -> [thread::JoinHandle<()>; 2] {
+fn two_posts(reactor: &ModelReactor) -> [thread::JoinHandle<()>; 2] {
     [1, 2].map(|message| {
         let remote = reactor.handle();
         thread::spawn(move || remote.post(message).unwrap())
@@ -102,7 +102,7 @@ fn join<T>(threads: [thread::JoinHandle<T>; 2]) -> [T; 2] {
 #[test]
 fn every_post_wakes() {
     loom::model(|| {
-        let mut reactor = Loop::new(8);
+        let mut reactor = ModelReactor::new(8);
         let threads = two_posts(&reactor);
         while reactor.taken.len() < 2 {
             reactor.turn(true, |_| {});
@@ -115,7 +115,7 @@ fn every_post_wakes() {
 #[test]
 fn a_callback_posts_to_its_own_reactor() {
     loom::model(|| {
-        let mut reactor = Loop::new(8);
+        let mut reactor = ModelReactor::new(8);
         let (remote, own) = (reactor.handle(), reactor.handle());
         let thread = thread::spawn(move || remote.post(1).unwrap());
         own.post(2).unwrap();
@@ -134,10 +134,10 @@ fn a_callback_posts_to_its_own_reactor() {
 #[test]
 fn another_loop_is_woken() {
     loom::model(|| {
-        let mut reactor = Loop::new(8);
+        let mut reactor = ModelReactor::new(8);
         let threads = two_posts(&reactor);
         while reactor.taken.len() < 2 {
-            reactor.bell.sleep();
+            reactor.eventfd.sleep();
             reactor.turn_of_another_loop();
         }
         join(threads);
@@ -148,7 +148,7 @@ fn another_loop_is_woken() {
 #[test]
 fn a_stop_is_seen() {
     loom::model(|| {
-        let mut reactor = Loop::new(8);
+        let mut reactor = ModelReactor::new(8);
         let (remote, stop) = (reactor.handle(), reactor.handle());
         let threads = [thread::spawn(move || remote.post(1).unwrap()), thread::spawn(move || stop.stop())];
         while !reactor.stopped {
@@ -162,7 +162,7 @@ fn a_stop_is_seen() {
 #[test]
 fn a_full_queue_refuses() {
     loom::model(|| {
-        let mut reactor = Loop::new(1);
+        let mut reactor = ModelReactor::new(1);
         let threads = [1, 2].map(|message| {
             let remote = reactor.handle();
             thread::spawn(move || u32::from(remote.post(message) != Err(HandleError::Full(message))))

@@ -4,8 +4,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::device::home::{Home, Joined, PoolId};
 use crate::device::pool::{Buffer, Slabs};
+use crate::device::return_channel::{JoinedMessage, PoolId, ReturnChannel};
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
@@ -23,15 +23,21 @@ pub struct Message<'a> {
 /// Where the bytes of a message are.
 pub(crate) enum Content<'a> {
     /// In a buffer of the pool.
-    Pooled { start: usize, end: usize, buffer: &'a mut Option<Buffer>, slabs: &'a Arc<Slabs>, home: &'a Arc<Home> },
+    Pooled {
+        start: usize,
+        end: usize,
+        buffer: &'a mut Option<Buffer>,
+        slabs: &'a Arc<Slabs>,
+        channel: &'a Arc<ReturnChannel>,
+    },
     /// In memory of its own.
-    Own(Own<'a>),
+    Large(LargeContent<'a>),
 }
 
 /// The memory of a message past one buffer.
-pub(crate) enum Own<'a> {
+pub(crate) enum LargeContent<'a> {
     /// The message came in several buffers.
-    Joined { joined: &'a mut Option<Joined>, home: &'a Arc<Home> },
+    Joined { joined: &'a mut Option<JoinedMessage>, channel: &'a Arc<ReturnChannel> },
     /// It was fetched.
     Region(&'a mut Option<Box<Region>>),
 }
@@ -43,13 +49,17 @@ impl Message<'_> {
     #[must_use = "a detached message that is dropped at once was better not detached"]
     pub fn detach(self) -> DetachedMessage {
         let content = match self.content {
-            Content::Pooled { start, end, buffer, slabs, home } => {
-                Kept::Pooled { start, end, buffer: buffer.take(), slabs: Arc::clone(slabs), home: Arc::clone(home) }
+            Content::Pooled { start, end, buffer, slabs, channel } => DetachedContent::Pooled {
+                start,
+                end,
+                buffer: buffer.take(),
+                slabs: Arc::clone(slabs),
+                channel: Arc::clone(channel),
+            },
+            Content::Large(LargeContent::Joined { joined, channel }) => {
+                DetachedContent::Joined { joined: joined.take(), channel: Arc::clone(channel) }
             }
-            Content::Own(Own::Joined { joined, home }) => {
-                Kept::Joined { joined: joined.take(), home: Arc::clone(home) }
-            }
-            Content::Own(Own::Region(region)) => Kept::Region(region.take()),
+            Content::Large(LargeContent::Region(region)) => DetachedContent::Region(region.take()),
         };
         DetachedMessage { connection: self.connection, content }
     }
@@ -64,8 +74,10 @@ impl Deref for Message<'_> {
             Content::Pooled { start, end, buffer, slabs, .. } => {
                 buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
             }
-            Content::Own(Own::Joined { joined, .. }) => joined.as_ref().map_or(&[], |joined| &joined.bytes),
-            Content::Own(Own::Region(region)) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
+            Content::Large(LargeContent::Joined { joined, .. }) => joined.as_ref().map_or(&[], |joined| &joined.bytes),
+            Content::Large(LargeContent::Region(region)) => {
+                region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[])
+            }
         }
     }
 }
@@ -81,13 +93,13 @@ impl fmt::Debug for Message<'_> {
 /// released together with the last message or send buffer in it.
 pub struct DetachedMessage {
     connection: ConnectionId,
-    content: Kept,
+    content: DetachedContent,
 }
 
 /// Where the bytes of a detached message are.
-enum Kept {
-    Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, home: Arc<Home> },
-    Joined { joined: Option<Joined>, home: Arc<Home> },
+enum DetachedContent {
+    Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, channel: Arc<ReturnChannel> },
+    Joined { joined: Option<JoinedMessage>, channel: Arc<ReturnChannel> },
     Region(Option<Box<Region>>),
 }
 
@@ -106,19 +118,19 @@ impl DetachedMessage {
     /// The message, unchanged, if it came in one or several buffers of the pool.
     pub fn into_region(mut self) -> Result<Region, Self> {
         match &mut self.content {
-            Kept::Region(region) => region.take().map(|region| *region).ok_or(self),
-            Kept::Pooled { .. } | Kept::Joined { .. } => Err(self),
+            DetachedContent::Region(region) => region.take().map(|region| *region).ok_or(self),
+            DetachedContent::Pooled { .. } | DetachedContent::Joined { .. } => Err(self),
         }
     }
 
-    /// Takes the buffer out if it belongs to a reactor that `is_home` knows; else it goes home on the drop.
+    /// Takes the buffer out if it belongs to a reactor that `belongs_here` knows; else it goes home on the drop.
     pub(crate) fn take_buffer(
         &mut self,
-        is_home: impl FnOnce(&Home) -> bool,
+        belongs_here: impl FnOnce(&ReturnChannel) -> bool,
     ) -> Option<(PoolId, Buffer, ConnectionId)> {
-        let Kept::Pooled { buffer, home, .. } = &mut self.content else { return None };
-        let buffer = if is_home(home) { buffer.take() } else { None };
-        buffer.map(|buffer| (home.pool, buffer, self.connection))
+        let DetachedContent::Pooled { buffer, channel, .. } = &mut self.content else { return None };
+        let buffer = if belongs_here(channel) { buffer.take() } else { None };
+        buffer.map(|buffer| (channel.pool, buffer, self.connection))
     }
 }
 
@@ -128,11 +140,11 @@ impl Deref for DetachedMessage {
     #[inline]
     fn deref(&self) -> &[u8] {
         match &self.content {
-            Kept::Pooled { start, end, buffer, slabs, .. } => {
+            DetachedContent::Pooled { start, end, buffer, slabs, .. } => {
                 buffer.as_ref().map_or(&[], |buffer| &slabs.bytes(buffer, *end)[*start..])
             }
-            Kept::Joined { joined, .. } => joined.as_ref().map_or(&[], |joined| &joined.bytes),
-            Kept::Region(region) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
+            DetachedContent::Joined { joined, .. } => joined.as_ref().map_or(&[], |joined| &joined.bytes),
+            DetachedContent::Region(region) => region.as_ref().and_then(|region| region.bytes()).unwrap_or(&[]),
         }
     }
 }
@@ -160,17 +172,17 @@ impl fmt::Debug for DetachedMessage {
 impl Drop for DetachedMessage {
     fn drop(&mut self) {
         match &mut self.content {
-            Kept::Pooled { buffer, home, .. } => {
+            DetachedContent::Pooled { buffer, channel, .. } => {
                 if let Some(buffer) = buffer.take() {
-                    home.give(buffer, Some(self.connection));
+                    channel.return_buffer(buffer, Some(self.connection));
                 }
             }
-            Kept::Joined { joined, home } => {
+            DetachedContent::Joined { joined, channel } => {
                 if let Some(joined) = joined.take() {
-                    home.give_joined(joined, self.connection);
+                    channel.return_joined(joined, self.connection);
                 }
             }
-            Kept::Region(_) => {}
+            DetachedContent::Region(_) => {}
         }
     }
 }
@@ -182,12 +194,12 @@ pub struct SendBuffer {
     capacity: usize,
     buffer: Option<Buffer>,
     slabs: Arc<Slabs>,
-    home: Arc<Home>,
+    channel: Arc<ReturnChannel>,
 }
 
 impl SendBuffer {
-    pub(crate) const fn new(capacity: usize, buffer: Buffer, slabs: Arc<Slabs>, home: Arc<Home>) -> Self {
-        Self { len: 0, capacity, buffer: Some(buffer), slabs, home }
+    pub(crate) const fn new(capacity: usize, buffer: Buffer, slabs: Arc<Slabs>, channel: Arc<ReturnChannel>) -> Self {
+        Self { len: 0, capacity, buffer: Some(buffer), slabs, channel }
     }
 
     /// Bytes it can hold.
@@ -201,8 +213,8 @@ impl SendBuffer {
         self.len = len.min(self.capacity);
     }
 
-    pub(crate) fn home(&self) -> &Home {
-        &self.home
+    pub(crate) fn channel(&self) -> &ReturnChannel {
+        &self.channel
     }
 
     /// Takes the buffer out of its wrapper, to send it.
@@ -239,7 +251,7 @@ impl fmt::Debug for SendBuffer {
 impl Drop for SendBuffer {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.home.give(buffer, None);
+            self.channel.return_buffer(buffer, None);
         }
     }
 }

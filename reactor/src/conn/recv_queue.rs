@@ -21,7 +21,7 @@ use crate::device::Buffers;
 use crate::device::pool::{Buffer, Pool, Posted};
 use crate::device::srq::claims::Claim;
 use crate::error::{Outcome, PeerViolation};
-use crate::id::{ConnectionId, recv_work};
+use crate::id::{ConnectionId, recv_wr_id};
 use crate::limits::{HEADER_LEN, message_len};
 use crate::security::Opener;
 
@@ -174,7 +174,7 @@ impl RecvQueue {
         chain.clear();
         let free = self.to_post();
         let Source::Own { posted, size, .. } = &mut self.source else { return 0 };
-        let wr_id = recv_work(id);
+        let wr_id = recv_wr_id(id);
         let mut count = 0;
         while count < free {
             let Some(buffer) = pool.take() else { break };

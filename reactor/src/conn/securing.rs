@@ -20,7 +20,7 @@ use super::{Connection, Env};
 use crate::error::{ConnectError, PeerViolation};
 use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
 use crate::log_limit::{Complaint, complain};
-use crate::security::{Opener, PeerIdentity, SecurityError, Side, is_hidden};
+use crate::security::{HandshakeRole, Opener, PeerIdentity, SecurityError, is_hidden};
 
 /// Longest text about a refusal that is taken from a peer, bytes.
 const LONGEST_REASON: usize = 200;
@@ -29,12 +29,12 @@ impl Connection {
     /// Starts the handshake, on either side.
     pub(super) fn begin_securing(&mut self, env: &mut Env<'_>) {
         let Some(setup) = self.state.setup() else { return };
-        let side = match self.is_active() {
-            true => Side::Active { host: setup.host.as_deref(), address: self.peer.address.ip() },
-            false => Side::Passive,
+        let role = match self.is_active() {
+            true => HandshakeRole::Active { host: setup.host.as_deref(), address: self.peer.address.ip() },
+            false => HandshakeRole::Passive,
         };
         let mut outbox = Vec::new();
-        let started = self.peer.security.start(side, &setup.greetings).and_then(|mut handshake| {
+        let started = self.peer.security.start(role, &setup.greetings).and_then(|mut handshake| {
             handshake.begin(&mut outbox)?;
             Ok(handshake)
         });

@@ -17,7 +17,7 @@ use super::{Connection, Env, Need};
 use crate::config::Framing;
 use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::{Blocked, Outcome, SendErrorKind};
-use crate::id::{ConnectionId, SendId, SendKind, send_work};
+use crate::id::{ConnectionId, SendId, SendKind, send_wr_id};
 use crate::limits::{CONTROL_SENDS, HEADER_LEN, TAG_ROOM};
 use crate::memory::cells::Hold;
 use crate::memory::operations::{Holds, Locals};
@@ -346,7 +346,7 @@ impl SendQueue {
         let flags = self.flags(entry.answered, message);
         let sequence = self.first.wrapping_add(self.entries.len() as u16);
         self.entries.push_back(entry);
-        self.chain.push(SendWr { wr_id: send_work(self.connection, sequence), op, sges, flags });
+        self.chain.push(SendWr { wr_id: send_wr_id(self.connection, sequence), op, sges, flags });
     }
 
     /// Adds a batch of pieces of a list, the last one with a signal.
@@ -362,7 +362,7 @@ impl SendQueue {
             let (remote, sge) = (piece.remote.address(), order.leases.entry(piece));
             debug_assert!(sge.is_some(), "the list was checked");
             let op = if reads { SendOp::Read(remote) } else { SendOp::Write(remote) };
-            let wr_id = send_work(connection, first.wrapping_add(nth));
+            let wr_id = send_wr_id(connection, first.wrapping_add(nth));
             SendWr { wr_id, op, sges: SgeList::one(sge.unwrap_or_default()), flags: SendFlags::empty() }
         }));
         self.answers += if reads { pieces.len() } else { 0 };

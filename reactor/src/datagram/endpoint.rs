@@ -15,26 +15,26 @@ use rdma_transport::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 use super::{EndpointId, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::error::{DisconnectReason, Error};
-use crate::id::{GUEST_BITS, SendId, SendKind, guest_work};
+use crate::id::{ENDPOINT_WORK_BITS, SendId, SendKind, endpoint_wr_id};
 use crate::providers::Handle;
 
 /// A datagram on its way.
 #[derive(Debug)]
-pub(super) struct Sending {
+pub(super) struct DatagramSend {
     pub(super) buffer: Posted,
     pub(super) id: SendId,
 }
 
 /// A group that the endpoint is in or joins. The peer is there once the endpoint has joined.
 #[derive(Debug)]
-pub(super) struct Membership {
+pub(super) struct MulticastMembership {
     pub(super) group: IpAddr,
     pub(super) peer: Option<PeerId>,
 }
 
 /// The place of an endpoint: its ids, its address, its device and its room there.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct EndpointResources {
     /// The connection-manager id that has the queue pair.
     pub(super) cm: Handle<CmId>,
     /// The connection-manager id at which peers ask for the endpoint.
@@ -49,9 +49,9 @@ pub(super) struct Site {
     pub(super) max_datagram: usize,
 }
 
-/// The phase of an endpoint's life.
+/// The state of an endpoint's life.
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum EndpointState {
     Open,
     /// The endpoint is closed, and accepted datagrams are still sent until the timer is due.
     Draining {
@@ -66,28 +66,28 @@ pub(super) enum Phase {
 
 /// The work requests of an endpoint, posted and to be posted.
 #[derive(Debug)]
-pub(super) struct Traffic {
+pub(super) struct EndpointQueues {
     pub(super) pool: Pool,
     pub(super) slabs: Vec<(LocalKey, MrId)>,
     pub(super) receives: VecDeque<Posted>,
     pub(super) reposts: Vec<Buffer>,
-    pub(super) sends: VecDeque<Sending>,
+    pub(super) sends: VecDeque<DatagramSend>,
     pub(super) chain: Vec<SendWr>,
     pub(super) send_depth: usize,
     /// Number of datagrams accepted so far.
-    pub(super) taken: u64,
+    pub(super) accepted: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) id: EndpointId,
-    pub(super) site: Site,
-    pub(super) phase: Phase,
-    pub(super) traffic: Traffic,
+    pub(super) resources: EndpointResources,
+    pub(super) state: EndpointState,
+    pub(super) queues: EndpointQueues,
     /// Address handles of forgotten peers. Each comes with the number of the next send at the time of forgetting; only
     /// earlier sends may use the handle.
     pub(super) forgotten: VecDeque<(u64, AddressId)>,
-    pub(super) groups: Vec<Membership>,
+    pub(super) groups: Vec<MulticastMembership>,
     /// A send was refused.
     pub(super) blocked: bool,
     /// The endpoint is on the list of those that have something to post.
@@ -99,23 +99,23 @@ const SEQUENCE_BITS: u32 = 16;
 /// Bits of a slot in the number of a work request; the rest is for the generation.
 const SLOT_BITS: u32 = 20;
 /// Bits of a generation in the number of a work request.
-pub(super) const GENERATION_BITS: u32 = GUEST_BITS - SEQUENCE_BITS - SLOT_BITS - 1;
+pub(super) const GENERATION_BITS: u32 = ENDPOINT_WORK_BITS - SEQUENCE_BITS - SLOT_BITS - 1;
 
 /// A work request of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Work {
+pub(super) struct EndpointWorkRequest {
     pub(super) endpoint: Key,
     /// The low bits of the position of a send; `None` for a receive.
     pub(super) send: Option<u16>,
 }
 
-impl Work {
+impl EndpointWorkRequest {
     fn pack(self) -> u64 {
         let (sends, sequence) = (u64::from(self.send.is_some()), u64::from(self.send.unwrap_or(0)));
         let (slot, generation) = (u64::from(self.endpoint.slot()), u64::from(self.endpoint.generation()));
         let number =
             sends | sequence << 1 | slot << (1 + SEQUENCE_BITS) | generation << (1 + SEQUENCE_BITS + SLOT_BITS);
-        guest_work(number)
+        endpoint_wr_id(number)
     }
 
     /// Takes the number of a work request apart.
@@ -127,7 +127,7 @@ impl Work {
     }
 }
 
-impl Traffic {
+impl EndpointQueues {
     pub(super) fn slabs(&self) -> Arc<Slabs> {
         Arc::clone(self.pool.slabs())
     }
@@ -138,12 +138,12 @@ impl Traffic {
 
     /// Adds a datagram to the chain. The caller has checked that there is room and that the datagram is not too long.
     pub(super) fn push_send(&mut self, endpoint: Key, buffer: Buffer, len: usize, op: SendOp) -> SendId {
-        let id = SendId::new(self.taken, SendKind::Datagram);
+        let id = SendId::new(self.accepted, SendKind::Datagram);
         let (posted, sge) = self.pool.post(buffer, len);
-        let wr_id = Work { endpoint, send: Some(self.taken as u16) }.pack();
+        let wr_id = EndpointWorkRequest { endpoint, send: Some(self.accepted as u16) }.pack();
         self.chain.push(SendWr { wr_id, op, sges: SgeList::one(sge), flags: SendFlags::empty() });
-        self.sends.push_back(Sending { buffer: posted, id });
-        self.taken += 1;
+        self.sends.push_back(DatagramSend { buffer: posted, id });
+        self.accepted += 1;
         id
     }
 
@@ -157,7 +157,7 @@ impl Traffic {
 
     /// Number of the oldest send that has not ended, or of the next send if all have ended.
     pub(super) fn oldest(&self) -> u64 {
-        self.sends.front().map_or(self.taken, |send| send.id.sequence())
+        self.sends.front().map_or(self.accepted, |send| send.id.sequence())
     }
 
     /// Posts the receives that came back.
@@ -175,7 +175,7 @@ impl Traffic {
         let (size, count) = (self.pool.stride(), self.reposts.len());
         for buffer in self.reposts.drain(..) {
             let (posted, sge) = self.pool.post(buffer, size);
-            let wr_id = Work { endpoint, send: None }.pack();
+            let wr_id = EndpointWorkRequest { endpoint, send: None }.pack();
             chain.push(RecvWr { wr_id, sges: SgeList::one(sge) });
             self.receives.push_back(posted);
         }
@@ -204,17 +204,17 @@ impl Traffic {
 
 impl Endpoint {
     pub(super) const fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Open)
+        matches!(self.state, EndpointState::Open)
     }
 
     pub(super) const fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over { .. })
+        matches!(self.state, EndpointState::Over { .. })
     }
 
     /// Takes an address handle that no posted send uses any more.
     pub(super) fn next_unused(&mut self) -> Option<AddressId> {
         let &(until, address) = self.forgotten.front()?;
-        if until > self.traffic.oldest() {
+        if until > self.queues.oldest() {
             return None;
         }
         self.forgotten.pop_front();
@@ -225,15 +225,17 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::Work as Any;
+    use crate::id::WorkRequestId;
 
     #[test]
     fn a_number_survives_the_trip() {
         for endpoint in [Key::new(0, 1), Key::new((1 << SLOT_BITS) - 1, (1 << GENERATION_BITS) - 1)] {
             for send in [None, Some(0), Some(u16::MAX)] {
-                let work = Work { endpoint, send };
-                let Any::Guest(number) = Any::of(work.pack()) else { panic!("not a guest's") };
-                assert_eq!(Work::unpack(number), work);
+                let work = EndpointWorkRequest { endpoint, send };
+                let WorkRequestId::Endpoint(number) = WorkRequestId::of(work.pack()) else {
+                    panic!("not of an endpoint")
+                };
+                assert_eq!(EndpointWorkRequest::unpack(number), work);
             }
         }
     }

@@ -5,23 +5,23 @@ use std::net::IpAddr;
 use rdma_transport::cm::{CmEventKind, DisconnectCause};
 use rdma_transport::slab::Key;
 
-use super::endpoint::{Endpoint, Membership};
+use super::endpoint::{Endpoint, MulticastMembership};
+use super::endpoints::{EndpointEvent, Endpoints};
 use super::peer::datagrams;
-use super::table::{Endpoints, Event};
 use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error};
 
 impl Endpoints {
     pub(crate) fn join(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> Result<(), Error> {
-        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        datagrams(driver, endpoint.site.device)?.join(endpoint.site.cm.id, group)?;
-        endpoint.groups.push(Membership { group, peer: None });
+        let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
+        datagrams(driver, endpoint.resources.device)?.join(endpoint.resources.cm.id, group)?;
+        endpoint.groups.push(MulticastMembership { group, peer: None });
         Ok(())
     }
 
     pub(crate) fn leave(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> Result<(), Error> {
-        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        datagrams(driver, endpoint.site.device)?.leave(endpoint.site.cm.id, group)?;
+        let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
+        datagrams(driver, endpoint.resources.device)?.leave(endpoint.resources.cm.id, group)?;
         self.forget_group(driver, key, group);
         Ok(())
     }
@@ -62,11 +62,15 @@ impl Endpoints {
                         }
                     }
                 }
-                self.tell(Event::Joined { endpoint: id, group, joined });
+                self.push_event(EndpointEvent::Joined { endpoint: id, group, joined });
             }
             CmEventKind::JoinFailed { group, reason } => {
                 if self.forget_group(driver, key, group) {
-                    self.tell(Event::Joined { endpoint: id, group, joined: Err(ConnectError::Transport(reason)) });
+                    self.push_event(EndpointEvent::Joined {
+                        endpoint: id,
+                        group,
+                        joined: Err(ConnectError::Transport(reason)),
+                    });
                 }
             }
             CmEventKind::DeviceRemoval => self.end(driver, key, DisconnectReason::DeviceRemoved, true),

@@ -24,21 +24,21 @@
 //! `Config::max_memory` does not count. Each receive and each send takes `max_datagram` + 40 bytes.
 
 mod endpoint;
+pub(crate) mod endpoints;
 mod group;
 mod message;
 mod peer;
-pub(crate) mod table;
 
 pub use message::{Datagram, Origin};
 
 use crate::error::Error;
-use crate::id::name;
+use crate::id::define_id;
 
-name!(
+define_id!(
     /// Names one datagram endpoint.
     EndpointId, "endpoint"
 );
-name!(
+define_id!(
     /// Names one peer of one endpoint. The name is stale when the peer was forgotten, its group was left, or the endpoint is
     /// gone.
     PeerId, "peer"

@@ -8,7 +8,7 @@ use rdma_transport::provider::Provider;
 use rdma_transport::roles::Datagrams;
 use rdma_transport::slab::Key;
 
-use super::table::{DATAGRAMS, Endpoints, Event, Lookup, Number, Peer};
+use super::endpoints::{DATAGRAMS, EndpointEvent, EndpointPeer, EndpointToken, Endpoints, PeerLookup};
 use super::{Origin, PeerId};
 use crate::driver::owners::Owner;
 use crate::driver::{Driver, Due};
@@ -30,17 +30,17 @@ fn destroy_address(driver: &mut Driver, device: usize, address: AddressId) {
 impl Endpoints {
     /// Adds a peer; the endpoint owns its address handle from now on.
     pub(super) fn add_peer(&mut self, driver: &mut Driver, key: Key, peer: &DatagramPeer) -> Result<PeerId, Error> {
-        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        let index = endpoint.site.device;
+        let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
+        let index = endpoint.resources.device;
         let device = driver.device(index).ok_or(Error::Gone("device"))?.id;
         let address = datagrams(driver, index)?.create_address(device, &peer.route)?;
         let destination = Destination { address, qp_number: peer.qp_number, queue_key: peer.queue_key };
-        Ok(PeerId::new(driver.tag(), self.peers.insert(Peer { endpoint: key, device: index, destination })))
+        Ok(PeerId::new(driver.tag(), self.peers.insert(EndpointPeer { endpoint: key, device: index, destination })))
     }
 
     pub(crate) fn peer_of(&mut self, driver: &mut Driver, key: Key, origin: &Origin) -> Result<PeerId, Error> {
-        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        let (device, cm) = (endpoint.site.device, endpoint.site.cm.id);
+        let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
+        let (device, cm) = (endpoint.resources.device, endpoint.resources.cm.id);
         let route = datagrams(driver, device)?.route_back(cm, &origin.completion, &origin.header)?;
         let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key: QUEUE_KEY };
         self.add_peer(driver, key, &peer)
@@ -52,7 +52,7 @@ impl Endpoints {
         let (key, device, address) = (peer.endpoint, peer.device, peer.destination.address);
         match self.all.get_mut(key) {
             Some(endpoint) => {
-                endpoint.forgotten.push_back((endpoint.traffic.taken, address));
+                endpoint.forgotten.push_back((endpoint.queues.accepted, address));
                 self.drop_unused_addresses(driver, key);
             }
             None => destroy_address(driver, device, address),
@@ -72,7 +72,7 @@ impl Endpoints {
     pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         while let Some(address) = endpoint.next_unused() {
-            destroy_address(driver, endpoint.site.device, address);
+            destroy_address(driver, endpoint.resources.device, address);
         }
     }
 
@@ -88,14 +88,14 @@ impl Endpoints {
     // Finding.
 
     pub(crate) fn find_peer(&mut self, driver: &mut Driver, key: Key, address: SocketAddr) -> Result<(), Error> {
-        let endpoint = self.open_one(key).ok_or(Error::Gone("endpoint"))?;
-        let from = SocketAddr::new(endpoint.site.address.ip(), 0);
+        let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
+        let from = SocketAddr::new(endpoint.resources.address.ip(), 0);
         let deadline = driver.now() + driver.config().timeouts.connect;
-        let (device, provider) = (endpoint.site.device, endpoint.site.cm.provider);
+        let (device, provider) = (endpoint.resources.device, endpoint.resources.cm.provider);
         let id = datagrams(driver, device)?.resolve_datagram(address, Some(from), deadline)?;
         let cm = Handle { provider, id };
-        let lookup = self.lookups.insert(Lookup { endpoint: key, cm, address, timer: Key::new(0, 0) });
-        let number = Number::Lookup(lookup).pack();
+        let lookup = self.lookups.insert(PeerLookup { endpoint: key, cm, address, timer: Key::new(0, 0) });
+        let number = EndpointToken::Lookup(lookup).pack();
         let timer = driver.timers_mut().insert(deadline, Due::Guest(number));
         if let Some(lookup) = self.lookups.get_mut(lookup) {
             lookup.timer = timer;
@@ -106,10 +106,11 @@ impl Endpoints {
 
     /// Handles an event of the connection manager for a lookup.
     pub(super) fn lookup_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
-        let Some(&Lookup { endpoint, cm, .. }) = self.lookups.get(key) else { return };
+        let Some(&PeerLookup { endpoint, cm, .. }) = self.lookups.get(key) else { return };
         let ended = match kind {
             CmEventKind::Resolved { device } => {
-                let ours = self.all.get(endpoint).is_some_and(|of| of.site.device == device_index(cm.provider, device));
+                let ours =
+                    self.all.get(endpoint).is_some_and(|of| of.resources.device == device_index(cm.provider, device));
                 let asked = if ours {
                     driver
                         .providers_mut()
@@ -143,14 +144,14 @@ impl Endpoints {
     }
 
     pub(super) fn end_lookup(&mut self, driver: &mut Driver, key: Key, found: Result<PeerId, ConnectError>) {
-        if let Some(Lookup { endpoint, address, .. }) = self.drop_lookup(driver, key) {
+        if let Some(PeerLookup { endpoint, address, .. }) = self.drop_lookup(driver, key) {
             if let Some(endpoint) = self.all.get(endpoint).map(|endpoint| endpoint.id) {
-                self.tell(Event::Peer { endpoint, address, found });
+                self.push_event(EndpointEvent::Peer { endpoint, address, found });
             }
         }
     }
 
-    pub(super) fn drop_lookup(&mut self, driver: &mut Driver, key: Key) -> Option<Lookup> {
+    pub(super) fn drop_lookup(&mut self, driver: &mut Driver, key: Key) -> Option<PeerLookup> {
         let lookup = self.lookups.remove(key)?;
         driver.timers_mut().cancel(lookup.timer);
         driver.discard(lookup.cm);
@@ -168,8 +169,8 @@ impl Endpoints {
     /// Answers a peer that asks for an endpoint at its address. Nothing is allocated for the answer.
     pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>) {
         let now = driver.now();
-        let Some(endpoint) = self.open_one(key) else { return driver.discard(asked) };
-        let (device, qp) = (endpoint.site.device, endpoint.site.qp);
+        let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };
+        let (device, qp) = (endpoint.resources.device, endpoint.resources.qp);
         let answered = datagrams(driver, device).and_then(|role| role.answer_datagram(asked.id, qp, &[], now));
         if let Err(error) = answered {
             log::info!("{}: answering a peer that asks for it: {error}", endpoint.id);

@@ -3,7 +3,7 @@
 use rdma_transport::provider::CqId;
 
 /// Names a completion queue: the index of its device, and its own on it.
-pub(crate) type Queue = (usize, usize);
+pub(crate) type CqIndex = (usize, usize);
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
@@ -30,7 +30,7 @@ pub(crate) struct CompletionQueue {
 
 /// A moment in the life of a completion queue. It tells later whether the completions of that moment are all handled.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mark {
+pub(crate) struct CqPosition {
     drains: u64,
     /// Number of completions that are handled once everything that the queue could hold at that moment was handled.
     handled: u64,
@@ -78,14 +78,14 @@ impl CompletionQueue {
     }
 
     /// Marks the current moment.
-    pub(crate) const fn mark(&mut self) -> Mark {
+    pub(crate) const fn mark(&mut self) -> CqPosition {
         self.awaited = true;
-        Mark { drains: self.drains, handled: self.handled + (self.size - self.free) as u64 }
+        CqPosition { drains: self.drains, handled: self.handled + (self.size - self.free) as u64 }
     }
 
     /// Whether all completions of a marked moment are handled. They are if the queue was seen empty since, or has given
     /// as many completions as it could have held.
-    pub(crate) const fn has_passed(&self, mark: Mark) -> bool {
+    pub(crate) const fn has_passed(&self, mark: CqPosition) -> bool {
         self.drains != mark.drains || self.handled >= mark.handled
     }
 }

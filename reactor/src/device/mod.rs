@@ -2,8 +2,8 @@
 //! overrunning.
 
 pub(crate) mod cq;
-pub(crate) mod home;
 pub(crate) mod pool;
+pub(crate) mod return_channel;
 pub(crate) mod srq;
 pub(crate) mod table;
 
@@ -20,8 +20,8 @@ use rdma_transport::srq::SrqAttr;
 use rdma_transport::wr::RecvWr;
 
 use self::cq::CompletionQueue;
-use self::home::Home;
 use self::pool::{Buffer, Exhausted, Pool};
+use self::return_channel::ReturnChannel;
 use self::srq::queue::SharedReceives;
 use crate::config::Config;
 use crate::error::Error;
@@ -54,7 +54,7 @@ impl Buffers {
 
 /// The room that one connection claims of a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct DeviceReservation {
     /// Index of its completion queue.
     pub(crate) cq: usize,
     /// Number of completion entries claimed, and of buffers.
@@ -71,7 +71,7 @@ pub(crate) struct Device {
     pub(crate) cqs: Vec<CompletionQueue>,
     /// The completion channel may have events, so queues that are marked as armed may not be armed any more.
     pub(crate) has_events: bool,
-    pub(crate) home: Arc<Home>,
+    pub(crate) return_channel: Arc<ReturnChannel>,
     /// Largest payload of a message in one buffer, bytes: the configured size, or the device's limit less the header if
     /// that is smaller.
     pub(crate) buffer_size: u32,
@@ -92,7 +92,7 @@ pub(crate) struct Device {
 
 /// What a device has not given back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct Unreleased {
     /// Number of shared receive queues.
     pub(crate) queues: u64,
     /// Number of registrations.
@@ -166,10 +166,16 @@ pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) -> usize {
 impl Device {
     /// The index of the device in the reactor.
     pub(crate) fn index(&self) -> usize {
-        self.home.pool.device
+        self.return_channel.pool.device
     }
 
-    pub(crate) fn new(id: DeviceId, provider: &dyn Provider, config: &Config, reactor: u32, home: Arc<Home>) -> Self {
+    pub(crate) fn new(
+        id: DeviceId,
+        provider: &dyn Provider,
+        config: &Config,
+        reactor: u32,
+        return_channel: Arc<ReturnChannel>,
+    ) -> Self {
         let info = provider.device(id);
         let longest = info.map_or(u64::MAX, |info| info.capabilities.max_message);
         let longest = u32::try_from(longest.saturating_sub((HEADER_LEN + TAG_ROOM) as u64)).unwrap_or(u32::MAX);
@@ -186,7 +192,7 @@ impl Device {
             slabs: Vec::new(),
             cqs: Vec::new(),
             has_events: false,
-            home,
+            return_channel,
             buffer_size: config.buffer_size.min(longest),
             queues: info.map_or(queues, |info| queues.clamped(info)),
             vector: vector(config.completions.vector, reactor, info),
@@ -242,7 +248,7 @@ impl Device {
         provider: &mut dyn Provider,
         config: &Config,
         shared: Option<u32>,
-    ) -> Result<Room, Error> {
+    ) -> Result<DeviceReservation, Error> {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
@@ -258,7 +264,7 @@ impl Device {
             None => self.claim_room(provider, config, entries)?,
         };
         match self.reserve(provider, entries as usize) {
-            Ok(()) => Ok(Room { cq, entries }),
+            Ok(()) => Ok(DeviceReservation { cq, entries }),
             Err(error) => {
                 self.release_room(cq, entries);
                 Err(match error {
@@ -340,7 +346,7 @@ impl Device {
     /// has. They stay counted until they come home. Buffers of the shared queue never count as a connection's own.
     /// `lost`: number of buffers that a queue pair has for good, which may go on completing work, so its completion entries stay
     /// claimed.
-    pub(crate) fn release(&mut self, room: Room, kept: usize, lost: Option<usize>) {
+    pub(crate) fn release(&mut self, room: DeviceReservation, kept: usize, lost: Option<usize>) {
         self.release_room(room.cq, if lost.is_none() { room.entries } else { 0 });
         self.buffers.pool.unreserve(room.entries as usize - lost.unwrap_or(0));
         self.buffers.pool.lend(kept);
@@ -363,16 +369,16 @@ impl Device {
 
     /// Makes buffers for sends of one connection, which its peer maps, so that nobody copies what is sent from there. Returns the number
     /// of their slab; `None` if its peer is not on this host, or it cannot be.
-    pub(crate) fn lend_to(&mut self, provider: &mut dyn Provider, qp: Option<QpId>) -> Option<u16> {
+    pub(crate) fn add_mapped_slab(&mut self, provider: &mut dyn Provider, qp: Option<QpId>) -> Option<u16> {
         let qp = qp.filter(|&qp| provider.shared_memory().is_some_and(|role| role.is_shared(qp)))?;
-        let bytes = self.buffers.pool.room_apart(self.queues.max_send_wr as usize)?;
+        let bytes = self.buffers.pool.mapped_slab_len(self.queues.max_send_wr as usize)?;
         let memory = Memory::new_shared(bytes, Sharing::Read).inspect_err(|error| {
             log::debug!("{}: no buffers that a peer could map: {error}", self.name);
         });
         let memory = Arc::new(memory.ok()?);
         let region = provider.register(self.id, &memory, 0..bytes, Access::LOCAL_WRITE).ok()?;
         let lent = provider.shared_memory().is_some_and(|role| role.lend(qp, region.id).unwrap_or(false));
-        let slab = if lent { self.buffers.pool.add_apart(memory, region.local_key) } else { None };
+        let slab = if lent { self.buffers.pool.add_mapped_slab(memory, region.local_key) } else { None };
         match slab {
             Some(_) => self.slabs.push((region.local_key, region.id)),
             None => drop(deregister(provider, region.id)),
@@ -381,8 +387,8 @@ impl Device {
     }
 
     /// Lets the buffers of a connection go whose queue pair is gone. Returns the number of registrations that the device has kept.
-    pub(crate) fn end_lending(&mut self, provider: &mut dyn Provider, slab: u16) -> usize {
-        let Some(key) = self.buffers.pool.end_apart(slab) else { return 0 };
+    pub(crate) fn remove_mapped_slab(&mut self, provider: &mut dyn Provider, slab: u16) -> usize {
+        let Some(key) = self.buffers.pool.end_mapped_slab(slab) else { return 0 };
         let Some(at) = self.slabs.iter().position(|&(of, _)| of == key) else { return 0 };
         deregister(provider, self.slabs.swap_remove(at).1)
     }
@@ -400,17 +406,17 @@ impl Device {
     }
 
     /// Destroys the queues and deregisters the buffers, after all connections are gone. Returns what the device has kept.
-    pub(crate) fn close(&mut self, provider: &mut dyn Provider) -> Kept {
+    pub(crate) fn close(&mut self, provider: &mut dyn Provider) -> Unreleased {
         let destroyed = self.buffers.shared.take().is_none_or(|shared| destroy_srq(provider, shared.srq()));
         for cq in self.cqs.drain(..) {
             destroy_cq(provider, cq.id);
         }
         let slabs = self.slabs.drain(..);
         if destroyed {
-            Kept { queues: 0, registrations: slabs.map(|(_, slab)| deregister(provider, slab)).sum() }
+            Unreleased { queues: 0, registrations: slabs.map(|(_, slab)| deregister(provider, slab)).sum() }
         } else {
             // The device may still write into what is posted: the buffers stay registered, so their memory is never freed.
-            Kept { queues: 1, registrations: slabs.len() }
+            Unreleased { queues: 1, registrations: slabs.len() }
         }
     }
 }

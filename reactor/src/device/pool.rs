@@ -21,7 +21,7 @@ use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
 /// Number of buffers that a slab for one connection has at least.
-const FEWEST_APART: usize = 4;
+const MIN_MAPPED_BUFFERS: usize = 4;
 /// Largest number of buffers in one slab, given by the width of an index.
 const PER_SLAB: usize = 1 << 16;
 
@@ -116,17 +116,17 @@ pub(crate) struct Pool {
     capacity: usize,
     max_buffers: usize,
     /// For each slab that is for sends of one connection, its buffers; and the number of buffers of all of them.
-    apart: Vec<Option<Apart>>,
-    apart_size: usize,
+    mapped_slabs: Vec<Option<MappedSlab>>,
+    mapped_buffers: usize,
 }
 
 /// A slab that is for sends of one connection, whose peer has mapped it. Its buffers are no part of the pool's capacity.
 #[derive(Debug)]
-struct Apart {
+struct MappedSlab {
     free: Vec<Buffer>,
     size: usize,
     /// The connection is gone, and the slab goes when its last buffer has come home.
-    ends: bool,
+    is_ending: bool,
 }
 
 /// The failure of a pool that may not grow any further.
@@ -149,8 +149,8 @@ impl Pool {
             lent: 0,
             capacity: 0,
             max_buffers: max_bytes / stride,
-            apart: Vec::new(),
-            apart_size: 0,
+            mapped_slabs: Vec::new(),
+            mapped_buffers: 0,
         }
     }
 
@@ -166,7 +166,7 @@ impl Pool {
         mut register: impl FnMut(usize) -> Result<(Arc<Memory>, LocalKey), E>,
     ) -> Result<(), E> {
         let wanted = self.reserved + self.lent + count;
-        if wanted > self.max_buffers - self.apart_size {
+        if wanted > self.max_buffers - self.mapped_buffers {
             return Err(Exhausted.into());
         }
         while self.capacity < wanted {
@@ -188,7 +188,7 @@ impl Pool {
         let stride = self.slabs.stride;
         let smallest = (SMALLEST_SLAB / stride).max(1);
         let largest = (LARGEST_SLAB / stride).clamp(1, PER_SLAB);
-        let left = self.max_buffers - self.capacity - self.apart_size;
+        let left = self.max_buffers - self.capacity - self.mapped_buffers;
         Ok((missing.max(self.capacity).max(smallest).min(largest).min(left), slab))
     }
 
@@ -218,59 +218,60 @@ impl Pool {
     // Buffers for one connection.
 
     /// Length of a slab of up to `count` buffers for one connection, bytes; `None` if the pool may not grow by so much.
-    pub(crate) fn room_apart(&self, count: usize) -> Option<usize> {
+    pub(crate) fn mapped_slab_len(&self, count: usize) -> Option<usize> {
         let stride = self.slabs.stride;
-        let buffers = (LARGEST_SLAB / stride).max(FEWEST_APART).min(count).min(PER_SLAB);
-        let used = self.capacity.max(self.reserved + self.lent) + self.apart_size;
+        let buffers = (LARGEST_SLAB / stride).max(MIN_MAPPED_BUFFERS).min(count).min(PER_SLAB);
+        let used = self.capacity.max(self.reserved + self.lent) + self.mapped_buffers;
         (used + buffers <= self.max_buffers && self.next_slab(1).is_ok()).then_some(buffers * stride)
     }
 
     /// Adds a slab for one connection; returns its number.
-    pub(crate) fn add_apart(&mut self, memory: Arc<Memory>, key: LocalKey) -> Option<u16> {
+    pub(crate) fn add_mapped_slab(&mut self, memory: Arc<Memory>, key: LocalKey) -> Option<u16> {
         let slab = self.next_slab(1).ok()?.1;
         let size = self.add_slab(slab, PER_SLAB, memory, key);
         let free = (0..size).rev().map(|index| Buffer { slab, index: index as u16 }).collect();
-        self.apart.resize_with(self.sizes.len(), || None);
-        self.apart[usize::from(slab)] = Some(Apart { free, size, ends: false });
-        self.apart_size += size;
+        self.mapped_slabs.resize_with(self.sizes.len(), || None);
+        self.mapped_slabs[usize::from(slab)] = Some(MappedSlab { free, size, is_ending: false });
+        self.mapped_buffers += size;
         Some(slab)
     }
 
-    fn apart(&mut self, slab: u16) -> Option<&mut Apart> {
-        self.apart.get_mut(usize::from(slab))?.as_mut()
+    fn mapped_slab(&mut self, slab: u16) -> Option<&mut MappedSlab> {
+        self.mapped_slabs.get_mut(usize::from(slab))?.as_mut()
     }
 
     /// Takes a buffer of a slab apart.
-    pub(crate) fn take_apart(&mut self, slab: u16) -> Option<Buffer> {
-        self.apart(slab)?.free.pop()
+    pub(crate) fn take_mapped(&mut self, slab: u16) -> Option<Buffer> {
+        self.mapped_slab(slab)?.free.pop()
     }
 
     /// Lets a slab apart go, at once or when its last buffer has come home. Returns its key.
-    pub(crate) fn end_apart(&mut self, slab: u16) -> Option<LocalKey> {
-        self.apart(slab)?.ends = true;
+    pub(crate) fn end_mapped_slab(&mut self, slab: u16) -> Option<LocalKey> {
+        self.mapped_slab(slab)?.is_ending = true;
         let key = self.keys[usize::from(slab)];
-        self.drop_apart(slab);
+        self.drop_mapped_slab(slab);
         Some(key)
     }
 
     /// Takes a buffer back while there are slabs apart.
     #[inline(never)]
-    fn give_any(&mut self, buffer: Buffer) {
+    fn return_any(&mut self, buffer: Buffer) {
         let slab = buffer.slab;
-        match self.apart(slab) {
-            Some(apart) => {
-                apart.free.push(buffer);
-                self.drop_apart(slab);
+        match self.mapped_slab(slab) {
+            Some(mapped) => {
+                mapped.free.push(buffer);
+                self.drop_mapped_slab(slab);
             }
             None => self.free.push(buffer),
         }
     }
 
     /// Drops a slab apart if it ends and all of its buffers are home. The first slab stands in for its memory.
-    fn drop_apart(&mut self, slab: u16) {
+    fn drop_mapped_slab(&mut self, slab: u16) {
         let at = usize::from(slab);
-        let Some(apart) = self.apart[at].take_if(|apart| apart.ends && apart.free.len() == apart.size) else { return };
-        self.apart_size -= apart.size;
+        let unused = self.mapped_slabs[at].take_if(|slab| slab.is_ending && slab.free.len() == slab.size);
+        let Some(unused) = unused else { return };
+        self.mapped_buffers -= unused.size;
         let mut memories = self.slabs.memories.clone();
         memories[at] = Arc::clone(&memories[0]);
         (self.keys[at], self.sizes[at]) = (self.keys[0], 0);
@@ -305,7 +306,11 @@ impl Pool {
         let mut memories = self.slabs.memories.clone();
         for slab in (1..self.sizes.len()).rev() {
             let size = self.sizes[slab];
-            if self.apart.get(slab).is_some_and(Option::is_some) || size == 0 || idle[slab] < size || size > excess {
+            if self.mapped_slabs.get(slab).is_some_and(Option::is_some)
+                || size == 0
+                || idle[slab] < size
+                || size > excess
+            {
                 continue;
             }
             deregister(self.keys[slab]);
@@ -329,7 +334,7 @@ impl Pool {
 
     /// Counts one lent buffer as back, or as a connection's own from now on.
     pub(crate) fn unlend(&mut self, buffer: &Buffer) {
-        if self.apart(buffer.slab).is_some() {
+        if self.mapped_slab(buffer.slab).is_some() {
             return;
         }
         debug_assert!(self.lent > 0, "a buffer came home that was not lent");
@@ -362,8 +367,8 @@ impl Pool {
     /// Takes a buffer back.
     #[inline]
     pub(crate) fn give(&mut self, buffer: Buffer) {
-        if self.apart_size > 0 {
-            return self.give_any(buffer);
+        if self.mapped_buffers > 0 {
+            return self.return_any(buffer);
         }
         debug_assert!(self.free.len() < self.capacity(), "a buffer came home twice");
         self.free.push(buffer);
@@ -583,12 +588,12 @@ mod tests {
     fn a_slab_apart_goes_with_its_connection() {
         let mut pool = Pool::new(1 << 20, 10 << 20);
         pool.reserve(4, memory).unwrap();
-        assert_eq!((pool.room_apart(64), pool.room_apart(2)), (Some(4 << 20), Some(2 << 20)));
-        let slab = pool.add_apart(memory(4 << 20).unwrap().0, LocalKey(9)).unwrap();
-        assert_eq!((slab, pool.capacity(), pool.available(), pool.room_apart(64)), (1, 4, 4, None));
+        assert_eq!((pool.mapped_slab_len(64), pool.mapped_slab_len(2)), (Some(4 << 20), Some(2 << 20)));
+        let slab = pool.add_mapped_slab(memory(4 << 20).unwrap().0, LocalKey(9)).unwrap();
+        assert_eq!((slab, pool.capacity(), pool.available(), pool.mapped_slab_len(64)), (1, 4, 4, None));
         // What the pool may hold is for both.
         assert!(pool.reserve(3, memory).is_err());
-        let mut kept = pool.take_apart(slab).unwrap();
+        let mut kept = pool.take_mapped(slab).unwrap();
         let slabs = Arc::clone(pool.slabs());
         slabs.bytes_mut(&mut kept)[0] = 42;
         let (posted, sge) = pool.post(kept, 8);
@@ -597,14 +602,14 @@ mod tests {
         let others: Vec<Buffer> = std::iter::from_fn(|| pool.take()).collect();
         assert!(others.len() == 4 && others.iter().all(|buffer| buffer.slab == 0));
         others.into_iter().for_each(|buffer| pool.give(buffer));
-        assert_eq!(pool.end_apart(slab), Some(LocalKey(9)));
-        assert!(trimmed(&mut pool).is_empty() && pool.room_apart(64).is_none());
+        assert_eq!(pool.end_mapped_slab(slab), Some(LocalKey(9)));
+        assert!(trimmed(&mut pool).is_empty() && pool.mapped_slab_len(64).is_none());
         pool.unlend(&kept);
         assert_eq!(slabs.bytes(&kept, 1), [42]);
         pool.give(kept);
-        assert_eq!((pool.available(), pool.capacity(), pool.room_apart(64)), (4, 4, Some(4 << 20)));
+        assert_eq!((pool.available(), pool.capacity(), pool.mapped_slab_len(64)), (4, 4, Some(4 << 20)));
         // Its number is used again.
-        assert_eq!(pool.add_apart(memory(4 << 20).unwrap().0, LocalKey(9)), Some(1));
+        assert_eq!(pool.add_mapped_slab(memory(4 << 20).unwrap().0, LocalKey(9)), Some(1));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender};
 use rdma_transport::wr::RecvWr;
 
-use super::cq::{CompletionQueue, Queue};
-use super::home::{Home, PoolId, Returned};
+use super::cq::{CompletionQueue, CqIndex};
 use super::pool::Pool;
+use super::return_channel::{PoolId, ReturnChannel, Returned};
 use super::{Buffers, Device};
 use crate::config::Config;
 use crate::providers::{Providers, device_of};
@@ -64,7 +64,7 @@ impl Devices {
 
     /// A completion queue, also of a device that has failed or is going.
     #[inline]
-    pub(crate) fn cq(&mut self, (device, at): Queue) -> Option<&mut CompletionQueue> {
+    pub(crate) fn cq(&mut self, (device, at): CqIndex) -> Option<&mut CompletionQueue> {
         self.get_mut(device)?.cqs.get_mut(at)
     }
 
@@ -92,15 +92,15 @@ impl Devices {
         if self.all.len() <= index {
             self.all.resize_with(index + 1, || None);
         }
-        let (fresh, channel, wake, reactor) = (&mut self.fresh, &self.return_to, &self.wake, self.reactor);
+        let (fresh, sender, wake, reactor) = (&mut self.fresh, &self.return_to, &self.wake, self.reactor);
         let pools = &mut self.pools;
         self.all[index].get_or_insert_with(|| {
             fresh.push(index);
             *pools += 1;
             let pool = PoolId { device: index, number: *pools };
-            let home = Home { pool, channel: channel.clone(), wake: Arc::clone(wake) };
+            let return_channel = ReturnChannel { pool, sender: sender.clone(), wake: Arc::clone(wake) };
             let (provider, id) = device_of(index);
-            Device::new(id, providers.get(provider), config, reactor, Arc::new(home))
+            Device::new(id, providers.get(provider), config, reactor, Arc::new(return_channel))
         })
     }
 
@@ -141,12 +141,12 @@ impl Devices {
     /// the same index has another one.
     pub(crate) fn has_pool(&self, pool: PoolId) -> bool {
         let by_index = cfg!(planted = "pools-known-by-their-index");
-        self.get(pool.device).is_some_and(|device| by_index || device.home.pool == pool)
+        self.get(pool.device).is_some_and(|device| by_index || device.return_channel.pool == pool)
     }
 
     /// Returns true if buffers with that home belong to a device of this reactor.
-    pub(crate) fn is_home_of(&self, home: &Home) -> bool {
-        home.channel.same_channel(&self.return_to) && self.has_pool(home.pool)
+    pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
+        channel.sender.same_channel(&self.return_to) && self.has_pool(channel.pool)
     }
 
     /// Lends a list for work requests of receives; see [`Devices::put_receive_chain`].

@@ -15,7 +15,7 @@ use crate::conn::life::Silence;
 use crate::conn::state::{Ending, State};
 use crate::device::cq::CompletionQueue;
 use crate::error::DisconnectReason;
-use crate::id::{ConnectionId, Work};
+use crate::id::{ConnectionId, WorkRequestId};
 use crate::providers::Providers;
 use crate::stats::Stats;
 
@@ -307,7 +307,7 @@ impl Driver {
         if let Some(device) = self.devices.get_mut(place.device) {
             if let Some(slab) = seat.link.apart.flatten() {
                 self.stats.memory.unreleased +=
-                    device.end_lending(self.providers.numbered(seat.link.cm.provider), slab);
+                    device.remove_mapped_slab(self.providers.numbered(seat.link.cm.provider), slab);
             }
             let kept = seat.conn.receives().kept();
             let mark = device.cqs[place.room.cq].mark();
@@ -319,7 +319,7 @@ impl Driver {
                     }
                     for wc in seat.allowance.backlog.drain(..) {
                         // The completion was polled and never handled.
-                        if let Work::SharedRecv { place } = Work::of(wc.wr_id) {
+                        if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wc.wr_id) {
                             if let Some(buffer) = shared.take(place) {
                                 shared.give(buffer);
                             }

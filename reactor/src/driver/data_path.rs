@@ -14,7 +14,7 @@ use super::table::{Link, Place, Seat};
 use crate::conn::recv_queue::Completed;
 use crate::conn::{Connection, Env};
 use crate::error::{Error, SendErrorKind};
-use crate::id::{ConnectionId, SendId, Work};
+use crate::id::{ConnectionId, SendId, WorkRequestId};
 
 impl Driver {
     /// Sends a copy of `payload`, which the peer fetches if it does not fit one buffer.
@@ -47,10 +47,12 @@ impl Driver {
     pub(crate) fn complete(&mut self, nth: usize) -> Option<u64> {
         let Self { table, devices, queues, fair, config, now, effects, stats, stages, .. } = self;
         let (device, wc) = queues.completion(nth)?;
-        let work = Work::of(wc.wr_id);
+        let work = WorkRequestId::of(wc.wr_id);
         let seat = match work {
-            Work::Send { slot, generation, .. } | Work::Recv { slot, generation } => table.of_work(slot, generation),
-            Work::SharedRecv { place } => {
+            WorkRequestId::Send { slot, generation, .. } | WorkRequestId::Recv { slot, generation } => {
+                table.of_work(slot, generation)
+            }
+            WorkRequestId::SharedRecv { place } => {
                 // The receive of a connection that ended before its completion was polled is posted again.
                 let shared = devices.get_mut(device).and_then(|device| device.buffers.shared.as_mut());
                 shared.and_then(|shared| {
@@ -64,8 +66,8 @@ impl Driver {
                     seat
                 })
             }
-            Work::Guest(number) => return Some(number),
-            Work::Unknown => None,
+            WorkRequestId::Endpoint(number) => return Some(number),
+            WorkRequestId::Unknown => None,
         };
         let Some(seat) = seat else {
             stats.completions.stale += 1;
@@ -89,7 +91,7 @@ impl Driver {
     /// As [`Driver::complete`], for a completion that was put off.
     pub(crate) fn complete_deferred(&mut self, id: ConnectionId, wc: &WorkCompletion) {
         let Some((seat, mut env)) = self.at(id) else { return };
-        take(seat, Work::of(wc.wr_id), wc, &mut env);
+        take(seat, WorkRequestId::of(wc.wr_id), wc, &mut env);
         if seat.conn.state().is_ending() {
             self.note(Stages::ENDS);
         }
@@ -200,11 +202,11 @@ const fn never_came_up(conn: &Connection, link: &Link) -> bool {
 
 /// Gives a completion to its connection.
 #[inline]
-fn take(seat: &mut Seat, work: Work, wc: &WorkCompletion, env: &mut Env<'_>) {
+fn take(seat: &mut Seat, work: WorkRequestId, wc: &WorkCompletion, env: &mut Env<'_>) {
     let taken = match work {
-        Work::Send { sequence, .. } => seat.conn.sent(sequence, wc.result(), env),
+        WorkRequestId::Send { sequence, .. } => seat.conn.sent(sequence, wc.result(), env),
         _ => {
-            let place = if let Work::SharedRecv { place } = work { place } else { 0 };
+            let place = if let WorkRequestId::SharedRecv { place } = work { place } else { 0 };
             let written = wc.opcode == WcOpcode::RecvWriteWithImmediate && wc.status.is_success();
             let immediate = if written { wc.immediate } else { None };
             let completed = Completed { result: wc.result(), len: wc.byte_len, immediate, invalidated: wc.invalidated };

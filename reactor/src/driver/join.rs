@@ -2,14 +2,14 @@
 
 use super::Driver;
 use crate::conn::effects::Fragments;
-use crate::device::home::{Joined, PoolId};
+use crate::device::return_channel::{JoinedMessage, PoolId};
 use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
 use crate::memory::budget::Account;
 
 impl Driver {
     /// Copies the parts of a message to memory of its own. Their buffers are free afterwards, if that memory is accounted for.
-    pub(crate) fn join(&mut self, id: ConnectionId, mut fragments: Box<Fragments>) -> Joined {
+    pub(crate) fn join(&mut self, id: ConnectionId, mut fragments: Box<Fragments>) -> JoinedMessage {
         let (device, len) = (fragments.device, fragments.len);
         let accounted = self.take_fetched(id, len);
         let mut bytes = self.large.joins.take(len);
@@ -30,11 +30,16 @@ impl Driver {
         if let Some(seat) = self.table.get_mut(id) {
             seat.conn.recycle(fragments);
         }
-        Joined { bytes, receives }
+        JoinedMessage { bytes, receives }
     }
 
     /// The program has not kept a message.
-    pub(crate) fn end_joined(&mut self, id: ConnectionId, device: usize, Joined { bytes, receives }: Joined) {
+    pub(crate) fn end_joined(
+        &mut self,
+        id: ConnectionId,
+        device: usize,
+        JoinedMessage { bytes, receives }: JoinedMessage,
+    ) {
         if receives.is_empty() {
             self.settle(Account::Fetched, bytes.len(), Some(id));
         }
@@ -54,8 +59,8 @@ impl Driver {
     }
 
     /// A message that the program kept comes back.
-    pub(super) fn take_joined_home(&mut self, pool: PoolId, joined: Joined, of: Option<ConnectionId>) {
-        let Joined { bytes, receives } = joined;
+    pub(super) fn take_joined_home(&mut self, pool: PoolId, joined: JoinedMessage, of: Option<ConnectionId>) {
+        let JoinedMessage { bytes, receives } = joined;
         if receives.is_empty() {
             self.settle(Account::Fetched, bytes.len(), of);
         }

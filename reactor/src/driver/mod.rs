@@ -44,8 +44,8 @@ use crate::config::Config;
 use crate::conn::effects::{Action, Arrived, Effects, Event};
 use crate::conn::{Connection, Env};
 use crate::device::Device;
-use crate::device::home::{Home, Lent, PoolId, Returned};
 use crate::device::pool::{Buffer, Slabs};
+use crate::device::return_channel::{PoolId, ReturnChannel, Returned, ReturnedMemory};
 use crate::device::table::Devices;
 use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, ReactorTag};
@@ -405,39 +405,42 @@ impl Driver {
     // Buffers.
 
     /// A buffer for a program to fill, of a connection's device, with what it holds and where it belongs.
-    pub(crate) fn send_buffer_for(&mut self, id: ConnectionId) -> Option<(usize, Buffer, Arc<Slabs>, Arc<Home>)> {
+    pub(crate) fn send_buffer_for(
+        &mut self,
+        id: ConnectionId,
+    ) -> Option<(usize, Buffer, Arc<Slabs>, Arc<ReturnChannel>)> {
         let Self { table, devices, providers, .. } = self;
         let seat = table.get_mut(id).filter(|seat| seat.conn.state().is_open())?;
         let device = devices.get_mut(seat.link.place?.device)?;
         let provider = providers.numbered(seat.link.cm.provider);
-        let apart = *seat.link.apart.get_or_insert_with(|| device.lend_to(provider, seat.link.qp));
-        let apart = apart.and_then(|slab| device.buffers.pool.take_apart(slab));
+        let apart = *seat.link.apart.get_or_insert_with(|| device.add_mapped_slab(provider, seat.link.qp));
+        let apart = apart.and_then(|slab| device.buffers.pool.take_mapped(slab));
         let buffer = apart.or_else(|| device.take_for_program(provider))?;
         let pool = &device.buffers.pool;
         let capacity = seat.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN - TAG_ROOM);
-        Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.home)))
+        Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
     /// Whether a buffer is of this reactor.
-    pub(crate) fn is_home_of(&self, home: &Home) -> bool {
-        self.devices.is_home_of(home)
+    pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
+        self.devices.owns_buffers_of(channel)
     }
 
     /// Checks that a buffer belongs to the pool of a connection's device: its memory is registered nowhere else.
-    pub(crate) fn check_buffer(&self, id: ConnectionId, home: &Home) -> Result<(), SendErrorKind> {
+    pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<(), SendErrorKind> {
         let seat = self.open_seat(id)?;
-        let same = seat.link.place.is_some_and(|place| place.device == home.pool.device);
-        if same && self.is_home_of(home) { Ok(()) } else { Err(SendErrorKind::ForeignBuffer) }
+        let same = seat.link.place.is_some_and(|place| place.device == channel.pool.device);
+        if same && self.owns_buffers_of(channel) { Ok(()) } else { Err(SendErrorKind::ForeignBuffer) }
     }
 
     /// Where the buffers of a device are, and where they belong. `None` never happens for the device of a message that is to be
     /// delivered: the claim of its connection keeps the device until the connection is released, and that is after its messages. If it
     /// happened, there would be no pool that the buffers could go back to.
-    pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<Home>)> {
+    pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<ReturnChannel>)> {
         let device = self.devices.get(device);
         debug_assert!(device.is_some(), "a message of a device that is gone");
         let device = device?;
-        Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.home)))
+        Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
     /// Whether that is still where the buffers of a device are: a pool may have grown.
@@ -459,10 +462,10 @@ impl Driver {
 
     /// Stage 9: takes the buffers that came home from the program.
     pub(crate) fn take_returned(&mut self) {
-        while let Some(Returned { pool, what, receive_of }) = self.devices.next_returned() {
-            match what {
-                Lent::Buffer(buffer) => self.take_home(pool, buffer, receive_of),
-                Lent::Joined(joined) => self.take_joined_home(pool, joined, receive_of),
+        while let Some(Returned { pool, memory, receive_of }) = self.devices.next_returned() {
+            match memory {
+                ReturnedMemory::Buffer(buffer) => self.take_home(pool, buffer, receive_of),
+                ReturnedMemory::Joined(joined) => self.take_joined_home(pool, joined, receive_of),
             }
         }
     }
@@ -483,7 +486,7 @@ impl Driver {
         let buffers = self.devices.buffers(pool.device);
         // A receive of the shared queue that a connection which is gone had kept, or any in its place.
         let buffer = match &mut buffers.shared {
-            Some(shared) if receive_of.is_some() => shared.give_astray(buffer),
+            Some(shared) if receive_of.is_some() => shared.return_orphan(buffer),
             _ => Some(buffer),
         };
         if let Some(buffer) = buffer {

@@ -11,7 +11,7 @@ use rdma_transport::wc::WorkCompletion;
 use super::Driver;
 use super::stages::Stages;
 use crate::config::Config;
-use crate::device::cq::{CompletionQueue, Queue};
+use crate::device::cq::{CompletionQueue, CqIndex};
 use crate::error::Error;
 use crate::providers::{MAX_PROVIDERS, device_of};
 use crate::seam::poller::Interest;
@@ -20,7 +20,7 @@ use crate::seam::poller::Interest;
 const BATCH: usize = 256;
 
 /// Names no queue.
-const NO_QUEUE: Queue = (usize::MAX, usize::MAX);
+const NO_QUEUE: CqIndex = (usize::MAX, usize::MAX);
 
 /// Returns `true` if the token of an edge is that of a connection-manager channel: it is the number of the provider. The completion
 /// channels follow, by the index of their device.
@@ -32,7 +32,7 @@ pub(crate) const fn is_of_connection_manager(token: usize) -> bool {
 #[derive(Debug)]
 struct Batch {
     completions: Vec<WorkCompletion>,
-    queue: Queue,
+    queue: CqIndex,
     /// The queue gave as many as were wanted, and may hold more.
     full: bool,
     /// The completions were polled before their stage, and wait for it.
@@ -44,7 +44,7 @@ struct Batch {
 pub(crate) struct Queues {
     batch: Batch,
     /// Queues to poll, round robin.
-    ready: VecDeque<Queue>,
+    ready: VecDeque<CqIndex>,
     /// Stage 7 is under way: the queues of sends that are posted now are looked at once more in it.
     polling: bool,
     /// All queues were seen empty in stage 7, and nothing has happened since that a provider completes at once.
@@ -72,7 +72,7 @@ impl Queues {
     fn poll(
         &mut self,
         provider: &mut dyn Provider,
-        queue: Queue,
+        queue: CqIndex,
         cq: &mut CompletionQueue,
         limit: usize,
     ) -> rdma_transport::Result<bool> {
@@ -91,7 +91,7 @@ impl Queues {
     fn poll_early(
         &mut self,
         provider: &mut dyn Provider,
-        queue: Queue,
+        queue: CqIndex,
         cq: &mut CompletionQueue,
     ) -> rdma_transport::Result<bool> {
         self.batch.early = self.poll(provider, queue, cq, self.early_limit)?;
@@ -106,7 +106,7 @@ impl Queues {
 
     /// Puts a queue on the list of those to poll, unless it is there.
     #[inline]
-    fn make_ready(&mut self, queue: Queue, cq: &mut CompletionQueue) {
+    fn make_ready(&mut self, queue: CqIndex, cq: &mut CompletionQueue) {
         if !std::mem::replace(&mut cq.ready, true) {
             self.ready.push_back(queue);
         }
@@ -300,7 +300,7 @@ impl Driver {
     /// Completions were added to `queue` while sends were posted. Stage 7 looks at that queue again, so that the turn need not be
     /// followed by another one just for them.
     #[inline]
-    pub(super) fn completed_in_post(&mut self, queue: Queue) {
+    pub(super) fn completed_in_post(&mut self, queue: CqIndex) {
         self.queues.quiet = false;
         if self.queues.polling {
             if let Some(cq) = self.devices.cq(queue) {

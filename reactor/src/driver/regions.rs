@@ -14,7 +14,7 @@ use super::{Driver, Due};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
 use crate::device::Device;
-use crate::error::{Error, SendErrorKind, Side};
+use crate::error::{Error, MemoryLocation, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind};
 use crate::memory::budget::Account;
 use crate::memory::material::{Material, PreparedRegion, RegionMaker};
@@ -290,9 +290,9 @@ impl Driver {
         if !self.has(id, Features::ATOMICS) {
             return Err(self.lacks(id, "atomic operations"));
         }
-        for (side, at) in [(Side::Local, offset as u64), (Side::Remote, remote.address)] {
+        for (location, at) in [(MemoryLocation::Local, offset as u64), (MemoryLocation::Remote, remote.address)] {
             if at % 8 != 0 {
-                return Err(SendErrorKind::Misaligned { side, at });
+                return Err(SendErrorKind::Misaligned { location, at });
             }
         }
         self.input(id, |conn, env| {

@@ -12,8 +12,8 @@ use super::fair::Allowance;
 use super::fallback::Fallback;
 use super::pending::{Pending, Waits};
 use crate::conn::Connection;
-use crate::device::Room;
-use crate::device::cq::{Mark, Queue};
+use crate::device::DeviceReservation;
+use crate::device::cq::{CqIndex, CqPosition};
 use crate::id::{ConnectionId, GENERATION_BITS, ReactorTag, SLOT_BITS};
 use crate::options::Service;
 use crate::providers::Handle;
@@ -91,12 +91,12 @@ pub(crate) struct Link {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) device: usize,
-    pub(crate) room: Room,
+    pub(crate) room: DeviceReservation,
 }
 
 impl Place {
     /// The completion queue of the connection.
-    pub(crate) const fn queue(&self) -> Queue {
+    pub(crate) const fn queue(&self) -> CqIndex {
         (self.device, self.room.cq)
     }
 }
@@ -108,9 +108,9 @@ pub(super) enum Flush {
     #[default]
     Before,
     /// The device was told. The mark is that of its completion queue then.
-    Waiting(Mark),
+    Waiting(CqPosition),
     /// The time is over, but what was in the completion queue at the second mark is still to be looked at.
-    Late(Mark, Mark),
+    Late(CqPosition, CqPosition),
     /// The device has not flushed in time.
     Over,
 }
@@ -119,7 +119,7 @@ pub(super) enum Flush {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspect {
     /// On its completion queue.
-    pub(super) mark: Mark,
+    pub(super) mark: CqPosition,
     /// Waits in the operating system until then.
     pub(super) waits: u64,
 }

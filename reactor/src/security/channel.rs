@@ -20,7 +20,7 @@ pub(crate) const SEGMENT: usize = 64 << 10;
 const UNITS_PER_KEY: u64 = 1 << 22;
 
 /// The key of one sequence. The caller never uses a number twice with the same key.
-pub(crate) trait Key: Send {
+pub(crate) trait CipherKey: Send {
     /// Encrypts `body`, and authenticates it with `header`. `None`: it is too long.
     fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]>;
 
@@ -33,7 +33,7 @@ pub(crate) trait Key: Send {
 
 /// The keys of one sequence in one direction.
 struct Sequence {
-    key: Box<dyn Key>,
+    key: Box<dyn CipherKey>,
     /// Number of the next message or segment.
     next: u64,
     /// Units of work of the key.
@@ -41,7 +41,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(key: Box<dyn Key>) -> Self {
+    fn new(key: Box<dyn CipherKey>) -> Self {
         Self { key, next: 0, spent: 0 }
     }
 
@@ -79,7 +79,7 @@ struct Direction {
 
 impl Direction {
     /// `first` and `second` are keys of a chain, one after the other.
-    fn new(first: Box<dyn Key>, second: Box<dyn Key>) -> Self {
+    fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self { messages: Sequence::new(first), segments: Sequence::new(second) }
     }
 }
@@ -112,7 +112,7 @@ impl fmt::Debug for Opener {
 impl Sealer {
     /// Each pair is a key and the one that follows it.
     #[allow(dead_code, reason = "without the features nothing makes one")]
-    pub(super) fn new(first: Box<dyn Key>, second: Box<dyn Key>) -> Self {
+    pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
     }
 
@@ -144,7 +144,7 @@ impl Sealer {
 impl Opener {
     /// See [`Sealer::new`].
     #[allow(dead_code, reason = "without the features nothing makes one")]
-    pub(super) fn new(first: Box<dyn Key>, second: Box<dyn Key>) -> Self {
+    pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
     }
 

@@ -117,7 +117,7 @@ pub(crate) fn is_hidden(c: char) -> bool {
 /// A side of a handshake.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "without the features nothing asks for it")]
-pub(crate) enum Side<'a> {
+pub(crate) enum HandshakeRole<'a> {
     /// This side connects to a host, if it was given by its name, at an address.
     Active {
         host: Option<&'a str>,
@@ -171,16 +171,16 @@ impl Security {
     }
 
     /// Starts a handshake. Both sides must have the same `context`, or the handshake fails.
-    pub(crate) fn start(&self, side: Side<'_>, context: &[u8]) -> Result<Box<dyn Handshake>, SecurityError> {
+    pub(crate) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<Box<dyn Handshake>, SecurityError> {
         match self {
             Self::Plain => {
-                let _ = (side, context);
+                let _ = (role, context);
                 Err(SecurityError::Settings("plain connections have no handshake".into()))
             }
             #[cfg(feature = "tls")]
-            Self::Tls(tls) => Ok(Box::new(tls.start(side, context)?)),
+            Self::Tls(tls) => Ok(Box::new(tls.start(role, context)?)),
             #[cfg(feature = "psk")]
-            Self::Psk(psk) => Ok(Box::new(psk.start(side, context)?)),
+            Self::Psk(psk) => Ok(Box::new(psk.start(role, context)?)),
         }
     }
 }

@@ -14,9 +14,9 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use snow::{Builder, HandshakeState};
 use zeroize::Zeroizing;
 
-use super::channel::{Channel, Key, Opener, Sealer, TAG};
+use super::channel::{Channel, CipherKey, Opener, Sealer, TAG};
 use super::records::{Records, emit};
-use super::{Handshake, PeerIdentity, SecurityError, Side};
+use super::{Handshake, HandshakeRole, PeerIdentity, SecurityError};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
@@ -107,15 +107,15 @@ impl Psk {
         Ok(Self { keys: keys.into() })
     }
 
-    pub(super) fn start(&self, side: Side<'_>, context: &[u8]) -> Result<Session, SecurityError> {
-        let stage = match side {
-            Side::Active { .. } => {
+    pub(super) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<PskHandshake, SecurityError> {
+        let state = match role {
+            HandshakeRole::Active { .. } => {
                 let (name, key) = &self.keys[0];
-                Stage::Asking(name.clone(), Noise::new(true, name, key, context)?)
+                PskState::Initiating(name.clone(), Noise::new(true, name, key, context)?)
             }
-            Side::Passive => Stage::Listening { keys: self.clone(), context: context.to_vec() },
+            HandshakeRole::Passive => PskState::AwaitingKeyName { keys: self.clone(), context: context.to_vec() },
         };
-        Ok(Session { stage, records: Records::default() })
+        Ok(PskHandshake { state, records: Records::default() })
     }
 }
 
@@ -157,28 +157,28 @@ impl Drop for Noise {
 }
 
 /// How far a handshake is.
-enum Stage {
+enum PskState {
     /// This side connects, with a key of this name.
-    Asking(String, Noise),
+    Initiating(String, Noise),
     /// The peer is to say with which key it comes.
-    Listening {
+    AwaitingKeyName {
         keys: Psk,
         context: Vec<u8>,
     },
     /// The peer has a key of this name, and is to prove that it is there now.
-    Proving(String, Channel),
+    AwaitingProof(String, Channel),
     Complete(String, Channel),
     /// It is finished, or has failed.
-    Over,
+    Finished,
 }
 
 /// See [`Psk`].
-pub(crate) struct Session {
-    stage: Stage,
+pub(crate) struct PskHandshake {
+    state: PskState,
     records: Records,
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for PskHandshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a handshake with a pre-shared key")
     }
@@ -204,11 +204,11 @@ fn channel(noise: &mut HandshakeState) -> Channel {
     Channel { sealer: Sealer::new(first, second), opener: Opener::new(third, fourth) }
 }
 
-impl Session {
+impl PskHandshake {
     fn record(&mut self, record: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError> {
         let mut payload = [0; 64];
-        self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Asking(name, mut noise) => {
+        self.state = match std::mem::replace(&mut self.state, PskState::Finished) {
+            PskState::Initiating(name, mut noise) => {
                 noise.0.read_message(record, &mut payload).map_err(|_| differs())?;
                 let mut channel = channel(&mut noise.0);
                 let mut proof = [0; TAG];
@@ -216,9 +216,9 @@ impl Session {
                     return Err(differs());
                 }
                 emit(&proof, out, |_| {});
-                Stage::Complete(name, channel)
+                PskState::Complete(name, channel)
             }
-            Stage::Listening { keys, context } => {
+            PskState::AwaitingKeyName { keys, context } => {
                 let named = record.split_first().and_then(|(&len, rest)| rest.split_at_checked(usize::from(len)));
                 let (name, message) = named.ok_or_else(differs)?;
                 let known = keys.keys.iter().find(|(of, _)| of.as_bytes() == name);
@@ -229,14 +229,14 @@ impl Session {
                 let mut answer = [0; 128];
                 let len = noise.0.write_message(&[], &mut answer).map_err(|_| differs())?;
                 emit(&answer[..len], out, |_| {});
-                Stage::Proving(name.clone(), channel(&mut noise.0))
+                PskState::AwaitingProof(name.clone(), channel(&mut noise.0))
             }
-            Stage::Proving(name, mut channel) => {
+            PskState::AwaitingProof(name, mut channel) => {
                 let mut proof: [u8; TAG] = record.try_into().map_err(|_| differs())?;
                 channel.opener.open(&mut proof, 0).ok_or_else(differs)?;
-                Stage::Complete(name, channel)
+                PskState::Complete(name, channel)
             }
-            Stage::Complete(..) | Stage::Over => {
+            PskState::Complete(..) | PskState::Finished => {
                 return Err(SecurityError::Peer("the handshake goes on behind its end".into()));
             }
         };
@@ -244,9 +244,9 @@ impl Session {
     }
 }
 
-impl Handshake for Session {
+impl Handshake for PskHandshake {
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError> {
-        if let Stage::Asking(name, noise) = &mut self.stage {
+        if let PskState::Initiating(name, noise) = &mut self.state {
             let mut message = [0; 128];
             let len = noise.0.write_message(&[], &mut message).map_err(|error| settings(format!("noise: {error}")))?;
             let mut record = vec![name.len() as u8];
@@ -269,10 +269,10 @@ impl Handshake for Session {
         if !self.records.is_empty() {
             return None;
         }
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Complete(name, channel) => Some((channel, PeerIdentity::Psk(name))),
+        match std::mem::replace(&mut self.state, PskState::Finished) {
+            PskState::Complete(name, channel) => Some((channel, PeerIdentity::Psk(name))),
             other => {
-                self.stage = other;
+                self.state = other;
                 None
             }
         }
@@ -300,7 +300,7 @@ fn nonce(number: u64) -> Nonce {
     Nonce::assume_unique_for_key(octets)
 }
 
-impl Key for Cipher {
+impl CipherKey for Cipher {
     fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]> {
         let tag = self.0.seal_in_place_separate_tag(nonce(number), Aad::from(header), body).ok()?;
         tag.as_ref().try_into().ok()

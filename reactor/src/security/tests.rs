@@ -14,11 +14,11 @@ use rustls::server::AlwaysResolvesServerRawPublicKeys;
 use rustls::sign::CertifiedKey;
 use rustls::time_provider::TimeProvider;
 
-use super::channel::{Key, SEGMENT, Sealer, TAG, segment, segments, tail};
+use super::channel::{CipherKey, SEGMENT, Sealer, TAG, segment, segments, tail};
 use super::known_keys::KnownKeys;
 use super::psk::Psk;
 use super::tls::{Tls, TlsIdentity};
-use super::{Channel, Handshake, Opener, PeerIdentity, Security, SecurityError, SecurityMode, Side};
+use super::{Channel, Handshake, HandshakeRole, Opener, PeerIdentity, Security, SecurityError, SecurityMode};
 
 /// A certificate authority of the tests.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -54,11 +54,11 @@ fn mutual(own: &Authority, trusted: &Authority, host: &str) -> Security {
 }
 
 fn active(security: &Security, host: &str) -> Result<Box<dyn Handshake>, SecurityError> {
-    security.start(Side::Active { host: Some(host), address: [192, 0, 2, 1].into() }, b"context")
+    security.start(HandshakeRole::Active { host: Some(host), address: [192, 0, 2, 1].into() }, b"context")
 }
 
 fn passive(security: &Security) -> Box<dyn Handshake> {
-    security.start(Side::Passive, b"context").unwrap()
+    security.start(HandshakeRole::Passive, b"context").unwrap()
 }
 
 /// What came of the handshakes of an active and of a passive side.
@@ -322,7 +322,7 @@ fn keys_that_cannot_be_used_are_named() {
 #[test]
 fn another_context_fails_the_handshake() {
     for security in all() {
-        let other = security.start(Side::Passive, b"another context").unwrap();
+        let other = security.start(HandshakeRole::Passive, b"another context").unwrap();
         let ends = talk([active(&security, "node").unwrap(), other], usize::MAX, |_, _| {});
         assert!(ends.iter().any(Result::is_err), "{ends:?}");
         assert!(ends[1].is_err(), "the passive side lets nobody in: {ends:?}");
@@ -568,7 +568,7 @@ fn a_number_is_used_once_with_a_key() {
         number_of_key: u32,
         used: Arc<Mutex<BTreeSet<(u32, u64)>>>,
     }
-    impl Key for Noted {
+    impl CipherKey for Noted {
         fn seal(&self, number: u64, _: &[u8], _: &mut [u8]) -> Option<[u8; TAG]> {
             assert!(self.used.lock().unwrap().insert((self.number_of_key, number)), "a number twice");
             Some([0; TAG])

@@ -18,10 +18,10 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig, SignatureScheme};
 
-use super::channel::{Channel, Key, Opener, Sealer, TAG};
+use super::channel::{Channel, CipherKey, Opener, Sealer, TAG};
 use super::known_keys::KnownKeys;
 use super::records::{Records, emit};
-use super::{Handshake, PeerIdentity, SecurityError, Side};
+use super::{Handshake, HandshakeRole, PeerIdentity, SecurityError};
 
 fn settings(why: impl fmt::Display) -> SecurityError {
     SecurityError::Settings(why.to_string())
@@ -37,11 +37,11 @@ fn provider() -> Arc<CryptoProvider> {
 /// The certificates of this side and its private key, or only a pair of keys. A clone is the same identity: replacing it in one
 /// place replaces it in every listener and connection that is opened afterwards.
 #[derive(Clone, Debug)]
-pub struct TlsIdentity(Arc<Shown>);
+pub struct TlsIdentity(Arc<KeyResolver>);
 
 /// What is shown to peers.
 #[derive(Debug)]
-struct Shown {
+struct KeyResolver {
     /// A public key without a certificate is shown.
     raw: bool,
     now: Mutex<Arc<CertifiedKey>>,
@@ -55,7 +55,7 @@ impl TlsIdentity {
     /// # Errors
     /// [`SecurityError::Settings`] if there is no certificate, no key, or the key is another's.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, SecurityError> {
-        Ok(Self(Arc::new(Shown { raw: false, now: Mutex::new(certified(certificates, key)?) })))
+        Ok(Self(Arc::new(KeyResolver { raw: false, now: Mutex::new(certified(certificates, key)?) })))
     }
 
     /// Reads a private key in PEM. Peers are shown its public key, without a certificate (RFC 7250); for [`Tls::public_keys`].
@@ -63,7 +63,7 @@ impl TlsIdentity {
     /// # Errors
     /// [`SecurityError::Settings`] if there is no key.
     pub fn raw(key: &[u8]) -> Result<Self, SecurityError> {
-        Ok(Self(Arc::new(Shown { raw: true, now: Mutex::new(uncertified(key)?) })))
+        Ok(Self(Arc::new(KeyResolver { raw: true, now: Mutex::new(uncertified(key)?) })))
     }
 
     /// The own certificate in DER; of a [raw](TlsIdentity::raw) identity the public key, as SubjectPublicKeyInfo in DER. That is
@@ -94,7 +94,7 @@ impl TlsIdentity {
     }
 
     /// What is shown to peers, if it is of this kind.
-    fn of_kind(&self, raw: bool) -> Result<Arc<Shown>, SecurityError> {
+    fn of_kind(&self, raw: bool) -> Result<Arc<KeyResolver>, SecurityError> {
         match (self.0.raw, raw) {
             (true, false) => Err(settings("this identity has no certificate: use Tls::public_keys with it")),
             (false, true) => Err(settings("this identity has a certificate: use TlsIdentity::raw for a pair of keys")),
@@ -103,13 +103,13 @@ impl TlsIdentity {
     }
 }
 
-impl Shown {
+impl KeyResolver {
     fn now(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.now.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for KeyResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.now())
     }
@@ -119,7 +119,7 @@ impl ResolvesServerCert for Shown {
     }
 }
 
-impl ResolvesClientCert for Shown {
+impl ResolvesClientCert for KeyResolver {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         Some(self.now())
     }
@@ -270,7 +270,7 @@ impl Tls {
         Ok(Self::of(None, Some(server)))
     }
 
-    /// Settings of rustls's own, for other verifiers, another clock or other cryptography. Session
+    /// Settings of rustls's own, for other verifiers, another clock or other cryptography. TlsHandshake
     /// tickets, resumption and early data are turned off.
     ///
     /// ```
@@ -340,10 +340,10 @@ impl Tls {
         }
     }
 
-    pub(super) fn start(&self, side: Side<'_>, context: &[u8]) -> Result<Session, SecurityError> {
+    pub(super) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<TlsHandshake, SecurityError> {
         let parameters = context.to_vec();
-        let conn = match (side, &self.client, &self.server) {
-            (Side::Active { host, address }, Some(config), _) => {
+        let conn = match (role, &self.client, &self.server) {
+            (HandshakeRole::Active { host, address }, Some(config), _) => {
                 let name = match (&self.name, host) {
                     (Some(name), _) => (**name).clone(),
                     (None, Some(host)) => server_name(host)?,
@@ -352,16 +352,22 @@ impl Tls {
                 let conn = quic::ClientConnection::new(Arc::clone(config), Version::V1, name, parameters);
                 Connection::Client(conn.map_err(settings)?)
             }
-            (Side::Passive, _, Some(config)) => {
+            (HandshakeRole::Passive, _, Some(config)) => {
                 let conn = quic::ServerConnection::new(Arc::clone(config), Version::V1, parameters);
                 Connection::Server(conn.map_err(settings)?)
             }
-            (side, ..) => {
-                self.check(matches!(side, Side::Active { .. }))?;
+            (role, ..) => {
+                self.check(matches!(role, HandshakeRole::Active { .. }))?;
                 return Err(settings("TLS is not set up"));
             }
         };
-        Ok(Session { conn, records: Records::default(), level: None, channel: None, context: context.to_vec() })
+        Ok(TlsHandshake {
+            conn,
+            records: Records::default(),
+            handshake_keys: None,
+            channel: None,
+            context: context.to_vec(),
+        })
     }
 }
 
@@ -373,25 +379,25 @@ fn server_name(name: &str) -> Result<ServerName<'static>, SecurityError> {
 }
 
 /// The keys of the handshake's own octets, and how many records were sealed and opened with them.
-struct Level {
+struct HandshakeKeys {
     keys: Keys,
     sealed: u64,
     opened: u64,
 }
 
 /// See [`Tls`].
-pub(crate) struct Session {
+pub(crate) struct TlsHandshake {
     conn: Connection,
     records: Records,
     /// From the server's hello on.
-    level: Option<Level>,
+    handshake_keys: Option<HandshakeKeys>,
     /// Once the keys are known; the peer may still have to prove who it is.
     channel: Option<Channel>,
     /// What both sides must have been told in the clear before.
     context: Vec<u8>,
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for TlsHandshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a handshake of TLS")
     }
@@ -401,17 +407,17 @@ fn peer(why: impl fmt::Display) -> SecurityError {
     SecurityError::Peer(why.to_string())
 }
 
-impl Session {
+impl TlsHandshake {
     fn record(&mut self, mut record: Vec<u8>) -> Result<(), SecurityError> {
         if self.is_proven() {
             return Err(peer("the handshake goes on behind its end"));
         }
-        let octets = match &mut self.level {
+        let octets = match &mut self.handshake_keys {
             None => &record[..],
-            Some(level) => {
-                let number = level.opened;
-                level.opened += 1;
-                let opened = level.keys.remote.packet.decrypt_in_place(number, &[], &mut record);
+            Some(handshake_keys) => {
+                let number = handshake_keys.opened;
+                handshake_keys.opened += 1;
+                let opened = handshake_keys.keys.remote.packet.decrypt_in_place(number, &[], &mut record);
                 opened.map_err(|_| peer("a part of the handshake was changed on the way"))?
             }
         };
@@ -424,18 +430,22 @@ impl Session {
         loop {
             let mut octets = Vec::new();
             let change = self.conn.write_hs(&mut octets);
-            let level = &mut self.level;
+            let handshake_keys = &mut self.handshake_keys;
             emit(&octets, out, |record| {
-                if let Some(level) = level {
+                if let Some(handshake_keys) = handshake_keys {
                     // It is not longer than a record, which is all that can be wrong.
-                    if let Ok(tag) = level.keys.local.packet.encrypt_in_place(level.sealed, &[], record) {
+                    if let Ok(tag) =
+                        handshake_keys.keys.local.packet.encrypt_in_place(handshake_keys.sealed, &[], record)
+                    {
                         record.extend_from_slice(tag.as_ref());
                     }
-                    level.sealed += 1;
+                    handshake_keys.sealed += 1;
                 }
             });
             match change {
-                Some(KeyChange::Handshake { keys }) => self.level = Some(Level { keys, sealed: 0, opened: 0 }),
+                Some(KeyChange::Handshake { keys }) => {
+                    self.handshake_keys = Some(HandshakeKeys { keys, sealed: 0, opened: 0 })
+                }
                 Some(KeyChange::OneRtt { keys, next }) => self.channel = Some(channel(keys, next)),
                 None if octets.is_empty() => return,
                 None => {}
@@ -448,7 +458,7 @@ impl Session {
     }
 }
 
-impl Handshake for Session {
+impl Handshake for TlsHandshake {
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError> {
         self.write(out);
         Ok(())
@@ -489,7 +499,7 @@ impl Handshake for Session {
 }
 
 /// The key of one direction.
-struct Packets {
+struct QuicKey {
     key: Box<dyn PacketKey>,
     /// Of the keys behind it.
     next: Secrets,
@@ -497,7 +507,7 @@ struct Packets {
     own: bool,
 }
 
-impl Key for Packets {
+impl CipherKey for QuicKey {
     fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]> {
         let tag = self.key.encrypt_in_place(number, header, body).ok()?;
         tag.as_ref().try_into().ok()
@@ -516,7 +526,7 @@ impl Key for Packets {
 fn channel(keys: Keys, next: Secrets) -> Channel {
     let mut second = next.clone();
     let keys_of_second = second.next_packet_keys();
-    let packets = |key, next: &Secrets, own| Box::new(Packets { key, next: next.clone(), own });
+    let packets = |key, next: &Secrets, own| Box::new(QuicKey { key, next: next.clone(), own });
     Channel {
         sealer: Sealer::new(packets(keys.local.packet, &next, true), packets(keys_of_second.local, &second, true)),
         opener: Opener::new(packets(keys.remote.packet, &next, false), packets(keys_of_second.remote, &second, false)),

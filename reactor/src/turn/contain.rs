@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::api::context::Context;
 #[cfg(feature = "datagram")]
 use crate::datagram::EndpointId;
-use crate::datagram::table::Endpoints;
+use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::id::ConnectionId;
 

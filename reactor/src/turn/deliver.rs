@@ -8,15 +8,15 @@ use rdma_transport::slab::Key;
 use super::contain::{Of, call};
 use super::serve::Desk;
 use crate::api::handler::{ConnectRequest, Decision, Handler};
-use crate::api::message::{Content, Message, Own};
+use crate::api::message::{Content, LargeContent, Message};
 use crate::conn::effects::{Arrived, Event, Fragments};
-use crate::datagram::table::Endpoints;
 #[cfg(feature = "datagram")]
-use crate::datagram::table::Event as DatagramEvent;
+use crate::datagram::endpoints::EndpointEvent;
+use crate::datagram::endpoints::Endpoints;
 #[cfg(feature = "datagram")]
 use crate::datagram::{Datagram, EndpointId};
-use crate::device::home::Home;
 use crate::device::pool::Slabs;
+use crate::device::return_channel::ReturnChannel;
 use crate::driver::{DeviceEvent, Driver, Request};
 use crate::id::{ConnectionId, IoId, TimerId};
 use crate::memory::landing::Offered;
@@ -24,7 +24,7 @@ use crate::memory::region::Region;
 use crate::seam::poller::Readiness;
 
 /// The parts of a device that its messages borrow, so that callbacks can have the driver.
-pub(super) type Lender = (usize, Arc<Slabs>, Arc<Home>);
+pub(super) type Lender = (usize, Arc<Slabs>, Arc<ReturnChannel>);
 
 /// The driver and the program, in the stages of a turn that call back.
 pub(super) struct Delivery<'a, M, H: ?Sized> {
@@ -143,11 +143,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let known =
             self.lender.as_ref().is_some_and(|(of, slabs, _)| *of == device && self.driver.is_lender(device, slabs));
         if !known {
-            *self.lender = self.driver.lender(device).map(|(slabs, home)| (device, slabs, home));
+            *self.lender = self.driver.lender(device).map(|(slabs, channel)| (device, slabs, channel));
         }
-        let Some((_, slabs, home)) = &*self.lender else { return };
+        let Some((_, slabs, channel)) = &*self.lender else { return };
         let (start, end) = (start as usize, end as usize);
-        let content = Content::Pooled { start, end, buffer: &mut buffer, slabs, home };
+        let content = Content::Pooled { start, end, buffer: &mut buffer, slabs, channel };
         callback!(self.on_recv(Of::Connection(id), id, Message { connection: id, content }));
         match buffer {
             Some(buffer) => self.driver.free_receive(device, buffer, shared),
@@ -167,11 +167,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[cold]
     fn fragments(&mut self, id: ConnectionId, fragments: Box<Fragments>) {
         let device = fragments.device;
-        let Some((_, home)) = self.driver.lender(device) else { return };
+        let Some((_, channel)) = self.driver.lender(device) else { return };
         let joined = self.driver.join(id, fragments);
         let receives = joined.receives.len();
         let mut joined = Some(joined);
-        let content = Content::Own(Own::Joined { joined: &mut joined, home: &home });
+        let content = Content::Large(LargeContent::Joined { joined: &mut joined, channel: &channel });
         callback!(self.on_recv(Of::Connection(id), id, Message { connection: id, content }));
         match joined {
             Some(joined) => self.driver.end_joined(id, device, joined),
@@ -192,13 +192,13 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             return self.driver.abort(id);
         }
         let mut region = Some(region);
-        let message = Message { connection: id, content: Content::Own(Own::Region(&mut region)) };
+        let message = Message { connection: id, content: Content::Large(LargeContent::Region(&mut region)) };
         callback!(self.on_recv(Of::Connection(id), id, message));
     }
 
     #[cfg(feature = "datagram")]
     #[cold]
-    fn datagram_event(&mut self, event: DatagramEvent) {
+    fn datagram_event(&mut self, event: EndpointEvent) {
         let tag = self.driver.tag();
         let key = |endpoint: EndpointId| endpoint.key(tag).unwrap_or(Key::NONE);
         let Self { driver, endpoints, handler, .. } = self;
@@ -213,22 +213,22 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             };
         }
         match event {
-            DatagramEvent::Datagram { endpoint, buffer, len, completion } => {
+            EndpointEvent::Datagram { endpoint, buffer, len, completion } => {
                 if let Some(slabs) = endpoints.slabs_of(driver, key(endpoint)) {
                     if let Some(datagram) = Datagram::of(&completion, slabs.bytes(&buffer, len)) {
                         callback!(on_datagram(endpoint, datagram));
                     }
                 }
-                endpoints.free(key(endpoint), buffer);
+                endpoints.repost(key(endpoint), buffer);
             }
-            DatagramEvent::Closed { endpoint, reason } => {
+            EndpointEvent::Closed { endpoint, reason } => {
                 callback!(on_endpoint_closed(endpoint, reason));
                 endpoints.release(driver, key(endpoint));
             }
-            DatagramEvent::Sent { endpoint, send, outcome } => callback!(on_datagram_sent(endpoint, send, outcome)),
-            DatagramEvent::Writable { endpoint } => callback!(on_datagram_writable(endpoint)),
-            DatagramEvent::Peer { endpoint, address, found } => callback!(on_peer(endpoint, address, found)),
-            DatagramEvent::Joined { endpoint, group, joined } => callback!(on_join(endpoint, group, joined)),
+            EndpointEvent::Sent { endpoint, send, outcome } => callback!(on_datagram_sent(endpoint, send, outcome)),
+            EndpointEvent::Writable { endpoint } => callback!(on_datagram_writable(endpoint)),
+            EndpointEvent::Peer { endpoint, address, found } => callback!(on_peer(endpoint, address, found)),
+            EndpointEvent::Joined { endpoint, group, joined } => callback!(on_join(endpoint, group, joined)),
         }
     }
 }

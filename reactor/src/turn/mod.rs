@@ -25,7 +25,7 @@ use crate::api::context::Context;
 use crate::api::handle::{Commands, ReactorHandle};
 use crate::api::handler::Handler;
 use crate::config::Config;
-use crate::datagram::table::Endpoints;
+use crate::datagram::endpoints::Endpoints;
 use crate::driver::{Driver, choose};
 use crate::error::Error;
 use crate::providers::Providers;

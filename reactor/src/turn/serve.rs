@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::api::handle::{Command, Commands};
+use crate::api::handle::{Commands, HandleCommand};
 use crate::driver::Driver;
 use crate::driver::stages::Stages;
 use crate::error::SendErrorKind;
@@ -43,11 +43,11 @@ impl<M> Desk<M> {
             let command = self.commands.next()?;
             self.left -= 1;
             match command {
-                Command::Message(message) => {
+                HandleCommand::Message(message) => {
                     self.commands.done();
                     return Some(message);
                 }
-                Command::Send(conn, payload) => {
+                HandleCommand::Send(conn, payload) => {
                     let mut queue = self.waiting.remove(&conn).unwrap_or_default();
                     let waits = !queue.is_empty();
                     queue.push_back(payload);

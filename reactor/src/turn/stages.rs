@@ -97,7 +97,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         while let Some((key, due)) = self.driver.next_due(&mut left) {
             match due {
                 Due::Program(token) => self.timer(key, token),
-                Due::Guest(number) => self.endpoints.due(self.driver, number),
+                Due::Guest(number) => self.endpoints.on_timer(self.driver, number),
                 Due::Drain if self.driver.drain_overdue() => self.endpoints.close_all(self.driver, true),
                 _ => {}
             }

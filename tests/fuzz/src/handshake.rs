@@ -5,7 +5,7 @@ use rdma_transport_fuzz::iwarp::fuzz::Tape;
 use crate::limits::HEADER_LEN;
 use crate::secured::{psk, tls};
 use crate::security::channel::TAG;
-use crate::security::{Channel, Handshake, PeerIdentity, Security, Side};
+use crate::security::{Channel, Handshake, HandshakeRole, PeerIdentity, Security};
 
 /// Most octets that are on their way in one direction. A connection limits them as well.
 const LIMIT: usize = 64 << 10;
@@ -18,7 +18,7 @@ struct End {
 }
 
 impl End {
-    fn new(security: &Security, side: Side<'_>) -> Self {
+    fn new(security: &Security, side: HandshakeRole<'_>) -> Self {
         let handshake = security.start(side, b"context").expect("the settings are good");
         Self { handshake, inbox: Vec::new(), failed: false }
     }
@@ -60,8 +60,8 @@ pub fn handshake_tls(tape: &[u8]) {
 fn handshake(security: &Security, tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let address = [192, 0, 2, 1].into();
-    let mut active = End::new(security, Side::Active { host: Some("node"), address });
-    let mut passive = End::new(security, Side::Passive);
+    let mut active = End::new(security, HandshakeRole::Active { host: Some("node"), address });
+    let mut passive = End::new(security, HandshakeRole::Passive);
     active.handshake.begin(&mut passive.inbox).expect("it can begin");
     passive.handshake.begin(&mut active.inbox).expect("it can begin");
     let mut touched = false;

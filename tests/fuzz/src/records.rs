@@ -8,13 +8,13 @@ use rdma_transport_fuzz::iwarp::fuzz::Tape;
 use crate::limits::HEADER_LEN;
 use crate::secured::{psk, tls};
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
-use crate::security::{Channel, Handshake, Opener, Sealer, Security, Side};
+use crate::security::{Channel, Handshake, HandshakeRole, Opener, Sealer, Security};
 
 /// The two ends of a channel, after a handshake that nobody has touched.
 fn channel(security: &Security) -> (Channel, Channel) {
     let address = [192, 0, 2, 1].into();
-    let mut active = security.start(Side::Active { host: Some("node"), address }, b"").expect("good settings");
-    let mut passive = security.start(Side::Passive, b"").expect("good settings");
+    let mut active = security.start(HandshakeRole::Active { host: Some("node"), address }, b"").expect("good settings");
+    let mut passive = security.start(HandshakeRole::Passive, b"").expect("good settings");
     let (mut there, mut back) = (Vec::new(), Vec::new());
     active.begin(&mut there).expect("it can begin");
     while !(there.is_empty() && back.is_empty()) {

@@ -6,7 +6,7 @@ use rdma_transport::caps::Capabilities;
 use rdma_transport::slab::Key;
 
 use super::Context;
-use crate::datagram::table::Endpoints;
+use crate::datagram::endpoints::Endpoints;
 use crate::datagram::{Datagram, EndpointId, EndpointOptions, Origin, PeerId};
 use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
@@ -62,8 +62,8 @@ impl Datagrams<'_> {
         endpoint.key(self.driver.tag()).ok_or(Error::Gone("endpoint"))
     }
 
-    fn site(&self, endpoint: EndpointId) -> Option<(SocketAddr, u32, usize, usize)> {
-        self.endpoints.site(endpoint.key(self.driver.tag())?)
+    fn info(&self, endpoint: EndpointId) -> Option<(SocketAddr, u32, usize, usize)> {
+        self.endpoints.info(endpoint.key(self.driver.tag())?)
     }
 
     /// Opens an endpoint for datagrams at an address of a device; port 0 takes a free one, see [`Datagrams::address`]. The
@@ -110,25 +110,25 @@ impl Datagrams<'_> {
     /// Where peers find an endpoint; `None` when the endpoint is gone.
     #[must_use]
     pub fn address(&self, endpoint: EndpointId) -> Option<SocketAddr> {
-        self.site(endpoint).map(|(address, ..)| address)
+        self.info(endpoint).map(|(address, ..)| address)
     }
 
     /// Number of an endpoint's queue pair, which some programs send as immediate data; `None` when the endpoint is gone.
     #[must_use]
     pub fn qp_number(&self, endpoint: EndpointId) -> Option<u32> {
-        self.site(endpoint).map(|(_, qp_number, ..)| qp_number)
+        self.info(endpoint).map(|(_, qp_number, ..)| qp_number)
     }
 
     /// Largest payload of a datagram, bytes; `None` when the endpoint is gone.
     #[must_use]
     pub fn max_datagram(&self, endpoint: EndpointId) -> Option<usize> {
-        self.site(endpoint).map(|(.., max)| max)
+        self.info(endpoint).map(|(.., max)| max)
     }
 
     /// What the device of an endpoint can do, multicast for one; `None` when either is gone.
     #[must_use]
     pub fn capabilities(&self, endpoint: EndpointId) -> Option<Capabilities> {
-        let index = self.site(endpoint)?.2;
+        let index = self.info(endpoint)?.2;
         let device = self.driver.device(index)?;
         Some(self.driver.providers().get_of_device(index).device(device.id)?.capabilities)
     }

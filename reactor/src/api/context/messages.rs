@@ -77,8 +77,8 @@ impl Context<'_> {
     /// A pooled buffer to fill and send without a copy; `None` when the connection is not open, or the pool is at
     /// `Config::max_memory`.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
-        let (capacity, buffer, slabs, home) = self.driver.send_buffer_for(conn)?;
-        Some(SendBuffer::new(capacity, buffer, slabs, home))
+        let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
+        Some(SendBuffer::new(capacity, buffer, slabs, channel))
     }
 
     /// Sends a buffer of [`Context::buffer`]. It goes out at the end of the turn; `on_send_complete` follows.
@@ -105,7 +105,7 @@ impl Context<'_> {
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
         let len = buffer.len();
-        if let Err(kind) = self.driver.check_buffer(conn, buffer.home()) {
+        if let Err(kind) = self.driver.check_buffer(conn, buffer.channel()) {
             return Err(SendError { kind, buffer });
         }
         let sent = self.driver.input(conn, |conn, env| conn.send_filled(len, env, || buffer.take()));
@@ -169,7 +169,7 @@ impl Context<'_> {
     #[inline]
     pub fn release(&mut self, mut message: DetachedMessage) {
         let driver = &mut *self.driver;
-        if let Some((pool, buffer, conn)) = message.take_buffer(|home| driver.is_home_of(home)) {
+        if let Some((pool, buffer, conn)) = message.take_buffer(|channel| driver.owns_buffers_of(channel)) {
             driver.take_home(pool, buffer, Some(conn));
         }
     }

@@ -16,7 +16,7 @@ use rdma_transport::caps::Capabilities;
 
 #[cfg(feature = "datagram")]
 pub use self::datagrams::{DatagramHandler, Datagrams};
-use crate::datagram::table::Endpoints;
+use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::id::{ConnectionId, ListenerId};

@@ -180,7 +180,7 @@ mod tests {
 
     /// A connection of the model, with an honest peer.
     #[derive(Debug)]
-    struct Link {
+    struct ModelConnection {
         claim: Claim,
         rx: ReceiveWindow,
         /// The send window of the peer.
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug)]
-    enum Step {
+    enum ClaimStep {
         Join,
         /// The peer sends as much as it may, up to a count; control messages may take the last credits.
         Send {
@@ -231,24 +231,24 @@ mod tests {
         Wait,
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<ClaimStep>> {
         let link = 0..6_usize;
         let step = prop_oneof![
-            2 => Just(Step::Join),
-            6 => (link.clone(), 1..20_u32, any::<bool>()).prop_map(|(link, count, control)| Step::Send { link, count, control }),
-            8 => link.clone().prop_map(|link| Step::Arrive { link }),
-            8 => (link.clone(), any::<bool>(), any::<bool>()).prop_map(|(link, keep, count)| Step::Look { link, keep, count }),
-            4 => link.clone().prop_map(|link| Step::Release { link }),
-            6 => (link.clone(), any::<bool>()).prop_map(|(link, tell)| Step::Renew { link, tell }),
-            6 => link.clone().prop_map(|link| Step::Hear { link }),
-            1 => link.prop_map(|link| Step::Leave { link }),
-            1 => Just(Step::Drain),
-            1 => Just(Step::Wait),
+            2 => Just(ClaimStep::Join),
+            6 => (link.clone(), 1..20_u32, any::<bool>()).prop_map(|(link, count, control)| ClaimStep::Send { link, count, control }),
+            8 => link.clone().prop_map(|link| ClaimStep::Arrive { link }),
+            8 => (link.clone(), any::<bool>(), any::<bool>()).prop_map(|(link, keep, count)| ClaimStep::Look { link, keep, count }),
+            4 => link.clone().prop_map(|link| ClaimStep::Release { link }),
+            6 => (link.clone(), any::<bool>()).prop_map(|(link, tell)| ClaimStep::Renew { link, tell }),
+            6 => link.clone().prop_map(|link| ClaimStep::Hear { link }),
+            1 => link.prop_map(|link| ClaimStep::Leave { link }),
+            1 => Just(ClaimStep::Drain),
+            1 => Just(ClaimStep::Wait),
         ];
         proptest::collection::vec(step, 1..1500)
     }
 
-    fn renew(claims: &mut Claims, link: &mut Link, most: u32, now: Instant, tell: bool) {
+    fn renew(claims: &mut Claims, link: &mut ModelConnection, most: u32, now: Instant, tell: bool) {
         let more = claims.renew(&mut link.claim, link.rx.outstanding(), most, now);
         link.rx.posted(more);
         if tell {
@@ -265,30 +265,30 @@ mod tests {
         ) {
             let mut now = start();
             let mut claims = Claims::new(receives);
-            let mut links: Vec<Link> = Vec::new();
+            let mut links: Vec<ModelConnection> = Vec::new();
             let mut posted = receives;
             // Left over from connections that are gone: claims to come back, completions that nobody looked at,
             // messages kept.
             let (mut lingering, mut unseen, mut astray) = (0, 0, 0);
             for step in history {
-                let at = |link: usize, links: &[Link]| if links.is_empty() { None } else { Some(link % links.len()) };
+                let at = |link: usize, links: &[ModelConnection]| if links.is_empty() { None } else { Some(link % links.len()) };
                 match step {
-                    Step::Join => links.extend(claims.join(now).map(|claim| Link {
+                    ClaimStep::Join => links.extend(claims.join(now).map(|claim| ModelConnection {
                         claim, rx: ReceiveWindow::new(MIN_WINDOW), tx: SendWindow::new(MIN_WINDOW),
                         grants: VecDeque::new(), wire: 0, arrived: 0, kept: 0,
                     })),
-                    Step::Send { link, count, control } => if let Some(i) = at(link, &links) {
+                    ClaimStep::Send { link, count, control } => if let Some(i) = at(link, &links) {
                         let link = &mut links[i];
                         let room = if control { link.tx.available() } else { link.tx.available_for_data() };
                         for _ in 0..count.min(room) { link.tx.take(); link.wire += 1; }
                     },
-                    Step::Arrive { link } => if let Some(i) = at(link, &links).filter(|&i| links[i].wire > 0) {
+                    ClaimStep::Arrive { link } => if let Some(i) = at(link, &links).filter(|&i| links[i].wire > 0) {
                         prop_assert!(posted > 0, "a message met no receive: {links:?}");
                         posted -= 1;
                         links[i].wire -= 1;
                         links[i].arrived += 1;
                     },
-                    Step::Look { link, keep, count } => if let Some(i) = at(link, &links).filter(|&i| links[i].arrived > 0) {
+                    ClaimStep::Look { link, keep, count } => if let Some(i) = at(link, &links).filter(|&i| links[i].arrived > 0) {
                         let link = &mut links[i];
                         link.arrived -= 1;
                         prop_assert!(link.rx.received());
@@ -296,7 +296,7 @@ mod tests {
                         if count { link.claim.count(); }
                         if keep { link.kept += 1 } else { link.claim.release(1); posted += 1; }
                     },
-                    Step::Release { link } => if let Some(i) = at(link, &links).filter(|&i| links[i].kept > 0) {
+                    ClaimStep::Release { link } => if let Some(i) = at(link, &links).filter(|&i| links[i].kept > 0) {
                         links[i].kept -= 1;
                         links[i].claim.release(1);
                         posted += 1;
@@ -305,13 +305,13 @@ mod tests {
                         posted += 1;
                         claims.take_back(1);
                     },
-                    Step::Renew { link, tell } => if let Some(i) = at(link, &links) {
+                    ClaimStep::Renew { link, tell } => if let Some(i) = at(link, &links) {
                         renew(&mut claims, &mut links[i], most, now, tell);
                     },
-                    Step::Hear { link } => if let Some(i) = at(link, &links) {
+                    ClaimStep::Hear { link } => if let Some(i) = at(link, &links) {
                         if let Some(grant) = links[i].grants.pop_front() { prop_assert!(links[i].tx.grant(grant).is_ok()); }
                     },
-                    Step::Leave { link } => if let Some(i) = at(link, &links) {
+                    ClaimStep::Leave { link } => if let Some(i) = at(link, &links) {
                         // Messages on their way arrive nowhere; messages that have arrived are still in the completion
                         // queue.
                         let link = links.swap_remove(i);
@@ -319,11 +319,11 @@ mod tests {
                         unseen += link.arrived;
                         astray += link.kept;
                     },
-                    Step::Drain => {
+                    ClaimStep::Drain => {
                         posted += std::mem::take(&mut unseen);
                         claims.take_back(std::mem::take(&mut lingering));
                     }
-                    Step::Wait => now += Duration::from_millis(700),
+                    ClaimStep::Wait => now += Duration::from_millis(700),
                 }
                 let claimed: u32 = links.iter().map(|link| link.claim.receives()).sum();
                 prop_assert_eq!(claims.free() + claimed + lingering + astray, receives, "nothing is lost or made");

@@ -8,10 +8,10 @@ use rdma_transport::qp::{QpId, SrqId};
 use rdma_transport::wr::{RecvWr, SgeList};
 
 use super::claims::{Claim, Claims};
-use crate::device::cq::Mark;
+use crate::device::cq::CqPosition;
 use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::Error;
-use crate::id::{ConnectionId, Work, shared_recv_work};
+use crate::id::{ConnectionId, WorkRequestId, shared_recv_wr_id};
 use crate::providers::role;
 
 /// One receive in so many is posted and never promised. A peer that sends without credits takes these first, until that
@@ -34,7 +34,7 @@ pub(crate) struct SharedReceives {
     /// Claims of connections that are gone, until none of their completions is left.
     lingering: Vec<Lingering>,
     /// Number of messages in the program's hands from connections that are gone.
-    astray: u32,
+    orphans: u32,
 }
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ struct Lingering {
     /// Index of the completion queue.
     cq: usize,
     /// The moment of the completion queue when the connection went.
-    mark: Mark,
+    mark: CqPosition,
     claim: u32,
 }
 
@@ -59,7 +59,7 @@ impl SharedReceives {
             reposts: (0..count).map_while(|_| pool.take()).collect(),
             owners: Vec::new(),
             lingering: Vec::new(),
-            astray: 0,
+            orphans: 0,
         }
     }
 
@@ -111,9 +111,9 @@ impl SharedReceives {
 
     /// Takes a buffer that came back from the program after its connection was gone. Returns the buffer if no such
     /// buffer is expected.
-    pub(crate) fn give_astray(&mut self, buffer: Buffer) -> Option<Buffer> {
-        let Some(left) = self.astray.checked_sub(1) else { return Some(buffer) };
-        self.astray = left;
+    pub(crate) fn return_orphan(&mut self, buffer: Buffer) -> Option<Buffer> {
+        let Some(left) = self.orphans.checked_sub(1) else { return Some(buffer) };
+        self.orphans = left;
         self.claims.take_back(1);
         self.give(buffer);
         None
@@ -129,7 +129,7 @@ impl SharedReceives {
             };
             let (posted, sge) = pool.post(buffer, self.size);
             self.receives[usize::from(place)] = Some(posted);
-            chain.push(RecvWr { wr_id: shared_recv_work(place), sges: SgeList::one(sge) });
+            chain.push(RecvWr { wr_id: shared_recv_wr_id(place), sges: SgeList::one(sge) });
         }
     }
 
@@ -150,7 +150,7 @@ impl SharedReceives {
         };
         posted.map_err(|failed| {
             for wr in &chain[failed.posted..] {
-                if let Work::SharedRecv { place } = Work::of(wr.wr_id) {
+                if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wr.wr_id) {
                     let buffer = self.take(place);
                     self.reposts.extend(buffer);
                 }
@@ -162,21 +162,21 @@ impl SharedReceives {
     /// Notes that a connection is gone and has left `kept` messages with the program. `left`: the completion queue that its queue
     /// pair has left, and the moment; `None` if the device keeps the queue pair, which may go on taking what its peer was
     /// promised.
-    pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, left: Option<(usize, Mark)>) {
-        self.astray += kept;
+    pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, left: Option<(usize, CqPosition)>) {
+        self.orphans += kept;
         if let Some((cq, mark)) = left {
             self.lingering.push(Lingering { cq, mark, claim: claim.receives().saturating_sub(kept) });
         }
     }
 
     /// Number of receives that the next connection would find unclaimed. Claims that can be settled count as free.
-    pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, Mark) -> bool) -> u32 {
+    pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, CqPosition) -> bool) -> u32 {
         let settled = self.lingering.iter().filter(|gone| has_passed(gone.cq, gone.mark));
         self.claims.free() + settled.map(|gone| gone.claim).sum::<u32>()
     }
 
     /// Takes back the claims of connections that are gone and of which no completion is left.
-    pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, Mark) -> bool) {
+    pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, CqPosition) -> bool) {
         let claims = &mut self.claims;
         self.lingering.retain(|gone| {
             let left = !has_passed(gone.cq, gone.mark);

@@ -9,7 +9,7 @@ use rdma_transport::wc::WcStatus;
 use rdma_transport::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
 use crate::conn::recv_queue::Completed;
-use crate::id::Work;
+use crate::id::WorkRequestId;
 use crate::memory::region::RemoteRegion;
 
 /// Room for the longest message in one buffer.
@@ -129,7 +129,9 @@ impl Device {
 
     pub(super) fn post_sends(&mut self, chain: &[SendWr]) {
         for wr in chain {
-            let Work::Send { sequence, .. } = Work::of(wr.wr_id) else { panic!("{wr:?} is not a send") };
+            let WorkRequestId::Send { sequence, .. } = WorkRequestId::of(wr.wr_id) else {
+                panic!("{wr:?} is not a send")
+            };
             let (signaled, fenced) = (wr.flags.contains(SendFlags::SIGNALED), wr.flags.contains(SendFlags::FENCE));
             let progress = Progress::Posted;
             self.sends.push_back(Send { sequence, op: wr.op, signaled, fenced, progress, sges: wr.sges });
@@ -138,7 +140,7 @@ impl Device {
 
     pub(super) fn post_receives(&mut self, chain: &[RecvWr]) {
         for wr in chain {
-            let place = if let Work::SharedRecv { place } = Work::of(wr.wr_id) { place } else { 0 };
+            let place = if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wr.wr_id) { place } else { 0 };
             self.receives.push_back((place, wr.sges.as_slice()[0]));
         }
     }

@@ -14,7 +14,9 @@ use rdma_transport::slab::{Key, Slab};
 use rdma_transport::wc::{Failure, WcStatus, WorkCompletion};
 use rdma_transport::wr::{RecvWr, SendOp};
 
-use super::endpoint::{Endpoint, GENERATION_BITS, Phase, Site, Traffic, Work};
+use super::endpoint::{
+    Endpoint, EndpointQueues, EndpointResources, EndpointState, EndpointWorkRequest, GENERATION_BITS,
+};
 use super::{EndpointId, EndpointOptions, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::device::{deregister, register};
@@ -30,7 +32,7 @@ pub(super) const DATAGRAMS: &str = "datagrams";
 
 /// A callback to make.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum EndpointEvent {
     /// A datagram of `len` bytes came, route header included.
     Datagram {
         endpoint: EndpointId,
@@ -65,7 +67,7 @@ pub(crate) enum Event {
 
 /// A destination of an endpoint.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct EndpointPeer {
     pub(super) endpoint: Key,
     /// Index of the endpoint's device, which has the address handle.
     pub(super) device: usize,
@@ -74,7 +76,7 @@ pub(super) struct Peer {
 
 /// A question to a peer for the queue pair that takes datagrams at an address.
 #[derive(Debug)]
-pub(super) struct Lookup {
+pub(super) struct PeerLookup {
     pub(super) endpoint: Key,
     pub(super) cm: Handle<CmId>,
     pub(super) address: SocketAddr,
@@ -83,12 +85,12 @@ pub(super) struct Lookup {
 
 /// The meaning of a guest's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Number {
+pub(super) enum EndpointToken {
     Endpoint(Key),
     Lookup(Key),
 }
 
-impl Number {
+impl EndpointToken {
     pub(super) fn pack(self) -> u64 {
         let (kind, key) = match self {
             Self::Endpoint(key) => (0, key),
@@ -107,13 +109,13 @@ impl Number {
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     pub(super) all: Slab<Endpoint>,
-    pub(super) peers: Slab<Peer>,
-    pub(super) lookups: Slab<Lookup>,
-    events: VecDeque<Event>,
+    pub(super) peers: Slab<EndpointPeer>,
+    pub(super) lookups: Slab<PeerLookup>,
+    events: VecDeque<EndpointEvent>,
     /// Endpoints with something to post.
     to_post: Vec<Key>,
     /// Endpoints that were refused a send and may have room again.
-    to_ask: Vec<Key>,
+    maybe_writable: Vec<Key>,
     /// Endpoints that end.
     ending: Vec<Key>,
     receive_chain: Vec<RecvWr>,
@@ -129,7 +131,7 @@ impl Default for Endpoints {
             lookups: Slab::with_generation_bits(31),
             events: VecDeque::new(),
             to_post: Vec::new(),
-            to_ask: Vec::new(),
+            maybe_writable: Vec::new(),
             ending: Vec::new(),
             receive_chain: Vec::new(),
         }
@@ -142,18 +144,18 @@ impl Endpoints {
     }
 
     /// Returns an endpoint if it is open.
-    pub(super) fn open_one(&mut self, key: Key) -> Option<&mut Endpoint> {
+    pub(super) fn get_open(&mut self, key: Key) -> Option<&mut Endpoint> {
         self.all.get_mut(key).filter(|endpoint| endpoint.is_open())
     }
 
     /// Asks for a callback.
-    pub(super) fn tell(&mut self, event: Event) {
+    pub(super) fn push_event(&mut self, event: EndpointEvent) {
         self.events.push_back(event);
     }
 
     /// The next callback to make.
     #[inline]
-    pub(crate) fn next_event(&mut self) -> Option<Event> {
+    pub(crate) fn next_event(&mut self) -> Option<EndpointEvent> {
         self.events.pop_front()
     }
 
@@ -189,7 +191,7 @@ impl Endpoints {
                 return Err(error.into());
             }
         };
-        match self.furnish(driver, [cm, listener], local, (device, max as usize), options) {
+        match self.create(driver, [cm, listener], local, (device, max as usize), options) {
             Ok(id) => Ok(id),
             Err(error) => {
                 driver.discard(listener);
@@ -200,7 +202,7 @@ impl Endpoints {
     }
 
     /// Gives an endpoint its queue pair and its memory.
-    fn furnish(
+    fn create(
         &mut self,
         driver: &mut Driver,
         [cm, listener]: [Handle<CmId>; 2],
@@ -239,22 +241,23 @@ impl Endpoints {
         let provider = driver.providers_mut().numbered(cm.provider);
         let address = provider.local_address(listener.id).unwrap_or(local);
         let qp_number = provider.datagrams().and_then(|role| role.qp_number(qp).ok()).unwrap_or_default();
-        let site = Site { qp_number, cm, listener, address, qp, device: index, cq, room, max_datagram };
-        let traffic = Traffic {
+        let resources =
+            EndpointResources { qp_number, cm, listener, address, qp, device: index, cq, room, max_datagram };
+        let queues = EndpointQueues {
             receives: VecDeque::with_capacity(receive_depth as usize),
             reposts: (0..receive_depth).map_while(|_| pool.take()).collect(),
             sends: VecDeque::with_capacity(send_depth as usize),
             chain: Vec::with_capacity(send_depth as usize),
             send_depth: send_depth as usize,
-            taken: 0,
+            accepted: 0,
             pool,
             slabs,
         };
         let key = self.all.insert(Endpoint {
             id: EndpointId::new(driver.tag(), Key::new(0, 0)),
-            site,
-            phase: Phase::Open,
-            traffic,
+            resources,
+            state: EndpointState::Open,
+            queues,
             forgotten: VecDeque::new(),
             groups: Vec::new(),
             blocked: false,
@@ -265,7 +268,7 @@ impl Endpoints {
             endpoint.id = id;
         }
         for cm in [cm, listener] {
-            driver.owners_mut().own(cm, Owner::Guest(Number::Endpoint(key).pack()));
+            driver.owners_mut().own(cm, Owner::Guest(EndpointToken::Endpoint(key).pack()));
         }
         self.mark(key);
         // The receives are posted now, so that the endpoint hears datagrams before the next turn.
@@ -277,9 +280,9 @@ impl Endpoints {
 
     /// The address at which peers find an endpoint, the number of its queue pair, the index of its device, and its largest datagram
     /// in bytes.
-    pub(crate) fn site(&self, key: Key) -> Option<(SocketAddr, u32, usize, usize)> {
-        let site = &self.all.get(key)?.site;
-        Some((site.address, site.qp_number, site.device, site.max_datagram))
+    pub(crate) fn info(&self, key: Key) -> Option<(SocketAddr, u32, usize, usize)> {
+        let resources = &self.all.get(key)?.resources;
+        Some((resources.address, resources.qp_number, resources.device, resources.max_datagram))
     }
 
     pub(crate) fn send(
@@ -294,22 +297,22 @@ impl Endpoints {
         let endpoint = all.get_mut(key).filter(|endpoint| endpoint.is_open()).ok_or(SendErrorKind::Closed)?;
         let peer = peer.key(driver.tag()).and_then(|peer| peers.get(peer)).filter(|peer| peer.endpoint == key);
         let peer = peer.ok_or(SendErrorKind::NoPeer)?;
-        if payload.len() > endpoint.site.max_datagram {
-            return Err(SendErrorKind::TooLong { len: payload.len(), max: endpoint.site.max_datagram });
+        if payload.len() > endpoint.resources.max_datagram {
+            return Err(SendErrorKind::TooLong { len: payload.len(), max: endpoint.resources.max_datagram });
         }
-        let traffic = &mut endpoint.traffic;
-        let buffer = if traffic.has_room() { traffic.pool.take() } else { None };
+        let queues = &mut endpoint.queues;
+        let buffer = if queues.has_room() { queues.pool.take() } else { None };
         let Some(mut buffer) = buffer else {
             endpoint.blocked = true;
             driver.counters().messages.send_stalls += 1;
             return Err(SendErrorKind::WouldBlock(Blocked::Queue));
         };
-        traffic.pool.slabs().bytes_mut(&mut buffer)[..payload.len()].copy_from_slice(payload);
+        queues.pool.slabs().bytes_mut(&mut buffer)[..payload.len()].copy_from_slice(payload);
         let op = match immediate {
             Some(value) => SendOp::DatagramWithImmediate(peer.destination, value),
             None => SendOp::Datagram(peer.destination),
         };
-        let send = traffic.push_send(key, buffer, payload.len(), op);
+        let send = queues.push_send(key, buffer, payload.len(), op);
         self.mark(key);
         Ok(send)
     }
@@ -319,7 +322,7 @@ impl Endpoints {
     /// Handles a completed work request of an endpoint.
     #[cold]
     pub(crate) fn completed(&mut self, driver: &mut Driver, number: u64, wc: &WorkCompletion) {
-        let Work { endpoint, send } = Work::unpack(number);
+        let EndpointWorkRequest { endpoint, send } = EndpointWorkRequest::unpack(number);
         let known = match send {
             _ if self.all.get(endpoint).is_none() => false,
             Some(sequence) => self.sent(driver, endpoint, sequence, wc.result()),
@@ -330,7 +333,7 @@ impl Endpoints {
 
     fn sent(&mut self, driver: &mut Driver, key: Key, sequence: u16, result: Result<(), Failure>) -> bool {
         let Some(endpoint) = self.all.get(key) else { return false };
-        let Some(count) = endpoint.traffic.sends_ended_by(sequence) else {
+        let Some(count) = endpoint.queues.sends_ended_by(sequence) else {
             log::warn!("{}: a completion of a datagram that is not posted ({result:?})", endpoint.id);
             return false;
         };
@@ -343,7 +346,7 @@ impl Endpoints {
         if let Err(failure) = result {
             self.fail(driver, key, failure);
         } else if self.all.get(key).is_some_and(|endpoint| endpoint.blocked) {
-            self.to_ask.push(key);
+            self.maybe_writable.push(key);
         }
         true
     }
@@ -351,75 +354,75 @@ impl Endpoints {
     /// Ends the oldest datagram of an endpoint.
     fn end_send(&mut self, driver: &mut Driver, key: Key, outcome: Outcome) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
-        let Some(sending) = endpoint.traffic.sends.pop_front() else { return };
-        endpoint.traffic.pool.give(sending.buffer.done());
+        let Some(sending) = endpoint.queues.sends.pop_front() else { return };
+        endpoint.queues.pool.give(sending.buffer.done());
         driver.counters().messages.datagrams_sent += u64::from(outcome.is_sent());
         let endpoint = endpoint.id;
-        self.tell(Event::Sent { endpoint, send: sending.id, outcome });
+        self.push_event(EndpointEvent::Sent { endpoint, send: sending.id, outcome });
     }
 
     fn received(&mut self, driver: &mut Driver, key: Key, wc: &WorkCompletion) -> bool {
         let Some(endpoint) = self.all.get_mut(key) else { return false };
-        let Some(buffer) = endpoint.traffic.receives.pop_front().map(Posted::done) else {
+        let Some(buffer) = endpoint.queues.receives.pop_front().map(Posted::done) else {
             log::warn!("{}: a completion of a receive that is not posted ({})", endpoint.id, wc.status);
             return false;
         };
         if let Err(failure) = wc.result() {
-            endpoint.traffic.reposts.push(buffer);
+            endpoint.queues.reposts.push(buffer);
             self.fail(driver, key, failure);
             return true;
         }
         let (endpoint, len) = (endpoint.id, wc.byte_len as usize);
-        self.tell(Event::Datagram { endpoint, buffer, len, completion: Box::new(*wc) });
+        self.push_event(EndpointEvent::Datagram { endpoint, buffer, len, completion: Box::new(*wc) });
         true
     }
 
     /// The memory of a datagram that is to be delivered; `None` if the endpoint is not open any more.
     pub(crate) fn slabs_of(&mut self, driver: &mut Driver, key: Key) -> Option<Arc<Slabs>> {
-        let slabs = self.open_one(key)?.traffic.slabs();
+        let slabs = self.get_open(key)?.queues.slabs();
         driver.counters().messages.datagrams_received += 1;
         Some(slabs)
     }
 
     /// Frees the buffer of a datagram. It is posted again at the end of the turn.
-    pub(crate) fn free(&mut self, key: Key, buffer: Buffer) {
+    pub(crate) fn repost(&mut self, key: Key, buffer: Buffer) {
         if let Some(endpoint) = self.all.get_mut(key) {
-            endpoint.traffic.reposts.push(buffer);
+            endpoint.queues.reposts.push(buffer);
             self.mark(key);
         }
     }
 
     /// Handles an event of the connection manager.
     pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, cm: Handle<CmId>, kind: CmEventKind) {
-        match (Number::unpack(number), kind) {
-            (Number::Endpoint(key), CmEventKind::ConnectRequest { .. }) => self.answer(driver, key, cm),
-            (Number::Endpoint(key), kind) => self.endpoint_event(driver, key, kind),
-            (Number::Lookup(key), kind) => self.lookup_event(driver, key, kind),
+        match (EndpointToken::unpack(number), kind) {
+            (EndpointToken::Endpoint(key), CmEventKind::ConnectRequest { .. }) => self.answer(driver, key, cm),
+            (EndpointToken::Endpoint(key), kind) => self.endpoint_event(driver, key, kind),
+            (EndpointToken::Lookup(key), kind) => self.lookup_event(driver, key, kind),
         }
     }
 
     /// Handles a timer that is due.
-    pub(crate) fn due(&mut self, driver: &mut Driver, number: u64) {
-        match Number::unpack(number) {
+    pub(crate) fn on_timer(&mut self, driver: &mut Driver, number: u64) {
+        match EndpointToken::unpack(number) {
             // The time of a closed endpoint to send accepted datagrams is over.
-            Number::Endpoint(key) => self.hurry(driver, key),
-            Number::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),
+            EndpointToken::Endpoint(key) => self.stop_sending(driver, key),
+            EndpointToken::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),
         }
     }
 
     /// Tells the program of the next endpoint that has room again after it had refused a datagram. `false`: there is none.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
-        !self.to_ask.is_empty() && self.ask_writable()
+        !self.maybe_writable.is_empty() && self.report_writable()
     }
 
     #[cold]
-    fn ask_writable(&mut self) -> bool {
-        while let Some(key) = self.to_ask.pop() {
-            let Some(endpoint) = self.open_one(key) else { continue };
-            if endpoint.traffic.has_room() && std::mem::take(&mut endpoint.blocked) {
+    fn report_writable(&mut self) -> bool {
+        while let Some(key) = self.maybe_writable.pop() {
+            let Some(endpoint) = self.get_open(key) else { continue };
+            if endpoint.queues.has_room() && std::mem::take(&mut endpoint.blocked) {
                 let endpoint = endpoint.id;
-                self.tell(Event::Writable { endpoint });
+                self.push_event(EndpointEvent::Writable { endpoint });
                 return true;
             }
         }
@@ -442,12 +445,11 @@ impl Endpoints {
             if endpoint.is_over() {
                 continue;
             }
-            let (open, qp, traffic) = (endpoint.is_open(), endpoint.site.qp, &mut endpoint.traffic);
-            driver.counters().messages.doorbells += u64::from(!traffic.chain.is_empty());
-            let provider = driver.providers_mut().numbered(endpoint.site.cm.provider);
-            let receives =
-                if open { traffic.post_receives(key, qp, provider, &mut self.receive_chain) } else { Ok(()) };
-            if let Err(error) = receives.and_then(|()| traffic.post_sends(qp, provider)) {
+            let (open, qp, queues) = (endpoint.is_open(), endpoint.resources.qp, &mut endpoint.queues);
+            driver.counters().messages.doorbells += u64::from(!queues.chain.is_empty());
+            let provider = driver.providers_mut().numbered(endpoint.resources.cm.provider);
+            let receives = if open { queues.post_receives(key, qp, provider, &mut self.receive_chain) } else { Ok(()) };
+            if let Err(error) = receives.and_then(|()| queues.post_sends(qp, provider)) {
                 log::warn!("{}: posting failed: {error}", endpoint.id);
                 self.end(driver, key, DisconnectReason::Internal(error.to_string()), true);
             }
@@ -456,36 +458,36 @@ impl Endpoints {
 
     // Ending.
 
-    /// Ends an endpoint; the first reason given counts. `at_once`: datagrams that were accepted and not sent are
+    /// Ends an endpoint; the first reason given counts. `immediately`: datagrams that were accepted and not sent are
     /// dropped.
-    pub(crate) fn end(&mut self, driver: &mut Driver, key: Key, reason: DisconnectReason, at_once: bool) {
+    pub(crate) fn end(&mut self, driver: &mut Driver, key: Key, reason: DisconnectReason, immediately: bool) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
             log::debug!("{}: ending: {reason}", endpoint.id);
             let until = driver.now() + driver.config().timeouts.close;
-            let timer = driver.timers_mut().insert(until, Due::Guest(Number::Endpoint(key).pack()));
-            endpoint.phase = Phase::Draining { reason, timer };
+            let timer = driver.timers_mut().insert(until, Due::Guest(EndpointToken::Endpoint(key).pack()));
+            endpoint.state = EndpointState::Draining { reason, timer };
             self.ending.push(key);
             driver.note(Stages::ENDS);
         }
-        if at_once {
-            self.hurry(driver, key);
+        if immediately {
+            self.stop_sending(driver, key);
         }
     }
 
     /// Ends an endpoint because one of its work requests has failed.
     fn fail(&mut self, driver: &mut Driver, key: Key, failure: Failure) {
         let Some(endpoint) = self.all.get(key) else { return };
-        let device = driver.device(endpoint.site.device).map(|device| device.name.clone()).unwrap_or_default();
+        let device = driver.device(endpoint.resources.device).map(|device| device.name.clone()).unwrap_or_default();
         self.end(driver, key, DisconnectReason::WorkRequest { device, failure }, true);
     }
 
     /// Stops the sending of an endpoint that ends.
-    fn hurry(&mut self, driver: &mut Driver, key: Key) {
+    fn stop_sending(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
-        if let Phase::Draining { reason, timer } = &endpoint.phase {
+        if let EndpointState::Draining { reason, timer } = &endpoint.state {
             driver.timers_mut().cancel(*timer);
-            endpoint.phase = Phase::Over { reason: reason.clone() };
+            endpoint.state = EndpointState::Over { reason: reason.clone() };
             driver.note(Stages::ENDS);
         }
     }
@@ -493,26 +495,26 @@ impl Endpoints {
     /// Ends all endpoints on a device that has failed or was removed.
     pub(crate) fn end_on_device(&mut self, driver: &mut Driver, device: usize) {
         for key in self.all.keys() {
-            if self.all.get(key).is_some_and(|endpoint| endpoint.site.device == device) {
+            if self.all.get(key).is_some_and(|endpoint| endpoint.resources.device == device) {
                 self.end(driver, key, DisconnectReason::DeviceRemoved, true);
             }
         }
     }
 
     /// Closes all endpoints.
-    pub(crate) fn close_all(&mut self, driver: &mut Driver, at_once: bool) {
+    pub(crate) fn close_all(&mut self, driver: &mut Driver, immediately: bool) {
         for key in self.all.keys() {
-            self.end(driver, key, DisconnectReason::Local { complete: false }, at_once);
+            self.end(driver, key, DisconnectReason::Local { complete: false }, immediately);
         }
     }
 
     /// Takes stage 10 for endpoints: finishes those that have nothing left to send. Returns whether there were any.
-    /// [`Endpoints::release`] follows the [`Event::Closed`] of each.
+    /// [`Endpoints::release`] follows the [`EndpointEvent::Closed`] of each.
     pub(crate) fn finish_ended(&mut self, driver: &mut Driver) -> bool {
         let mut any = false;
         for key in std::mem::take(&mut self.ending) {
             let Some(endpoint) = self.all.get(key) else { continue };
-            if endpoint.is_over() || endpoint.traffic.sends.is_empty() {
+            if endpoint.is_over() || endpoint.queues.sends.is_empty() {
                 any = true;
                 self.finish(driver, key);
             } else {
@@ -523,30 +525,30 @@ impl Endpoints {
     }
 
     fn finish(&mut self, driver: &mut Driver, key: Key) {
-        let complete = self.all.get(key).is_some_and(|endpoint| endpoint.traffic.sends.is_empty());
-        self.hurry(driver, key);
+        let complete = self.all.get(key).is_some_and(|endpoint| endpoint.queues.sends.is_empty());
+        self.stop_sending(driver, key);
         self.destroy_ids_of(driver, key);
         // Nothing is posted any more. What a queue pair that the device has kept may touch is the endpoint's own memory, which
         // goes back with it.
-        while self.all.get(key).is_some_and(|endpoint| !endpoint.traffic.sends.is_empty()) {
+        while self.all.get(key).is_some_and(|endpoint| !endpoint.queues.sends.is_empty()) {
             self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed.into()));
         }
         self.cancel_lookups(driver, key);
         let Some(endpoint) = self.all.get(key) else { return };
-        let reason = match &endpoint.phase {
-            Phase::Open
-            | Phase::Draining { reason: DisconnectReason::Local { .. }, .. }
-            | Phase::Over { reason: DisconnectReason::Local { .. } } => DisconnectReason::Local { complete },
-            Phase::Draining { reason, .. } | Phase::Over { reason } => reason.clone(),
+        let reason = match &endpoint.state {
+            EndpointState::Open
+            | EndpointState::Draining { reason: DisconnectReason::Local { .. }, .. }
+            | EndpointState::Over { reason: DisconnectReason::Local { .. } } => DisconnectReason::Local { complete },
+            EndpointState::Draining { reason, .. } | EndpointState::Over { reason } => reason.clone(),
         };
         let endpoint = endpoint.id;
-        self.tell(Event::Closed { endpoint, reason });
+        self.push_event(EndpointEvent::Closed { endpoint, reason });
     }
 
     fn destroy_ids_of(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
-        endpoint.traffic.chain.clear();
-        let (now, listener, cm) = (driver.now(), endpoint.site.listener, endpoint.site.cm);
+        endpoint.queues.chain.clear();
+        let (now, listener, cm) = (driver.now(), endpoint.resources.listener, endpoint.resources.cm);
         driver.discard(listener);
         driver.owners_mut().disown(cm);
         let (provider, id) = driver.providers_mut().of(cm);
@@ -554,7 +556,7 @@ impl Endpoints {
             log::error!("{}: {error}: the device keeps the queue pair", endpoint.id);
             driver.counters().connections.undestroyed += 1;
             // It may go on completing work.
-            endpoint.site.room = 0;
+            endpoint.resources.room = 0;
         }
     }
 
@@ -562,9 +564,9 @@ impl Endpoints {
     pub(crate) fn release(&mut self, driver: &mut Driver, key: Key) {
         self.forget_peers_of(driver, key);
         let Some(endpoint) = self.all.remove(key) else { return };
-        Self::drop_addresses(driver, endpoint.site.device, endpoint.forgotten);
-        drop_slabs(driver, endpoint.site.device, endpoint.traffic.slabs);
-        driver.release_room(endpoint.site.device, endpoint.site.cq, endpoint.site.room);
+        Self::drop_addresses(driver, endpoint.resources.device, endpoint.forgotten);
+        drop_slabs(driver, endpoint.resources.device, endpoint.queues.slabs);
+        driver.release_room(endpoint.resources.device, endpoint.resources.cq, endpoint.resources.room);
     }
 
     /// Drops everything at once, without callbacks.
@@ -573,7 +575,7 @@ impl Endpoints {
             self.drop_lookup(driver, key);
         }
         for key in self.all.keys() {
-            self.hurry(driver, key);
+            self.stop_sending(driver, key);
             self.destroy_ids_of(driver, key);
             self.release(driver, key);
         }

@@ -22,21 +22,21 @@ pub(crate) struct PoolId {
 pub(crate) struct Returned {
     /// The pool that the memory belongs to.
     pub(crate) pool: PoolId,
-    pub(crate) what: Lent,
+    pub(crate) memory: ReturnedMemory,
     /// The connection, if the memory held a received message; then its buffers are to be posted again.
     pub(crate) receive_of: Option<ConnectionId>,
 }
 
 /// The things that a program may keep.
 #[derive(Debug)]
-pub(crate) enum Lent {
+pub(crate) enum ReturnedMemory {
     Buffer(Buffer),
-    Joined(Joined),
+    Joined(JoinedMessage),
 }
 
 /// A message that came in several buffers, in memory of its own.
 #[derive(Debug)]
-pub(crate) struct Joined {
+pub(crate) struct JoinedMessage {
     pub(crate) bytes: Vec<u8>,
     /// The buffers that it came in, if the memory is not accounted for. Then the message uses up its receives, as one in a
     /// single buffer does.
@@ -45,25 +45,25 @@ pub(crate) struct Joined {
 
 /// The place to which the buffers of a pool go back.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct ReturnChannel {
     pub(crate) pool: PoolId,
-    pub(crate) channel: Sender<Returned>,
+    pub(crate) sender: Sender<Returned>,
     pub(crate) wake: Arc<WakeFlag>,
 }
 
-impl Home {
+impl ReturnChannel {
     /// Sends a buffer home. When the reactor is gone, nobody needs the buffer; its memory goes with the last holder.
-    pub(crate) fn give(&self, buffer: Buffer, receive_of: Option<ConnectionId>) {
-        self.send(Lent::Buffer(buffer), receive_of);
+    pub(crate) fn return_buffer(&self, buffer: Buffer, receive_of: Option<ConnectionId>) {
+        self.send(ReturnedMemory::Buffer(buffer), receive_of);
     }
 
     /// Sends the memory of a message home.
-    pub(crate) fn give_joined(&self, joined: Joined, connection: ConnectionId) {
-        self.send(Lent::Joined(joined), Some(connection));
+    pub(crate) fn return_joined(&self, joined: JoinedMessage, connection: ConnectionId) {
+        self.send(ReturnedMemory::Joined(joined), Some(connection));
     }
 
-    fn send(&self, what: Lent, receive_of: Option<ConnectionId>) {
-        if self.channel.send(Returned { pool: self.pool, what, receive_of }).is_ok() {
+    fn send(&self, memory: ReturnedMemory, receive_of: Option<ConnectionId>) {
+        if self.sender.send(Returned { pool: self.pool, memory, receive_of }).is_ok() {
             self.wake.wake();
         }
     }
