@@ -1,11 +1,12 @@
-//! Growing pauses between attempts to connect again.
+//! Growing pauses between connection attempts.
 
 use std::time::Duration;
 
 use crate::seam::poller::system_entropy;
 
-/// Pauses between attempts: each is up to twice as long as the one before, up to a limit. Each pause is drawn at random between half of
-/// its length and all of it, so that many clients of a server that comes back do not come at the same moment.
+/// Exponential backoff with jitter. The longest pause doubles with each attempt, up to a limit. Each pause is drawn at
+/// random between half of the longest pause and all of it, so that the clients of a server that restarts do not
+/// reconnect at the same moment.
 ///
 /// ```
 /// use std::time::Duration;
@@ -30,7 +31,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses from `first` on, up to `most`. The pauses of two of these differ.
+    /// Creates a backoff whose first pause is at most `first`, and whose pauses never exceed `most`. The random seed is
+    /// drawn from the system, so two backoffs with equal arguments give different pauses.
     ///
     /// Example: [`Backoff`].
     #[must_use]
@@ -40,7 +42,7 @@ impl Backoff {
         Self::with_seed(first, most, u64::from_ne_bytes(seed))
     }
 
-    /// As [`Backoff::new`], with pauses that depend on `seed`: for tests.
+    /// As [`Backoff::new`], with a fixed random seed: equal arguments give equal pauses. For tests.
     ///
     /// ```
     /// use std::time::Duration;
@@ -55,7 +57,7 @@ impl Backoff {
         Self { first, most, attempts: 0, random: seed }
     }
 
-    /// The pause before the next attempt, for [`crate::Context::set_timer`].
+    /// Returns the pause before the next attempt, for [`crate::Context::set_timer`].
     #[must_use]
     pub fn next_pause(&mut self) -> Duration {
         let longest = self.first.saturating_mul(1 << self.attempts.min(31)).min(self.most);
@@ -70,13 +72,13 @@ impl Backoff {
         half + half.mul_f64(share)
     }
 
-    /// Number of pauses since the start, or since [`Backoff::reset`].
+    /// Returns the number of pauses since the start, or since [`Backoff::reset`].
     #[must_use]
     pub const fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// A connection is up, and has done something useful: the next pause is a short one again.
+    /// Makes the next pause a short one again. Call it when a connection is up and has done something useful.
     pub const fn reset(&mut self) {
         self.attempts = 0;
     }

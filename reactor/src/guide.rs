@@ -1,5 +1,5 @@
-//! The guide, in the order in which a program needs it. The pages are those of the folder `docs` of the repository; their code
-//! is compiled and run.
+//! The guide, in the order in which a program needs its pages. The pages are those of the folder `docs` of the
+//! repository. Their code is compiled and run.
 //!
 //! 1. The first program is the README's.
 //! 2. [The loop and its promises](the_loop)
@@ -21,10 +21,11 @@
 //! 18. Datagrams: the page `datagrams`, with the feature `datagram`
 //! 19. [Writing a provider](writing_a_provider) of your own
 //!
-//! Behind it: [the architecture](architecture), [the wire](wire).
+//! For those who want to know how it works: [the architecture](architecture), [the wire protocol](wire).
 
-// The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so that a definition before a
-// page leads to the module instead. A picture is empty in its place, and follows the page. `tests/tests/links.rs` looks after both.
+// The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so a
+// definition in front of an included page makes its links lead to the module instead. A picture's definition is an
+// empty image, and the picture follows the page. `tests/tests/links.rs` checks both.
 
 #[doc = "[datagrams.md]: self::datagrams"]
 #[doc = "[security.md]: self::security"]

@@ -1,8 +1,8 @@
-//! A limit on log lines that peers can cause.
+//! A rate limit on log lines that peers can cause.
 //!
-//! A peer that connects as fast as it can and fails each time would fill the log of the side that it connects to. So there is one
-//! line of each kind and level per host and [`INTERVAL`], and at most [`MOST`] in all; a line says how many were left out before it.
-//! Lines of a level that is not logged do not count.
+//! Without a limit, a peer that connects as fast as it can, and fails each time, would fill the log. So a host causes
+//! at most one line of each kind and level per [`INTERVAL`], and all hosts together cause at most [`MAX_LINES`]. A line
+//! says how many lines were left out before it. Lines of a level that is not logged do not count.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -12,38 +12,39 @@ use std::time::{Duration, Instant};
 use log::Level;
 use rdma_transport::newcomers::Host;
 
-/// The time for which a host causes no other line of the same kind.
+/// The time during which a host causes no second line of the same kind and level.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Largest number of lines in that time.
-const MOST: usize = 256;
+/// Largest number of lines within [`INTERVAL`].
+const MAX_LINES: usize = 256;
 
-/// A kind of line.
+/// The subject of a log line about a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Complaint {
-    /// A connect request was refused.
+    /// The reactor refused a connect request.
     Refused,
-    /// A connection did not come up.
+    /// A connection was not established.
     NotUp,
-    /// A peer broke the protocol.
+    /// A peer violated the protocol.
     Violation,
 }
 
-/// What makes two lines alike.
-type Line = (Host, Complaint, Level);
+/// The properties of a line that the limit compares.
+type LineKey = (Host, Complaint, Level);
 
-/// See the [module](self).
+/// The lines of the last interval, and the number of lines left out.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
-    /// The lines of the last interval, the oldest first.
-    lines: VecDeque<(Instant, Line)>,
-    /// The same, to find one.
-    recent: BTreeSet<Line>,
+    /// The lines of the last interval, oldest first.
+    lines: VecDeque<(Instant, LineKey)>,
+    /// The keys of `lines`, for look-up.
+    recent: BTreeSet<LineKey>,
     left_out: u64,
 }
 
 impl LogLimit {
-    /// Returns the end of a line about a peer if the line is to be written now. The level is one that is logged: see [`complain`].
+    /// Returns the text to append to a line about a peer if the line may be written now, else `None`. The caller has
+    /// checked that the level is logged: see [`complain`].
     pub(crate) fn admit(&mut self, kind: Complaint, level: Level, peer: IpAddr, now: Instant) -> Option<LeftOut> {
         while let Some(&(at, line)) = self.lines.front().filter(|(at, _)| *at + INTERVAL <= now) {
             self.lines.pop_front();
@@ -51,7 +52,7 @@ impl LogLimit {
             debug_assert!(at <= now, "time does not run backwards");
         }
         let line = (Host::of(peer), kind, level);
-        if self.lines.len() >= MOST || !self.recent.insert(line) {
+        if self.lines.len() >= MAX_LINES || !self.recent.insert(line) {
             self.left_out += 1;
             return None;
         }
@@ -60,7 +61,7 @@ impl LogLimit {
     }
 }
 
-/// Writes a line about a peer if its level is logged here and [`LogLimit::admit`] says so.
+/// Logs a line about a peer if its level is logged and [`LogLimit::admit`] allows it.
 macro_rules! complain {
     ($limit:expr, $now:expr, $kind:expr, $level:expr, $peer:expr, $($text:tt)+) => {
         if log::log_enabled!($level) {
@@ -72,7 +73,7 @@ macro_rules! complain {
 }
 pub(crate) use complain;
 
-/// The number of lines that were left out before this one, as the end of the line.
+/// The number of lines left out before this one. Its text is appended to the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut(u64);
 
@@ -93,7 +94,7 @@ mod tests {
     fn a_flood_of_failures_is_a_few_lines() {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
         let start = Instant::now();
-        let (mut limit, mut written, mut told) = (LogLimit::default(), 0, 0);
+        let (mut limit, mut written, mut reported) = (LogLimit::default(), 0, 0);
         let ms = |ms| start + Duration::from_millis(ms);
         let host = |number: u64| IpAddr::from(std::net::Ipv6Addr::from_bits(u128::from(number) << 64 | 7));
         assert_eq!(limit.admit(Complaint::NotUp, Level::Warn, host(1), ms(0)), Some(LeftOut(0)));
@@ -104,11 +105,11 @@ mod tests {
         // A million failures of as many hosts within 100 s.
         for nth in 0..1_000_000 {
             if let Some(LeftOut(count)) = limit.admit(Complaint::NotUp, Level::Warn, host(nth), ms(20_000 + nth / 10)) {
-                (written, told) = (written + 1, told + count);
+                (written, reported) = (written + 1, reported + count);
             }
-            assert!(limit.lines.len() <= MOST && limit.recent.len() == limit.lines.len());
+            assert!(limit.lines.len() <= MAX_LINES && limit.recent.len() == limit.lines.len());
         }
-        assert_eq!((written, written + told + limit.left_out), (10 * MOST as u64, 1_000_000));
+        assert_eq!((written, written + reported + limit.left_out), (10 * MAX_LINES as u64, 1_000_000));
         assert_eq!(LeftOut(3).to_string(), " (3 lines about peers were left out before this one)");
     }
 }

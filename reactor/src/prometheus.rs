@@ -1,11 +1,11 @@
-//! The counters in the text format of Prometheus.
+//! The counters of [`Stats`] in the text format of Prometheus.
 
 use std::fmt::{self, Write};
 use std::time::Duration;
 
 use crate::stats::{CompletionStats, ConnectionStats, MemoryStats, MessageStats, Stats, TurnStats};
 
-/// A value, as it is written.
+/// The value of a metric.
 #[derive(Clone, Copy)]
 enum Value {
     Number(u64),
@@ -39,14 +39,14 @@ impl fmt::Display for Value {
     }
 }
 
-/// A metric: its name behind the prefix, its meaning, and its value.
+/// A metric: its name without the prefix, its help text, and its value.
 struct Family {
     name: &'static str,
     help: &'static str,
     value: fn(&Stats) -> Value,
 }
 
-/// Declares the families. A field of [`Stats`] without a family does not compile.
+/// Declares the metrics. A field of [`Stats`] without a metric does not compile.
 macro_rules! families {
     ($($part:ident: $type:ident { $($field:ident: $name:literal, $help:literal;)* })*) => {
         const FAMILIES: &[Family] = &[$($(
@@ -61,77 +61,77 @@ families! {
     turns: TurnStats {
         taken: "turns_total", "Turns of the loop";
         waits: "waits_total", "Waits in the operating system";
-        empty_waits: "empty_waits_total", "Waits that found nothing";
+        empty_waits: "empty_waits_total", "Waits that returned no event";
         spins: "spins_total", "Rounds of busy polling";
-        spin_hits: "spin_hits_total", "Times of busy polling that ended with a completion";
-        spin_misses: "spin_misses_total", "Times of busy polling that ended without a completion";
+        spin_hits: "spin_hits_total", "Periods of busy polling that ended with a completion";
+        spin_misses: "spin_misses_total", "Periods of busy polling that ended without a completion";
         cm_edges: "cm_edges_total", "Edges of connection-manager channels";
         completion_edges: "completion_edges_total", "Edges of completion channels";
-        io_edges: "io_edges_total", "Edges of descriptors of the program";
+        io_edges: "io_edges_total", "Edges of descriptors that the program registered";
         wakes: "wakes_total", "Wake-ups by an edge after which there were completions";
-        wake_completions: "wake_completions_total", "Completions polled in the turns of those wake-ups";
-        handle_commands: "thread_commands_total", "Messages and sends taken from other threads";
-        handle_commands_max: "thread_commands_max", "Largest number of messages and sends of other threads taken in one turn";
+        wake_completions: "wake_completions_total", "Completions polled in the turns after those wake-ups";
+        handle_commands: "thread_commands_total", "Messages and sends received from other threads";
+        handle_commands_max: "thread_commands_max", "Largest number of messages and sends of other threads received in one turn";
         panics: "panics_total", "Callbacks that panicked";
     }
     completions: CompletionStats {
         polled: "completions_total", "Completions polled";
-        deferred: "deferred_completions_total", "Completions that waited for another turn, for the sake of other connections";
-        stale: "stale_completions_total", "Completions of connections that were gone";
+        deferred: "deferred_completions_total", "Completions deferred to a later turn, so that other connections get their share";
+        stale: "stale_completions_total", "Completions of connections that did not exist any more";
         events: "completion_events_total", "Completion events";
         acknowledgements: "acknowledgements_total", "Calls that acknowledged completion events";
         arms: "arms_total", "Times a completion queue was armed";
         arm_races: "arm_races_total", "Times that polling after arming found a completion";
     }
     connections: ConnectionStats {
-        current: "connections", "Connections now, in any state";
-        connected: "connected_total", "Connections that came up";
-        disconnected: "disconnected_total", "Connections that came up and ended";
+        current: "connections", "Current connections, in any state";
+        connected: "connected_total", "Connections that were established";
+        disconnected: "disconnected_total", "Established connections that have ended";
         cut_off: "cut_off_total", "Connections closed locally that ended before everything was sent";
-        connect_errors: "connect_errors_total", "Outgoing connections that did not come up";
-        insecure: "insecure_total", "Connections whose peer was not accepted in the handshake";
-        refused: "refused_total", "Incoming connections that were refused or did not come up";
-        evicted: "evicted_total", "Incoming connections that were not up yet and gave way to new ones";
+        connect_errors: "connect_errors_total", "Outgoing connections that were not established";
+        insecure: "insecure_total", "Connections whose security handshake failed";
+        refused: "refused_total", "Incoming connections that were refused or not established";
+        evicted: "evicted_total", "Incoming connections that were evicted for new ones before they were established";
         handed_over: "handed_over_total", "Connect requests handed over to other reactors of the group";
         taken_over: "taken_over_total", "Connect requests taken over from other reactors of the group";
-        pings: "pings_total", "Keepalive questions sent";
-        keepalive_timeouts: "keepalive_timeouts_total", "Connections given up for silence";
+        pings: "pings_total", "Keepalive pings sent";
+        keepalive_timeouts: "keepalive_timeouts_total", "Connections that ended because the peer was silent";
         unflushed: "unflushed_total", "Connections whose device did not flush their work requests in time";
-        undestroyed: "undestroyed_total", "Queue pairs and shared receive queues that a device has not destroyed";
+        undestroyed: "undestroyed_total", "Queue pairs and shared receive queues that a device failed to destroy";
     }
     messages: MessageStats {
         sent: "messages_sent_total", "Messages sent";
         received: "messages_received_total", "Messages received";
-        bytes_sent: "sent_bytes_total", "Payload sent";
-        bytes_received: "received_bytes_total", "Payload received";
+        bytes_sent: "sent_bytes_total", "Payload bytes sent";
+        bytes_received: "received_bytes_total", "Payload bytes received";
         large_registrations: "large_registrations_total", "Registrations of memory for messages past one buffer";
         datagrams_sent: "datagrams_sent_total", "Datagrams sent";
         datagrams_received: "datagrams_received_total", "Datagrams received";
-        doorbells: "doorbells_total", "Chains of sends posted";
+        doorbells: "doorbells_total", "Chains of send work requests posted";
         credit_updates: "credit_updates_total", "Grants sent as separate messages";
-        send_stalls: "send_stalls_total", "Sends refused for want of room";
-        stall_time: "stall_seconds_total", "Time in which sends were refused, of all connections";
+        send_stalls: "send_stalls_total", "Sends refused because a resource was used up";
+        stall_time: "stall_seconds_total", "Time during which sends were refused, summed over all connections";
         handle_sends_dropped: "thread_sends_dropped_total", "Sends from other threads that were dropped";
     }
     memory: MemoryStats {
         regions: "regions", "Regions registered";
-        unreleased: "unreleased_registrations_total", "Registrations that a device has not given back";
-        unrevoked: "unrevoked_keys_total", "Times that a device has not taken a remote key back";
+        unreleased: "unreleased_registrations_total", "Registrations that a device failed to release";
+        unrevoked: "unrevoked_keys_total", "Times that a device failed to invalidate a remote key";
         pool_buffers: "pool_buffers", "Pooled buffers";
-        pool_free: "pool_free_buffers", "Pooled buffers that nobody holds";
+        pool_free: "pool_free_buffers", "Pooled buffers that are free";
         shared_posted: "shared_receives_posted", "Receives posted to shared queues";
         shared_unclaimed: "shared_receives_unclaimed", "Receives of shared queues that no connection claims";
-        fetched_bytes: "fetched_bytes", "Bytes of messages past one buffer that are being fetched or were fetched and kept";
-        kept_bytes: "kept_bytes", "Bytes registered and kept for messages past one buffer to come";
-        copied_bytes: "copied_bytes", "Bytes of messages past one buffer that peers are to fetch";
+        fetched_bytes: "fetched_bytes", "Bytes of messages past one buffer that are being fetched, or were fetched and are kept by the program";
+        kept_bytes: "kept_bytes", "Bytes that stay registered for later messages past one buffer";
+        copied_bytes: "copied_bytes", "Bytes of messages past one buffer that peers have yet to fetch";
     }
 }
 
 impl Stats {
-    /// Writes the counters of one or several reactors in the text format of Prometheus, version 0.0.4. Each field is a metric
-    /// with the prefix `rdma_reactor_`, of type `counter` if its name ends with `_total` and of type `gauge` otherwise. Times are in
-    /// seconds. Each reactor has its labels, as pairs of name and value, which tell it from the others. A program that says more
-    /// appends it to the text.
+    /// Writes the counters of one or several reactors in the text format of Prometheus, version 0.0.4. Each field is a
+    /// metric with the prefix `rdma_reactor_`; its type is `counter` if the name ends with `_total`, and `gauge`
+    /// otherwise. Times are in seconds. The labels of a reactor, pairs of name and value, distinguish it from the
+    /// others. A program appends its own metrics to the text.
     ///
     /// ```
     /// use rdma_reactor::{Config, ProviderChoice, Reactor, Stats};
@@ -147,7 +147,8 @@ impl Stats {
     /// ```
     ///
     /// # Errors
-    /// The name of a label is not made of letters, digits and `_`, without a digit in front; or an error of `out`.
+    /// The name of a label has a character other than letters, digits and `_`, or begins with a digit; or `out` returns
+    /// an error.
     pub fn prometheus(out: &mut impl Write, reactors: &[(&[(&str, &str)], Self)]) -> fmt::Result {
         for Family { name, help, value } in FAMILIES {
             let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
@@ -198,7 +199,7 @@ mod tests {
         text.chars().all(word) && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
     }
 
-    /// Parses the labels of a sample and what follows them.
+    /// Parses the labels of a sample. Returns them and the rest of the line.
     fn labels(mut text: &str) -> Result<(Labels, &str), String> {
         let Some(inner) = text.strip_prefix('{') else { return Ok((Labels::new(), text)) };
         let mut labels = Labels::new();
@@ -230,7 +231,8 @@ mod tests {
         }
     }
 
-    /// Parses the text format strictly: per family HELP, TYPE and samples, each once and in this order; the last line is whole.
+    /// Parses the text format strictly: each family has HELP, TYPE and samples, once and in this order, and the last
+    /// line ends.
     fn parse(text: &str) -> Result<BTreeMap<String, (String, String, Samples)>, String> {
         let mut families = BTreeMap::new();
         let mut lines = text.strip_suffix('\n').ok_or("the last line has no end")?.split('\n').peekable();
@@ -268,7 +270,7 @@ mod tests {
     #[test]
     fn a_strict_parser_finds_every_field_once() {
         let families = parse(&text(&[(&[], Stats::default())])).expect("the text format");
-        assert_eq!(families.len(), FAMILIES.len(), "no name is there twice");
+        assert_eq!(families.len(), FAMILIES.len(), "no name occurs twice");
         for (name, (help, kind, samples)) in &families {
             let name = name.strip_prefix("rdma_reactor_").expect("the prefix");
             assert!(!help.is_empty() && !help.ends_with('.'), "{name}: {help}");

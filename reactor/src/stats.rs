@@ -1,8 +1,8 @@
-//! Counters of a reactor. Levels have their current value; all other counters count from the reactor's start.
+//! Counters and levels of a reactor. A level has its current value. A counter counts from the reactor's start.
 
 use std::time::Duration;
 
-/// A snapshot of all counters; see [`crate::Reactor::stats`].
+/// A snapshot of all counters and levels; see [`crate::Reactor::stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -15,7 +15,7 @@ pub struct Stats {
     pub connections: ConnectionStats,
     /// Counters of messages and datagrams.
     pub messages: MessageStats,
-    /// Levels of memory.
+    /// Levels of memory, see [`MemoryStats`].
     pub memory: MemoryStats,
 }
 
@@ -24,34 +24,34 @@ pub struct Stats {
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TurnStats {
-    /// Turns taken.
+    /// Number of turns.
     pub taken: u64,
-    /// Waits in the operating system.
+    /// Number of waits in the operating system.
     pub waits: u64,
-    /// Waits that found nothing.
+    /// Number of waits that returned no event.
     pub empty_waits: u64,
-    /// Rounds of busy polling.
+    /// Number of rounds of busy polling.
     pub spins: u64,
-    /// Times of busy polling that ended with a completion.
+    /// Number of periods of busy polling that ended with a completion.
     pub spin_hits: u64,
-    /// Times of busy polling that ended without a completion.
+    /// Number of periods of busy polling that ended without a completion.
     pub spin_misses: u64,
-    /// Edges of connection-manager channels.
+    /// Number of edges of connection-manager channels.
     pub cm_edges: u64,
-    /// Edges of completion channels.
+    /// Number of edges of completion channels.
     pub completion_edges: u64,
-    /// Edges of descriptors of [`crate::Context::register_io`].
+    /// Number of edges of descriptors that were registered with [`crate::Context::register_io`].
     pub io_edges: u64,
-    /// Wake-ups by an edge after which there were completions.
+    /// Number of wake-ups by an edge after which there were completions.
     pub wakes: u64,
-    /// Completions polled in the turns of those wake-ups.
+    /// Number of completions polled in the turns after those wake-ups.
     pub wake_completions: u64,
-    /// Messages and sends taken from other threads.
+    /// Number of messages and sends received from other threads.
     pub handle_commands: u64,
-    /// Largest number of such messages and sends taken in one turn. A large number means that the reactor's thread was
-    /// held up before.
+    /// Largest number of messages and sends of other threads received in one turn. A large number means that the
+    /// reactor's thread had been busy or suspended for long.
     pub handle_commands_max: u64,
-    /// Callbacks that panicked, see [`crate::Config::contain_panics`].
+    /// Number of callbacks that panicked, see [`crate::Config::contain_panics`].
     pub panics: u64,
 }
 
@@ -60,19 +60,20 @@ pub struct TurnStats {
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CompletionStats {
-    /// Completions polled.
+    /// Number of completions polled.
     pub polled: u64,
-    /// Completions that waited for another turn, for the sake of other connections.
+    /// Number of completions deferred to a later turn, so that other connections get their share.
     pub deferred: u64,
-    /// Completions of connections that were gone.
+    /// Number of completions of connections that did not exist any more.
     pub stale: u64,
-    /// Completion events.
+    /// Number of completion events.
     pub events: u64,
-    /// Calls that acknowledged completion events, in batches, each under a lock; none on the embedded provider.
+    /// Number of calls that acknowledged completion events, in batches. Each call takes a lock. The embedded provider
+    /// needs none.
     pub acknowledgements: u64,
-    /// Times a completion queue was armed.
+    /// Number of times that a completion queue was armed.
     pub arms: u64,
-    /// Times that polling after arming found a completion which would have been missed.
+    /// Number of times that polling after arming found a completion that would otherwise have been missed.
     pub arm_races: u64,
 }
 
@@ -81,36 +82,37 @@ pub struct CompletionStats {
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ConnectionStats {
-    /// Connections now, in any state.
+    /// Number of current connections, in any state.
     pub current: usize,
-    /// Connections that came up.
+    /// Number of connections that were established.
     pub connected: u64,
-    /// Connections that came up and ended.
+    /// Number of established connections that have ended.
     pub disconnected: u64,
-    /// Connections that this side closed and that ended before everything was sent, see
+    /// Number of connections that the local side closed and that ended before everything was sent, see
     /// [`crate::DisconnectReason::Local`].
     pub cut_off: u64,
-    /// Outgoing connections that did not come up.
+    /// Number of outgoing connections that were not established.
     pub connect_errors: u64,
-    /// Connections whose peer was not accepted in the handshake that secures them.
+    /// Number of connections whose security handshake failed.
     pub insecure: u64,
-    /// Incoming connections that were refused or did not come up.
+    /// Number of incoming connections that were refused or not established.
     pub refused: u64,
-    /// Incoming connections that were not up yet and gave way to new ones: see [`crate::Config::max_pending`].
+    /// Number of incoming connections that were evicted for new ones before they were established, see
+    /// [`crate::Config::max_pending`].
     pub evicted: u64,
-    /// Connect requests handed over to other reactors of the group.
+    /// Number of connect requests handed over to other reactors of the group.
     pub handed_over: u64,
-    /// Connect requests taken over from other reactors of the group.
+    /// Number of connect requests taken over from other reactors of the group.
     pub taken_over: u64,
-    /// Keepalive questions sent.
+    /// Number of keepalive pings sent.
     pub pings: u64,
-    /// Connections given up for silence.
+    /// Number of connections that ended because the peer was silent, see [`crate::DisconnectReason::KeepaliveTimeout`].
     pub keepalive_timeouts: u64,
-    /// Connections whose device had not flushed their work requests within [`crate::Timeouts::flush`].
+    /// Number of connections whose device did not flush their work requests within [`crate::Timeouts::flush`].
     pub unflushed: u64,
-    /// Queue pairs that a device has not destroyed when their connection or endpoint ended, and shared receive queues that it has not
-    /// destroyed when nothing else was left on it. Their buffers, and the regions that their operations used, are lost until the
-    /// reactor's device is gone.
+    /// Number of queue pairs that a device failed to destroy when their connection or endpoint ended, and of shared
+    /// receive queues that it failed to destroy when they were unused. Their buffers, and the regions that their
+    /// operations used, stay allocated until the reactor stops using the device.
     pub undestroyed: u64,
 }
 
@@ -119,61 +121,64 @@ pub struct ConnectionStats {
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MessageStats {
-    /// Messages sent.
+    /// Number of messages sent.
     pub sent: u64,
-    /// Messages received.
+    /// Number of messages received.
     pub received: u64,
-    /// Payload bytes sent.
+    /// Number of payload bytes sent.
     pub bytes_sent: u64,
-    /// Payload bytes received.
+    /// Number of payload bytes received.
     pub bytes_received: u64,
-    /// Registrations of memory for messages past one buffer. Where those are of about one length, the memory of the first
-    /// ones is kept for the others ([`crate::LargeMessageSettings::cache`]), and this number stays as it is.
+    /// Number of registrations of memory for messages past one buffer. Messages of similar length reuse registered
+    /// memory ([`crate::LargeMessageSettings::cache`]), and then this number does not grow.
     pub large_registrations: u64,
-    /// Datagrams sent.
+    /// Number of datagrams sent.
     pub datagrams_sent: u64,
-    /// Datagrams received.
+    /// Number of datagrams received.
     pub datagrams_received: u64,
-    /// Chains of sends posted.
+    /// Number of chains of send work requests posted.
     pub doorbells: u64,
-    /// Grants sent as messages of their own.
+    /// Number of grants sent as separate messages.
     pub credit_updates: u64,
-    /// Sends refused for want of room: a credit, a place in the send queue, or a large message too many.
+    /// Number of sends refused because a resource was used up: a credit, a slot of the send queue, the number of large
+    /// messages, or their memory.
     pub send_stalls: u64,
-    /// Total time in which sends were refused, of all connections, up to their last `on_writable`.
+    /// Time during which sends were refused, summed over all connections, up to the last `on_writable` of each.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub stall_time: Duration,
-    /// Sends from other threads that were dropped, because the connection was not open or did not take them.
+    /// Number of sends from other threads that were dropped because the connection was not open or did not accept them.
     pub handle_sends_dropped: u64,
 }
 
-/// Levels of memory, now.
+/// Levels of memory, and counters of memory that could not be released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MemoryStats {
-    /// Regions registered.
+    /// Number of registered regions.
     pub regions: usize,
-    /// Registrations that a device has not given back, of regions and of buffers, since the reactor's start. Their memory is
-    /// never freed, and never lent as a slice if a peer may write it.
+    /// Number of registrations of regions and buffers that a device failed to release, since the reactor's start. Their
+    /// memory is never freed, and never lent as a slice if a peer may write it.
     pub unreleased: usize,
-    /// Times that a device has not taken a remote key back, since the reactor's start: when [`crate::Context::revoke`] was called, when
-    /// the rights of peers had lasted for [`crate::RegionOptions::lifetime`], when their connection ended, or when a peer took the key
-    /// back itself. Peers may go on using such a region until it is deregistered, and its memory is never lent as a slice meanwhile.
+    /// Number of times that a device failed to invalidate a remote key, since the reactor's start: when
+    /// [`crate::Context::revoke`] was called, when the rights of peers had lasted for
+    /// [`crate::RegionOptions::lifetime`], when their connection ended, or when a peer invalidated the key. Peers may
+    /// go on using such a region until it is deregistered, and its memory is never lent as a slice in the meantime.
     pub unrevoked: usize,
-    /// Pooled buffers.
+    /// Number of pooled buffers.
     pub pool_buffers: usize,
-    /// Pooled buffers that nobody holds.
+    /// Number of pooled buffers that are free.
     pub pool_free: usize,
-    /// Receives posted to shared queues, see [`crate::Config::shared_receives`].
+    /// Number of receives posted to shared receive queues, see [`crate::Config::shared_receives`].
     pub shared_posted: usize,
-    /// Receives of shared queues that no connection claims: each new connection needs five.
+    /// Number of receives of shared receive queues that no connection claims. Each new connection needs five.
     pub shared_unclaimed: usize,
-    /// Bytes of messages past one buffer that are being fetched or were fetched and kept.
+    /// Number of bytes of messages past one buffer that are being fetched, or were fetched and are kept by the program.
     pub fetched_bytes: usize,
-    /// Bytes registered and kept for messages past one buffer to come, see [`crate::LargeMessageSettings::cache`].
+    /// Number of bytes that stay registered for later messages past one buffer, see
+    /// [`crate::LargeMessageSettings::cache`].
     pub kept_bytes: usize,
-    /// Bytes of messages past one buffer that peers are to fetch.
+    /// Number of bytes of messages past one buffer that peers have yet to fetch.
     pub copied_bytes: usize,
 }
 
