@@ -1,4 +1,4 @@
-//! What other threads may do to a reactor.
+//! The handle through which other threads use a reactor.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,32 +11,33 @@ use crate::id::ConnectionId;
 use crate::seam::sync::AtomicUsize;
 use crate::seam::wake::WakeFlag;
 
-/// Why a reactor did not take something from another thread. It comes back.
+/// The reason why a reactor did not accept something from another thread, with the rejected value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError<T> {
     /// The reactor was dropped.
-    #[error("the reactor is gone")]
+    #[error("the reactor was dropped")]
     Gone(T),
-    /// As much as `Config::handle_queue` allows is on its way already: try again later.
-    #[error("the reactor has a full queue of what other threads sent: wait, or raise handle_queue")]
+    /// `Config::handle_queue` messages and sends are queued already. Try again later.
+    #[error("the reactor's queue for other threads is full: wait, or raise handle_queue")]
     Full(T),
 }
 
-/// Something that another thread asks for.
+/// A request of another thread.
 #[derive(Debug)]
 pub(crate) enum HandleCommand<M> {
     Message(M),
     Send(ConnectionId, Vec<u8>),
 }
 
-/// A reactor, seen from other threads: clone it, send it around. Nothing here blocks, and everything is harmless when
-/// the reactor is gone. A reactor that sleeps is woken once for all that comes until it looks. Where the reactor has a real-time
-/// priority, see "Real-time priorities" in [the loop](crate::guide::the_loop).
+/// A handle to a reactor for other threads. It can be cloned and sent. No method blocks. If the reactor was dropped,
+/// the methods that return a `Result` return [`HandleError::Gone`], and the others do nothing. A sleeping reactor is
+/// woken by one system call for all requests until it processes them. If the reactor's thread has a real-time priority,
+/// see "Real-time priorities" in [the loop](crate::guide::the_loop).
 ///
 /// ```
 /// use rdma_reactor::{Config, Context, Handler, ProviderChoice, Reactor};
 ///
-/// /// Adds up what other threads have worked out.
+/// /// Adds up the results of other threads.
 /// struct Sum(u64);
 ///
 /// impl Handler<u64> for Sum {
@@ -60,7 +61,7 @@ pub(crate) enum HandleCommand<M> {
 pub struct ReactorHandle<M = ()> {
     flag: Arc<WakeFlag>,
     commands: Sender<HandleCommand<M>>,
-    /// Commands that the reactor has not done with.
+    /// Number of commands that the reactor has not finished.
     queued: Arc<AtomicUsize>,
     limit: usize,
 }
@@ -79,27 +80,28 @@ impl<M> fmt::Debug for ReactorHandle<M> {
 }
 
 impl<M> ReactorHandle<M> {
-    /// Has [`crate::Handler::on_wake`] called with a message.
+    /// Queues a message, for which the reactor calls [`crate::Handler::on_wake`].
     ///
     /// # Errors
-    /// The reactor is gone, or its queue is full; with the message.
+    /// The reactor was dropped, or its queue is full. The error has the message.
     pub fn post(&self, message: M) -> Result<(), HandleError<M>> {
         self.command(HandleCommand::Message(message)).map_err(|error| {
             error.map(|command| match command {
                 HandleCommand::Message(message) => message,
-                HandleCommand::Send(..) => unreachable!("what comes back is what was given"),
+                HandleCommand::Send(..) => unreachable!("an error has the command that was passed"),
             })
         })
     }
 
-    /// Sends on a connection, behind what this thread sent there before. While the connection's window is closed, it
-    /// waits; it is dropped, and counted in [`crate::MessageStats::handle_sends_dropped`], when the connection is or goes
-    /// away, or takes only shorter messages. Once it is sent, `on_send_complete` follows as for any send.
+    /// Queues a message to send on a connection. Messages of one thread are sent in the order of its calls. While the
+    /// connection's window is closed, the message waits. The reactor drops it, and counts it in
+    /// [`crate::MessageStats::handle_sends_dropped`], if the connection is closed, or if it is longer than the peer
+    /// accepts. After the reactor has sent it, `on_send_complete` follows as for any send.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, ReactorHandle};
     ///
-    /// /// Sends on two connections of a reactor, from another thread.
+    /// /// Sends a text on two connections, from another thread.
     /// fn broadcast(remote: &ReactorHandle, to: [ConnectionId; 2], text: &str) {
     ///     for conn in to {
     ///         if let Err(error) = remote.send(conn, text) {
@@ -110,28 +112,29 @@ impl<M> ReactorHandle<M> {
     /// ```
     ///
     /// # Errors
-    /// The reactor is gone, or its queue is full; with the bytes.
+    /// The reactor was dropped, or its queue is full. The error has the bytes.
     pub fn send(&self, conn: ConnectionId, payload: impl Into<Vec<u8>>) -> Result<(), HandleError<Vec<u8>>> {
         self.command(HandleCommand::Send(conn, payload.into())).map_err(|error| {
             error.map(|command| match command {
                 HandleCommand::Send(_, payload) => payload,
-                HandleCommand::Message(_) => unreachable!("what comes back is what was given"),
+                HandleCommand::Message(_) => unreachable!("an error has the command that was passed"),
             })
         })
     }
 
-    /// Makes [`crate::Reactor::run`] return after its current turn, or the next `run` at once. A program that calls
-    /// [`crate::Reactor::turn`] is not told: it drains, see [`ReactorHandle::drain`], and asks [`crate::Reactor::is_drained`].
+    /// Makes [`crate::Reactor::run`] return after its current turn; if it does not run, the next call returns
+    /// immediately. A program that calls [`crate::Reactor::turn`] gets no notice of it: use [`ReactorHandle::drain`]
+    /// and [`crate::Reactor::is_drained`] instead.
     pub fn stop(&self) {
         self.flag.stop();
     }
 
-    /// Drains it, see [`crate::Context::drain`]. Ignored while it drains already.
+    /// Drains the reactor, see [`crate::Context::drain`]. Ignored if it is draining already.
     pub fn drain(&self, deadline: Duration) {
         self.flag.drain(deadline);
     }
 
-    /// Makes a sleeping reactor take a turn.
+    /// Wakes the reactor if it sleeps, so that it takes a turn.
     pub fn wake(&self) {
         self.flag.wake();
     }
@@ -139,7 +142,7 @@ impl<M> ReactorHandle<M> {
     fn command(&self, command: HandleCommand<M>) -> Result<(), HandleError<HandleCommand<M>>> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
-            // What a reactor has left behind makes no room any more.
+            // The commands that a dropped reactor has left are never finished, so its queue stays full.
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }
@@ -156,7 +159,7 @@ impl<M> ReactorHandle<M> {
 }
 
 impl<T> HandleError<T> {
-    /// What came back.
+    /// Returns the rejected value.
     pub fn into_inner(self) -> T {
         match self {
             Self::Gone(value) | Self::Full(value) => value,
@@ -171,7 +174,7 @@ impl<T> HandleError<T> {
     }
 }
 
-/// The reactor's end of its [`ReactorHandle`]s.
+/// The reactor's end of the queue that its [`ReactorHandle`]s fill.
 pub(crate) struct Commands<M> {
     remote: ReactorHandle<M>,
     receiver: Receiver<HandleCommand<M>>,
@@ -207,12 +210,12 @@ impl<M> Commands<M> {
         self.remote.clone()
     }
 
-    /// The next command, in each thread's order.
+    /// Returns the next command. Commands of one thread come in their order.
     pub(crate) fn next(&self) -> Option<HandleCommand<M>> {
         self.receiver.try_recv().ok()
     }
 
-    /// The reactor has done with a command: there is room for another.
+    /// Notes that the reactor has finished a command, which makes room for another one.
     pub(crate) fn done(&self) {
         self.remote.queued.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,5 +1,6 @@
-//! What threads share with a reactor, in every order in which they can run (`make loom`). The model checker reports a reactor that
-//! sleeps while somebody waits for it as a deadlock, and bytes that two threads use at once as a race.
+//! Model checks of the state that threads share with a reactor, in every order in which the threads can run (`make
+//! loom`). The model checker reports a reactor that sleeps while a thread waits for it as a deadlock, and bytes that
+//! two threads use at the same time as a race.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use super::handle::{Commands, HandleCommand, HandleError, ReactorHandle};
 use crate::memory::cells::{Bytes, RegionMemory};
 use crate::seam::wake::{Wake, WakeFlag};
 
-/// A descriptor that a reactor sleeps on, as an eventfd: it stays readable until somebody has slept on it.
+/// A model of an eventfd that a reactor sleeps on: it stays readable until a sleep has consumed it.
 #[derive(Debug, Default)]
 struct FakeEventFd {
     readable: Mutex<bool>,
@@ -38,7 +39,7 @@ impl Wake for FakeEventFd {
     }
 }
 
-/// The parts of a reactor that other threads see, with a loop that does with them what the stages of a turn do.
+/// A model of a reactor: the parts that other threads use, with a loop that processes them as the stages of a turn do.
 struct ModelReactor {
     eventfd: Arc<FakeEventFd>,
     flag: Arc<WakeFlag>,
@@ -59,7 +60,7 @@ impl ModelReactor {
         self.commands.handle()
     }
 
-    /// Takes the stages from the sleep on; `on_wake` is called for each message.
+    /// Runs the stages from the sleep on. Calls `on_wake` for each message.
     fn turn(&mut self, sleeps: bool, mut on_wake: impl FnMut(u32)) {
         self.flag.enter();
         if sleeps && !self.flag.is_pending() {
@@ -77,7 +78,7 @@ impl ModelReactor {
         self.flag.leave();
     }
 
-    /// A turn of a caller that sleeps on the descriptor itself, in between.
+    /// Runs a turn for a caller that sleeps on the descriptor itself between turns.
     fn turn_of_another_loop(&mut self) {
         self.turn(false, |_| {});
         if self.flag.is_pending() {
@@ -86,7 +87,7 @@ impl ModelReactor {
     }
 }
 
-/// Two threads, each of which posts a message.
+/// Starts two threads, each of which posts a message.
 fn two_posts(reactor: &ModelReactor) -> [thread::JoinHandle<()>; 2] {
     [1, 2].map(|message| {
         let remote = reactor.handle();
@@ -98,7 +99,7 @@ fn join<T>(threads: [thread::JoinHandle<T>; 2]) -> [T; 2] {
     threads.map(|thread| thread.join().unwrap())
 }
 
-/// Messages of two threads are all taken, by a reactor that sleeps whenever it may.
+/// A reactor that sleeps whenever it may receives all messages of two threads.
 #[test]
 fn every_post_wakes() {
     loom::model(|| {
@@ -130,7 +131,7 @@ fn a_callback_posts_to_its_own_reactor() {
     });
 }
 
-/// A reactor inside another loop, which sleeps on the descriptor between turns.
+/// A reactor in an outer loop, which sleeps on the descriptor between turns, is woken.
 #[test]
 fn another_loop_is_woken() {
     loom::model(|| {
@@ -144,7 +145,7 @@ fn another_loop_is_woken() {
     });
 }
 
-/// A stop is seen, whatever else is on its way.
+/// A stop takes effect, also while a message is in flight.
 #[test]
 fn a_stop_is_seen() {
     loom::model(|| {
@@ -158,7 +159,7 @@ fn a_stop_is_seen() {
     });
 }
 
-/// A queue with room for one message takes one at a time, refuses the others, and has room again behind each.
+/// A queue for one message accepts one at a time, refuses the others, and accepts again after each.
 #[test]
 fn a_full_queue_refuses() {
     loom::model(|| {
@@ -175,7 +176,8 @@ fn a_full_queue_refuses() {
     });
 }
 
-/// A device writes a region while its owner, on another thread, asks for the bytes: the owner gets them only behind the write.
+/// A device writes a region while the owner, on another thread, requests the bytes: the owner gets them only after the
+/// write.
 #[test]
 fn bytes_are_lent_behind_the_write() {
     loom::model(|| {
@@ -183,12 +185,12 @@ fn bytes_are_lent_behind_the_write() {
         let memory = Arc::new(rdma_transport::mem::Memory::new(64).unwrap());
         let mut region = RegionMemory::new(Bytes::Own(memory), 64);
         let (_, hold) = region.lend_mut(0..8, key).unwrap();
-        // The bytes, as the model checker sees them.
+        // The bytes, as a cell that the model checker watches.
         let bytes = Arc::new(UnsafeCell::new(0));
         let device = {
             let bytes = Arc::clone(&bytes);
             thread::spawn(move || {
-                // SAFETY: the model checker reports whoever uses the value at the same time.
+                // SAFETY: the model checker reports every concurrent use of the value.
                 bytes.with_mut(|bytes| unsafe { *bytes = 7 });
                 hold.done();
             })

@@ -1,4 +1,4 @@
-//! Buffers in the program's hands: a message during its callback, a message that is kept, a send that is being filled.
+//! Buffers that the program holds: a message during its callback, a message that is kept, a send that is being filled.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,18 +11,18 @@ use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
 use crate::memory::region::Region;
 
-/// A received message, in the registered buffer it arrived in.
+/// A received message, in the registered buffer that it arrived in.
 ///
-/// A message derefs to its bytes. When the callback returns, the buffer is posted again and the peer gets its credit back,
-/// unless [`Message::detach`] kept the message.
+/// A message derefs to its bytes. When the callback returns, the reactor posts the buffer again and returns the credit
+/// to the peer, unless [`Message::detach`] kept the message.
 pub struct Message<'a> {
     pub(crate) connection: ConnectionId,
     pub(crate) content: Content<'a>,
 }
 
-/// Where the bytes of a message are.
+/// The memory that has the bytes of a message.
 pub(crate) enum Content<'a> {
-    /// In a buffer of the pool.
+    /// A buffer of the pool.
     Pooled {
         start: usize,
         end: usize,
@@ -30,23 +30,23 @@ pub(crate) enum Content<'a> {
         slabs: &'a Arc<Slabs>,
         channel: &'a Arc<ReturnChannel>,
     },
-    /// In memory of its own.
+    /// Separate memory.
     Large(LargeContent<'a>),
 }
 
-/// The memory of a message past one buffer.
+/// The separate memory of a message past one buffer.
 pub(crate) enum LargeContent<'a> {
-    /// The message came in several buffers.
+    /// Memory into which a message of several buffers was copied.
     Joined { joined: &'a mut Option<JoinedMessage>, channel: &'a Arc<ReturnChannel> },
-    /// It was fetched.
+    /// The region into which the message was fetched.
     Region(&'a mut Option<Box<Region>>),
 }
 
 impl Message<'_> {
-    /// Keeps the message past the callback, without a copy. The peer has one credit less until the message is dropped; a
-    /// message past `Config::buffer_size` takes of `LargeMessageSettings::memory` instead. If that is used up, a message that came in
-    /// several buffers keeps a credit for each of them.
-    #[must_use = "a detached message that is dropped at once was better not detached"]
+    /// Keeps the message past the callback, without a copy. The peer has one credit less until the message is dropped.
+    /// A message past `Config::buffer_size` uses up `LargeMessageSettings::memory` instead; if that is used up, a
+    /// message that arrived in several buffers takes a credit for each of them.
+    #[must_use = "a message that is dropped immediately need not be detached"]
     pub fn detach(self) -> DetachedMessage {
         let content = match self.content {
             Content::Pooled { start, end, buffer, slabs, channel } => DetachedContent::Pooled {
@@ -88,15 +88,15 @@ impl fmt::Debug for Message<'_> {
     }
 }
 
-/// A received message that outlived its callback. It may go to another thread; dropping it anywhere sends the buffer home and
-/// gives the peer its credit back. It stays readable when the connection, its device or the reactor is gone. The memory is then
-/// released together with the last message or send buffer in it.
+/// A received message that the program keeps past its callback. It can be sent to another thread. Dropping it on any
+/// thread returns the buffer to the pool and the credit to the peer. It stays readable after its connection, its device
+/// or the reactor was dropped; then the memory is released with the last message or send buffer in it.
 pub struct DetachedMessage {
     connection: ConnectionId,
     content: DetachedContent,
 }
 
-/// Where the bytes of a detached message are.
+/// The memory that has the bytes of a detached message.
 enum DetachedContent {
     Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, channel: Arc<ReturnChannel> },
     Joined { joined: Option<JoinedMessage>, channel: Arc<ReturnChannel> },
@@ -104,18 +104,19 @@ enum DetachedContent {
 }
 
 impl DetachedMessage {
-    /// The connection it came on.
+    /// Returns the connection that received the message.
     #[must_use]
     pub const fn connection(&self) -> ConnectionId {
         self.connection
     }
 
-    /// The memory that the message was fetched into. A message is fetched if it was longer than the peer's
-    /// [`crate::LargeMessageSettings::eager_limit`], or had no room. On a device with `Features::OPEN_READ_SINKS`, as iWARP adapters are, the
-    /// memory is a copy that is not registered.
+    /// Returns the region that the message was fetched into. A message is fetched if it was longer than the peer's
+    /// [`crate::LargeMessageSettings::eager_limit`], or if there were not enough credits or send-queue slots for all
+    /// its parts. On a device with `Features::OPEN_READ_SINKS`, as on iWARP adapters, the region is a copy that is not
+    /// registered.
     ///
     /// # Errors
-    /// The message, unchanged, if it came in one or several buffers of the pool.
+    /// The message, unchanged, if it arrived in one or several buffers of the pool.
     pub fn into_region(mut self) -> Result<Region, Self> {
         match &mut self.content {
             DetachedContent::Region(region) => region.take().map(|region| *region).ok_or(self),
@@ -123,7 +124,8 @@ impl DetachedMessage {
         }
     }
 
-    /// Takes the buffer out if it belongs to a reactor that `belongs_here` knows; else it goes home on the drop.
+    /// Takes the buffer out if `belongs_here` says that it belongs to the calling reactor. Otherwise the drop returns
+    /// it.
     pub(crate) fn take_buffer(
         &mut self,
         belongs_here: impl FnOnce(&ReturnChannel) -> bool,
@@ -149,7 +151,7 @@ impl Deref for DetachedMessage {
     }
 }
 
-/// Without a copy: the buffer goes home when the last of the `Bytes` is dropped.
+/// Converts without a copy. The buffer returns to the pool when the last of the `Bytes` is dropped.
 #[cfg(feature = "bytes")]
 impl From<DetachedMessage> for bytes::Bytes {
     fn from(message: DetachedMessage) -> Self {
@@ -187,8 +189,8 @@ impl Drop for DetachedMessage {
     }
 }
 
-/// A pooled, registered buffer to fill in place and send without a copy. It starts empty; its contents beyond what was
-/// written are unspecified.
+/// A registered buffer of the pool, to fill in place and send without a copy. Its length is 0 at first. Bytes that were
+/// not written are unspecified.
 pub struct SendBuffer {
     len: usize,
     capacity: usize,
@@ -202,13 +204,13 @@ impl SendBuffer {
         Self { len: 0, capacity, buffer: Some(buffer), slabs, channel }
     }
 
-    /// Bytes it can hold.
+    /// Returns the capacity of the buffer, bytes.
     #[must_use]
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Sets its length, at most [`SendBuffer::capacity`]; a larger one is cut to that.
+    /// Sets the length of the message, bytes. A length of more than [`SendBuffer::capacity`] is reduced to it.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.capacity);
     }
@@ -217,7 +219,7 @@ impl SendBuffer {
         &self.channel
     }
 
-    /// Takes the buffer out of its wrapper, to send it.
+    /// Takes the buffer out, to send it.
     pub(crate) fn take(&mut self) -> Option<Buffer> {
         self.buffer.take()
     }
@@ -256,10 +258,10 @@ impl Drop for SendBuffer {
     }
 }
 
-/// A send that was not taken, with its buffer.
+/// A send that was refused, with its buffer.
 #[derive(Debug)]
 pub struct SendError {
-    /// Why.
+    /// The reason.
     pub kind: SendErrorKind,
     /// The buffer, unchanged.
     pub buffer: SendBuffer,

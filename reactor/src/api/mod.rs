@@ -1,5 +1,5 @@
-//! What a program holds: the handler that it implements, the context in a callback, messages and buffers, and handles for
-//! other threads.
+//! The types that a program uses: the handler that it implements, the context of a callback, messages and buffers, and
+//! handles for other threads.
 
 pub(crate) mod context;
 pub(crate) mod handle;

@@ -1,4 +1,4 @@
-//! What a program does with datagrams, and the callbacks for them.
+//! The operations on datagram endpoints, and their callbacks.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,20 +12,21 @@ use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
 use crate::id::SendId;
 
-/// Callbacks for datagrams: see [`crate::datagram`] for what datagrams are. A [`crate::Handler`] that opens endpoints returns
-/// itself, or a part of it, from its `datagrams`. Any method of [`Context`] may be called in any of them.
+/// The callbacks for datagrams. [`crate::datagram`] describes datagrams. A [`crate::Handler`] that opens endpoints
+/// returns itself, or a part of itself, from its `datagrams`. Each callback may call any method of [`Context`].
 #[allow(unused_variables)]
 pub trait DatagramHandler {
-    /// A datagram came.
+    /// A datagram has arrived.
     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {}
 
-    /// A datagram has ended, in the order of sending: once for each that was taken.
+    /// A send of a datagram has ended. Called once for each accepted datagram, in the order of sending.
     fn on_datagram_sent(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, send: SendId, outcome: Outcome) {}
 
-    /// A datagram was refused with `WouldBlock` before, and there is room again. Once per refusal.
+    /// A datagram was refused with `WouldBlock`, and one would be accepted now. Called once after a refusal.
     fn on_datagram_writable(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {}
 
-    /// The end of [`Datagrams::find_peer`]: a way to send to `address`, or why there is none.
+    /// [`Datagrams::find_peer`] has ended. `found` is the peer to send to, or the reason why `address` cannot be
+    /// reached.
     fn on_peer(
         &mut self,
         cx: &mut Context<'_>,
@@ -35,7 +36,8 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// The end of [`Datagrams::join`]: the peer that is the group, or why the endpoint is not, or no longer, in it.
+    /// [`Datagrams::join`] has ended. `joined` is the peer that stands for the group, or the reason why the endpoint is
+    /// not, or no longer, a member.
     fn on_join(
         &mut self,
         cx: &mut Context<'_>,
@@ -45,12 +47,12 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// An endpoint is gone, and its peers with it: it was closed, or its device failed or was removed. This is its last
-    /// callback; the id is stale when it returns.
+    /// An endpoint has ended, together with its peers: it was closed, or its device failed or was removed. This is its
+    /// last callback; the id is stale when it returns.
     fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {}
 }
 
-/// The endpoints of a reactor, from [`Context::datagrams`].
+/// The operations on the datagram endpoints of a reactor, from [`Context::datagrams`].
 #[derive(Debug)]
 pub struct Datagrams<'a> {
     pub(super) driver: &'a mut Driver,
@@ -66,13 +68,13 @@ impl Datagrams<'_> {
         self.endpoints.info(endpoint.key(self.driver.tag())?)
     }
 
-    /// Opens an endpoint for datagrams at an address of a device; port 0 takes a free one, see [`Datagrams::address`]. The
-    /// endpoint receives at once; `on_endpoint_closed` is its last callback.
+    /// Opens a datagram endpoint at an address of a device. Port 0 selects a free port, see [`Datagrams::address`]. The
+    /// endpoint receives immediately. `on_endpoint_closed` is its last callback.
     ///
     /// ```no_run
     /// use rdma_reactor::{Config, Context, Datagram, DatagramHandler, EndpointId, EndpointOptions, Handler, Reactor};
     ///
-    /// /// Sends back each datagram.
+    /// /// Returns each datagram to its sender.
     /// struct Echo;
     ///
     /// impl Handler for Echo {
@@ -85,7 +87,7 @@ impl Datagrams<'_> {
     ///     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
     ///         let mut datagrams = cx.datagrams();
     ///         if let Ok(peer) = datagrams.peer_of(endpoint, &datagram.origin()) {
-    ///             // A datagram may be lost, so nothing is made of a refusal.
+    ///             // A datagram may be lost anyway, so a refusal is ignored.
     ///             let _ = datagrams.send(endpoint, peer, &datagram);
     ///             datagrams.forget_peer(peer);
     ///         }
@@ -101,31 +103,33 @@ impl Datagrams<'_> {
     /// ```
     ///
     /// # Errors
-    /// The provider or the device has no datagrams ([`rdma_transport::Error::Unsupported`], which names it), the address
-    /// is on no device or in use, the device has no room, or the reactor is drained.
+    /// The provider or the device does not support datagrams ([`rdma_transport::Error::Unsupported`], which names it),
+    /// the address belongs to no device or is in use, the device has no free resources, or the reactor is draining.
     pub fn open(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
         self.endpoints.open(self.driver, local, options)
     }
 
-    /// Where peers find an endpoint; `None` when the endpoint is gone.
+    /// Returns the address at which peers find an endpoint; `None` if the endpoint is closed.
     #[must_use]
     pub fn address(&self, endpoint: EndpointId) -> Option<SocketAddr> {
         self.info(endpoint).map(|(address, ..)| address)
     }
 
-    /// Number of an endpoint's queue pair, which some programs send as immediate data; `None` when the endpoint is gone.
+    /// Returns the number of an endpoint's queue pair, which some programs send as immediate data; `None` if the
+    /// endpoint is closed.
     #[must_use]
     pub fn qp_number(&self, endpoint: EndpointId) -> Option<u32> {
         self.info(endpoint).map(|(_, qp_number, ..)| qp_number)
     }
 
-    /// Largest payload of a datagram, bytes; `None` when the endpoint is gone.
+    /// Returns the largest payload of a datagram, bytes; `None` if the endpoint is closed.
     #[must_use]
     pub fn max_datagram(&self, endpoint: EndpointId) -> Option<usize> {
         self.info(endpoint).map(|(.., max)| max)
     }
 
-    /// What the device of an endpoint can do, multicast for one; `None` when either is gone.
+    /// Returns the capabilities of an endpoint's device, such as multicast; `None` if the endpoint is closed or the
+    /// device was removed.
     #[must_use]
     pub fn capabilities(&self, endpoint: EndpointId) -> Option<Capabilities> {
         let index = self.info(endpoint)?.2;
@@ -133,7 +137,7 @@ impl Datagrams<'_> {
         Some(self.driver.providers().get_of_device(index).device(device.id)?.capabilities)
     }
 
-    /// Asks where the endpoint at `address` takes datagrams: `on_peer` follows, with a way to send there.
+    /// Resolves the endpoint at `address`. `on_peer` follows, with a peer to send to.
     ///
     /// ```
     /// use rdma_reactor::{Context, Datagram, DatagramHandler, EndpointId, Error, PeerId};
@@ -148,45 +152,45 @@ impl Datagrams<'_> {
     /// ```
     ///
     /// # Errors
-    /// The endpoint is closed, or the provider refused at once; no callback follows.
+    /// The endpoint is closed, or the provider returned an error. No callback follows.
     pub fn find_peer(&mut self, endpoint: EndpointId, address: SocketAddr) -> Result<(), Error> {
         let key = self.key(endpoint)?;
         self.endpoints.find_peer(self.driver, key, address)
     }
 
-    /// The way back to the sender of a datagram that came to this endpoint. Takes a system call: keep the result, by
-    /// [`Origin`], instead of asking for each datagram, and [`Datagrams::forget_peer`] it in the end.
+    /// Returns the sender of a received datagram as a peer to send to. This takes a system call: keep the result, by
+    /// [`Origin`], instead of calling it for each datagram, and [forget](Datagrams::forget_peer) the peer in the end.
     ///
     /// Example: [`Datagrams::open`].
     ///
     /// # Errors
-    /// The endpoint is closed. The datagram came to a group: that names no address of this side to answer from, so find its
-    /// sender by address.
+    /// The endpoint is closed; or the datagram was sent to a group, which does not name a local address to answer from:
+    /// resolve the sender by its address instead.
     pub fn peer_of(&mut self, endpoint: EndpointId, origin: &Origin) -> Result<PeerId, Error> {
         let key = self.key(endpoint)?;
         self.endpoints.peer_of(self.driver, key, origin)
     }
 
-    /// Gives a peer back; what was sent to it before still goes out. A stale one is ignored.
+    /// Releases a peer. Datagrams that were accepted for it before are still sent. A stale id is ignored.
     pub fn forget_peer(&mut self, peer: PeerId) {
         if let Some(peer) = peer.key(self.driver.tag()) {
             self.endpoints.forget_peer(self.driver, peer);
         }
     }
 
-    /// Sends a copy of `payload`. It goes out at the end of the turn; `on_datagram_sent` follows.
+    /// Sends a copy of `payload`. The datagram is posted at the end of the turn. `on_datagram_sent` follows.
     ///
     /// Example: [`Datagrams::open`].
     ///
     /// # Errors
-    /// `TooLong`, `NoPeer` when the peer is not one of this endpoint, `Closed`; after `WouldBlock`,
+    /// `TooLong`; `NoPeer` if the peer does not belong to this endpoint; `Closed`; `WouldBlock`, after which
     /// `on_datagram_writable` follows once.
     pub fn send(&mut self, endpoint: EndpointId, peer: PeerId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let key = self.key(endpoint).map_err(|_| SendErrorKind::Closed)?;
         self.endpoints.send(self.driver, key, peer, payload, None)
     }
 
-    /// As [`Datagrams::send`], with 32 bits beside the payload.
+    /// As [`Datagrams::send`], with 32 bits of immediate data.
     ///
     /// ```
     /// use rdma_reactor::{Context, EndpointId, PeerId, SendErrorKind};
@@ -210,12 +214,13 @@ impl Datagrams<'_> {
         self.endpoints.send(self.driver, key, peer, payload, Some(immediate))
     }
 
-    /// Joins a multicast group: `on_join` follows, with the peer that is the group. What is sent there arrives from then on.
+    /// Joins a multicast group. `on_join` follows, with the peer that stands for the group. Datagrams to the group are
+    /// received from then on.
     ///
     /// ```
     /// use rdma_reactor::{Context, EndpointId, Error};
     ///
-    /// /// Goes from one group to another.
+    /// /// Leaves one group, and joins another.
     /// fn change(cx: &mut Context<'_>, endpoint: EndpointId) -> Result<(), Error> {
     ///     cx.datagrams().leave(endpoint, [239, 1, 1, 1].into())?;
     ///     cx.datagrams().join(endpoint, [239, 1, 1, 2].into())
@@ -223,25 +228,26 @@ impl Datagrams<'_> {
     /// ```
     ///
     /// # Errors
-    /// The endpoint is closed or in the group, the device has no multicast, or the provider refused at once.
+    /// The endpoint is closed or is a member already, the device does not support multicast, or the provider returned
+    /// an error.
     pub fn join(&mut self, endpoint: EndpointId, group: IpAddr) -> Result<(), Error> {
         let key = self.key(endpoint)?;
         self.endpoints.join(self.driver, key, group)
     }
 
-    /// Leaves a group, or gives up joining it; no `on_join` follows. Its peer is forgotten.
+    /// Leaves a group, or cancels joining it. No `on_join` follows. The group's peer is forgotten.
     ///
     /// Example: [`Datagrams::join`].
     ///
     /// # Errors
-    /// The endpoint is closed, or not in the group.
+    /// The endpoint is closed or is not a member of the group.
     pub fn leave(&mut self, endpoint: EndpointId, group: IpAddr) -> Result<(), Error> {
         let key = self.key(endpoint)?;
         self.endpoints.leave(self.driver, key, group)
     }
 
-    /// Closes an endpoint, after what was taken has been sent, for `Timeouts::close` at most. `on_endpoint_closed`
-    /// follows; nothing more is received. A stale id is ignored.
+    /// Closes an endpoint after all accepted datagrams were sent, within `Timeouts::close`. `on_endpoint_closed`
+    /// follows. Nothing is received any more. A stale id is ignored.
     pub fn close(&mut self, endpoint: EndpointId) {
         if let Some(key) = endpoint.key(self.driver.tag()) {
             self.endpoints.end(self.driver, key, DisconnectReason::Local { complete: false }, false);

@@ -1,4 +1,4 @@
-//! Messages past one buffer in the program's own memory.
+//! Messages past one buffer that are read into the program's own memory.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use crate::id::{ConnectionId, OfferId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Has an offered message read into a region, from `offset` on, with no copy by this library: within
-    /// [`Handler::on_offer`](crate::Handler::on_offer). [`Handler::on_landed`](crate::Handler::on_landed) follows once, and until then the
-    /// region is lent. A region that is dropped meanwhile is deregistered behind that. The memory counts in no budget of the
-    /// library.
+    /// Has an offered message read into a region, from `offset` on, without a copy by this library. It is called within
+    /// [`Handler::on_offer`](crate::Handler::on_offer). [`Handler::on_landed`](crate::Handler::on_landed) follows once,
+    /// and until then the region is lent. A region that is dropped before that is deregistered afterwards. The memory
+    /// does not count towards the library's budget for large messages.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -20,7 +20,7 @@ impl Context<'_> {
     ///
     /// const BLOCK: usize = 1 << 20;
     ///
-    /// /// The side that listens stores the other side's blocks where their tags say.
+    /// /// The server stores the client's blocks; the tag of a block is its index.
     /// #[derive(Default)]
     /// struct Store {
     ///     blocks: Option<Region>,
@@ -64,9 +64,12 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`SendErrorKind::NoOffer`] outside of its `on_offer` and after another answer, [`SendErrorKind::OutOfBounds`] if the message has no
-    /// room behind `offset`, [`SendErrorKind::Unsupported`] on a secured connection, whose messages have to be opened first,
-    /// [`SendErrorKind::NotASink`] and [`SendErrorKind::ForeignRegion`] as for a read. The offer is still to be answered then.
+    /// - [`SendErrorKind::NoOffer`] outside of the offer's `on_offer`, and if it was answered before.
+    /// - [`SendErrorKind::OutOfBounds`] if the message does not fit into the region from `offset` on.
+    /// - [`SendErrorKind::Unsupported`] on a secured connection, whose messages have to be decrypted first.
+    /// - [`SendErrorKind::NotASink`] and [`SendErrorKind::ForeignRegion`] as for a read.
+    ///
+    /// After an error, the offer can still be answered.
     pub fn land(
         &mut self,
         conn: ConnectionId,
@@ -77,27 +80,29 @@ impl Context<'_> {
         self.driver.land(conn, offer, region, offset)
     }
 
-    /// Refuses an offered message, within [`Handler::on_offer`](crate::Handler::on_offer): it is not read, and its send ends as
-    /// [`Outcome::Refused`](crate::Outcome::Refused) at the peer.
+    /// Refuses an offered message, within [`Handler::on_offer`](crate::Handler::on_offer). The message is not read, and
+    /// its send ends as [`Outcome::Refused`](crate::Outcome::Refused) at the peer.
     ///
     /// Example: [`Context::land`].
     ///
     /// # Errors
-    /// [`SendErrorKind::NoOffer`] as for [`Context::land`], and [`SendErrorKind::Unsupported`] if the peer's version does not understand
-    /// it.
+    /// [`SendErrorKind::NoOffer`] as for [`Context::land`]; [`SendErrorKind::Unsupported`] if the peer has a version
+    /// without refusals.
     pub fn refuse_offer(&mut self, conn: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
         self.driver.refuse_offer(conn, offer)
     }
 
-    /// Sends a part of a region as a message that the peer reads from there, however short it is, with a tag that the peer's
-    /// [`Handler::on_offer`](crate::Handler::on_offer) gets. `on_send_complete` follows when the peer has read it, and until then these bytes
-    /// are lent. A peer whose version does not know tags gets the message without one.
+    /// Sends a part of a region as a message that the peer reads from there, even if it is short, with a tag that the
+    /// peer's [`Handler::on_offer`](crate::Handler::on_offer) receives. `on_send_complete` follows when the peer has
+    /// read it, and until then these bytes are lent. A peer with a version without tags receives the message without
+    /// one.
     ///
     /// Example: [`Context::land`].
     ///
     /// # Errors
-    /// See [`SendErrorKind`]: [`SendErrorKind::NotReadable`] without `Access::REMOTE_READ`, [`SendErrorKind::Empty`] for no bytes, and
-    /// [`SendErrorKind::Unsupported`] on a secured connection; after `WouldBlock`, `on_writable` follows once.
+    /// See [`SendErrorKind`], in particular [`SendErrorKind::NotReadable`] without `Access::REMOTE_READ`,
+    /// [`SendErrorKind::Empty`] for an empty message, and [`SendErrorKind::Unsupported`] on a secured connection. After
+    /// `WouldBlock`, `on_writable` follows once.
     pub fn offer(
         &mut self,
         conn: ConnectionId,

@@ -16,10 +16,10 @@ use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 
 impl Context<'_> {
-    /// Registers memory of `len` bytes, zeroed, with the device of a connection: 1 byte to what the device allows. A peer
-    /// gets at it only as `options` say. The region outlives the connection; the rights of its peer do not. On a device this
-    /// pins the memory, which takes about a quarter of a second for a gibibyte, and nothing else happens meanwhile: register
-    /// once, use often; for much memory see [`Context::region_maker`].
+    /// Registers `len` bytes of zeroed memory with the device of a connection: 1 byte up to the limit of the device. A
+    /// peer has only the access that `options` give. The region outlives the connection; the rights of its peer do not.
+    /// On a device this call **blocks** while the memory is pinned, for about a quarter of a second per gibibyte. So
+    /// register once and use often; for large memory see [`Context::region_maker`].
     ///
     /// ```
     /// use rdma_reactor::{
@@ -27,7 +27,7 @@ impl Context<'_> {
     ///     RegionOptions, RemoteRegion,
     /// };
     ///
-    /// /// The side that listens has memory, and tells the other side where. That one writes there, and says so.
+    /// /// The server registers memory, and sends its address. The client writes there, with immediate data.
     /// #[derive(Default)]
     /// struct Program {
     ///     open: Option<Region>,
@@ -45,7 +45,7 @@ impl Context<'_> {
     ///     }
     ///
     ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-    ///         let remote = RemoteRegion::from_bytes(&message).expect("the place to write to");
+    ///         let remote = RemoteRegion::from_bytes(&message).expect("the server's region");
     ///         let mut source = cx.register(conn, 5, &RegionOptions::new()).expect("memory");
     ///         source.copy_from(0, b"hello").expect("no operation uses it");
     ///         cx.write_with_immediate(conn, remote, &source, 0..5, 7).expect("room");
@@ -72,28 +72,29 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The connection is gone, the provider lacks what is asked for, or the system refuses (a limit on locked memory is
-    /// named with its cure).
+    /// The connection does not exist any more, the provider does not support the options, or the system refuses. If the
+    /// reason is the limit on locked memory, the error says how to raise it.
     pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = options.memory(len)?;
         self.driver.register(conn, Material::Own(memory, len), options)
     }
 
-    /// As [`Context::register`], on the device that has the address `local` of this host, before there is any connection: a server
-    /// can have its memory ready when the first client comes. Rights of peers need [`RegionOptions::any_peer`]. With
-    /// `ProviderChoice::Auto` the address decides on the provider, as that of a listener does. The embedded provider takes any address.
+    /// As [`Context::register`], on the device that has the address `local` of this host. No connection is needed, so a
+    /// server can register its memory before the first client connects. Rights of peers need
+    /// [`RegionOptions::any_peer`]. With `ProviderChoice::Auto` the address selects the provider, as that of a listener
+    /// does. The embedded provider accepts any address.
     ///
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Error::NoPeer`] for rights without `any_peer`; [`Error::Transport`] for an address that is on no RDMA device;
-    /// [`Error::Drained`]; as [`Context::register`].
+    /// [`Error::NoPeer`] for rights without `any_peer`; [`Error::Transport`] for an address that belongs to no RDMA
+    /// device; [`Error::Drained`]; as [`Context::register`].
     pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = options.memory(len)?;
         self.driver.register_at(local, Material::Own(memory, len), options)
     }
 
-    /// As [`Context::register`], for memory of the program's, which the region owns from now on.
+    /// As [`Context::register`], for memory of the program. The region owns it from now on.
     ///
     /// Example: [`Context::read`].
     ///
@@ -110,10 +111,11 @@ impl Context<'_> {
         self.driver.register(conn, Material::Own(memory, len), options)
     }
 
-    /// As [`Context::register`], for memory that the program keeps a share of, and that others may have, too: a memory file
-    /// that other processes map (`Memory::new_file` and `Memory::map_file` of [`crate::transport`]), or memory of another library
-    /// (`Memory::from_raw`). The bytes of such a region are never borrowed, only copied: [`Region::bytes`] is `None`. The
-    /// region's share goes when it was dropped and its last operation has ended; then `Arc::strong_count` is one less.
+    /// As [`Context::register`], for memory that the program keeps a share of, and that others may use as well: a
+    /// memory file that other processes map (`Memory::new_file` and `Memory::map_file` of [`crate::transport`]), or
+    /// memory of another library (`Memory::from_raw`). The bytes of such a region are never borrowed, only copied:
+    /// [`Region::bytes`] returns `None`. The region releases its share when the region was dropped and its last
+    /// operation has ended; then `Arc::strong_count` is one less.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -121,7 +123,7 @@ impl Context<'_> {
     /// use rdma_reactor::transport::mem::Memory;
     /// use rdma_reactor::{Access, ConnectionId, Context, Error, Region, RegionOptions};
     ///
-    /// /// Memory that other processes map, which the peer may read.
+    /// /// Registers memory that other processes map, for the peer to read.
     /// fn share(cx: &mut Context<'_>, conn: ConnectionId, memory: &Arc<Memory>) -> Result<Region, Error> {
     ///     cx.register_memory(conn, Arc::clone(memory), &RegionOptions::new().allow(Access::REMOTE_READ))
     /// }
@@ -138,8 +140,8 @@ impl Context<'_> {
         self.driver.register(conn, Material::Shared(memory), options)
     }
 
-    /// As [`Context::register_memory`], on the device that has the address `local` of this host, before there is any connection, as
-    /// [`Context::register_at`]. It is for memory that several reactors of a program register, each one on its own device.
+    /// As [`Context::register_memory`], on the device that has the address `local` of this host, without a connection,
+    /// as [`Context::register_at`]. It is for memory that several reactors of a program register, each on its device.
     ///
     /// Example: [the guide](crate::guide::remote_memory).
     ///
@@ -154,16 +156,16 @@ impl Context<'_> {
         self.driver.register_at(local, Material::Shared(memory), options)
     }
 
-    /// As [`Context::register_memory`], for `len` bytes at `base`, which the program has got on its own. Address and length are
-    /// multiples of 8. The share that comes with the region says when the bytes are the program's alone again:
-    /// when the region was dropped and `Arc::strong_count` of the share is 1.
+    /// As [`Context::register_memory`], for `len` bytes at `base`, which the program has allocated by other means. The
+    /// address and the length are multiples of 8. Also returns a share of the memory. The bytes belong to the program
+    /// alone again when the region was dropped and `Arc::strong_count` of the share is 1.
     ///
     /// ```
     /// use std::ptr::NonNull;
     ///
     /// use rdma_reactor::{ConnectionId, Context, Error, Region, RegionOptions};
     ///
-    /// /// Memory of the program's own, which stays mapped for as long as the program runs.
+    /// /// Registers memory that stays mapped for as long as the program runs.
     /// fn register_static(cx: &mut Context<'_>, conn: ConnectionId, words: &'static mut [u64]) -> Result<Region, Error> {
     ///     let len = std::mem::size_of_val(words);
     ///     let base = NonNull::from(words).cast();
@@ -174,11 +176,12 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::register`], and for an address or a length that is no multiple of 8.
+    /// As [`Context::register`]; the address or the length is not a multiple of 8.
     ///
     /// # Safety
-    /// As for [`Memory::from_raw`]: until then the bytes stay mapped for reading and writing, and the program uses them through
-    /// the region, through the share, or through atomic operations on whole aligned words of 8 bytes only.
+    /// As for [`Memory::from_raw`]. Until the bytes belong to the program alone again, they stay mapped for reading and
+    /// writing. Until then the program accesses them only through the region, through the share, or with atomic
+    /// operations on whole aligned words of 8 bytes.
     pub unsafe fn register_raw(
         &mut self,
         conn: ConnectionId,
@@ -192,25 +195,25 @@ impl Context<'_> {
         Ok((self.register_memory(conn, Arc::clone(&memory), options)?, memory))
     }
 
-    /// As [`Context::register`], for `len` bytes of a dma-buf from `offset` on: memory of a GPU or another device that its driver
-    /// has exported. Operations read and write it like any region, and messages are sent from it
-    /// ([`Context::send_region`]); the program cannot look at the bytes, so [`Region::copy_to`] and its like panic. The
-    /// descriptor may be closed afterwards.
+    /// As [`Context::register`], for `len` bytes of a dma-buf from `offset` on: memory of a GPU or another device,
+    /// which its driver has exported. Operations read and write it like any region, and messages can be sent from it
+    /// ([`Context::send_region`]). The program cannot access the bytes, so [`Region::copy_to`] and similar methods
+    /// panic. The descriptor may be closed afterwards.
     ///
     /// ```
     /// use std::os::fd::BorrowedFd;
     ///
     /// use rdma_reactor::{ConnectionId, Context, Error, Region, RegionOptions};
     ///
-    /// /// The first mebibyte of a buffer that a GPU's driver has exported.
+    /// /// Registers the first mebibyte of a buffer that a GPU's driver has exported.
     /// fn register_gpu(cx: &mut Context<'_>, conn: ConnectionId, buffer: BorrowedFd<'_>) -> Result<Region, Error> {
     ///     cx.register_dmabuf(conn, buffer, 0, 1 << 20, &RegionOptions::new())
     /// }
     /// ```
     ///
     /// # Errors
-    /// As [`Context::register`]; `Unsupported` names the provider or the device that has no such regions. The embedded provider,
-    /// siw and rxe have none.
+    /// As [`Context::register`]; `Unsupported` names the provider or device that does not support such regions. The
+    /// embedded provider, siw and rxe do not.
     pub fn register_dmabuf(
         &mut self,
         conn: ConnectionId,
@@ -222,9 +225,10 @@ impl Context<'_> {
         self.driver.register(conn, Material::DmaBuf(buffer, offset, len), options)
     }
 
-    /// Prepares regions with these options for the device of a connection, on other threads: what would hold the loop up
-    /// there, such as gigabytes on a device, does not. [`Context::adopt`] makes a region of the result, at once. On the embedded
-    /// provider registration takes no time, and happens in `adopt`.
+    /// Returns a [`RegionMaker`], which prepares regions with these options on other threads, for the device of a
+    /// connection. So the slow part, such as pinning gigabytes, does not block the loop. [`Context::adopt`] makes a
+    /// region of the result, without blocking. On the embedded provider registration takes no time, and happens in
+    /// `adopt`.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -239,9 +243,9 @@ impl Context<'_> {
     ///         let maker = cx.region_maker(conn, &RegionOptions::new()).expect("it has just come up");
     ///         let reactor = self.0.clone();
     ///         std::thread::spawn(move || {
-    ///             // This may take long, and the loop goes on.
+    ///             // This may take long; the loop does not wait for it.
     ///             let prepared = maker.prepare(1 << 20).expect("memory");
-    ///             // A reactor that is gone needs no memory.
+    ///             // If the reactor was dropped, the memory is not needed.
     ///             let _ = reactor.post((conn, prepared));
     ///         });
     ///     }
@@ -266,13 +270,13 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The connection or its device is gone.
+    /// The connection does not exist any more, or its device was removed.
     pub fn region_maker(&mut self, conn: ConnectionId, options: &RegionOptions) -> Result<RegionMaker, Error> {
         self.driver.region_maker(conn, options.clone())
     }
 
-    /// Makes a region of what a [`RegionMaker`] of this reactor has prepared for the device of a connection. The rights are those
-    /// of the peer of this connection, as the options say.
+    /// Makes a region of memory that a [`RegionMaker`] of this reactor has prepared for the device of a connection. The
+    /// peer of this connection gets the rights of the options.
     ///
     /// Example: [`Context::region_maker`].
     ///
@@ -282,20 +286,21 @@ impl Context<'_> {
         self.driver.adopt(conn, prepared)
     }
 
-    /// Takes the rights of all peers to a region back, immediately. When this has returned `Ok`, nothing of a peer's touches the
-    /// memory, except that devices with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) place the rest of the
-    /// frame that they are placing. A peer that tries gets an error, and loses its connection. Harmless when repeated.
+    /// Revokes the rights of all peers to a region, immediately. After `Ok`, no peer's access touches the memory, with
+    /// one exception: a device with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) places the
+    /// rest of the frame that it is placing. A peer that tries to access the region gets an error, and loses its
+    /// connection. Revoking twice is harmless.
     ///
     /// # Errors
-    /// The device keeps the key, or cannot take keys back: peers may go on using the memory until the region is dropped and
-    /// deregistered ([`crate::MemoryStats::unrevoked`]). [`Error::Gone`]: the region is another reactor's, or its device is gone and
-    /// has kept it.
+    /// The device failed to invalidate the key, or cannot invalidate keys: peers may go on using the memory until the
+    /// region is dropped and deregistered ([`crate::MemoryStats::unrevoked`]). [`Error::Gone`]: the region belongs to
+    /// another reactor, or its device was removed without releasing it.
     pub fn revoke(&mut self, region: &Region) -> Result<(), Error> {
         self.driver.revoke(region)
     }
 
-    /// Reads the beginning of `remote` into `range` of `local`. `on_send_complete` follows, in the order of sends; the
-    /// bytes are there when it says [`crate::Outcome::Sent`]. Needs no credit.
+    /// Reads the beginning of `remote` into `range` of `local`. `on_send_complete` follows, in the order of sends. If
+    /// it reports [`crate::Outcome::Sent`], the bytes are in place. A read uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -303,7 +308,7 @@ impl Context<'_> {
     ///     RegionOptions, RemoteRegion, SendId,
     /// };
     ///
-    /// /// The side that listens has memory to read, and tells the other side where.
+    /// /// The server registers memory to read, and sends its address.
     /// #[derive(Default)]
     /// struct Program {
     ///     open: Option<Region>,
@@ -321,7 +326,7 @@ impl Context<'_> {
     ///     }
     ///
     ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-    ///         let remote = RemoteRegion::from_bytes(&message).expect("the place to read from");
+    ///         let remote = RemoteRegion::from_bytes(&message).expect("the server's region");
     ///         let mut copy = cx.register(conn, remote.len as usize, &RegionOptions::new()).expect("memory");
     ///         let all = 0..copy.len();
     ///         cx.read(conn, remote, &mut copy, all).expect("room");
@@ -330,7 +335,7 @@ impl Context<'_> {
     ///
     ///     fn on_send_complete(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: SendId, outcome: Outcome) {
     ///         assert!(outcome.is_sent());
-    ///         // The message that told the place has ended, too, and that side has no copy.
+    ///         // The server's message completes as well; the server has no copy.
     ///         if self.copy.as_ref().is_some_and(|copy| copy.bytes() == Some(b"what there is")) {
     ///             cx.stop();
     ///         }
@@ -360,13 +365,12 @@ impl Context<'_> {
         self.driver.read(conn, remote, &mut [(local, range)])
     }
 
-    /// As [`Context::read`], into several ranges, one after another: 1 to 4, and no more than
-    /// `Config::send_depth`.
+    /// As [`Context::read`], into several consecutive ranges: 1 to 4, and no more than `Config::send_depth`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
     ///
-    /// /// Reads a header of 64 bytes and what follows into two regions.
+    /// /// Reads a header of 64 bytes and the body behind it into two regions.
     /// fn fetch(
     ///     cx: &mut Context<'_>,
     ///     conn: ConnectionId,
@@ -389,16 +393,17 @@ impl Context<'_> {
         self.driver.read(conn, remote, locals)
     }
 
-    /// Writes `range` of `local` to the beginning of `remote`. `on_send_complete` follows, when the memory of `local` is
-    /// free again. The peer is not told; a message sent afterwards arrives after the bytes are there. Needs no credit.
+    /// Writes `range` of `local` to the beginning of `remote`. `on_send_complete` follows when the memory of `local` is
+    /// free again. The peer gets no notice; a message that is sent afterwards arrives after the bytes are in place. A
+    /// write uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
     ///
-    /// /// Writes all of a region, and tells the peer behind it.
+    /// /// Writes a whole region, and then notifies the peer with a message.
     /// fn publish(cx: &mut Context<'_>, conn: ConnectionId, to: RemoteRegion, region: &Region) -> Result<(), SendErrorKind> {
     ///     cx.write(conn, to, region, 0..region.len())?;
-    ///     cx.send(conn, b"it is there").map(drop)
+    ///     cx.send(conn, b"written").map(drop)
     /// }
     /// ```
     ///
@@ -414,12 +419,12 @@ impl Context<'_> {
         self.driver.write(conn, remote, &[(local, range)], None)
     }
 
-    /// As [`Context::write`], from several ranges, one after another: 1 to 4.
+    /// As [`Context::write`], from several consecutive ranges: 1 to 4.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
     ///
-    /// /// Writes a header and a body of two regions, one after the other.
+    /// /// Writes a header and a body, which are in two regions, one behind the other.
     /// fn publish(
     ///     cx: &mut Context<'_>,
     ///     conn: ConnectionId,
@@ -441,14 +446,14 @@ impl Context<'_> {
         self.driver.write(conn, remote, locals, None)
     }
 
-    /// As [`Context::write`], and the peer's `on_immediate` is called with 32 bits when the bytes are there. Takes a
-    /// credit like a message. Where the device has no such operation, a write and a small message do the same,
-    /// which takes a `Config::send_depth` of 2.
+    /// As [`Context::write`]. In addition, the peer's `on_immediate` is called with 32 bits when the bytes are in
+    /// place. It uses a credit, as a message does. If the device has no such operation, the reactor sends a write and a
+    /// small message instead, which needs a `Config::send_depth` of at least 2.
     ///
     /// Example: [`Context::register`].
     ///
     /// # Errors
-    /// As [`Context::read`]; with [`crate::Framing::Raw`], the device must have it.
+    /// As [`Context::read`]; with [`crate::Framing::Raw`], `Unsupported` if the device has no such operation.
     pub fn write_with_immediate(
         &mut self,
         conn: ConnectionId,
@@ -460,13 +465,13 @@ impl Context<'_> {
         self.driver.write(conn, remote, &[(local, range)], Some(immediate))
     }
 
-    /// Replaces the 8 bytes at the beginning of `remote` by `swap` if they equal `expected`, in one step. The old value
-    /// lands at `offset` of `local`: [`Region::load`] it when `on_send_complete` has come.
+    /// Atomically replaces the 8 bytes at the beginning of `remote` by `swap` if they equal `expected`. The old value
+    /// is stored at `offset` of `local`; read it with [`Region::load`] after `on_send_complete`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
     ///
-    /// /// Takes a lock in the peer's memory: it is free while it is 0. The old value lands in the first word of `old`.
+    /// /// Takes a lock in the peer's memory, which is free while it is 0. The old value is stored in the first word of `old`.
     /// fn lock(
     ///     cx: &mut Context<'_>,
     ///     conn: ConnectionId,
@@ -479,7 +484,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::read`]; `Unsupported`, because not every device has this; `Misaligned`, because the 8 bytes begin at a
+    /// As [`Context::read`]; `Unsupported` if the device has no atomics; `Misaligned` if the 8 bytes do not begin at a
     /// multiple of 8 on both sides.
     pub fn compare_swap(
         &mut self,
@@ -494,13 +499,13 @@ impl Context<'_> {
         self.driver.atomic(conn, remote, (local, offset), op, SendKind::CompareSwap)
     }
 
-    /// Adds to the 8 bytes at the beginning of `remote`, in one step. The old value lands as with
+    /// Atomically adds `add` to the 8 bytes at the beginning of `remote`. The old value is stored as with
     /// [`Context::compare_swap`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
     ///
-    /// /// Draws a ticket from a counter in the peer's memory. The ticket lands in the first word of `ticket`.
+    /// /// Draws a ticket from a counter in the peer's memory. The ticket is stored in the first word of `ticket`.
     /// fn draw(
     ///     cx: &mut Context<'_>,
     ///     conn: ConnectionId,
@@ -525,8 +530,8 @@ impl Context<'_> {
         self.driver.atomic(conn, remote, (local, offset), op, SendKind::FetchAdd)
     }
 
-    /// Lets the next send of any kind wait until the reads and atomics before it are done. Without this a write may
-    /// overtake the answer to a read (RFC 5040 section 5.5).
+    /// Fences the next send of any kind: it waits until the reads and atomics before it have completed. Without a
+    /// fence, a write may be executed before the response to an earlier read is in place (RFC 5040, section 5.5).
     pub fn fence(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().fence_next());
     }

@@ -1,4 +1,4 @@
-//! Messages: sending, and room for sends.
+//! Sending messages, and flow control.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,14 +11,15 @@ use crate::id::{ConnectionId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Sends a copy of `payload`, which may be empty. It goes out at the end of the turn; `on_send_complete` follows. A message that
-    /// is longer than [`Context::buffer_size`] goes in several buffers, up to [`crate::LargeMessageSettings::eager_limit`] and while there is room for
-    /// all of it; another one is copied to memory of its own, from which the peer fetches it.
+    /// Sends a copy of `payload`, which may be empty. The message is posted at the end of the turn. `on_send_complete`
+    /// follows. A message that is longer than [`Context::buffer_size`] is sent in several buffers if it is not longer
+    /// than [`crate::LargeMessageSettings::eager_limit`] and if there are credits and send-queue slots for all of them.
+    /// Any other one is copied to separate memory, from which the peer fetches it.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind};
     ///
-    /// /// Sends 1,000 messages, as many at a time as there is room for.
+    /// /// Sends 1,000 messages, as many at a time as are accepted.
     /// struct Sender {
     ///     left: u32,
     ///     arrived: u32,
@@ -74,14 +75,14 @@ impl Context<'_> {
         self.driver.send(conn, payload)
     }
 
-    /// A pooled buffer to fill and send without a copy; `None` when the connection is not open, or the pool is at
-    /// `Config::max_memory`.
+    /// Returns a registered buffer of the pool, to fill and send without a copy. `None` if the connection is not open,
+    /// or the pool has reached `Config::max_memory`.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
         let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
         Some(SendBuffer::new(capacity, buffer, slabs, channel))
     }
 
-    /// Sends a buffer of [`Context::buffer`]. It goes out at the end of the turn; `on_send_complete` follows.
+    /// Sends a buffer of [`Context::buffer`]. The message is posted at the end of the turn. `on_send_complete` follows.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context};
@@ -92,16 +93,16 @@ impl Context<'_> {
     ///     buffer.set_len(8);
     ///     buffer.copy_from_slice(&number.to_le_bytes());
     ///     if let Err(refused) = cx.send_buffer(conn, buffer) {
-    ///         // The buffer comes back, as it is.
+    ///         // `refused.buffer` is the buffer, unchanged.
     ///         println!("{}", refused.kind);
     ///     }
     /// }
     /// ```
     ///
     /// # Errors
-    /// As [`Context::send`], with the buffer. `ForeignBuffer` for a buffer of another reactor or device, or of this device before
-    /// it failed or was removed.
-    // The buffer comes back by value: that is the point of the error.
+    /// As [`Context::send`]; the error has the buffer. `ForeignBuffer` for a buffer of another reactor or device, or of
+    /// this device before it failed or was removed.
+    // The error returns the buffer by value, on purpose.
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
         let len = buffer.len();
@@ -112,14 +113,16 @@ impl Context<'_> {
         sent.unwrap_or(Err(SendErrorKind::Closed)).map_err(|kind| SendError { kind, buffer })
     }
 
-    /// Sends a part of a region without a copy. Past [`Context::buffer_size`] the region must be registered with
-    /// [`crate::Access::REMOTE_READ`] for this peer or any, because the peer fetches what is past [`crate::LargeMessageSettings::eager_limit`] or has no
-    /// room in buffers. The memory is lent to be read until `on_send_complete`.
+    /// Sends a part of a region without a copy. If the message is longer than [`Context::buffer_size`], the region must
+    /// be registered with [`crate::Access::REMOTE_READ`] for this peer or for any, because the peer may fetch the
+    /// message: it fetches messages that are longer than [`crate::LargeMessageSettings::eager_limit`], and those for
+    /// which there are not enough credits or send-queue slots. The memory is lent to the device for reading until
+    /// `on_send_complete`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, SendErrorKind};
     ///
-    /// /// Sends the beginning of a region, which is not to be changed until `on_send_complete`.
+    /// /// Sends the beginning of a region, which cannot be changed until `on_send_complete`.
     /// fn send_head(cx: &mut Context<'_>, conn: ConnectionId, region: &Region) -> Result<(), SendErrorKind> {
     ///     cx.send_region(conn, region, 0..region.len().min(4096)).map(drop)
     /// }
@@ -136,26 +139,27 @@ impl Context<'_> {
         self.driver.send_region(conn, region, range)
     }
 
-    /// Adds bytes to the last message that has not gone out yet, or to a new one: for byte streams, to which the borders of
-    /// messages mean nothing. `fill` gets room for at least one byte, in the registered buffer that goes out at the end of
-    /// the turn, and says how many bytes it has put there; returns that. Nothing is sent if it has put none.
+    /// Appends bytes to the last message that is not posted yet, or to a new one. It is for byte streams, in which
+    /// message boundaries have no meaning. `fill` receives a slice of at least one byte in a registered buffer, and
+    /// returns the number of bytes that it has written there. The buffer is posted at the end of the turn. Returns the
+    /// number of bytes written. Nothing is sent if that is 0.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind};
     ///
-    /// /// Sends as much of a text as there is room for; returns the rest.
+    /// /// Sends as much of a text as is accepted; returns the rest.
     /// fn write<'a>(cx: &mut Context<'_>, conn: ConnectionId, text: &'a [u8]) -> Result<&'a [u8], SendErrorKind> {
-    ///     let taken = cx.append(conn, |room| {
+    ///     let sent = cx.append(conn, |room| {
     ///         let len = text.len().min(room.len());
     ///         room[..len].copy_from_slice(&text[..len]);
     ///         len
     ///     })?;
-    ///     Ok(&text[taken..])
+    ///     Ok(&text[sent..])
     /// }
     /// ```
     ///
     /// # Errors
-    /// As [`Context::send`]; `fill` is not called then.
+    /// As [`Context::send`]; then `fill` is not called.
     pub fn append(
         &mut self,
         conn: ConnectionId,
@@ -164,8 +168,8 @@ impl Context<'_> {
         self.driver.input(conn, |conn, env| conn.append(fill, env)).unwrap_or(Err(SendErrorKind::Closed))
     }
 
-    /// Gives a message back that [`crate::Message::detach`] kept, as dropping it does, but at once: without waiting for a turn.
-    /// Messages of other reactors are dropped.
+    /// Releases a message that [`crate::Message::detach`] kept. Unlike a drop, it returns the buffer immediately, not
+    /// in the next turn. A message of another reactor is dropped.
     #[inline]
     pub fn release(&mut self, mut message: DetachedMessage) {
         let driver = &mut *self.driver;
@@ -174,13 +178,13 @@ impl Context<'_> {
         }
     }
 
-    /// Calls `begin`, and has `on_send_complete` called for each message that it sends on a connection, also with
-    /// [`crate::Config::quiet_sends`]. Sends that are not copied are reported in any case.
+    /// Calls `begin`. Each message that `begin` sends on the connection causes `on_send_complete`, also with
+    /// [`crate::Config::quiet_sends`]. Sends that are not copied always do.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind, SendId};
     ///
-    /// /// Sends the last message of a batch: when it has ended, so have all before it, which are quiet.
+    /// /// Sends the last message of a batch. When it has ended, all messages before it, which are quiet, have ended as well.
     /// fn send_last(cx: &mut Context<'_>, conn: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
     ///     cx.reporting(conn, |cx| cx.send(conn, payload))
     /// }
@@ -192,15 +196,15 @@ impl Context<'_> {
         result
     }
 
-    /// Has `on_writable` called when there is more of what is `missing`, as after a send that was refused for that reason: free
-    /// slots of the send queue for [`Blocked::Queue`], and room for a message for every other reason. It is for programs that ask
-    /// [`Context::writable`] or [`Context::free_slots`] before they send. Returns `false` if the connection is not open: then no
-    /// call follows.
+    /// Requests `on_writable` for when `missing` is available again, as after a send that was refused for that reason.
+    /// For [`Blocked::Queue`] that means free slots of the send queue; for every other reason it means that a message
+    /// is accepted. It is for programs that call [`Context::writable`] or [`Context::free_slots`] before they send.
+    /// Returns `false` if the connection is not open; then no call follows.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, ConnectionId, Context};
     ///
-    /// /// Sends a pair of messages, or none of them now.
+    /// /// Sends both messages of a pair, or none now.
     /// fn send_both(cx: &mut Context<'_>, conn: ConnectionId, pair: [&[u8]; 2]) -> bool {
     ///     if cx.writable(conn) < pair.len() {
     ///         cx.await_room(conn, Blocked::Window);
@@ -214,25 +218,26 @@ impl Context<'_> {
         self.driver.input(conn, |conn, env| conn.await_room(need, env)).unwrap_or(false)
     }
 
-    /// Work requests that the send queue of a connection accepts right now. A read needs one for each range that it fills; most other
-    /// operations, and messages in one buffer, need one. [`Context::writable`] respects the peer's window, too.
+    /// Returns the number of free slots in a connection's send queue. A read needs one for each range that it fills.
+    /// Most other operations, and messages in one buffer, need one. [`Context::writable`] also considers the peer's
+    /// window.
     #[must_use]
     pub fn free_slots(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |seat| seat.conn.places())
     }
 
-    /// Messages of at most [`Context::buffer_size`] bytes that `send` takes right now.
+    /// Returns the number of messages of at most [`Context::buffer_size`] bytes that `send` accepts now.
     #[must_use]
     pub fn writable(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |seat| seat.conn.writable())
     }
 
-    /// Whether `send` takes a message of `len` bytes right now.
+    /// Returns `true` if `send` accepts a message of `len` bytes now.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context};
     ///
-    /// /// Makes a message only if it can be sent.
+    /// /// Builds a message only if it can be sent.
     /// fn report(cx: &mut Context<'_>, conn: ConnectionId, make: impl FnOnce() -> Vec<u8>) {
     ///     if cx.writable_for(conn, 64 << 10) {
     ///         cx.send(conn, &make()).expect("there is room");
@@ -244,41 +249,45 @@ impl Context<'_> {
         self.driver.is_writable_for(conn, len)
     }
 
-    /// Largest message that the peer takes in one buffer, bytes; `None` before `on_connect` and after `on_disconnect`.
+    /// Returns the largest message that the peer accepts in one buffer, bytes; `None` before `on_connect` and after
+    /// `on_disconnect`.
     #[must_use]
     pub fn buffer_size(&self, conn: ConnectionId) -> Option<usize> {
         self.driver.announced(conn).map(|conn| conn.terms().buffer_size)
     }
 
-    /// Largest message that the peer takes at all, bytes; `None` before `on_connect` and after `on_disconnect`.
+    /// Returns the largest message that the peer accepts, bytes; `None` before `on_connect` and after `on_disconnect`.
     #[must_use]
     pub fn max_message(&self, conn: ConnectionId) -> Option<u64> {
         let terms = self.driver.announced(conn)?.terms();
         Some(terms.max_message.max(terms.buffer_size as u64))
     }
 
-    /// Lets the next message that fits one buffer, or write with immediate data, wake a peer that has asked for such
-    /// completions only (a solicited event): a program on plain verbs. Reactors ask for all.
+    /// Sends the next message in one buffer, or the next write with immediate data, as a solicited event, which wakes a
+    /// peer that armed its completion queue for solicited completions only. It is for peers that use plain verbs;
+    /// reactors arm for all completions.
     pub fn solicit(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
     }
 
-    /// Gathers what is sent on a connection, over turns, until [`Context::flush`]: fewer and longer chains for a program that
-    /// knows that more is to come. It all goes out nevertheless, in one chain, when it fills half of the send queue, when a
-    /// send was refused, when the reactor itself has something to say (credit, keepalive, a large message), and when the
-    /// connection is closed; the cork stays in. Ignored when the connection is gone.
+    /// Gathers the sends of a connection over several turns, until [`Context::flush`]. A program that knows that more
+    /// sends follow gets fewer and longer chains. The gathered sends are posted earlier, in one chain, if they fill
+    /// half of the send queue, if a send was refused, if the reactor has to send a control message (credits, keepalive,
+    /// a large message), or if the connection is closed. The connection stays corked after that. Ignored if the
+    /// connection does not exist any more.
     pub fn cork(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.cork());
     }
 
-    /// Posts what is sent on a connection now, not at the end of the turn, and ends [`Context::cork`]: a doorbell of its
-    /// own, for what is not to wait for the rest of a long callback. Ignored when the connection is gone.
+    /// Posts the sends of a connection immediately, not at the end of the turn, and ends [`Context::cork`]. This costs
+    /// one doorbell. It is for sends that cannot wait for the rest of a long callback. Ignored if the connection does
+    /// not exist any more.
     pub fn flush(&mut self, conn: ConnectionId) {
         self.driver.post_sends_of(conn);
     }
 
-    /// How long sends of a connection were refused for want of room, from the first refusal to the `on_writable` it led
-    /// to, all times together; `None` when the connection is gone.
+    /// Returns the time during which sends of a connection were refused: the sum of all periods from a first refusal to
+    /// the `on_writable` that followed. `None` if the connection does not exist any more.
     #[must_use]
     pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
         self.driver.connections().get(conn).map(|seat| seat.conn.stall_time(self.driver.now()))

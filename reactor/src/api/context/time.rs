@@ -1,4 +1,4 @@
-//! Timers, and descriptors of the program's own.
+//! Timers, and descriptors that the program registers.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,15 +11,15 @@ use crate::seam::poller::Interest;
 use crate::seam::timer::FOREVER;
 
 impl Context<'_> {
-    /// Calls `on_timer` with `token` once, after `delay` from now, however long the callback has taken. Resolution is about a millisecond
-    /// while asleep.
+    /// Sets a timer: `on_timer` is called once with `token`, after `delay` from now, however long the callback has run
+    /// already. While the reactor sleeps, the resolution is about a millisecond.
     ///
     /// ```
     /// use std::time::Duration;
     ///
     /// use rdma_reactor::{Config, Context, Handler, ProviderChoice, Reactor, TimerId};
     ///
-    /// /// Three ticks, a millisecond apart.
+    /// /// Counts three ticks, a millisecond apart.
     /// struct Ticks(u64);
     ///
     /// impl Handler for Ticks {
@@ -44,25 +44,25 @@ impl Context<'_> {
     pub fn set_timer(&mut self, delay: Duration, token: u64) -> TimerId {
         self.driver.look_at_clock();
         let now = self.driver.now();
-        // A delay past what the clock can express never fires in anyone's life.
+        // A delay beyond the range of the clock never expires.
         let at = now.checked_add(delay).unwrap_or(now + FOREVER);
         let key = self.driver.timers_mut().insert(at, Due::Program(token));
-        // An outer loop that waits has to ask for the deadline again.
+        // An outer loop that is waiting has to query the deadline again.
         self.driver.ring();
         TimerId::new(self.driver.tag(), key)
     }
 
-    /// Takes a timer back; `false` when it has fired or was cancelled, or is another reactor's.
+    /// Cancels a timer. Returns `false` if it has expired, was cancelled, or belongs to another reactor.
     pub fn cancel_timer(&mut self, timer: TimerId) -> bool {
         let Some(key) = timer.key(self.driver.tag()) else { return false };
         self.driver.timers_mut().cancel(key).is_some()
     }
 
-    /// Watches a descriptor of the program's own, such as a socket of std or mio, a pipe or a timer: `on_io_ready`
-    /// follows, edge-triggered. Make it non-blocking, and on each call read or write until `WouldBlock`: what is
-    /// left is not reported again. An edge may come for nothing.
+    /// Watches a descriptor of the program, such as a socket of std or mio, a pipe or a timerfd, edge-triggered:
+    /// `on_io_ready` follows. The descriptor must be non-blocking. On each call, read or write until `WouldBlock`: what
+    /// is left before that is not reported again. A call may be spurious.
     ///
-    /// The descriptor stays the program's: take it back with [`Context::deregister_io`] before closing it.
+    /// The descriptor still belongs to the program. Call [`Context::deregister_io`] before closing it.
     ///
     /// ```
     /// use std::io::{ErrorKind, Read, Write};
@@ -70,7 +70,7 @@ impl Context<'_> {
     ///
     /// use rdma_reactor::{Config, Context, Handler, Interest, IoId, ProviderChoice, Reactor, Readiness};
     ///
-    /// /// Reads a socket of the program's own, next to its connections.
+    /// /// Reads from a socket beside its connections.
     /// struct Program {
     ///     socket: UnixStream,
     ///     read: Vec<u8>,
@@ -108,15 +108,16 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// What the system says: it is registered here already, or is a file, which is always ready. `InvalidInput` when
-    /// `interest` is empty.
+    /// The system's error: the descriptor is registered already, or is a regular file, which `epoll`(7) does not
+    /// support. `InvalidInput` if `interest` is empty.
     pub fn register_io(&mut self, source: &impl AsFd, interest: Interest) -> io::Result<IoId> {
         let tag = self.driver.tag();
         let os = self.driver.os_mut();
         os.io.add(&mut *os.poller, source.as_fd(), interest).map(|key| IoId::new(tag, key))
     }
 
-    /// Stops watching; no `on_io_ready` follows. `false` when the descriptor was not watched any more.
+    /// Stops watching a descriptor. No `on_io_ready` follows. Returns `false` if the descriptor was not watched any
+    /// more.
     pub fn deregister_io(&mut self, io: IoId) -> bool {
         let Some(key) = io.key(self.driver.tag()) else { return false };
         let os = self.driver.os_mut();

@@ -1,4 +1,4 @@
-//! Reads and writes of many pieces, with one end.
+//! Transfers: reads and writes of lists of pieces, with one callback at the end.
 
 use super::Context;
 use crate::error::SendErrorKind;
@@ -6,14 +6,16 @@ use crate::id::{ConnectionId, TransferId};
 use crate::memory::list::{Piece, Transfer, TransferOptions};
 
 impl Context<'_> {
-    /// Reads or writes a list of pieces. [`Handler::on_transfer`](crate::Handler::on_transfer) follows once, within the time of the
-    /// options and `Timeouts::flush`, with the list and what is known of it; `on_send_complete` does not.
+    /// Reads or writes a list of pieces. [`Handler::on_transfer`](crate::Handler::on_transfer) follows once, within the
+    /// time of the options plus `Timeouts::flush`, with the list and the state of its pieces. `on_send_complete` is not
+    /// called.
     ///
-    /// The list waits beside the send queue, and takes no more of it than two thirds: so it is never refused for want of room, and messages
-    /// and lists of other connections go on meanwhile. Its memory is that of `pieces`, 40 bytes each. Lists of a connection are
-    /// posted in the order of these calls. Only the message of the options is in order with the pieces: other messages and operations
-    /// may overtake them. The regions are lent until the end. A program that closes the connection has the list finished first, within
-    /// `Timeouts::close`.
+    /// The list waits outside of the send queue, and its posted pieces use at most two thirds of the queue. So a list
+    /// is never refused because the queue is full, and messages and lists of other connections make progress in the
+    /// meantime. The list takes the memory of `pieces`, 40 bytes each. The lists of a connection are posted in the
+    /// order of these calls. Only the message of the options is in order with the pieces: other messages and operations
+    /// may overtake them. The regions are lent until the end. If the program closes the connection, the reactor
+    /// finishes the list first, within `Timeouts::close`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -25,7 +27,7 @@ impl Context<'_> {
     ///
     /// const BLOCK: u64 = 4096;
     ///
-    /// /// The side that listens has room for 1,000 blocks, and the other side fills it from the end.
+    /// /// The server has memory for 1,000 blocks, and the client fills it from the end.
     /// #[derive(Default)]
     /// struct Program {
     ///     blocks: Option<Region>,
@@ -43,10 +45,10 @@ impl Context<'_> {
     ///
     ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
     ///         if cx.listener(conn).is_some() {
-    ///             // Everything is there.
+    ///             // All blocks are in place.
     ///             return assert_eq!(&message[..], b"filled");
     ///         }
-    ///         let remote = RemoteRegion::from_bytes(&message).expect("the place to write to");
+    ///         let remote = RemoteRegion::from_bytes(&message).expect("the server's region");
     ///         let blocks = cx.register(conn, remote.len as usize, &RegionOptions::new()).expect("memory");
     ///         let piece = |nth: u64| {
     ///             let to = remote.part(remote.len - (nth + 1) * BLOCK, BLOCK).expect("inside");
@@ -64,7 +66,7 @@ impl Context<'_> {
     ///     }
     ///
     ///     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, _: DisconnectReason) {
-    ///         // The side that listens is told after all messages.
+    ///         // The server sees the end after all messages.
     ///         if cx.listener(conn).is_some() {
     ///             cx.stop();
     ///         }
@@ -83,7 +85,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// See [`SendErrorKind`]; never `WouldBlock`. Each piece is checked here, and none is posted if one is wrong.
+    /// See [`SendErrorKind`]; never `WouldBlock`. All pieces are checked here, and none is posted if one is wrong.
     pub fn transfer(
         &mut self,
         conn: ConnectionId,
@@ -94,14 +96,15 @@ impl Context<'_> {
         self.driver.transfer(conn, transfer, pieces, options)
     }
 
-    /// Posts nothing more of a transfer. Its one end follows when what is posted has ended, and is
-    /// [`Done`](crate::TransferOutcome::Done) if all was posted already. `false`: there is no such transfer, or it has ended.
+    /// Stops posting pieces of a transfer. `on_transfer` follows when the posted pieces have ended, with
+    /// [`Done`](crate::TransferOutcome::Done) if all pieces were posted already. Returns `false` if there is no such
+    /// transfer or it has ended.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, TransferId};
     ///
     /// fn give_up(cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId) {
-    ///     // on_transfer follows in any case, unless it has been called.
+    ///     // on_transfer follows, unless it was called before.
     ///     cx.cancel_transfer(conn, transfer);
     /// }
     /// ```
