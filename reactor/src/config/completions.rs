@@ -1,27 +1,28 @@
-//! Completion queues, and how many completions a turn handles.
+//! Settings of the completion queues.
 
 use rdma_transport::caps::Moderation;
 
-/// The completion queues, and how many completions a turn handles; see [`Config::completions`](crate::Config::completions).
+/// The settings of completion queues, and the number of completions that a turn handles; see
+/// [`Config::completions`](crate::Config::completions).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompletionSettings {
-    /// Entries of a completion queue, or what the device has if that is less; connections that do not fit get another
-    /// one. Default: 16,384.
+    /// Number of entries of a completion queue, or the device's limit if that is lower. Connections that do not fit
+    /// into one queue get another one. Default: 16,384.
     pub queue: u32,
-    /// The completion vector of the completion queues, which is the interrupt, and so the processor, that their events
-    /// come on: 0 to what `Capabilities::completion_vectors` says, less one. A number that a device with several
-    /// vectors does not have is an error when the device is first used; a device with one has no choice, and says so at
-    /// `info`. Default: `None`, the reactors of the process are spread over the vectors in turn.
+    /// The completion vector of the completion queues. It selects the interrupt, and so the processor, that handles
+    /// their events. Range: 0 to one less than `Capabilities::completion_vectors`. If a device with several vectors
+    /// does not have this one, its first use fails. A device with one vector ignores this setting, and the reactor logs
+    /// that at `info`. Default: `None`, which spreads the reactors of the process over the vectors.
     pub vector: Option<u32>,
-    /// Has the device wake the reactor only when so many completions have gathered, or so many microseconds have passed
-    /// since the first: 1 to what `Capabilities::completion_moderation` says, both. Saves wake-ups at the cost of
-    /// latency, where the reactor sleeps; one that polls does not notice. A device that cannot:
-    /// [`crate::ConnectError::Unsupported`], and who connects to it is refused. Default: an event for each completion
-    /// that is waited for.
+    /// Interrupt moderation: the device raises an event only when so many completions have gathered, or so many
+    /// microseconds have passed since the first one. Range: 1 to `Capabilities::completion_moderation`, for both. It
+    /// saves wake-ups of a reactor that sleeps, at the cost of latency. It has no effect while the reactor polls. If
+    /// the device does not support it, connecting fails with [`crate::ConnectError::Unsupported`], and incoming
+    /// connections are rejected. Default: `None`, an event for each completion that the reactor waits for.
     pub moderation: Option<Moderation>,
-    /// Completions handled in one turn before the other stages get theirs. A turn takes as long as their callbacks: a
-    /// loop that shares its thread with timers of its own wants fewer, such as 64. Default: 1,024.
+    /// Largest number of completions that the reactor handles in one turn before the other stages run. A turn takes as
+    /// long as their callbacks, so a loop that also serves other event sources needs fewer, such as 64. Default: 1,024.
     pub per_turn: u32,
 }
 

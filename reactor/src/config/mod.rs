@@ -1,4 +1,4 @@
-//! Settings, each with a default and a range.
+//! The settings of a reactor, each with a default and a range.
 
 mod completions;
 mod large;
@@ -17,56 +17,63 @@ use crate::error::Error;
 use crate::limits::{BUFFER_ALIGN, CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW, buffer_len};
 use crate::security::Security;
 
-/// Which provider carries the connections.
+/// The choice of the provider that carries the connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProviderChoice {
-    /// RDMA devices, and the embedded provider for what they do not reach; which one and why is logged at `info`. A listener on an
-    /// unspecified address takes connections of both. A connection takes the embedded provider if no device resolves the
-    /// address within [`Timeouts::resolve`]. Without devices or their libraries, the embedded provider alone. On that, a connection to a
-    /// process of this host and this user leaves TCP for memory that both processes map, where both ask for `Auto` or `Shm`;
-    /// [`IwarpConfig::shared_memory`] can turn that off. Where anything is in doubt, it stays on TCP, with the reason in the log at `debug`.
+    /// RDMA devices, and the embedded provider for addresses that they do not reach. The reactor logs which one it
+    /// uses, and why, at `info`.
+    ///
+    /// - A listener on an unspecified address accepts connections of both.
+    /// - A connection uses the embedded provider if no device resolves the address within [`Timeouts::resolve`].
+    /// - Without devices or their libraries, only the embedded provider is used.
+    /// - On the embedded provider, a connection to a process of the same host and the same user moves from TCP to
+    ///   memory that both processes map, if both use `Auto` or `Shm`. [`IwarpConfig::shared_memory`] can turn that off.
+    ///   If that is not possible, the connection stays on TCP, and the reactor logs the reason at `debug`.
     #[default]
     Auto,
-    /// RDMA devices through librdmacm and libibverbs.
+    /// Only RDMA devices, through librdmacm and libibverbs.
     Verbs,
-    /// The embedded provider: iWARP in user space over TCP, for peers of this host, too.
+    /// Only the embedded provider: iWARP in user space over TCP, also for peers on the same host.
     Iwarp,
-    /// The embedded provider for peers of this host and this user, in memory that both processes map. Others are not reached, and are
-    /// rejected.
+    /// Only the embedded provider, for peers of the same host and the same user, in memory that both processes map.
+    /// Other peers cannot be reached, and are rejected.
     Shm,
 }
 
-/// How a reactor waits for work.
+/// The way in which a reactor waits for work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Poll before sleeping when that pays, as measured: nearly the latency of `Spin` while messages follow each
-    /// other closely, the processor time of `Event` while they do not. It spends at most half of a processor on polling beyond what sleeping would have taken.
+    /// Polls before sleeping if measurements show that it pays. It has nearly the latency of `Spin` while messages
+    /// follow each other closely, and the processor time of `Event` while they do not. Polling takes at most half of a
+    /// processor more than sleeping would have.
     #[default]
     Adaptive,
-    /// Sleep at once: no processor time while idle, a wake-up's latency per burst.
+    /// Sleeps immediately. It takes no processor time while idle, and each burst has the latency of a wake-up.
     Event,
-    /// Poll for this long before sleeping: lowest latency, one core while traffic keeps coming. Polling lets other threads that are
-    /// ready have that core every 50 us, so two sides that share one do not wait for the ends of each other's time slices.
+    /// Polls for this long before sleeping. It has the lowest latency, and takes one core while messages keep arriving.
+    /// Polling yields the core to other runnable threads every 50 us, so two reactors that share a core do not wait for
+    /// each other's time slices to end.
     Spin(Duration),
 }
 
-/// How messages travel.
+/// The format of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Framing {
-    /// With a header and credits: both ends are of this library.
+    /// Messages with a header and credits. Both ends must use this library.
     #[default]
     Credits,
-    /// As they are, for programs that know plain verbs only. There is no flow control and no keepalive: a side that sends more
-    /// than the peer has receives for loses the connection. There is no goodbye either: on an iWARP device (siw) a close may lose
-    /// what the peer has not got yet, so let the side close that gets the last message.
+    /// Messages without a header, for peers that use plain verbs. There is no flow control and no keepalive: a side
+    /// that sends more messages than the peer has receives for loses the connection. There is no goodbye either: on an
+    /// iWARP device (siw) a close may lose messages that the peer has not received yet, so the side that receives the
+    /// last message should close.
     Raw,
 }
 
-/// Settings of a reactor. Start from [`Config::default`], change what matters; checked by
-/// [`crate::Reactor::new`].
+/// The settings of a reactor. Start from [`Config::default`] or a preset, and change the settings that matter.
+/// [`crate::Reactor::new`] checks them.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub(crate) provider: ProviderChoice,
@@ -126,7 +133,8 @@ impl Default for Config {
     }
 }
 
-/// Defaults of the embedded provider in a reactor, whose greetings agree on the extensions.
+/// Returns the defaults of the embedded provider in a reactor. The extensions are on, because the reactors' greetings
+/// negotiate them.
 fn embedded_defaults() -> IwarpConfig {
     let mut defaults = IwarpConfig::default();
     (defaults.extensions, defaults.shared_memory) = (true, SharedMemoryPolicy::Prefer);
@@ -134,29 +142,30 @@ fn embedded_defaults() -> IwarpConfig {
 }
 
 impl Config {
-    /// For the lowest latency of small messages: the reactor polls for up to 10 ms before it sleeps, which takes a processor while
-    /// traffic keeps coming.
+    /// Returns settings for the lowest latency of small messages. The reactor polls for up to 10 ms before it sleeps,
+    /// which takes one processor while messages keep arriving.
     #[must_use]
     pub fn latency() -> Self {
         Self::default().wait(Wait::Spin(Duration::from_millis(10)))
     }
 
-    /// For many bytes on few connections: buffers of 64 KiB, and 128 messages on their way in each direction. Each connection takes
-    /// 16 MiB of `max_memory`.
+    /// Returns settings for high throughput on few connections: buffers of 64 KiB, and 128 messages in flight in each
+    /// direction. Each connection takes 16 MiB of `max_memory`.
     #[must_use]
     pub fn throughput() -> Self {
         Self::default().buffer_size(64 << 10).receive_depth(128).send_depth(128)
     }
 
-    /// For up to 100,000 connections that are idle most of the time: 8 messages on their way in each direction, buffers of 4 KiB,
-    /// 73 KiB for each connection.
+    /// Returns settings for up to 100,000 connections that are idle most of the time: 8 messages in flight in each
+    /// direction, buffers of 4 KiB, and 73 KiB for each connection.
     #[must_use]
     pub fn many_connections() -> Self {
         let small = Self::default().buffer_size(4 << 10).receive_depth(8).send_depth(8);
         small.max_connections(100_000).max_memory(8 << 30)
     }
 
-    /// For little memory: 8 messages of 2 KiB on their way in each direction, up to 64 connections in 4 MiB of buffers, and 2 MiB for messages of up to 1 MiB.
+    /// Returns settings for little memory: 8 messages of 2 KiB in flight in each direction, up to 64 connections in 4
+    /// MiB of buffers, and 2 MiB for messages of up to 1 MiB.
     #[must_use]
     pub fn small() -> Self {
         Self::default()
@@ -171,28 +180,29 @@ impl Config {
             .large_messages(|large| (large.max_message, large.memory, large.cache) = (1 << 20, 2 << 20, 0))
     }
 
-    /// Which provider carries the connections. Default: [`ProviderChoice::Auto`].
+    /// Sets the provider that carries the connections. Default: [`ProviderChoice::Auto`].
     #[must_use]
     pub const fn provider(mut self, provider: ProviderChoice) -> Self {
         self.provider = provider;
         self
     }
 
-    /// How the reactor waits. Default: [`Wait::Adaptive`].
+    /// Sets the way in which the reactor waits. Default: [`Wait::Adaptive`].
     #[must_use]
     pub const fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Longest time between two looks at everything that is not a completion, while completions keep coming: new connections, descriptors
-    /// and timers of devices. The looks begin at a twentieth of this interval, and their distance doubles as long as they find nothing. A
-    /// callback that takes longer delays the look by its own length. 1 us to 1 s. Default: 1 ms.
+    /// Sets the longest interval at which the reactor checks for everything other than completions while completions
+    /// keep arriving: new connections, descriptors and timers of devices. The first checks come after a twentieth of
+    /// this interval, and the interval doubles as long as they find nothing. A callback that takes longer delays the
+    /// check by its duration. Range: 1 us to 1 s. Default: 1 ms.
     ///
     /// ```
     /// # use std::time::Duration;
     /// # use rdma_reactor::Config;
-    /// // New connections may wait: each look is a system call.
+    /// // New connections may wait: each check is a system call.
     /// let config = Config::default().look_interval(Duration::from_millis(20));
     /// ```
     #[must_use]
@@ -201,21 +211,23 @@ impl Config {
         self
     }
 
-    /// Largest payload of a message this side takes in one buffer, bytes: 1 to 1 GiB, or what the device carries if that
-    /// is less. Every buffer is this large. Default: 8 KiB.
+    /// Sets the largest payload of a message that this reactor accepts in one buffer, bytes. All buffers have this
+    /// size. Range: 1 to 1 GiB, or the device's largest message if that is less. Default: 8 KiB.
     #[must_use]
     pub const fn buffer_size(mut self, bytes: u32) -> Self {
         self.buffer_size = bytes;
         self
     }
 
-    /// Whether messages that are copied are sent without [`on_send_complete`](crate::Handler::on_send_complete), neither for
-    /// success nor for failure. Then the device tells of such messages only once in a quarter of the send queue, which saves
-    /// the work of a completion and a callback for each. What fails one of them ends the connection, and `on_disconnect` says
-    /// so. Messages out of regions, one-sided operations and raw connections are told of as ever, because the program waits to
-    /// use its memory again. The buffers of up to a quarter of a send queue are held until later sends end. The embedded provider holds
-    /// none for short messages, which end when they are sent. Default: false.
-    /// `AsyncReactor` always sends so, except what `Connection::operate` waits for.
+    /// Sends copied messages without [`on_send_complete`](crate::Handler::on_send_complete), for success as well as
+    /// failure. The device then reports their completions in batches of a quarter of the send queue, which saves a
+    /// completion and a callback per message. If such a message fails, the connection ends, and `on_disconnect` reports
+    /// it.
+    ///
+    /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
+    /// program waits to reuse its memory. The buffers of up to a quarter of the send queue are held until later sends
+    /// end. The embedded provider holds none for short messages, which end when they are sent. `AsyncReactor` always
+    /// uses this, except for messages that `Connection::operate` waits for. Default: false.
     ///
     /// ```
     /// # use rdma_reactor::Config;
@@ -227,73 +239,78 @@ impl Config {
         self
     }
 
-    /// Receives posted per connection, which is the peer's window: 5 to 32,768 messages, of which three are kept for
-    /// control. With `shared_receives`, the most that one peer is promised. Default: 64.
+    /// Sets the number of receives posted per connection, which is the peer's window: 5 to 32,768 messages. Three of
+    /// them are reserved for control messages. With `shared_receives`, this is the most that one peer is promised.
+    /// Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, messages: u32) -> Self {
         self.receive_depth = messages;
         self
     }
 
-    /// Receives that all connections of a device share, 8 to 32,768 messages, instead of `receive_depth` for each: for many
-    /// connections that are idle most of the time. Each may be sent five messages at least, of which three are kept for
-    /// control, and more as it is busy, up to `receive_depth`; what peers are told they may send is never more than is
-    /// posted. One eighth is never promised, so `n` receives are enough for `7 n / 40` connections; one more is refused
-    /// (`RejectReason::Busy`, [`crate::ConnectError::Limit`]). Connections with `Framing::Raw` keep receives of their own. A
-    /// device without shared receive queues: [`crate::ConnectError::Unsupported`], and who connects to it is refused.
+    /// Sets the number of receives that all connections of a device share, instead of `receive_depth` for each: 8 to
+    /// 32,768 messages. It is for many connections that are idle most of the time. Each peer may send at least five
+    /// messages, of which three are reserved for control messages, and more while it is busy, up to `receive_depth`.
+    /// Peers are never promised more receives than are posted, and one eighth is never promised. So `n` receives are
+    /// enough for `7 n / 40` connections; one more is refused (`RejectReason::Busy`, [`crate::ConnectError::Limit`]).
+    /// Connections with `Framing::Raw` have separate receives. If a device does not support shared receive queues,
+    /// connecting fails with [`crate::ConnectError::Unsupported`], and incoming connections are rejected.
     ///
-    /// A busy connection is faster with receives of its own, and a peer that breaks the protocol can take receives that
-    /// were promised to others until that is noticed: on iWARP devices a message that finds none ends its connection.
-    /// Default: `None`, each connection has its own.
+    /// A busy connection is faster with separate receives. A peer that violates the protocol can use receives that were
+    /// promised to others until the reactor detects it; on iWARP devices, a message that finds no receive ends its
+    /// connection. Default: `None`, each connection has separate receives.
     #[must_use]
     pub const fn shared_receives(mut self, messages: Option<u32>) -> Self {
         self.shared_receives = messages;
         self
     }
 
-    /// Sends per connection that may be on their way: 1 to 16,384 messages. Default: 64.
+    /// Sets the number of sends per connection that may be outstanding: 1 to 16,384 messages. Default: 64.
     #[must_use]
     pub const fn send_depth(mut self, messages: u32) -> Self {
         self.send_depth = messages;
         self
     }
 
-    /// Connections of this reactor, both directions together, established or not. Default: 10,000.
+    /// Sets the largest number of connections of this reactor, incoming and outgoing, established or not. Default:
+    /// 10,000.
     #[must_use]
     pub const fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections;
         self
     }
 
-    /// Accepted connections that are not established yet, and those that never were until their buffers are free. When so many are
-    /// there, the oldest one of the host that has the most gives way to a new one, see `SECURITY.md`; if none does, the new one is
-    /// rejected with [`crate::RejectReason::Busy`]. Default: 1,024.
+    /// Sets the largest number of accepted connections that are not established yet, including failed ones whose
+    /// buffers are not free yet. When this number is reached, a new connection evicts the oldest one of the host that
+    /// has the most, see `SECURITY.md`. If none can be evicted, the new one is rejected with
+    /// [`crate::RejectReason::Busy`]. Default: 1,024.
     #[must_use]
     pub const fn max_pending(mut self, connections: u32) -> Self {
         self.max_pending = connections;
         self
     }
 
-    /// Memory of the buffer pools, bytes. A connection takes `buffer_size` x (`receive_depth` + `send_depth` + 2), with
-    /// `shared_receives` only `buffer_size` x (`send_depth` + 2).
-    /// At least one connection must fit. On the embedded provider, untouched pages cost nothing. Default: 4 GiB.
+    /// Sets the memory limit of the buffer pools, bytes. A connection takes `buffer_size` x (`receive_depth` +
+    /// `send_depth` + 2); with `shared_receives`, only `buffer_size` x (`send_depth` + 2). At least one connection must
+    /// fit. On the embedded provider, untouched pages take no memory. Default: 4 GiB.
     #[must_use]
     pub const fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self
     }
 
-    /// Bytes that are copied into a work request at most, so that the device need not fetch them: 0 to 1,024, or what the
-    /// device takes if that is less. More makes the entries of an adapter's send queue longer. Default: 256.
+    /// Sets the largest message that is copied into its work request (inline data), so that the device need not fetch
+    /// it, bytes: 0 to 1,024, or the device's limit if that is less. A larger value makes the entries of an adapter's
+    /// send queue longer. Default: 256.
     #[must_use]
     pub const fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
     }
 
-    /// What one connection may have handled in one turn while there are others: completions, and bytes received; both at
-    /// least 1. What is beyond waits, in order, for the next turn, behind what has come on other connections. A
-    /// connection that is alone is not bounded so. Default: 24 and 64 KiB.
+    /// Sets how much of one connection the reactor handles in one turn while other connections have work: completions,
+    /// and bytes received, both at least 1. The rest waits, in order, for the next turn, behind what has arrived on
+    /// other connections. A connection that is alone is not limited. Default: 24 and 64 KiB.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -308,47 +325,52 @@ impl Config {
         self
     }
 
-    /// Messages and sends of other threads that may be on their way to the reactor: 1 to 16,777,216. More are
-    /// refused with `HandleError::Full`. Default: 65,536.
+    /// Sets the largest number of queued messages and sends of other threads: 1 to 16,777,216. More are refused with
+    /// `HandleError::Full`. Default: 65,536.
     #[must_use]
     pub const fn handle_queue(mut self, commands: u32) -> Self {
         self.handle_queue = commands;
         self
     }
 
-    /// Whether a panic of a callback ends its connection or endpoint, and not the turn. The connection ends as by
-    /// [`crate::Context::abort`], with `DisconnectReason::Internal` and the panic's text; a connect request is refused; a timer,
-    /// a descriptor, a message of another thread and an event of a device are done with. `Stats` counts the panics, and each has a
-    /// line in the log. What the handler has left half done in its own state is the handler's business. This needs
-    /// `panic = "unwind"`, the default of Rust. Default: off; a panic leaves the call of the reactor, which can only be dropped
-    /// then.
+    /// Contains a panic of a callback: it ends the connection or endpoint, not the turn. The connection ends as by
+    /// [`crate::Context::abort`], with `DisconnectReason::Internal` and the text of the panic. A connect request is
+    /// rejected. A timer, a descriptor's event, a message of another thread, and an event of a device are dropped.
+    /// [`Stats`](crate::Stats) counts the panics, and each is logged. The handler itself has to repair its own
+    /// half-changed state. This needs `panic = "unwind"`, Rust's default. Default: off; then a panic propagates out of
+    /// the call to the reactor, which can only be dropped afterwards.
     #[must_use]
     pub const fn contain_panics(mut self, on: bool) -> Self {
         self.contain_panics = on;
         self
     }
 
-    /// The networks that may connect. Others are refused before anything is allocated for them, and the embedded provider
-    /// resets their connections before it reads from them. An address is no proof of who somebody is. Default: `None`,
-    /// everybody may.
+    /// Sets the networks that may connect. Connections from other networks are refused before anything is allocated for
+    /// them, and the embedded provider resets them before it reads from them. An address proves no identity. Default:
+    /// `None`, any network may connect.
     #[must_use]
     pub fn allowed_peers(mut self, networks: Option<Vec<IpNet>>) -> Self {
         self.allowed_peers = networks;
         self
     }
 
-    /// Connections from one host that have not sent their request yet, at least 1, on the embedded provider; see
-    /// `IwarpConfig::max_handshakes_per_peer`. On every provider, accepted connections from one host that are to be secured and are
-    /// not established yet. For one more, the oldest of that host gives way if it has been waiting for 100 ms; otherwise the new one is
-    /// rejected. IPv6 addresses with the same first 64 bits are one host. Default: `None`, half of all that there may be, which is half
-    /// of [`Config::max_pending`] for the latter.
+    /// Sets the largest number of connections from one host that are in the handshake, at least 1. It limits two things
+    /// separately:
+    ///
+    /// - on the embedded provider, connections that have not sent their request yet; see
+    ///   `IwarpConfig::max_handshakes_per_peer`;
+    /// - on every provider, accepted connections that are to be secured and are not established yet.
+    ///
+    /// A new connection beyond the limit evicts the oldest one of that host if that has been waiting for 100 ms;
+    /// otherwise the new one is rejected. IPv6 addresses with equal first 64 bits count as one host. Default: `None`,
+    /// half of the respective total, which is half of [`Config::max_pending`] for the second kind.
     #[must_use]
     pub const fn max_handshakes_per_peer(mut self, connections: Option<usize>) -> Self {
         self.max_handshakes_per_peer = connections;
         self
     }
 
-    /// Changes how long things may take.
+    /// Changes the timeouts.
     ///
     /// ```
     /// use std::time::Duration;
@@ -364,7 +386,7 @@ impl Config {
         self
     }
 
-    /// Changes how messages past one buffer are carried.
+    /// Changes the settings of messages past one buffer.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -375,12 +397,12 @@ impl Config {
     #[must_use]
     pub fn large_messages(mut self, change: impl FnOnce(&mut LargeMessageSettings)) -> Self {
         change(&mut self.large);
-        // The greeting has the largest message in KiB.
+        // The greeting states the largest message in KiB.
         self.large.max_message = self.large.max_message.div_ceil(1 << 10).saturating_mul(1 << 10);
         self
     }
 
-    /// Changes the completion queues, and how many completions a turn handles.
+    /// Changes the settings of the completion queues.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -394,9 +416,10 @@ impl Config {
         self
     }
 
-    /// Changes the embedded provider. Where `allowed_peers` and `max_handshakes_per_peer` are not set there, it takes those of
-    /// `Config`. Networks that are set in both places have to contain a peer in both. Its extensions are on, as the greetings agree on
-    /// them. Its `max_handshakes` is raised to `max_pending`; less than both that and its default is an error.
+    /// Changes the settings of the embedded provider. If its `allowed_peers` or `max_handshakes_per_peer` is not set,
+    /// it uses that of `Config`. If networks are set in both places, a peer must be in both. Its extensions are on by
+    /// default, because the reactors' greetings negotiate them. Its `max_handshakes` is raised to `max_pending`; a
+    /// value below both `max_pending` and its default is an error.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -412,24 +435,24 @@ impl Config {
         self
     }
 
-    /// How connections are secured, where [`crate::ConnectOptions::security`] and [`crate::ListenOptions::security`] say nothing
-    /// else. Datagrams are never secured. Default: [`Security::Plain`].
+    /// Sets how connections are secured, unless [`crate::ConnectOptions::security`] or
+    /// [`crate::ListenOptions::security`] overrides it. Datagrams are never secured. Default: [`Security::Plain`].
     #[must_use]
     pub fn security(mut self, security: Security) -> Self {
         self.security = security;
         self
     }
 
-    /// Whether one-sided operations, and regions that peers may use, are allowed on secured connections, although adapters
-    /// can neither encrypt nor authenticate them: whoever is on the way reads what they carry, can change it, and can use the
-    /// keys of regions that it has seen. Default: no, [`crate::SendErrorKind::PlainRemoteMemory`].
+    /// Allows one-sided operations, and regions that peers may access, on secured connections. Adapters can neither
+    /// encrypt nor authenticate them: an attacker on the path can read and change the data, and can use the keys of
+    /// regions that it has seen. Default: false, they fail with [`crate::SendErrorKind::PlainRemoteMemory`].
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;
         self
     }
 
-    /// Whether a host may connect.
+    /// Returns `true` if a host may connect.
     pub(crate) fn admits(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.allowed_peers.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(&peer)))
@@ -494,17 +517,17 @@ impl Config {
         Ok(())
     }
 
-    /// Largest message fetched, in the unit of the greeting.
+    /// Returns the largest message that the reactor fetches, in KiB, the unit of the greeting.
     pub(crate) fn max_message_in_kib(&self) -> u32 {
         u32::try_from(self.large.max_message >> 10).unwrap_or(u32::MAX)
     }
 
-    /// Send work requests of a connection: two are kept for control messages.
+    /// Returns the number of send-queue slots of a connection. Two are reserved for control messages.
     pub(crate) const fn send_slots(&self) -> u32 {
         self.send_depth + CONTROL_SENDS
     }
 
-    /// Completions a connection may have outstanding.
+    /// Returns the largest number of outstanding completions of a connection.
     pub(crate) const fn completion_room(&self) -> u32 {
         self.receive_depth + self.send_slots()
     }
@@ -520,7 +543,7 @@ mod tests {
         let error = Config::default().receive_depth(4).validate().unwrap_err().to_string();
         assert_eq!(error, "receive_depth is 4: it must be 5 to 32,768 messages");
         assert!(Config::default().buffer_size(0).validate().is_err());
-        // A pool that has no room for one connection: 130 buffers of 8 KiB, each with its header.
+        // A pool for exactly one connection: 130 buffers of 8 KiB, each with its header.
         assert!(Config::default().max_memory(130 * 8256).validate().is_ok());
         let error = Config::default().max_memory(130 * 8256 - 1).validate().unwrap_err().to_string();
         assert!(error.starts_with("max_memory is 1073279: it must be room for"), "{error}");
@@ -547,7 +570,7 @@ mod tests {
         );
     }
 
-    /// Each preset can be used as it is, and has the memory that its page and its documentation say.
+    /// Each preset is valid, and takes the memory that its documentation says.
     #[test]
     fn presets_are_valid_and_keep_what_a_program_is_told_of() {
         for (preset, connections, each) in [
@@ -557,7 +580,7 @@ mod tests {
             (Config::small(), 64, 39_000),
         ] {
             preset.validate().unwrap();
-            assert!(!preset.quiet_sends, "a program that waits for on_send_complete would wait for ever");
+            assert!(!preset.quiet_sends, "a program that waits for on_send_complete would wait forever");
             assert!(preset.max_connections >= connections);
             let buffers = u64::from(preset.completion_room());
             let taken = buffers * buffer_len(preset.buffer_size).next_multiple_of(BUFFER_ALIGN) as u64;

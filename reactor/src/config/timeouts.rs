@@ -1,46 +1,51 @@
-//! How long things may take.
+//! Timeouts.
 
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// How long things may take, each 1 ms to 24 h; see [`Config::timeouts`](crate::Config::timeouts).
+/// The timeouts of a reactor, each 1 ms to 24 h; see [`Config::timeouts`](crate::Config::timeouts).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// Time an outgoing connection may take until `on_connect`. 1 ms to 24 h. Default: 10 s.
+    /// Time for an outgoing connection until `on_connect`. Default: 10 s.
     pub connect: Duration,
-    /// Time that an RDMA device has to resolve the address of a peer, before [`ProviderChoice::Auto`](super::ProviderChoice::Auto) takes the
-    /// embedded provider for the connection, with a line in the log at `info`. A path of InfiniBand that was not used
-    /// for a while may take longer than the default. The other choices do not use it. 1 ms to 24 h. Default: 200 ms.
+    /// Time for an RDMA device to resolve the address of a peer. After that,
+    /// [`ProviderChoice::Auto`](super::ProviderChoice::Auto) uses the embedded provider for the connection, and the
+    /// reactor logs it at `info`. A path of InfiniBand that was not used for a while may need more than the default.
+    /// The other choices do not use this timeout. Default: 200 ms.
     pub resolve: Duration,
-    /// Time that one address of a peer has to answer, as long as the peer has further addresses
-    /// ([`crate::Context::connect_any`], [`crate::Context::connect_host`]); then the next one is tried. The last
-    /// address has `connect`, and no address has more than that. 1 ms to 24 h. Default: 2 s, in which TCP asks
-    /// twice.
+    /// Time for one address of a peer to answer, if the peer has further addresses ([`crate::Context::connect_any`],
+    /// [`crate::Context::connect_host`]); then the next one is tried. The last address has `connect`, and no address
+    /// has more than that. Default: 2 s, in which TCP sends two SYNs.
     pub attempt: Duration,
-    /// Time an incoming connection may take from the accept to `on_connect`. 1 ms to 24 h. Default: 5 s.
+    /// Time for an incoming connection from the accept to `on_connect`. Default: 5 s.
     pub handshake: Duration,
-    /// Silence after which the peer is asked whether it is there. Default: 5 s.
+    /// Silence of the peer after which the reactor sends it a keepalive ping. Default: 5 s.
     pub keepalive_interval: Duration,
-    /// Silence after which the peer is given up, longer than `keepalive_interval`. Only this time matters to the peer:
-    /// it answers whatever its own settings are. Default: 15 s.
+    /// Silence of the peer after which the reactor ends the connection; longer than `keepalive_interval`. The peer
+    /// answers pings whatever its own settings are. Default: 15 s.
     pub keepalive: Duration,
-    /// Time that a message past [`Config::buffer_size`](crate::Config::buffer_size) may stand still, in either direction, while the connection is otherwise
-    /// alive: a peer that neither fetches what it was offered nor lets its own offer be fetched loses its connection,
-    /// since others want the memory. While some wait for it, a peer that answers no read for 2 s loses its connection.
-    /// A peer that waits for memory of its own may do so for four times this. A message in several buffers has this
-    /// time as a whole. The side that sends hears of every 4 MiB that its peer has fetched, so the time may be short
-    /// for long messages, too. 1 ms to 24 h. Default: 30 s.
+    /// Time that a message past [`Config::buffer_size`](crate::Config::buffer_size) may make no progress, in either
+    /// direction, on a connection that is otherwise alive. A peer that neither fetches an offered message nor lets its
+    /// own offer be fetched for so long loses its connection, because others need the memory. Three rules add to this:
+    ///
+    /// - While others wait for the memory, a peer that answers no Read for 2 s loses its connection.
+    /// - A peer that waits for memory itself has four times this timeout.
+    /// - A message in several buffers has this timeout as a whole.
+    ///
+    /// The sender gets a report for every 4 MiB that its peer has fetched, so the timeout may be short for long
+    /// messages, too. Default: 30 s.
     pub transfer: Duration,
-    /// Time a closed connection gets to send what was accepted, and again for each message, or 4 MiB of one, that the
-    /// peer has fetched meanwhile. What is left then is not sent: `on_send_complete` says so. On an iWARP device (siw)
-    /// the connection ends when the peer has got everything, within the same time. 1 ms to 24 h. Default: 2 s.
+    /// Time for a closed connection to send everything that was accepted, and again for each message, or each 4 MiB of
+    /// one, that the peer has fetched in the meantime. What remains is not sent, and `on_send_complete` reports that.
+    /// On an iWARP device (siw) the connection ends when the peer has received everything, within the same time.
+    /// Default: 2 s.
     pub close: Duration,
-    /// Time a device gets to flush a connection's queues before it is destroyed. 1 ms to 24 h. Default: 1 s.
+    /// Time for a device to flush a connection's queues before the reactor destroys them. Default: 1 s.
     pub flush: Duration,
-    /// Time after which the pool gives memory back to the system: slabs whose buffers nobody holds, and which were not
-    /// needed since. The first slab stays. Default: 30 s.
+    /// Time after which the pool returns memory to the system: slabs whose buffers are all free, and which were not
+    /// needed during that time. The first slab stays. Default: 30 s.
     pub pool_idle: Duration,
 }
 
