@@ -1,4 +1,4 @@
-//! One endpoint: its posted work requests, and those that wait to be posted.
+//! One endpoint: the work requests that are posted, and those that are to be posted.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -18,53 +18,53 @@ use crate::error::{DisconnectReason, Error};
 use crate::id::{ENDPOINT_WORK_BITS, SendId, SendKind, endpoint_wr_id};
 use crate::providers::Handle;
 
-/// A datagram on its way.
+/// An accepted datagram that has not completed.
 #[derive(Debug)]
 pub(super) struct DatagramSend {
     pub(super) buffer: Posted,
     pub(super) id: SendId,
 }
 
-/// A group that the endpoint is in or joins. The peer is there once the endpoint has joined.
+/// A multicast group that the endpoint is a member of or is joining. `peer` is `None` until the endpoint has joined.
 #[derive(Debug)]
 pub(super) struct MulticastMembership {
     pub(super) group: IpAddr,
     pub(super) peer: Option<PeerId>,
 }
 
-/// The place of an endpoint: its ids, its address, its device and its room there.
+/// The connection-manager ids, the address and the queue pair of an endpoint, and its share of the device.
 #[derive(Debug)]
 pub(super) struct EndpointResources {
-    /// The connection-manager id that has the queue pair.
+    /// The connection-manager id that owns the queue pair.
     pub(super) cm: Handle<CmId>,
-    /// The connection-manager id at which peers ask for the endpoint.
+    /// The connection-manager id that receives the requests of peers that resolve the endpoint.
     pub(super) listener: Handle<CmId>,
     pub(super) address: SocketAddr,
     pub(super) qp: QpId,
     pub(super) qp_number: u32,
     pub(super) device: usize,
     pub(super) cq: usize,
-    /// Number of completion entries that the endpoint has claimed.
+    /// Number of entries of the completion queue that the endpoint has claimed.
     pub(super) room: u32,
     pub(super) max_datagram: usize,
 }
 
-/// The state of an endpoint's life.
+/// The state of an endpoint.
 #[derive(Debug)]
 pub(super) enum EndpointState {
     Open,
-    /// The endpoint is closed, and accepted datagrams are still sent until the timer is due.
+    /// The endpoint is closed. Accepted datagrams are still sent until the timer expires.
     Draining {
         reason: DisconnectReason,
         timer: Key,
     },
-    /// The endpoint is closed, and datagrams that are not sent yet will not be.
+    /// The endpoint is closed, and nothing is sent any more.
     Over {
         reason: DisconnectReason,
     },
 }
 
-/// The work requests of an endpoint, posted and to be posted.
+/// The send and receive queues of an endpoint, with the work requests that are to be posted.
 #[derive(Debug)]
 pub(super) struct EndpointQueues {
     pub(super) pool: Pool,
@@ -84,24 +84,24 @@ pub(super) struct Endpoint {
     pub(super) resources: EndpointResources,
     pub(super) state: EndpointState,
     pub(super) queues: EndpointQueues,
-    /// Address handles of forgotten peers. Each comes with the number of the next send at the time of forgetting; only
-    /// earlier sends may use the handle.
+    /// Address handles of forgotten peers, each with the number of the first send that was accepted after the peer was
+    /// forgotten. Only earlier sends may use the handle.
     pub(super) forgotten: VecDeque<(u64, AddressId)>,
     pub(super) groups: Vec<MulticastMembership>,
-    /// A send was refused.
+    /// A send was refused, and `on_datagram_writable` has not been called since.
     pub(super) blocked: bool,
-    /// The endpoint is on the list of those that have something to post.
+    /// The endpoint is on the list of endpoints with pending work requests.
     pub(super) marked: bool,
 }
 
-/// Bits of a position in the number of a work request.
+/// Bits of the position of a send in the number of a work request.
 const SEQUENCE_BITS: u32 = 16;
-/// Bits of a slot in the number of a work request; the rest is for the generation.
+/// Bits of a slot in the number of a work request. The remaining bits are for the generation.
 const SLOT_BITS: u32 = 20;
 /// Bits of a generation in the number of a work request.
 pub(super) const GENERATION_BITS: u32 = ENDPOINT_WORK_BITS - SEQUENCE_BITS - SLOT_BITS - 1;
 
-/// A work request of an endpoint.
+/// The meaning of the number in an endpoint's work request id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EndpointWorkRequest {
     pub(super) endpoint: Key,
@@ -118,7 +118,7 @@ impl EndpointWorkRequest {
         endpoint_wr_id(number)
     }
 
-    /// Takes the number of a work request apart.
+    /// Decodes the number of a work request.
     pub(super) fn unpack(number: u64) -> Self {
         let slot = (number >> (1 + SEQUENCE_BITS)) as u32 & ((1 << SLOT_BITS) - 1);
         let generation = (number >> (1 + SEQUENCE_BITS + SLOT_BITS)) as u32 & ((1 << GENERATION_BITS) - 1);
@@ -136,7 +136,8 @@ impl EndpointQueues {
         self.sends.len() < self.send_depth
     }
 
-    /// Adds a datagram to the chain. The caller has checked that there is room and that the datagram is not too long.
+    /// Appends a datagram to the chain. The caller has checked that the send queue is not full and that the datagram is
+    /// not too long.
     pub(super) fn push_send(&mut self, endpoint: Key, buffer: Buffer, len: usize, op: SendOp) -> SendId {
         let id = SendId::new(self.accepted, SendKind::Datagram);
         let (posted, sge) = self.pool.post(buffer, len);
@@ -147,20 +148,20 @@ impl EndpointQueues {
         id
     }
 
-    /// Number of sends that a completion of `sequence` ends: that send and those before it. `None` if no such send is
-    /// posted.
+    /// Returns the number of sends that the completion of `sequence` ends: that send and all before it. `None` if no
+    /// such send is posted.
     pub(super) fn sends_ended_by(&self, sequence: u16) -> Option<usize> {
         let oldest = self.sends.front()?.id.sequence() as u16;
         let count = usize::from(sequence.wrapping_sub(oldest)) + 1;
         (count <= self.sends.len() - self.chain.len()).then_some(count)
     }
 
-    /// Number of the oldest send that has not ended, or of the next send if all have ended.
+    /// Returns the number of the oldest send that has not ended, or of the next send if all have ended.
     pub(super) fn oldest(&self) -> u64 {
         self.sends.front().map_or(self.accepted, |send| send.id.sequence())
     }
 
-    /// Posts the receives that came back.
+    /// Posts the receives whose buffers are free again.
     pub(super) fn post_receives(
         &mut self,
         endpoint: Key,
@@ -187,7 +188,7 @@ impl EndpointQueues {
         })
     }
 
-    /// Posts the chain.
+    /// Posts the chain of sends.
     pub(super) fn post_sends(&mut self, qp: QpId, provider: &mut dyn Provider) -> Result<(), Error> {
         let Some(last) = self.chain.last_mut() else { return Ok(()) };
         last.flags |= SendFlags::SIGNALED;
@@ -211,7 +212,7 @@ impl Endpoint {
         matches!(self.state, EndpointState::Over { .. })
     }
 
-    /// Takes an address handle that no posted send uses any more.
+    /// Removes and returns an address handle that no posted send uses any more.
     pub(super) fn next_unused(&mut self) -> Option<AddressId> {
         let &(until, address) = self.forgotten.front()?;
         if until > self.queues.oldest() {

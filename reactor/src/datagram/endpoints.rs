@@ -1,5 +1,5 @@
-//! All endpoints of a reactor: opening, sending, completions, the end. To the rest of the reactor, the queue pair, the
-//! events and the timers of an endpoint are those of a guest, with numbers that this file gives.
+//! All endpoints of a reactor: opening, sending, completions, and the end. The layers below see only numbers: this file
+//! encodes the owner of a queue pair, of an event and of a timer in one.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -27,13 +27,13 @@ use crate::error::{Blocked, ConnectError, DisconnectReason, Error, Outcome, Send
 use crate::id::SendId;
 use crate::providers::{Handle, device_index, device_of, role};
 
-/// The feature that a provider without datagrams lacks.
+/// The name of the feature in the error of a provider without datagrams.
 pub(super) const DATAGRAMS: &str = "datagrams";
 
-/// A callback to make.
+/// A callback to call.
 #[derive(Debug)]
 pub(crate) enum EndpointEvent {
-    /// A datagram of `len` bytes came, route header included.
+    /// A datagram has arrived. `len` is its length with the route header, bytes.
     Datagram {
         endpoint: EndpointId,
         buffer: Buffer,
@@ -58,23 +58,23 @@ pub(crate) enum EndpointEvent {
         group: IpAddr,
         joined: Result<PeerId, ConnectError>,
     },
-    /// The endpoint is closed; this is its last event.
+    /// The endpoint has ended; this is its last event.
     Closed {
         endpoint: EndpointId,
         reason: DisconnectReason,
     },
 }
 
-/// A destination of an endpoint.
+/// A peer of an endpoint.
 #[derive(Debug)]
 pub(super) struct EndpointPeer {
     pub(super) endpoint: Key,
-    /// Index of the endpoint's device, which has the address handle.
+    /// Index of the endpoint's device, which owns the address handle.
     pub(super) device: usize,
     pub(super) destination: Destination,
 }
 
-/// A question to a peer for the queue pair that takes datagrams at an address.
+/// A request in progress that resolves the queue pair for datagrams at an address.
 #[derive(Debug)]
 pub(super) struct PeerLookup {
     pub(super) endpoint: Key,
@@ -83,7 +83,7 @@ pub(super) struct PeerLookup {
     pub(super) timer: Key,
 }
 
-/// The meaning of a guest's number.
+/// The meaning of the number by which the driver knows the owner of an event or a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndpointToken {
     Endpoint(Key),
@@ -112,11 +112,11 @@ pub(crate) struct Endpoints {
     pub(super) peers: Slab<EndpointPeer>,
     pub(super) lookups: Slab<PeerLookup>,
     events: VecDeque<EndpointEvent>,
-    /// Endpoints with something to post.
+    /// Endpoints with pending work requests, without duplicates.
     to_post: Vec<Key>,
-    /// Endpoints that were refused a send and may have room again.
+    /// Endpoints that have refused a send, and whose send queue may have room again.
     maybe_writable: Vec<Key>,
-    /// Endpoints that end.
+    /// Endpoints that are ending.
     ending: Vec<Key>,
     receive_chain: Vec<RecvWr>,
 }
@@ -125,8 +125,7 @@ impl Default for Endpoints {
     fn default() -> Self {
         Self {
             all: Slab::with_generation_bits(GENERATION_BITS),
-            // Keys of endpoints and of lookups travel in a number beside one more bit, so they have narrower
-            // generations.
+            // Keys of endpoints and of lookups are packed into numbers, which have room for narrower generations only.
             peers: Slab::default(),
             lookups: Slab::with_generation_bits(31),
             events: VecDeque::new(),
@@ -143,17 +142,17 @@ impl Endpoints {
         self.all.is_empty()
     }
 
-    /// Returns an endpoint if it is open.
+    /// Returns an endpoint; `None` if it is not open.
     pub(super) fn get_open(&mut self, key: Key) -> Option<&mut Endpoint> {
         self.all.get_mut(key).filter(|endpoint| endpoint.is_open())
     }
 
-    /// Asks for a callback.
+    /// Queues a callback.
     pub(super) fn push_event(&mut self, event: EndpointEvent) {
         self.events.push_back(event);
     }
 
-    /// The next callback to make.
+    /// Returns the next callback to call.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<EndpointEvent> {
         self.events.pop_front()
@@ -201,7 +200,7 @@ impl Endpoints {
         }
     }
 
-    /// Gives an endpoint its queue pair and its memory.
+    /// Creates an endpoint with its queue pair and its memory.
     fn create(
         &mut self,
         driver: &mut Driver,
@@ -271,15 +270,15 @@ impl Endpoints {
             driver.owners_mut().own(cm, Owner::Guest(EndpointToken::Endpoint(key).pack()));
         }
         self.mark(key);
-        // The receives are posted now, so that the endpoint hears datagrams before the next turn.
+        // The receives are posted now, so that the endpoint receives datagrams before the next turn.
         self.flush(driver);
         Ok(id)
     }
 
     // Calls of the program.
 
-    /// The address at which peers find an endpoint, the number of its queue pair, the index of its device, and its largest datagram
-    /// in bytes.
+    /// Returns the address at which peers find an endpoint, the number of its queue pair, the index of its device, and
+    /// the length of its largest datagram, bytes.
     pub(crate) fn info(&self, key: Key) -> Option<(SocketAddr, u32, usize, usize)> {
         let resources = &self.all.get(key)?.resources;
         Some((resources.address, resources.qp_number, resources.device, resources.max_datagram))
@@ -317,9 +316,9 @@ impl Endpoints {
         Ok(send)
     }
 
-    // Events that the driver passes on.
+    // Events from the driver.
 
-    /// Handles a completed work request of an endpoint.
+    /// Handles the completion of an endpoint's work request.
     #[cold]
     pub(crate) fn completed(&mut self, driver: &mut Driver, number: u64, wc: &WorkCompletion) {
         let EndpointWorkRequest { endpoint, send } = EndpointWorkRequest::unpack(number);
@@ -339,7 +338,7 @@ impl Endpoints {
         };
         let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
         for nth in 1..=count {
-            // The datagrams before the last one have succeeded; they had no signal.
+            // The datagrams before the last one have succeeded: they were posted unsignaled.
             self.end_send(driver, key, if nth < count { Outcome::Sent } else { last });
         }
         self.drop_unused_addresses(driver, key);
@@ -351,7 +350,7 @@ impl Endpoints {
         true
     }
 
-    /// Ends the oldest datagram of an endpoint.
+    /// Ends the oldest send of an endpoint.
     fn end_send(&mut self, driver: &mut Driver, key: Key, outcome: Outcome) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         let Some(sending) = endpoint.queues.sends.pop_front() else { return };
@@ -377,14 +376,14 @@ impl Endpoints {
         true
     }
 
-    /// The memory of a datagram that is to be delivered; `None` if the endpoint is not open any more.
+    /// Returns the memory of a datagram that is to be delivered; `None` if the endpoint is not open any more.
     pub(crate) fn slabs_of(&mut self, driver: &mut Driver, key: Key) -> Option<Arc<Slabs>> {
         let slabs = self.get_open(key)?.queues.slabs();
         driver.counters().messages.datagrams_received += 1;
         Some(slabs)
     }
 
-    /// Frees the buffer of a datagram. It is posted again at the end of the turn.
+    /// Frees the buffer of a received datagram. It is posted again at the end of the turn.
     pub(crate) fn repost(&mut self, key: Key, buffer: Buffer) {
         if let Some(endpoint) = self.all.get_mut(key) {
             endpoint.queues.reposts.push(buffer);
@@ -392,7 +391,7 @@ impl Endpoints {
         }
     }
 
-    /// Handles an event of the connection manager.
+    /// Handles a connection-manager event.
     pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, cm: Handle<CmId>, kind: CmEventKind) {
         match (EndpointToken::unpack(number), kind) {
             (EndpointToken::Endpoint(key), CmEventKind::ConnectRequest { .. }) => self.answer(driver, key, cm),
@@ -401,16 +400,17 @@ impl Endpoints {
         }
     }
 
-    /// Handles a timer that is due.
+    /// Handles a timer that has expired.
     pub(crate) fn on_timer(&mut self, driver: &mut Driver, number: u64) {
         match EndpointToken::unpack(number) {
-            // The time of a closed endpoint to send accepted datagrams is over.
+            // The time for a closed endpoint to send the accepted datagrams is over.
             EndpointToken::Endpoint(key) => self.stop_sending(driver, key),
             EndpointToken::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),
         }
     }
 
-    /// Tells the program of the next endpoint that has room again after it had refused a datagram. `false`: there is none.
+    /// Queues `on_datagram_writable` for the next endpoint that has refused a datagram and would accept one now.
+    /// Returns `false` if there is none.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
         !self.maybe_writable.is_empty() && self.report_writable()
@@ -429,7 +429,7 @@ impl Endpoints {
         false
     }
 
-    /// Posts the work requests that the turn has gathered.
+    /// Posts the pending work requests of all endpoints.
     #[inline]
     pub(crate) fn flush(&mut self, driver: &mut Driver) {
         if !self.to_post.is_empty() {
@@ -458,8 +458,8 @@ impl Endpoints {
 
     // Ending.
 
-    /// Ends an endpoint; the first reason given counts. `immediately`: datagrams that were accepted and not sent are
-    /// dropped.
+    /// Ends an endpoint. If it is ending already, the first reason counts. With `immediately`, accepted datagrams that
+    /// were not sent are dropped.
     pub(crate) fn end(&mut self, driver: &mut Driver, key: Key, reason: DisconnectReason, immediately: bool) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
@@ -475,14 +475,14 @@ impl Endpoints {
         }
     }
 
-    /// Ends an endpoint because one of its work requests has failed.
+    /// Ends an endpoint because one of its work requests failed.
     fn fail(&mut self, driver: &mut Driver, key: Key, failure: Failure) {
         let Some(endpoint) = self.all.get(key) else { return };
         let device = driver.device(endpoint.resources.device).map(|device| device.name.clone()).unwrap_or_default();
         self.end(driver, key, DisconnectReason::WorkRequest { device, failure }, true);
     }
 
-    /// Stops the sending of an endpoint that ends.
+    /// Stops sending on an endpoint that is ending.
     fn stop_sending(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if let EndpointState::Draining { reason, timer } = &endpoint.state {
@@ -508,8 +508,8 @@ impl Endpoints {
         }
     }
 
-    /// Takes stage 10 for endpoints: finishes those that have nothing left to send. Returns whether there were any.
-    /// [`Endpoints::release`] follows the [`EndpointEvent::Closed`] of each.
+    /// Runs stage 10 for endpoints: finishes ending endpoints that have nothing left to send. Returns `true` if there
+    /// were any. The caller calls [`Endpoints::release`] after the [`EndpointEvent::Closed`] of each.
     pub(crate) fn finish_ended(&mut self, driver: &mut Driver) -> bool {
         let mut any = false;
         for key in std::mem::take(&mut self.ending) {
@@ -528,8 +528,8 @@ impl Endpoints {
         let complete = self.all.get(key).is_some_and(|endpoint| endpoint.queues.sends.is_empty());
         self.stop_sending(driver, key);
         self.destroy_ids_of(driver, key);
-        // Nothing is posted any more. What a queue pair that the device has kept may touch is the endpoint's own memory, which
-        // goes back with it.
+        // Nothing is posted any more. If the device kept the queue pair, it may access only the endpoint's own memory,
+        // which is deregistered with the endpoint.
         while self.all.get(key).is_some_and(|endpoint| !endpoint.queues.sends.is_empty()) {
             self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed.into()));
         }
@@ -555,12 +555,12 @@ impl Endpoints {
         if let Err(error) = provider.destroy_id(id, now) {
             log::error!("{}: {error}: the device keeps the queue pair", endpoint.id);
             driver.counters().connections.undestroyed += 1;
-            // It may go on completing work.
+            // The queue pair may go on completing work requests, so its completion entries stay claimed.
             endpoint.resources.room = 0;
         }
     }
 
-    /// Gives back everything that an endpoint holds, and frees its slot.
+    /// Releases everything that an endpoint holds, and frees its slot.
     pub(crate) fn release(&mut self, driver: &mut Driver, key: Key) {
         self.forget_peers_of(driver, key);
         let Some(endpoint) = self.all.remove(key) else { return };
@@ -569,7 +569,7 @@ impl Endpoints {
         driver.release_room(endpoint.resources.device, endpoint.resources.cq, endpoint.resources.room);
     }
 
-    /// Drops everything at once, without callbacks.
+    /// Drops all endpoints immediately, without callbacks.
     pub(crate) fn teardown(&mut self, driver: &mut Driver) {
         for key in self.lookups.keys() {
             self.drop_lookup(driver, key);

@@ -1,4 +1,4 @@
-//! Multicast groups of an endpoint.
+//! The multicast groups of an endpoint.
 
 use std::net::IpAddr;
 
@@ -26,11 +26,11 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Forgets a group; returns whether the endpoint was in the group or joining it.
+    /// Removes a group from an endpoint. Returns `true` if the endpoint was a member or was joining.
     fn forget_group(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> bool {
         let Some(endpoint) = self.all.get_mut(key) else { return false };
-        let Some(place) = endpoint.groups.iter().position(|member| member.group == group) else { return false };
-        if let Some(peer) = endpoint.groups.swap_remove(place).peer.and_then(|peer| peer.key(driver.tag())) {
+        let Some(at) = endpoint.groups.iter().position(|member| member.group == group) else { return false };
+        if let Some(peer) = endpoint.groups.swap_remove(at).peer.and_then(|peer| peer.key(driver.tag())) {
             self.forget_peer(driver, peer);
         }
         true

@@ -1,4 +1,4 @@
-//! A datagram that came, and its origin.
+//! Received datagrams, and their origin.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,8 +9,8 @@ use std::ops::Deref;
 use rdma_transport::datagram::GRH_LEN;
 use rdma_transport::wc::WorkCompletion;
 
-/// The origin of a datagram, as far as the network reports it. It is equal for all datagrams of one sender, and small
-/// enough to keep.
+/// The origin of a datagram, as far as the network reports it. All datagrams of one sender have equal origins. It is
+/// small enough to keep.
 #[derive(Clone, Copy)]
 pub struct Origin {
     pub(super) completion: WorkCompletion,
@@ -18,14 +18,14 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Number of the queue pair that sent the datagram.
+    /// Returns the number of the queue pair that sent the datagram.
     #[must_use]
     pub const fn qp_number(&self) -> u32 {
         self.completion.source.qp_number
     }
 
-    /// Address of the sender: on RoCE an IP address, and on InfiniBand the GID if the datagram has a route header.
-    /// `None` if the network does not report an address.
+    /// Returns the address of the sender: an IP address on RoCE, and the GID on InfiniBand if the datagram has a route
+    /// header. `None` if the network does not report an address.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         if !self.completion.source.has_route_header() {
@@ -80,8 +80,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Reads the sender from a route header. If the route header holds an IPv4 header, that one is in its second half
-/// (InfiniBand annex A17).
+/// Reads the sender's address from a route header. An IPv4 header is in the second half of it (InfiniBand annex A17).
 fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     if header[0] >> 4 == 6 {
         let source: [u8; 16] = header[8..24].try_into().ok()?;
@@ -99,19 +98,19 @@ pub struct Datagram<'a> {
 }
 
 impl<'a> Datagram<'a> {
-    /// Makes a datagram of a receive; `None` if the receive is too short for a route header.
+    /// Returns the datagram in a completed receive; `None` if the receive is too short for a route header.
     pub(crate) fn of(completion: &WorkCompletion, bytes: &'a [u8]) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk()?;
         Some(Self { origin: Origin { completion: *completion, header: *header }, payload })
     }
 
-    /// The origin of the datagram.
+    /// Returns the origin of the datagram.
     #[must_use]
     pub const fn origin(&self) -> Origin {
         self.origin
     }
 
-    /// The immediate data, 32 bits that came beside the payload.
+    /// Returns the immediate data, 32 bits that were sent with the payload; `None` if there were none.
     #[must_use]
     pub const fn immediate(&self) -> Option<u32> {
         self.origin.completion.immediate

@@ -1,27 +1,29 @@
-//! Unreliable datagrams, on devices that have them and on the embedded provider. Needs feature `datagram`. The guide has a page about
-//! them: [`crate::guide::datagrams`].
+//! Unreliable datagrams, on devices that support them and on the embedded provider (feature `datagram`). The guide has
+//! a page about them: [`crate::guide::datagrams`].
 //!
 //! An *endpoint* ([`Datagrams::open`](crate::Datagrams::open)) is one queue pair at an address of a device. It receives
-//! from everybody and sends to anybody. A *peer* is a destination: an endpoint elsewhere, found by its address
-//! ([`Datagrams::find_peer`](crate::Datagrams::find_peer)) or from a datagram that came
+//! from anybody and sends to anybody. A *peer* is a destination. It is another endpoint, found by its address
+//! ([`Datagrams::find_peer`](crate::Datagrams::find_peer)) or from a received datagram
 //! ([`Datagrams::peer_of`](crate::Datagrams::peer_of)), or a multicast group
-//! ([`Datagrams::join`](crate::Datagrams::join)). Addresses are those of the connection manager's UDP port space:
-//! librdmacm's programs find an endpoint, and are found. Callbacks are those of
+//! ([`Datagrams::join`](crate::Datagrams::join)). Addresses are those of the connection manager's UDP port space
+//! (`RDMA_PS_UDP`), so endpoints and programs that use librdmacm find each other. The callbacks are in
 //! [`DatagramHandler`](crate::DatagramHandler).
 //!
-//! The properties of a datagram:
+//! Datagrams have these properties:
 //!
-//! - It arrives whole or not at all, in any order, maybe more than once, and nobody is told of a loss. A datagram that
-//!   finds no receive posted is lost; [`EndpointOptions::receive_depth`] is how many may come at once. There are no
-//!   credits.
-//! - It is at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes long. The device's port, or the
-//!   interface, sets this limit, from 256 to 4,096.
-//! - [`Outcome::Sent`](crate::Outcome::Sent) says that the device has sent it, and nothing about the peer.
-//! - Its sender ([`Origin`]) is known from the network only. Nothing is authenticated, and anybody may send.
-//! - A member of a group may hear its own datagrams to the group; the device decides on loopback.
+//! - A datagram arrives whole or not at all, in any order, maybe more than once. Nobody is notified of a loss. There
+//!   are no credits: a datagram that finds no posted receive is lost. [`EndpointOptions::receive_depth`] is the number
+//!   of datagrams that may arrive at once.
+//! - A datagram has at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes. The device's port, or
+//!   the network interface, sets this limit, from 256 to 4,096.
+//! - [`Outcome::Sent`](crate::Outcome::Sent) means that the device has sent the datagram. It says nothing about the
+//!   peer.
+//! - The sender ([`Origin`]) is known only as far as the network reports it. Nothing is authenticated, and anybody may
+//!   send.
+//! - A member of a group may receive its own datagrams to the group; the device decides on loopback.
 //!
-//! The reader of a datagram does not see the route header in front of it. Each endpoint has memory of its own, which
-//! `Config::max_memory` does not count. Each receive and each send takes `max_datagram` + 40 bytes.
+//! The route header in front of a received datagram is not part of its payload. Each endpoint has separate memory,
+//! which `Config::max_memory` does not count: `max_datagram` + 40 bytes for each receive and each send.
 
 mod endpoint;
 pub(crate) mod endpoints;
@@ -35,19 +37,19 @@ use crate::error::Error;
 use crate::id::define_id;
 
 define_id!(
-    /// Names one datagram endpoint.
+    /// The id of a datagram endpoint.
     EndpointId, "endpoint"
 );
 define_id!(
-    /// Names one peer of one endpoint. The name is stale when the peer was forgotten, its group was left, or the endpoint is
-    /// gone.
+    /// The id of a peer of an endpoint. It is stale when the peer was forgotten, its group was left, or the endpoint
+    /// has ended.
     PeerId, "peer"
 );
 
-/// Largest number of receives of an endpoint, and largest number of sends.
+/// Largest number of receives of an endpoint, and of sends.
 const MAX_DEPTH: u32 = 16_384;
 
-/// Options of an endpoint.
+/// The options of an endpoint.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct EndpointOptions {
@@ -62,21 +64,21 @@ impl Default for EndpointOptions {
 }
 
 impl EndpointOptions {
-    /// The defaults.
+    /// Returns the default options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the number of receives posted. If more datagrams come in one turn, the rest is lost. Range: 1 to 16,384, or
-    /// less if the device's limit is lower. Default: 64.
+    /// Sets the number of receives that are posted. If more datagrams arrive in one turn, the excess is lost. Range: 1
+    /// to 16,384, or the device's limit if that is lower. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, datagrams: u32) -> Self {
         self.receive_depth = datagrams;
         self
     }
 
-    /// Sets the number of sends that may be on their way. Range: 1 to 16,384, or less if the device's limit is lower.
+    /// Sets the number of sends that may be outstanding. Range: 1 to 16,384, or the device's limit if that is lower.
     /// Default: 64.
     #[must_use]
     pub const fn send_depth(mut self, datagrams: u32) -> Self {

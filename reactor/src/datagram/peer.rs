@@ -1,4 +1,4 @@
-//! Peers, and the search for them.
+//! Peers, and their resolution by address.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::driver::{Driver, Due};
 use crate::error::{ConnectError, DisconnectReason, Error, RejectReason};
 use crate::providers::{Handle, device_index, role};
 
-/// Returns the datagrams of a device's provider.
+/// Returns the datagram operations of a device's provider.
 pub(super) fn datagrams(driver: &mut Driver, device: usize) -> rdma_transport::Result<&mut dyn Datagrams> {
     role(driver.providers_mut().of_device(device), Provider::datagrams, DATAGRAMS)
 }
@@ -23,12 +23,12 @@ pub(super) fn datagrams(driver: &mut Driver, device: usize) -> rdma_transport::R
 fn destroy_address(driver: &mut Driver, device: usize, address: AddressId) {
     let destroyed = datagrams(driver, device).and_then(|role| role.destroy_address(address));
     if let Err(error) = destroyed {
-        log::debug!("destroying an address: {error}");
+        log::debug!("destroying an address handle failed: {error}");
     }
 }
 
 impl Endpoints {
-    /// Adds a peer; the endpoint owns its address handle from now on.
+    /// Adds a peer. The endpoint owns its address handle from now on.
     pub(super) fn add_peer(&mut self, driver: &mut Driver, key: Key, peer: &DatagramPeer) -> Result<PeerId, Error> {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let index = endpoint.resources.device;
@@ -46,7 +46,7 @@ impl Endpoints {
         self.add_peer(driver, key, &peer)
     }
 
-    /// Forgets a peer. Datagrams that were accepted for the peer are still sent.
+    /// Removes a peer. Datagrams that were accepted for it are still sent.
     pub(crate) fn forget_peer(&mut self, driver: &mut Driver, peer: Key) {
         let Some(peer) = self.peers.remove(peer) else { return };
         let (key, device, address) = (peer.endpoint, peer.device, peer.destination.address);
@@ -67,8 +67,8 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the address handles of forgotten peers to which nothing is on its way any more. A device may use an
-    /// address handle until then.
+    /// Destroys the address handles of forgotten peers that no send uses any more. A device may use an address handle
+    /// until the last send to it has completed.
     pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         while let Some(address) = endpoint.next_unused() {
@@ -76,7 +76,7 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the addresses of an endpoint that is gone.
+    /// Destroys the address handles of an endpoint that has ended.
     pub(super) fn drop_addresses(
         driver: &mut Driver,
         device: usize,
@@ -85,7 +85,7 @@ impl Endpoints {
         addresses.into_iter().for_each(|(_, address)| destroy_address(driver, device, address));
     }
 
-    // Finding.
+    // Resolving.
 
     pub(crate) fn find_peer(&mut self, driver: &mut Driver, key: Key, address: SocketAddr) -> Result<(), Error> {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
@@ -104,7 +104,7 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Handles an event of the connection manager for a lookup.
+    /// Handles a connection-manager event of a lookup.
     pub(super) fn lookup_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
         let Some(&PeerLookup { endpoint, cm, .. }) = self.lookups.get(key) else { return };
         let ended = match kind {
@@ -118,7 +118,7 @@ impl Endpoints {
                         .connect(cm.id, &ConnectParam::default())
                         .map_err(|error| error.to_string())
                 } else {
-                    Err("another device leads there than the endpoint's".into())
+                    Err("the address is reached through another device than the endpoint's".into())
                 };
                 match asked {
                     Ok(()) => return,
@@ -166,14 +166,14 @@ impl Endpoints {
         }
     }
 
-    /// Answers a peer that asks for an endpoint at its address. Nothing is allocated for the answer.
+    /// Answers a peer that resolves an endpoint. Nothing is allocated for the answer.
     pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>) {
         let now = driver.now();
         let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };
         let (device, qp) = (endpoint.resources.device, endpoint.resources.qp);
         let answered = datagrams(driver, device).and_then(|role| role.answer_datagram(asked.id, qp, &[], now));
         if let Err(error) = answered {
-            log::info!("{}: answering a peer that asks for it: {error}", endpoint.id);
+            log::info!("{}: answering a peer that resolves it failed: {error}", endpoint.id);
         }
     }
 }
