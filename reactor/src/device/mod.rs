@@ -1,5 +1,5 @@
-//! A device as the reactor uses it: its buffers, its completion queues, and the accounts that keep both from
-//! overrunning.
+//! A device as the reactor uses it: its buffers and its completion queues, and the reservations that keep both from
+//! overflowing.
 
 pub(crate) mod cq;
 pub(crate) mod pool;
@@ -32,17 +32,17 @@ use crate::providers::role;
 #[derive(Debug)]
 pub(crate) struct Buffers {
     pub(crate) pool: Pool,
-    /// The receives that connections share, if they do.
+    /// The shared receives; `None` if each connection has separate receives.
     pub(crate) shared: Option<SharedReceives>,
 }
 
 impl Buffers {
-    /// The buffers of connections that are on no device. There are none.
+    /// Returns an empty set of buffers, for connections that are on no device.
     pub(crate) fn none() -> Self {
         Self { pool: Pool::new(1, 0), shared: None }
     }
 
-    /// Takes the buffer of a received message back. `shared`: its connection takes receives from the shared queue.
+    /// Frees the buffer of a received message. `shared` is `true` if its connection uses shared receives.
     #[inline]
     pub(crate) fn free_receive(&mut self, buffer: Buffer, shared: bool) {
         match &mut self.shared {
@@ -52,12 +52,12 @@ impl Buffers {
     }
 }
 
-/// The room that one connection claims of a device.
+/// The resources of a device that one connection has reserved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceReservation {
-    /// Index of its completion queue.
+    /// Index of the completion queue.
     pub(crate) cq: usize,
-    /// Number of completion entries claimed, and of buffers.
+    /// Number of completion entries, and of buffers.
     pub(crate) entries: u32,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Device {
     pub(crate) id: DeviceId,
     pub(crate) name: String,
     pub(crate) buffers: Buffers,
-    /// Memory of the pool, as the device knows it.
+    /// The registrations of the pool's memory.
     slabs: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
     /// The completion channel may have events, so queues that are marked as armed may not be armed any more.
@@ -75,22 +75,24 @@ pub(crate) struct Device {
     /// Largest payload of a message in one buffer, bytes: the configured size, or the device's limit less the header if
     /// that is smaller.
     pub(crate) buffer_size: u32,
-    /// What the queue pairs of connections are made with, cut to what the device has, but for their completion queue.
+    /// The attributes of the connections' queue pairs, reduced to the device's limits, except for the completion queue.
     pub(crate) queues: QpAttr,
-    /// The completion vector of its completion queues.
+    /// The completion vector of the completion queues.
     vector: u32,
-    /// The most entries that a completion queue of it has.
+    /// Largest number of entries of a completion queue.
     max_completion_queue: u32,
-    /// What it can do, and its longest message, bytes, as its connections ask for each operation.
+    /// The features of the device, and the length of its longest message, bytes. They are copied here because
+    /// connections check them for each operation.
     pub(crate) features: Features,
     pub(crate) max_message: u64,
-    /// Number of claims on completion queues, of connections and of others.
+    /// Number of claims on completion queues, by connections and others.
     claims: usize,
-    /// The device is going away or has failed. Nothing new is put on it, and it is not asked for anything.
+    /// The device is being removed or has failed. Nothing new is put on it, and its completion queues are neither
+    /// polled nor armed.
     pub(crate) removed: bool,
 }
 
-/// What a device has not given back.
+/// The objects that a device failed to release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unreleased {
     /// Number of shared receive queues.
@@ -114,13 +116,13 @@ pub(crate) fn register(
 ) -> Result<(Arc<Memory>, LocalKey), Error> {
     let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
     let memory = Arc::new(memory);
-    // The memory has local access only, so that no peer can ever reach a pool.
+    // The memory has local access only, so no peer can ever access a pool.
     let region = provider.register(id, &memory, 0..bytes, Access::LOCAL_WRITE)?;
     slabs.push((region.local_key, region.id));
     Ok((memory, region.local_key))
 }
 
-/// The completion vector to use: the one that was asked for, or one that the reactor's number leads to.
+/// Returns the completion vector to use: the configured one, or one derived from the reactor's number.
 fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 {
     let Some(DeviceInfo { name, capabilities }) = device else { return 0 };
     let vectors = capabilities.completion_vectors.max(1);
@@ -138,33 +140,33 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
 
 const SHARED_RECEIVES: &str = "shared receive queues on this device";
 
-/// Destroys a shared receive queue. Returns `false` if the device keeps it, and may go on using what is posted there.
+/// Destroys a shared receive queue. Returns `false` if the device failed to, and may go on using what is posted there.
 fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) -> bool {
     let destroyed = role(provider, Provider::shared_receives, SHARED_RECEIVES).and_then(|role| role.destroy_srq(srq));
-    destroyed.inspect_err(|error| log::error!("a shared receive queue is left as it is: {error}")).is_ok()
+    destroyed.inspect_err(|error| log::error!("destroying a shared receive queue failed: {error}")).is_ok()
 }
 
-/// Returns `true` if nothing completes on a queue any more.
+/// Returns `true` if a completion queue has failed, so that nothing completes on it any more.
 fn has_failed(provider: &dyn Provider, cq: &CompletionQueue) -> bool {
     provider.adapter().is_some_and(|adapter| adapter.has_failed(cq.id))
 }
 
 fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
     if let Err(error) = provider.destroy_cq(cq) {
-        log::warn!("destroying a completion queue: {error}");
+        log::warn!("destroying a completion queue failed: {error}");
     }
 }
 
-/// Deregisters memory of buffers. Returns how many registrations the device has kept: 0 or 1.
+/// Deregisters memory of buffers. Returns the number of registrations that the device failed to release: 0 or 1.
 pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) -> usize {
     let failed = provider.deregister(slab).inspect_err(|error| {
-        log::error!("the memory of buffers stays registered: {error}");
+        log::error!("deregistering the memory of buffers failed: {error}");
     });
     usize::from(failed.is_err())
 }
 
 impl Device {
-    /// The index of the device in the reactor.
+    /// Returns the index of the device in the reactor.
     pub(crate) fn index(&self) -> usize {
         self.return_channel.pool.device
     }
@@ -204,7 +206,7 @@ impl Device {
         }
     }
 
-    /// Makes the queue of receives that connections share, on first use.
+    /// Creates the shared receive queue if it does not exist yet.
     pub(crate) fn share_receives(&mut self, provider: &mut dyn Provider, receives: u32) -> Result<(), Error> {
         if self.buffers.shared.is_some() {
             return Ok(());
@@ -226,7 +228,8 @@ impl Device {
         let pool = &mut self.buffers.pool;
         let mut shared = SharedReceives::new(pool, srq, receives, size);
         let posted = shared.post(provider, pool, &mut Vec::with_capacity(count));
-        // A part of them may be posted, so nothing is taken back from a queue that the device keeps. It serves later connections.
+        // Some receives may be posted already, so their buffers are taken back only if the queue was destroyed. A queue
+        // that the device keeps serves later connections.
         if posted.is_err() && destroy_srq(provider, srq) {
             shared.empty(pool);
             pool.unreserve(count);
@@ -241,8 +244,8 @@ impl Device {
         self.buffers.pool.reserve(count, |bytes| register(provider, slabs, id, bytes))
     }
 
-    /// Claims buffers and completion entries for a connection. `shared`: the connection takes its receives from a
-    /// shared queue with so many receives, for all of which its completion queue must have room.
+    /// Reserves buffers and completion entries for a connection. With `shared`, the connection uses a shared receive
+    /// queue of so many receives, and its completion queue must have entries for all of them.
     pub(crate) fn claim(
         &mut self,
         provider: &mut dyn Provider,
@@ -252,7 +255,7 @@ impl Device {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
-            // The room for the shared receives stays claimed as long as the completion queue exists.
+            // The entries for the shared receives stay claimed as long as the completion queue exists.
             Some(all) => match self.with_room(provider, entries, true) {
                 Some(index) => self.claim_of(index, entries),
                 None => {
@@ -275,7 +278,7 @@ impl Device {
         }
     }
 
-    /// Claims completion entries; returns the index of their queue.
+    /// Claims completion entries. Returns the index of their queue.
     pub(crate) fn claim_room(
         &mut self,
         provider: &mut dyn Provider,
@@ -289,7 +292,7 @@ impl Device {
                 let attr = CqAttr { entries: size, vector: self.vector, moderation: config.completions.moderation };
                 let id = provider.create_cq(self.id, &attr)?;
                 let new = CompletionQueue::new(id, size);
-                // A queue that has failed gives its place up when nobody uses it any more.
+                // A failed queue is replaced when nothing uses it any more.
                 match self.cqs.iter().position(|cq| cq.is_unused() && has_failed(provider, cq)) {
                     Some(index) => {
                         destroy_cq(provider, std::mem::replace(&mut self.cqs[index], new).id);
@@ -305,7 +308,8 @@ impl Device {
         Ok(self.claim_of(index, entries))
     }
 
-    /// Finds a completion queue with so many free entries, which has not failed. `shared`: it has room for all shared receives.
+    /// Finds a completion queue that has not failed and has so many free entries. With `shared`, it also has the
+    /// entries for all shared receives.
     fn with_room(&self, provider: &dyn Provider, entries: u32, shared: bool) -> Option<usize> {
         let good = |cq: &CompletionQueue| cq.has_room(entries) && (cq.shared || !shared) && !has_failed(provider, cq);
         self.cqs.iter().position(good)
@@ -317,47 +321,48 @@ impl Device {
         index
     }
 
-    /// Number of receives posted to the shared queue, and of those that nobody claims.
+    /// Returns the number of receives posted to the shared queue, and the number of those that are not claimed.
     pub(crate) fn shared_levels(&self) -> Option<(usize, usize)> {
         let shared = self.buffers.shared.as_ref()?;
         Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
     }
 
-    /// Posts the shared receives that came back, and then takes back the claims of connections that are gone. This must
-    /// not run while completions are being handled, because they may be completions of those connections.
+    /// Posts the shared receives whose buffers are free again, and then takes back the claims of connections that have
+    /// ended. It must not run while completions are being handled, because they may be completions of those
+    /// connections.
     pub(crate) fn settle_shared(&mut self, provider: &mut dyn Provider, chain: &mut Vec<RecvWr>) {
         let Buffers { pool, shared: Some(shared) } = &mut self.buffers else { return };
         if let Err(error) = shared.post(provider, pool, chain) {
-            // Connections find out when they have something to post.
-            log::warn!("{}: posting shared receives: {error}", self.name);
+            // Connections notice the failure when they post something.
+            log::warn!("{}: posting shared receives failed: {error}", self.name);
             return;
         }
         let cqs = &self.cqs;
         shared.settle(|cq, mark| cqs[cq].has_passed(mark));
     }
 
-    /// Gives completion entries back.
+    /// Releases completion entries.
     pub(crate) fn release_room(&mut self, cq: usize, entries: u32) {
         self.cqs[cq].release(entries);
         self.claims -= 1;
     }
 
-    /// Gives a connection's claim back. `kept`: number of the connection's own receive buffers that the program still
-    /// has. They stay counted until they come home. Buffers of the shared queue never count as a connection's own.
-    /// `lost`: number of buffers that a queue pair has for good, which may go on completing work, so its completion entries stay
-    /// claimed.
+    /// Releases the reservation of a connection. `kept` is the number of the connection's own receive buffers that the
+    /// program holds. They stay counted until they are returned. Buffers of the shared queue never count as a
+    /// connection's own. `lost` is the number of buffers that stay with a queue pair that the device failed to destroy.
+    /// Such a queue pair may go on completing work requests, so its completion entries stay claimed.
     pub(crate) fn release(&mut self, room: DeviceReservation, kept: usize, lost: Option<usize>) {
         self.release_room(room.cq, if lost.is_none() { room.entries } else { 0 });
         self.buffers.pool.unreserve(room.entries as usize - lost.unwrap_or(0));
         self.buffers.pool.lend(kept);
     }
 
-    /// Whether the device is going away and no claims are left on it.
+    /// Returns `true` if the device is being removed and has no claims left.
     pub(crate) const fn is_abandoned(&self) -> bool {
         self.removed && self.claims == 0
     }
 
-    /// Takes a buffer for the program to fill. The pool grows if all its buffers are promised.
+    /// Takes a buffer for the program to fill. The pool grows if all its buffers are reserved.
     pub(crate) fn take_for_program(&mut self, provider: &mut dyn Provider) -> Option<Buffer> {
         self.reserve(provider, 1).ok()?;
         let pool = &mut self.buffers.pool;
@@ -367,13 +372,14 @@ impl Device {
         Some(buffer)
     }
 
-    /// Makes buffers for sends of one connection, which its peer maps, so that nobody copies what is sent from there. Returns the number
-    /// of their slab; `None` if its peer is not on this host, or it cannot be.
+    /// Adds buffers for the sends of one connection, which its peer maps, so that sends from there are not copied.
+    /// Returns the number of their slab; `None` if the peer is not on this host, or the buffers cannot be allocated,
+    /// registered or mapped.
     pub(crate) fn add_mapped_slab(&mut self, provider: &mut dyn Provider, qp: Option<QpId>) -> Option<u16> {
         let qp = qp.filter(|&qp| provider.shared_memory().is_some_and(|role| role.is_shared(qp)))?;
         let bytes = self.buffers.pool.mapped_slab_len(self.queues.max_send_wr as usize)?;
         let memory = Memory::new_shared(bytes, Sharing::Read).inspect_err(|error| {
-            log::debug!("{}: no buffers that a peer could map: {error}", self.name);
+            log::debug!("{}: allocating buffers for the peer to map failed: {error}", self.name);
         });
         let memory = Arc::new(memory.ok()?);
         let region = provider.register(self.id, &memory, 0..bytes, Access::LOCAL_WRITE).ok()?;
@@ -386,15 +392,16 @@ impl Device {
         slab
     }
 
-    /// Lets the buffers of a connection go whose queue pair is gone. Returns the number of registrations that the device has kept.
+    /// Removes the buffers that the peer of a connection maps, after its queue pair was destroyed. Returns the number
+    /// of registrations that the device failed to release.
     pub(crate) fn remove_mapped_slab(&mut self, provider: &mut dyn Provider, slab: u16) -> usize {
         let Some(key) = self.buffers.pool.end_mapped_slab(slab) else { return 0 };
         let Some(at) = self.slabs.iter().position(|&(of, _)| of == key) else { return 0 };
         deregister(provider, self.slabs.swap_remove(at).1)
     }
 
-    /// Gives back memory of the pool that was not needed for a while. Returns the number of registrations that the device has
-    /// kept.
+    /// Returns memory of the pool to the system that was not needed for a while. Returns the number of registrations
+    /// that the device failed to release.
     pub(crate) fn trim(&mut self, provider: &mut dyn Provider) -> usize {
         let (slabs, mut kept) = (&mut self.slabs, 0);
         self.buffers.pool.trim(|key| {
@@ -405,7 +412,8 @@ impl Device {
         kept
     }
 
-    /// Destroys the queues and deregisters the buffers, after all connections are gone. Returns what the device has kept.
+    /// Destroys the queues and deregisters the buffers, after all connections have ended. Returns the objects that the
+    /// device failed to release.
     pub(crate) fn close(&mut self, provider: &mut dyn Provider) -> Unreleased {
         let destroyed = self.buffers.shared.take().is_none_or(|shared| destroy_srq(provider, shared.srq()));
         for cq in self.cqs.drain(..) {
@@ -415,7 +423,7 @@ impl Device {
         if destroyed {
             Unreleased { queues: 0, registrations: slabs.map(|(_, slab)| deregister(provider, slab)).sum() }
         } else {
-            // The device may still write into what is posted: the buffers stay registered, so their memory is never freed.
+            // The device may still write to the posted buffers: they stay registered, so their memory is never freed.
             Unreleased { queues: 1, registrations: slabs.len() }
         }
     }

@@ -1,8 +1,8 @@
-//! The buffer pool of a device: equal buffers in slabs that are registered once.
+//! The buffer pool of a device: buffers of equal size, in slabs that are registered once.
 //!
-//! A [`Buffer`] is the right to touch one buffer. It cannot be copied, so there is one holder at a time: the pool, a
-//! work request ([`Posted`]), a message, or the program. The unsafe code here rests on that, and on the promises of
-//! [`rdma_transport::Provider`] about posted memory.
+//! A [`Buffer`] is the right to access one buffer. It cannot be copied, so each buffer has one holder at a time: the
+//! pool, a work request ([`Posted`]), a message, or the program. The unsafe code here relies on that, and on the
+//! promises of [`rdma_transport::Provider`] about posted memory.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -16,46 +16,46 @@ use rdma_transport::wr::Sge;
 use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 
 /// Smallest size of the first slab, bytes. The first slab is as large as its first user needs. Each further slab
-/// doubles the pool, up to [`LARGEST_SLAB`] at a time, so that there are few registrations and little memory is locked
-/// in vain.
+/// doubles the pool, by up to [`LARGEST_SLAB`]. So there are few registrations, and little memory is pinned
+/// unnecessarily.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
-/// Number of buffers that a slab for one connection has at least.
+/// Smallest number of buffers in a slab that the peer of one connection maps.
 const MIN_MAPPED_BUFFERS: usize = 4;
-/// Largest number of buffers in one slab, given by the width of an index.
+/// Largest number of buffers in one slab: an index has 16 bits.
 const PER_SLAB: usize = 1 << 16;
 
-/// The right to touch one buffer.
+/// The right to access one buffer.
 #[derive(Debug)]
-#[must_use = "a buffer that is dropped is lost to its pool"]
+#[must_use = "a dropped buffer does not return to its pool"]
 pub(crate) struct Buffer {
     slab: u16,
     index: u16,
 }
 
-/// A buffer that a work request holds. Nobody touches the buffer until the work request is done.
+/// A buffer that a work request holds. Nothing in this process accesses it until the work request has completed.
 #[derive(Debug)]
-#[must_use = "a buffer that is dropped is lost to its pool"]
+#[must_use = "a dropped buffer does not return to its pool"]
 pub(crate) struct Posted(Buffer);
 
 impl Posted {
-    /// Changes bytes of a send that the provider has not seen yet.
+    /// Changes bytes of a send that is not posted yet.
     pub(crate) fn patch(&mut self, slabs: &Slabs, at: usize, bytes: &[u8]) {
         self.unposted(slabs)[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The whole buffer of a send that the provider has not seen yet.
+    /// Returns the whole buffer of a send that is not posted yet.
     pub(crate) fn unposted<'a>(&'a mut self, slabs: &'a Slabs) -> &'a mut [u8] {
         slabs.bytes_mut(&mut self.0)
     }
 
-    /// Takes the buffer back from a work request that is done or that was destroyed with its queue pair.
+    /// Takes the buffer back from a work request that has completed or was destroyed with its queue pair.
     pub(crate) fn done(self) -> Buffer {
         self.0
     }
 }
 
-/// The memory behind the buffers. Messages that outlive a callback share it, so that the memory outlives them.
+/// The memory of the buffers. Messages that outlive their callback share it, so it outlives them.
 pub(crate) struct Slabs {
     stride: usize,
     memories: Vec<Arc<Memory>>,
@@ -73,68 +73,69 @@ impl Slabs {
         let memory = &self.memories[usize::from(buffer.slab)];
         let offset = usize::from(buffer.index) * self.stride;
         assert!(offset + self.stride <= memory.len(), "a buffer of another pool");
-        // SAFETY: the offset and the stride bytes behind it are inside the memory, as was just checked, and the start of a
-        // mapping is not null.
+        // SAFETY: the offset and the stride bytes behind it are inside the memory, as was just checked, and the start
+        // of a mapping is not null.
         unsafe { NonNull::new_unchecked(memory.as_ptr().add(offset)) }
     }
 
-    /// The first `len` bytes of a buffer.
+    /// Returns the first `len` bytes of a buffer.
     #[inline]
     pub(crate) fn bytes<'a>(&'a self, buffer: &'a Buffer, len: usize) -> &'a [u8] {
         let len = len.min(self.stride);
-        // SAFETY: `base` is valid for stride bytes while self lives; holding the Buffer means that no work request and
-        // no one else writes it.
+        // SAFETY: `base` is valid for stride bytes while `self` lives. Holding the Buffer means that no work request
+        // and nobody else writes to it.
         unsafe { slice::from_raw_parts(self.base(buffer).as_ptr(), len) }
     }
 
-    /// The whole buffer, to fill.
+    /// Returns the whole buffer, to fill.
     #[inline]
     pub(crate) fn bytes_mut<'a>(&'a self, buffer: &'a mut Buffer) -> &'a mut [u8] {
-        // SAFETY: as in `bytes`; `&mut Buffer` makes this the only reference.
+        // SAFETY: as in `bytes`. `&mut Buffer` makes this the only reference.
         unsafe { slice::from_raw_parts_mut(self.base(buffer).as_ptr(), self.stride) }
     }
 }
 
-/// Buffers of one device.
+/// The buffer pool of one device.
 #[derive(Debug)]
 pub(crate) struct Pool {
     slabs: Arc<Slabs>,
     keys: Vec<LocalKey>,
-    /// Buffers that nobody holds. The last one in is the first out, because it is the most likely to be in a cache.
+    /// The free buffers. The last one returned is the first one taken, because it is the most likely to be in a cache.
     free: Vec<Buffer>,
-    /// Numbers of slabs that were given back. Their places hold the memory of the first slab, and no buffers of theirs
-    /// exist.
+    /// Numbers of slabs that were returned to the system. Their entries refer to the memory of the first slab, and they
+    /// have no buffers.
     vacant: Vec<u16>,
-    /// Number of buffers of each slab.
+    /// Number of buffers in each slab.
     sizes: Vec<usize>,
-    /// Largest number of buffers that were promised and lent at one time since the pool was trimmed.
+    /// Largest number of buffers that were reserved and lent at one time since the pool was last trimmed.
     high: usize,
-    /// Number of buffers promised to connections.
+    /// Number of buffers reserved for connections.
     reserved: usize,
-    /// Number of buffers in the program's hands that no promise covers.
+    /// Number of buffers that the program holds and that no reservation covers.
     lent: usize,
     capacity: usize,
     max_buffers: usize,
-    /// For each slab that is for sends of one connection, its buffers; and the number of buffers of all of them.
+    /// For each slab that the peer of a connection maps, its free buffers.
     mapped_slabs: Vec<Option<MappedSlab>>,
     mapped_buffers: usize,
 }
 
-/// A slab that is for sends of one connection, whose peer has mapped it. Its buffers are no part of the pool's capacity.
+/// A slab for the sends of one connection, which the peer of that connection maps. Its buffers are not part of the
+/// pool's capacity.
 #[derive(Debug)]
 struct MappedSlab {
     free: Vec<Buffer>,
     size: usize,
-    /// The connection is gone, and the slab goes when its last buffer has come home.
+    /// The connection has ended. The slab is dropped when its last buffer has been returned.
     is_ending: bool,
 }
 
-/// The failure of a pool that may not grow any further.
+/// The error of a pool that has reached its limit.
 #[derive(Debug)]
 pub(crate) struct Exhausted;
 
 impl Pool {
-    /// Makes a pool of buffers of at least `size` bytes each, together at most `max_bytes`. The pool is empty until
+    /// Creates a pool of buffers of at least `size` bytes each, together at most `max_bytes`. The pool is empty until
     /// something is reserved.
     pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
         let stride = size.next_multiple_of(BUFFER_ALIGN);
@@ -154,12 +155,13 @@ impl Pool {
         }
     }
 
-    /// The memory of the pool. A holder of buffers outside of the pool keeps it alive.
+    /// Returns the memory of the pool. Whoever holds buffers outside of the pool keeps a clone of it.
     pub(crate) fn slabs(&self) -> &Arc<Slabs> {
         &self.slabs
     }
 
-    /// Promises `count` buffers, and grows by as many slabs as that takes. `register` makes a slab known to the device.
+    /// Reserves `count` buffers, and adds as many slabs as that needs. `register` allocates a slab and registers it
+    /// with the device.
     pub(crate) fn reserve<E: From<Exhausted>>(
         &mut self,
         count: usize,
@@ -179,7 +181,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Number of buffers of the next slab, and the slab's number.
+    /// Returns the number of buffers of the next slab, and the slab's number.
     fn next_slab(&self, missing: usize) -> Result<(usize, u16), Exhausted> {
         let slab = match self.vacant.last() {
             Some(&slab) => slab,
@@ -199,7 +201,7 @@ impl Pool {
         self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
     }
 
-    /// Adds the memory of a slab; returns the number of its buffers.
+    /// Adds the memory of a slab. Returns the number of its buffers.
     fn add_slab(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) -> usize {
         let buffers = buffers.min(memory.len() / self.slabs.stride);
         let mut memories = self.slabs.memories.clone();
@@ -215,9 +217,10 @@ impl Pool {
         buffers
     }
 
-    // Buffers for one connection.
+    // Slabs that the peer of a connection maps.
 
-    /// Length of a slab of up to `count` buffers for one connection, bytes; `None` if the pool may not grow by so much.
+    /// Returns the length of a slab of up to `count` buffers for one connection, bytes; `None` if that would exceed the
+    /// pool's limit.
     pub(crate) fn mapped_slab_len(&self, count: usize) -> Option<usize> {
         let stride = self.slabs.stride;
         let buffers = (LARGEST_SLAB / stride).max(MIN_MAPPED_BUFFERS).min(count).min(PER_SLAB);
@@ -225,7 +228,7 @@ impl Pool {
         (used + buffers <= self.max_buffers && self.next_slab(1).is_ok()).then_some(buffers * stride)
     }
 
-    /// Adds a slab for one connection; returns its number.
+    /// Adds a slab for one connection. Returns its number.
     pub(crate) fn add_mapped_slab(&mut self, memory: Arc<Memory>, key: LocalKey) -> Option<u16> {
         let slab = self.next_slab(1).ok()?.1;
         let size = self.add_slab(slab, PER_SLAB, memory, key);
@@ -240,12 +243,12 @@ impl Pool {
         self.mapped_slabs.get_mut(usize::from(slab))?.as_mut()
     }
 
-    /// Takes a buffer of a slab apart.
+    /// Takes a buffer of a mapped slab.
     pub(crate) fn take_mapped(&mut self, slab: u16) -> Option<Buffer> {
         self.mapped_slab(slab)?.free.pop()
     }
 
-    /// Lets a slab apart go, at once or when its last buffer has come home. Returns its key.
+    /// Drops a mapped slab, immediately or when its last buffer has been returned. Returns its key.
     pub(crate) fn end_mapped_slab(&mut self, slab: u16) -> Option<LocalKey> {
         self.mapped_slab(slab)?.is_ending = true;
         let key = self.keys[usize::from(slab)];
@@ -253,7 +256,7 @@ impl Pool {
         Some(key)
     }
 
-    /// Takes a buffer back while there are slabs apart.
+    /// Takes a buffer back when there are mapped slabs.
     #[inline(never)]
     fn return_any(&mut self, buffer: Buffer) {
         let slab = buffer.slab;
@@ -266,7 +269,8 @@ impl Pool {
         }
     }
 
-    /// Drops a slab apart if it ends and all of its buffers are home. The first slab stands in for its memory.
+    /// Drops a mapped slab if it is ending and all its buffers were returned. The entry then refers to the memory of
+    /// the first slab.
     fn drop_mapped_slab(&mut self, slab: u16) {
         let at = usize::from(slab);
         let unused = self.mapped_slabs[at].take_if(|slab| slab.is_ending && slab.free.len() == slab.size);
@@ -279,18 +283,18 @@ impl Pool {
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }
 
-    /// Takes a promise of `count` buffers back; the memory stays for the next connection.
+    /// Releases the reservation of `count` buffers. The memory stays for the next connection.
     pub(crate) fn unreserve(&mut self, count: usize) {
         self.reserved -= count;
     }
 
-    /// Whether there is more than one slab, and more buffers than are promised and lent.
+    /// Returns `true` if there is more than one slab, and more buffers than are reserved and lent.
     pub(crate) fn is_excessive(&self) -> bool {
         self.sizes.len() - self.vacant.len() > 1 && self.capacity > self.reserved + self.lent
     }
 
-    /// Gives back slabs with buffers that nobody holds. As many buffers stay as were needed at one time since the last
-    /// trimming. `deregister` takes a slab from the device.
+    /// Drops slabs whose buffers are all free. As many buffers stay as were needed at one time since the last trimming.
+    /// `deregister` deregisters a slab.
     pub(crate) fn trim(&mut self, mut deregister: impl FnMut(LocalKey)) {
         let mut excess = self.capacity.saturating_sub(self.high);
         self.high = self.reserved + self.lent;
@@ -301,7 +305,8 @@ impl Pool {
         for buffer in &self.free {
             idle[usize::from(buffer.slab)] += 1;
         }
-        // The first slab stays, because its memory stands in for the slabs that go. The last slabs go first.
+        // The first slab stays, because the entries of dropped slabs refer to its memory. The last slabs are dropped
+        // first.
         let mut gone = vec![false; self.sizes.len()];
         let mut memories = self.slabs.memories.clone();
         for slab in (1..self.sizes.len()).rev() {
@@ -321,32 +326,32 @@ impl Pool {
             excess -= size;
         }
         self.free.retain(|buffer| !gone[usize::from(buffer.slab)]);
-        // The next buffers are taken from the first slabs, so that the other slabs fall idle.
+        // The next buffers are taken from the first slabs, so that the other slabs become idle.
         self.free.sort_unstable_by_key(|buffer| std::cmp::Reverse((buffer.slab, buffer.index)));
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }
 
-    /// Counts buffers that leave for the program without a promise.
+    /// Counts buffers that the program gets without a reservation.
     pub(crate) fn lend(&mut self, count: usize) {
         self.lent += count;
         self.high = self.high.max(self.reserved + self.lent);
     }
 
-    /// Counts one lent buffer as back, or as a connection's own from now on.
+    /// Counts a lent buffer as returned, or as covered by a connection's reservation from now on.
     pub(crate) fn unlend(&mut self, buffer: &Buffer) {
         if self.mapped_slab(buffer.slab).is_some() {
             return;
         }
-        debug_assert!(self.lent > 0, "a buffer came home that was not lent");
+        debug_assert!(self.lent > 0, "a buffer was returned that was not lent");
         self.lent = self.lent.saturating_sub(1);
     }
 
-    /// Number of buffers that exist.
+    /// Returns the number of buffers, free or not.
     pub(crate) const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Number of buffers that nobody holds.
+    /// Returns the number of free buffers.
     pub(crate) fn available(&self) -> usize {
         self.free.len()
     }
@@ -357,7 +362,7 @@ impl Pool {
         self.free.pop()
     }
 
-    /// Takes a buffer for code of the program to fill.
+    /// Takes a buffer for a closure of the program to fill.
     #[inline]
     pub(crate) fn take_to_fill(&mut self) -> Option<Filling<'_>> {
         let buffer = self.free.pop();
@@ -370,7 +375,7 @@ impl Pool {
         if self.mapped_buffers > 0 {
             return self.return_any(buffer);
         }
-        debug_assert!(self.free.len() < self.capacity(), "a buffer came home twice");
+        debug_assert!(self.free.len() < self.capacity(), "a buffer was returned twice");
         self.free.push(buffer);
     }
 
@@ -382,7 +387,7 @@ impl Pool {
         (posted, sge)
     }
 
-    /// Copies `header` and `payload` into a buffer, which they fit together, and hands it to a work request.
+    /// Copies `header` and `payload` into a buffer, which must have room for both, and hands it to a work request.
     #[inline(always)]
     pub(crate) fn post_copy(&self, mut buffer: Buffer, header: &[u8], payload: &[u8]) -> (Posted, Sge) {
         let (head, rest) = self.slabs.bytes_mut(&mut buffer).split_at_mut(header.len());
@@ -391,31 +396,31 @@ impl Pool {
         self.post(buffer, header.len() + payload.len())
     }
 
-    /// Puts `header` at the beginning of a buffer, and hands it with the `len` bytes behind it to a work request.
+    /// Copies `header` to the beginning of a buffer, and hands it with the `len` bytes behind it to a work request.
     #[inline]
     pub(crate) fn post_behind(&self, mut buffer: Buffer, header: [u8; HEADER_LEN], len: usize) -> (Posted, Sge) {
         self.slabs.bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header);
         self.post(buffer, HEADER_LEN + len)
     }
 
-    /// The scatter/gather entry for the first `len` bytes of a buffer that a work request has.
+    /// Returns the scatter/gather entry for the first `len` bytes of a posted buffer.
     #[inline]
     pub(crate) fn sge(&self, posted: &Posted, len: usize) -> Sge {
         let buffer = &posted.0;
         let key = self.keys[usize::from(buffer.slab)];
         let len = len.min(self.slabs.stride) as u32;
-        // SAFETY: the memory lives as long as the slab list, which the pool holds and the device has registered; the
-        // Buffer is in Posted, which gives no access until the work request is done.
+        // SAFETY: the memory lives as long as the slab list, which the pool holds and the device has registered. The
+        // Buffer is in Posted, which gives no access until the work request has completed.
         unsafe { Sge::new(self.slabs.base(buffer), len, key) }
     }
 
-    /// Length of one buffer, bytes.
+    /// Returns the length of one buffer, bytes.
     pub(crate) fn stride(&self) -> usize {
         self.slabs.stride
     }
 }
 
-/// A buffer that code of the program fills. It goes back to its pool unless it is kept, even if that code panics.
+/// A buffer that a closure of the program fills. It returns to its pool unless it is kept, also if the closure panics.
 #[derive(Debug)]
 pub(crate) struct Filling<'a> {
     pool: &'a mut Pool,
@@ -423,13 +428,13 @@ pub(crate) struct Filling<'a> {
 }
 
 impl Filling<'_> {
-    /// The whole buffer.
+    /// Returns the whole buffer.
     #[inline]
     pub(crate) fn room(&mut self) -> &mut [u8] {
         self.buffer.as_mut().map_or(&mut [], |buffer| self.pool.slabs.bytes_mut(buffer))
     }
 
-    /// Takes the buffer, to send it.
+    /// Returns the buffer, to send it.
     #[inline]
     pub(crate) fn keep(mut self) -> Option<Buffer> {
         self.buffer.take()
@@ -486,7 +491,7 @@ mod tests {
         assert!(pool.reserve(3, memory).is_err());
         pool.unreserve(2);
         pool.reserve(1, memory).unwrap();
-        assert_eq!(pool.capacity(), 8, "no growth for what was given back");
+        assert_eq!(pool.capacity(), 8, "no growth for what was released");
         pool.give(first);
     }
 
@@ -504,7 +509,7 @@ mod tests {
         }
         assert_eq!(sizes[..6], [256 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20]);
         assert!(sizes.iter().all(|&bytes| bytes <= 4 << 20));
-        // Buffers that are reserved at once come in one slab, up to the size of the largest.
+        // Buffers that are reserved together are in one slab, up to the size of the largest.
         sizes.clear();
         let mut pool = Pool::new(4096, 64 << 20);
         pool.reserve(1500, |bytes| {
@@ -515,7 +520,7 @@ mod tests {
         assert_eq!(sizes, [4 << 20, 4 << 20]);
     }
 
-    /// Reserves buffers, and gives each slab a key of its own.
+    /// Reserves buffers, and gives each slab a different key.
     fn numbered(pool: &mut Pool, count: usize) {
         let mut next = pool.sizes.len() as u32;
         pool.reserve(count, |bytes| {
@@ -540,10 +545,10 @@ mod tests {
         assert_eq!((pool.capacity(), pool.sizes.len()), (12, 3));
         pool.unreserve(7);
         assert!(pool.is_excessive());
-        assert!(trimmed(&mut pool).is_empty(), "twelve were needed since the last time");
+        assert!(trimmed(&mut pool).is_empty(), "twelve were needed since the last trimming");
         assert_eq!(trimmed(&mut pool), [2]);
         assert_eq!((pool.capacity(), pool.available()), (8, 8));
-        assert!(trimmed(&mut pool).is_empty(), "five are promised");
+        assert!(trimmed(&mut pool).is_empty(), "five are reserved");
         // A peak counts until the next trimming.
         pool.unreserve(5);
         pool.lend(5);
@@ -583,7 +588,8 @@ mod tests {
         assert_eq!((pool.capacity(), pool.available()), (4, 4));
     }
 
-    /// Buffers of one connection come and go beside the others, and their slab goes with the last of them.
+    /// The mapped buffers of one connection are separate from the others, and their slab is dropped with the last of
+    /// them.
     #[test]
     fn a_slab_apart_goes_with_its_connection() {
         let mut pool = Pool::new(1 << 20, 10 << 20);
@@ -591,7 +597,7 @@ mod tests {
         assert_eq!((pool.mapped_slab_len(64), pool.mapped_slab_len(2)), (Some(4 << 20), Some(2 << 20)));
         let slab = pool.add_mapped_slab(memory(4 << 20).unwrap().0, LocalKey(9)).unwrap();
         assert_eq!((slab, pool.capacity(), pool.available(), pool.mapped_slab_len(64)), (1, 4, 4, None));
-        // What the pool may hold is for both.
+        // The pool's limit counts both kinds.
         assert!(pool.reserve(3, memory).is_err());
         let mut kept = pool.take_mapped(slab).unwrap();
         let slabs = Arc::clone(pool.slabs());

@@ -1,4 +1,4 @@
-//! The way home for buffers that have left a callback. It may be used from any thread.
+//! The channel through which buffers that the program kept return to the reactor. It can be used on any thread.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::pool::Buffer;
 use crate::id::ConnectionId;
 use crate::seam::wake::WakeFlag;
 
-/// Names a pool of buffers. A device that is used again after nothing was left on it has another pool, with another name.
+/// The id of a pool of buffers. A device that is used again after it was unused has a new pool, with another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolId {
     /// The index of the device.
@@ -17,33 +17,33 @@ pub(crate) struct PoolId {
     pub(crate) number: u64,
 }
 
-/// Memory on its way back to the reactor.
+/// Memory that is being returned to the reactor.
 #[derive(Debug)]
 pub(crate) struct Returned {
     /// The pool that the memory belongs to.
     pub(crate) pool: PoolId,
     pub(crate) memory: ReturnedMemory,
-    /// The connection, if the memory held a received message; then its buffers are to be posted again.
+    /// The connection that received the message, if the memory held one. Its buffers are then posted again.
     pub(crate) receive_of: Option<ConnectionId>,
 }
 
-/// The things that a program may keep.
+/// The kinds of memory that a program may keep.
 #[derive(Debug)]
 pub(crate) enum ReturnedMemory {
     Buffer(Buffer),
     Joined(JoinedMessage),
 }
 
-/// A message that came in several buffers, in memory of its own.
+/// A message that arrived in several buffers, in separate memory.
 #[derive(Debug)]
 pub(crate) struct JoinedMessage {
     pub(crate) bytes: Vec<u8>,
-    /// The buffers that it came in, if the memory is not accounted for. Then the message uses up its receives, as one in a
-    /// single buffer does.
+    /// The buffers that the message arrived in, if the memory is not accounted for. The message then occupies its
+    /// receives, as a message in one buffer does.
     pub(crate) receives: Vec<Buffer>,
 }
 
-/// The place to which the buffers of a pool go back.
+/// The sending end of the channel, for the buffers of one pool.
 #[derive(Debug)]
 pub(crate) struct ReturnChannel {
     pub(crate) pool: PoolId,
@@ -52,12 +52,13 @@ pub(crate) struct ReturnChannel {
 }
 
 impl ReturnChannel {
-    /// Sends a buffer home. When the reactor is gone, nobody needs the buffer; its memory goes with the last holder.
+    /// Returns a buffer. If the reactor was dropped, the buffer is dropped, and its memory is freed with its last
+    /// holder.
     pub(crate) fn return_buffer(&self, buffer: Buffer, receive_of: Option<ConnectionId>) {
         self.send(ReturnedMemory::Buffer(buffer), receive_of);
     }
 
-    /// Sends the memory of a message home.
+    /// Returns the memory of a message that arrived in several buffers.
     pub(crate) fn return_joined(&self, joined: JoinedMessage, connection: ConnectionId) {
         self.send(ReturnedMemory::Joined(joined), Some(connection));
     }

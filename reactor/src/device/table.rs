@@ -1,5 +1,5 @@
-//! The devices that a reactor uses, by number. The table has a device from its first use until the device was removed
-//! and nothing is left on it.
+//! The devices that a reactor uses, by number. A device is in the table from its first use until it was removed and
+//! nothing uses it any more.
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ use crate::providers::{Providers, device_of};
 use crate::seam::wake::WakeFlag;
 use crate::stats::MemoryStats;
 
-/// See the [module](self).
+/// The table of devices.
 #[derive(Debug)]
 pub(crate) struct Devices {
     all: Vec<Option<Device>>,
-    /// Devices that came into use and whose channels are not watched yet.
+    /// Devices whose channels are not watched yet.
     fresh: Vec<usize>,
     /// The buffers of connections that are on no device.
     nowhere: Buffers,
-    /// The number of pools so far.
+    /// Number of pools created so far.
     pools: u64,
     return_to: Sender<Returned>,
     returned: Receiver<Returned>,
     wake: Arc<WakeFlag>,
-    /// The number of the reactor, which spreads reactors over completion vectors.
+    /// The number of the reactor, by which the reactors are spread over completion vectors.
     reactor: u32,
-    /// A timer is set for a look at pools that may have memory which nobody needs.
+    /// A timer is set, at which the pools are trimmed.
     pub(crate) trimming: bool,
     receive_chain: Vec<RecvWr>,
 }
@@ -62,13 +62,13 @@ impl Devices {
         self.all.get_mut(index)?.as_mut()
     }
 
-    /// A completion queue, also of a device that has failed or is going.
+    /// Returns a completion queue, also of a device that has failed or is being removed.
     #[inline]
     pub(crate) fn cq(&mut self, (device, at): CqIndex) -> Option<&mut CompletionQueue> {
         self.get_mut(device)?.cqs.get_mut(at)
     }
 
-    /// The buffers of a device. An unknown device has none.
+    /// Returns the buffers of a device. An unknown device has none.
     #[inline]
     pub(crate) fn buffers(&mut self, index: usize) -> &mut Buffers {
         match self.all.get_mut(index) {
@@ -77,7 +77,7 @@ impl Devices {
         }
     }
 
-    /// As [`Devices::buffers`], with a list for work requests of receives.
+    /// As [`Devices::buffers`], with a list for receive work requests.
     #[inline]
     pub(crate) fn buffers_and_chain(&mut self, index: usize) -> (&mut Buffers, &mut Vec<RecvWr>) {
         let buffers = match self.all.get_mut(index) {
@@ -87,7 +87,7 @@ impl Devices {
         (buffers, &mut self.receive_chain)
     }
 
-    /// Returns a device; adds it to the table on first use.
+    /// Returns a device, which is added to the table on first use.
     pub(crate) fn use_device(&mut self, index: usize, providers: &Providers, config: &Config) -> &mut Device {
         if self.all.len() <= index {
             self.all.resize_with(index + 1, || None);
@@ -104,17 +104,17 @@ impl Devices {
         })
     }
 
-    /// The next device with a channel that is not watched yet.
+    /// Returns the next device with a channel that is not watched yet.
     pub(crate) fn fresh(&self) -> Option<usize> {
         self.fresh.last().copied()
     }
 
-    /// Notes that the channel of that device is watched, or not needed any more.
+    /// Notes that the channel of that device is watched, or need not be watched any more.
     pub(crate) fn watched(&mut self) {
         self.fresh.pop();
     }
 
-    /// Bound of the devices' numbers: each is below it.
+    /// Returns the upper bound of the devices' numbers: each is below it.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
@@ -127,39 +127,39 @@ impl Devices {
         self.all.iter_mut().flatten()
     }
 
-    /// Takes a device out of the table.
+    /// Removes a device from the table.
     pub(crate) fn take(&mut self, index: usize) -> Option<Device> {
         self.all.get_mut(index)?.take()
     }
 
-    /// Takes the next buffer that came home.
+    /// Returns the next returned buffer.
     pub(crate) fn next_returned(&mut self) -> Option<Returned> {
         self.returned.try_recv().ok()
     }
 
-    /// Returns true if a device in the table has that pool. After the device was taken out, its pool is gone, and a device under
-    /// the same index has another one.
+    /// Returns `true` if a device in the table has this pool. A device that was removed from the table has taken its
+    /// pool with it, and a device with the same index has another one.
     pub(crate) fn has_pool(&self, pool: PoolId) -> bool {
         let by_index = cfg!(planted = "pools-known-by-their-index");
         self.get(pool.device).is_some_and(|device| by_index || device.return_channel.pool == pool)
     }
 
-    /// Returns true if buffers with that home belong to a device of this reactor.
+    /// Returns `true` if buffers with this return channel belong to a device of this reactor.
     pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
         channel.sender.same_channel(&self.return_to) && self.has_pool(channel.pool)
     }
 
-    /// Lends a list for work requests of receives; see [`Devices::put_receive_chain`].
+    /// Takes out the list for receive work requests; see [`Devices::put_receive_chain`].
     pub(crate) fn take_receive_chain(&mut self) -> Vec<RecvWr> {
         std::mem::take(&mut self.receive_chain)
     }
 
-    /// Takes the list for work requests back, to reuse its memory.
+    /// Puts the list back, to reuse its memory.
     pub(crate) fn put_receive_chain(&mut self, chain: Vec<RecvWr>) {
         self.receive_chain = chain;
     }
 
-    /// Posts the shared receives that came back, on all devices.
+    /// Posts the shared receives whose buffers are free again, on all devices.
     pub(crate) fn settle_shared(&mut self, providers: &mut Providers) {
         let chain = &mut self.receive_chain;
         for (index, device) in self.all.iter_mut().enumerate() {
@@ -169,12 +169,12 @@ impl Devices {
         }
     }
 
-    /// Whether some pool has more than it needs.
+    /// Returns `true` if a pool has more memory than it needs.
     pub(crate) fn are_excessive(&self) -> bool {
         self.iter().any(|device| device.buffers.pool.is_excessive())
     }
 
-    /// The current levels of all pools together.
+    /// Returns the current levels of all pools together.
     pub(crate) fn levels(&self) -> MemoryStats {
         let mut levels = MemoryStats::default();
         for device in self.iter() {

@@ -1,20 +1,20 @@
-//! Claims on a shared receive queue. They decide how many of the receives each connection may promise its peer. This
-//! file does no I/O, and time is an argument.
+//! Claims on a shared receive queue. They decide how many receives each connection may promise to its peer. This file
+//! does no I/O, and time is an argument.
 //!
-//! Each connection has a *claim*: a number of receives set aside for it. Some of them are promised to its peer. Others
-//! are taken by messages that the program keeps or that wait for a large message. The claims together never exceed the
-//! number of receives, and a connection never promises more than its claim leaves. So no promise is without a receive,
-//! in whatever order the peers use theirs:
+//! Each connection has a *claim*: a number of receives that are set aside for it. Some of them are promised to its
+//! peer. Others are used by messages that the program keeps or that wait for a large message. The sum of the claims
+//! never exceeds the number of receives, and a connection never promises more than its claim leaves. So every promise
+//! has a receive, in whatever order the peers use theirs:
 //!
 //! ```text
 //! posted = receives - kept        sum(promised + kept) <= sum(claims) <= receives        =>  sum(promised) <= posted
 //! ```
 //!
 //! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. Beyond that it grows with the
-//! messages that the connection has received in about the last second, and with those that it keeps. It grows up to
-//! half of the sum of its own receives and those that nobody claims. So a single busy connection leaves half, and
-//! several busy ones get equal claims. A promise cannot be taken back; a claim shrinks as the peer uses its promises
-//! and they are not renewed.
+//! messages that the connection has received in about the last second, and with those that the program keeps. Its limit
+//! is half of the sum of its own receives and the unclaimed ones. So a single busy connection leaves half, and several
+//! busy ones get equal claims. A promise cannot be withdrawn: a claim shrinks as the peer uses its promises and they
+//! are not renewed.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
 /// Time after which received messages count half as much.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
-/// The claims on one queue. Only the number of receives that they leave is kept.
+/// The claims on one queue. It stores only the number of receives that are not claimed.
 #[derive(Debug)]
 pub(crate) struct Claims {
     free: u32,
@@ -33,9 +33,9 @@ pub(crate) struct Claims {
 #[derive(Debug)]
 pub(crate) struct Claim {
     claim: u32,
-    /// Number of receives that messages have used and that cannot be posted again yet.
+    /// Number of receives that messages occupy and that cannot be posted again yet.
     kept: u32,
-    /// Number of messages received; older ones count less.
+    /// Number of messages received, where older ones count less.
     used: u32,
     since: Instant,
 }
@@ -45,26 +45,26 @@ impl Claims {
         Self { free: receives }
     }
 
-    /// Number of receives that nobody claims.
+    /// Returns the number of receives that are not claimed.
     pub(crate) const fn free(&self) -> u32 {
         self.free
     }
 
-    /// Makes the claim of a new connection, which promises [`MIN_WINDOW`] receives; `None` if fewer are free.
+    /// Creates the claim of a new connection, which promises [`MIN_WINDOW`] receives. `None` if fewer are free.
     pub(crate) fn join(&mut self, now: Instant) -> Option<Claim> {
         self.free = self.free.checked_sub(MIN_WINDOW)?;
         Some(Claim { claim: MIN_WINDOW, kept: 0, used: 0, since: now })
     }
 
-    /// Adjusts a claim, and returns how many more receives the connection promises now. `promised`: receives that the
-    /// connection has promised and its peer has not used. `most`: largest claim wanted.
+    /// Adjusts a claim. Returns the number of further receives that the connection may promise now. `promised` is the
+    /// number of receives that it has promised and its peer has not used. `most` is the largest claim wanted.
     pub(crate) fn renew(&mut self, claim: &mut Claim, promised: u32, most: u32, now: Instant) -> u32 {
         let ages = now.saturating_duration_since(claim.since).as_nanos() / HALF_LIFE.as_nanos();
         if ages > 0 {
             claim.used = claim.used.checked_shr(u32::try_from(ages).unwrap_or(u32::MAX)).unwrap_or(0);
             claim.since = now;
         }
-        // Kept messages never take the credits for control messages.
+        // Kept messages never use the credits for control messages.
         let least = MIN_WINDOW.max(claim.kept + CONTROL_CREDITS);
         let fair = (self.free + claim.claim.saturating_sub(MIN_WINDOW)) / 2;
         let wanted = (MIN_WINDOW + fair.min((claim.used / 2).max(claim.kept))).min(most);
@@ -75,32 +75,32 @@ impl Claims {
         renewed.saturating_sub(given)
     }
 
-    /// Takes claimed receives back, once nothing can use them any more.
+    /// Takes back claimed receives that nothing can use any more.
     pub(crate) const fn take_back(&mut self, receives: u32) {
         self.free += receives;
     }
 }
 
 impl Claim {
-    /// Notes that a message keeps the receive that it has used.
+    /// Notes that a message occupies the receive that it has used.
     #[inline]
     pub(crate) const fn keep(&mut self) {
         self.kept += 1;
     }
 
-    /// Notes that messages have let go of `receives` receives. These are posted again before anything else is promised.
+    /// Notes that messages have released `receives` receives. These are posted again before anything else is promised.
     #[inline]
     pub(crate) const fn release(&mut self, receives: u32) {
         self.kept = self.kept.saturating_sub(receives);
     }
 
-    /// Counts a message of the program. Control messages are not counted, because they call for no more receives.
+    /// Counts a message of the peer's program. Control messages are not counted, because they need no more receives.
     #[inline]
     pub(crate) const fn count(&mut self) {
         self.used = self.used.saturating_add(1);
     }
 
-    /// Number of receives set aside for the connection.
+    /// Returns the number of receives set aside for the connection.
     pub(crate) const fn receives(&self) -> u32 {
         self.claim
     }
@@ -118,7 +118,7 @@ mod tests {
         Instant::now()
     }
 
-    /// Lets a message arrive and be done with.
+    /// Lets a message arrive and releases it.
     fn pass(claim: &mut Claim) {
         claim.keep();
         claim.count();
@@ -133,7 +133,7 @@ mod tests {
         let mut promised = [MIN_WINDOW; 4];
         for round in 0..200 {
             for (i, claim) in members.iter_mut().enumerate().take(3) {
-                // The peer uses everything that it is promised; the first connection starts long before the others.
+                // The peer uses everything that it is promised. The first connection starts long before the others.
                 if i == 0 || round > 100 {
                     (0..promised[i]).for_each(|_| pass(claim));
                     promised[i] = 0;
@@ -141,11 +141,11 @@ mod tests {
                 }
             }
             if round == 100 {
-                assert_eq!(promised[0], MIN_WINDOW + (400 - 4 * MIN_WINDOW) / 2, "one takes half of what there is");
+                assert_eq!(promised[0], MIN_WINDOW + (400 - 4 * MIN_WINDOW) / 2, "one gets half of the free receives");
             }
         }
         assert!(promised[..3].iter().all(|p| p.abs_diff(promised[0]) <= 2), "{promised:?}");
-        assert_eq!(promised[3], MIN_WINDOW, "an idle one keeps the least");
+        assert_eq!(promised[3], MIN_WINDOW, "an idle one keeps the minimum");
         assert!(claims.free() >= promised[0] - MIN_WINDOW - 3, "{} are left for another", claims.free());
     }
 
@@ -185,11 +185,11 @@ mod tests {
         rx: ReceiveWindow,
         /// The send window of the peer.
         tx: SendWindow,
-        /// Grants on their way.
+        /// Grants in flight.
         grants: VecDeque<u32>,
-        /// Messages on their way; they need a receive when they arrive.
+        /// Messages in flight. They need a receive when they arrive.
         wire: u32,
-        /// Messages that have used a receive and that nobody has looked at.
+        /// Messages that have used a receive, and whose completions are not handled yet.
         arrived: u32,
         /// Messages that the program keeps.
         kept: u32,
@@ -198,7 +198,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum ClaimStep {
         Join,
-        /// The peer sends as much as it may, up to a count; control messages may take the last credits.
+        /// The peer sends as much as it may, up to `count`. Control messages may use the last credits.
         Send {
             link: usize,
             count: u32,
@@ -215,7 +215,7 @@ mod tests {
         Release {
             link: usize,
         },
-        /// A turn ends: the claim is renewed, and the peer is told of it or not.
+        /// A turn ends: the claim is renewed, and the peer gets the grant if `tell` is set.
         Renew {
             link: usize,
             tell: bool,
@@ -257,8 +257,8 @@ mod tests {
     }
 
     proptest! {
-        /// Over any history of connections that come and go: each message that an honest peer sends meets a receive, and
-        /// every connection can always say something once what it keeps is released.
+        /// In any history of connections that start and end, each message of an honest peer finds a receive, and every
+        /// connection can always send something once the messages that it keeps are released.
         #[test]
         fn every_message_meets_a_receive(
             receives in MIN_WINDOW..80, most in MIN_WINDOW..40, history in steps(),
@@ -267,8 +267,7 @@ mod tests {
             let mut claims = Claims::new(receives);
             let mut links: Vec<ModelConnection> = Vec::new();
             let mut posted = receives;
-            // Left over from connections that are gone: claims to come back, completions that nobody looked at,
-            // messages kept.
+            // State of ended connections: claims to take back, completions not handled, messages kept.
             let (mut lingering, mut unseen, mut astray) = (0, 0, 0);
             for step in history {
                 let at = |link: usize, links: &[ModelConnection]| if links.is_empty() { None } else { Some(link % links.len()) };
@@ -312,8 +311,7 @@ mod tests {
                         if let Some(grant) = links[i].grants.pop_front() { prop_assert!(links[i].tx.grant(grant).is_ok()); }
                     },
                     ClaimStep::Leave { link } => if let Some(i) = at(link, &links) {
-                        // Messages on their way arrive nowhere; messages that have arrived are still in the completion
-                        // queue.
+                        // Messages in flight are lost. Messages that have arrived are still in the completion queue.
                         let link = links.swap_remove(i);
                         lingering += link.claim.receives() - link.kept;
                         unseen += link.arrived;
@@ -331,7 +329,8 @@ mod tests {
                 prop_assert!(promised <= posted, "{promised} promised, {posted} posted: {links:?}");
                 prop_assert!(links.iter().all(|link| link.claim.receives() <= most.max(MIN_WINDOW).max(link.kept + CONTROL_CREDITS + MIN_WINDOW)));
             }
-            // The programs let go, and the peers hear of it: every connection has at least the smallest window.
+            // The programs release their messages, and the peers receive the grants: every connection has at least the
+            // smallest window.
             for link in &mut links {
                 while link.arrived > 0 {
                     link.arrived -= 1;

@@ -1,4 +1,5 @@
-//! Receives that the connections of a device share: the queue they are posted to, and who may promise how many of them.
+//! The receives that the connections of a device share: the queue, and the claims that decide how many of them each
+//! connection may promise.
 
 pub(crate) mod claims;
 pub(crate) mod queue;

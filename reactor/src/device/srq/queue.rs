@@ -1,6 +1,6 @@
-//! The shared receive queue of a device. All connections with credits take their receives from it.
+//! The shared receive queue of a device. All connections with credits use its receives.
 //!
-//! A receive is named by its place in the queue. It belongs to no connection until a message has used it and the
+//! A receive is identified by its slot in the queue. It belongs to no connection until a message has used it and the
 //! completion names the queue pair. [`super::claims`] decides how many receives each connection may promise.
 
 use rdma_transport::provider::{PostError, Provider};
@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::id::{ConnectionId, WorkRequestId, shared_recv_wr_id};
 use crate::providers::role;
 
-/// One receive in so many is posted and never promised. A peer that sends without credits takes these first, until that
-/// is noticed.
+/// One in so many receives is posted but never promised. A peer that sends without credits uses these first, until the
+/// reactor detects it.
 const SPARE: u32 = 8;
 
 #[derive(Debug)]
@@ -24,16 +24,16 @@ pub(crate) struct SharedReceives {
     pub(crate) claims: Claims,
     /// Length of one receive, bytes.
     size: usize,
-    /// The posted receives, by place.
+    /// The posted receives, by slot.
     receives: Vec<Option<Posted>>,
     vacant: Vec<u16>,
     /// Buffers that are to be posted again.
     reposts: Vec<Buffer>,
     /// The connection of each queue pair, by the queue pair's slot.
     owners: Vec<Option<(QpId, ConnectionId)>>,
-    /// Claims of connections that are gone, until none of their completions is left.
+    /// Claims of connections that have ended, until all their completions are handled.
     lingering: Vec<Lingering>,
-    /// Number of messages in the program's hands from connections that are gone.
+    /// Number of messages that the program holds from connections that have ended.
     orphans: u32,
 }
 
@@ -41,14 +41,14 @@ pub(crate) struct SharedReceives {
 struct Lingering {
     /// Index of the completion queue.
     cq: usize,
-    /// The moment of the completion queue when the connection went.
+    /// The position of the completion queue when the connection ended.
     mark: CqPosition,
     claim: u32,
 }
 
 impl SharedReceives {
-    /// Makes a queue of `count` receives of `size` bytes, from buffers that the pool has promised. No receive is posted
-    /// yet.
+    /// Creates a queue of `count` receives of `size` bytes, from buffers that are reserved in the pool. No receive is
+    /// posted yet.
     pub(crate) fn new(pool: &mut Pool, srq: SrqId, count: u32, size: usize) -> Self {
         Self {
             srq,
@@ -67,12 +67,12 @@ impl SharedReceives {
         self.srq
     }
 
-    /// Number of receives that are posted.
+    /// Returns the number of posted receives.
     pub(crate) fn posted(&self) -> usize {
         self.receives.len() - self.vacant.len()
     }
 
-    /// Notes the connection of a queue pair that takes its receives from this queue.
+    /// Notes the connection of a queue pair that uses this queue.
     pub(crate) fn own(&mut self, qp: QpId, connection: ConnectionId) {
         let slot = qp.0.slot() as usize;
         if self.owners.len() <= slot {
@@ -81,21 +81,21 @@ impl SharedReceives {
         self.owners[slot] = Some((qp, connection));
     }
 
-    /// No connection takes the receives of a queue pair any more.
+    /// Notes that no connection handles the receives of a queue pair any more.
     pub(crate) fn disown(&mut self, qp: QpId) {
         if self.owner(qp).is_some() {
             self.owners[qp.0.slot() as usize] = None;
         }
     }
 
-    /// The connection of a queue pair.
+    /// Returns the connection of a queue pair.
     #[inline]
     pub(crate) fn owner(&self, qp: QpId) -> Option<ConnectionId> {
         let (of, connection) = (*self.owners.get(qp.0.slot() as usize)?)?;
         (of == qp).then_some(connection)
     }
 
-    /// Takes the buffer of a receive that has completed.
+    /// Returns the buffer of a receive that has completed; `None` if no receive is posted in that slot.
     #[inline]
     pub(crate) fn take(&mut self, place: u16) -> Option<Buffer> {
         let posted = self.receives.get_mut(usize::from(place))?.take()?;
@@ -103,14 +103,14 @@ impl SharedReceives {
         Some(posted.done())
     }
 
-    /// Takes a buffer that is to be posted at the end of the turn.
+    /// Frees a buffer. It is posted again at the end of the turn.
     #[inline]
     pub(crate) fn give(&mut self, buffer: Buffer) {
         self.reposts.push(buffer);
     }
 
-    /// Takes a buffer that came back from the program after its connection was gone. Returns the buffer if no such
-    /// buffer is expected.
+    /// Frees a buffer that the program has returned after its connection ended. Returns the buffer if no such buffer is
+    /// expected.
     pub(crate) fn return_orphan(&mut self, buffer: Buffer) -> Option<Buffer> {
         let Some(left) = self.orphans.checked_sub(1) else { return Some(buffer) };
         self.orphans = left;
@@ -119,7 +119,7 @@ impl SharedReceives {
         None
     }
 
-    /// Makes the work requests for the buffers that are to be posted again.
+    /// Fills `chain` with work requests for the buffers that are to be posted again.
     pub(crate) fn prepare(&mut self, pool: &Pool, chain: &mut Vec<RecvWr>) {
         chain.clear();
         while let Some(place) = self.vacant.pop() {
@@ -133,7 +133,7 @@ impl SharedReceives {
         }
     }
 
-    /// Posts the buffers that came back, in one chain.
+    /// Posts the free buffers, in one chain.
     pub(crate) fn post(
         &mut self,
         provider: &mut dyn Provider,
@@ -159,9 +159,9 @@ impl SharedReceives {
         })
     }
 
-    /// Notes that a connection is gone and has left `kept` messages with the program. `left`: the completion queue that its queue
-    /// pair has left, and the moment; `None` if the device keeps the queue pair, which may go on taking what its peer was
-    /// promised.
+    /// Notes that a connection has ended and that the program holds `kept` of its messages. `left` is the completion
+    /// queue of its queue pair, with its current position. It is `None` if the device failed to destroy the queue pair,
+    /// which may go on using the receives that its peer was promised.
     pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, left: Option<(usize, CqPosition)>) {
         self.orphans += kept;
         if let Some((cq, mark)) = left {
@@ -169,13 +169,14 @@ impl SharedReceives {
         }
     }
 
-    /// Number of receives that the next connection would find unclaimed. Claims that can be settled count as free.
+    /// Returns the number of receives that the next connection would find unclaimed. Claims that can be taken back
+    /// count as free.
     pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, CqPosition) -> bool) -> u32 {
         let settled = self.lingering.iter().filter(|gone| has_passed(gone.cq, gone.mark));
         self.claims.free() + settled.map(|gone| gone.claim).sum::<u32>()
     }
 
-    /// Takes back the claims of connections that are gone and of which no completion is left.
+    /// Takes back the claims of ended connections whose completions are all handled.
     pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, CqPosition) -> bool) {
         let claims = &mut self.claims;
         self.lingering.retain(|gone| {
@@ -187,7 +188,7 @@ impl SharedReceives {
         });
     }
 
-    /// Gives all buffers back to the pool, after the queue is gone or if it was never used.
+    /// Returns all buffers to the pool, after the queue was destroyed or if it was never used.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
         self.reposts.drain(..).for_each(|buffer| pool.give(buffer));
         self.receives.iter_mut().filter_map(Option::take).for_each(|posted| pool.give(posted.done()));
