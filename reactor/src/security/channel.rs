@@ -1,42 +1,42 @@
-//! The keys of a connection after its handshake: messages and large messages are sealed and opened in place.
+//! The keys of a connection after its handshake. They seal and open messages and large messages in place.
 //!
 //! The transport is reliable and ordered, so the number of a message is implicit: each side counts. A message that was
-//! changed, repeated, dropped or moved does not open, and its connection ends. Each direction has two sequences with keys of
-//! their own: its messages, and the segments of its large messages, which are opened when they are fetched. Keys are
-//! renewed after a fixed amount of work, which both sides count, so that nothing has to be said about it.
+//! changed, repeated, dropped or moved does not open, and its connection ends. Each direction has two sequences with
+//! separate keys: the messages, and the segments of large messages, which are opened when they have been fetched. A key
+//! is renewed after a fixed amount of work, which both sides count, so renewal needs no message.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Octets that sealing adds to a message: the authentication tag of the AEAD.
+/// Length of the AEAD's authentication tag, which sealing adds to a message, bytes.
 pub(crate) const TAG: usize = 16;
 
-/// Longest part of a large message that is sealed at once, bytes.
+/// Length of a segment of a large message, which is sealed as a unit, bytes.
 pub(crate) const SEGMENT: usize = 64 << 10;
 
-/// Units of work after which a key is replaced. A message is one unit, and one more for each 16 KiB, which are 1,024
-/// blocks of a cipher. So a key seals at most 2^33 blocks, less than the 2^35 of RFC 9001 section B.1, or one message that has
-/// more.
+/// Number of units of work after which a key is renewed. A message is one unit, plus one for each 16 KiB, which are
+/// 1,024 cipher blocks. So a key seals at most 2^33 blocks, less than the 2^35 of RFC 9001 section B.1, or one message
+/// that has more.
 const UNITS_PER_KEY: u64 = 1 << 22;
 
 /// The key of one sequence. The caller never uses a number twice with the same key.
 pub(crate) trait CipherKey: Send {
-    /// Encrypts `body`, and authenticates it with `header`. `None`: it is too long.
+    /// Encrypts `body`, and authenticates it together with `header`. Returns the tag; `None` if `body` is too long.
     fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]>;
 
-    /// Checks `body` with its tag at the end, and decrypts it; `false`: it is not what was sealed.
+    /// Verifies `body`, which ends with its tag, and decrypts it. Returns `false` if it is not authentic.
     fn open(&self, number: u64, header: &[u8], body: &mut [u8]) -> bool;
 
-    /// Becomes the next key. The one before cannot be had from it.
+    /// Replaces the key by the next one, from which the old one cannot be derived.
     fn renew(&mut self);
 }
 
-/// The keys of one sequence in one direction.
+/// The key and the counters of one sequence in one direction.
 struct Sequence {
     key: Box<dyn CipherKey>,
     /// Number of the next message or segment.
     next: u64,
-    /// Units of work of the key.
+    /// Units of work that the key has done.
     spent: u64,
 }
 
@@ -45,12 +45,12 @@ impl Sequence {
         Self { key, next: 0, spent: 0 }
     }
 
-    /// Takes `count` numbers for a message of `len` bytes, all of the same key. Returns the first.
+    /// Allocates `count` numbers for a message of `len` bytes, all for the same key. Returns the first.
     #[inline]
     fn take(&mut self, count: u64, len: usize) -> u64 {
         let units = count + (len as u64 >> 14);
         if self.spent + units > UNITS_PER_KEY && self.spent > 0 {
-            // The keys in between are those of the direction's other sequence.
+            // The sequences of a direction use alternate keys, so each renewal skips one.
             self.key.renew();
             self.key.renew();
             self.spent = 0;
@@ -64,7 +64,7 @@ impl Sequence {
     }
 }
 
-/// The part of a message that is authenticated and not encrypted.
+/// Splits a message into its header, which is authenticated but not encrypted, and its body.
 #[inline]
 fn split(message: &mut [u8], header: usize) -> (&[u8], &mut [u8]) {
     let (header, body) = message.split_at_mut(header);
@@ -78,16 +78,16 @@ struct Direction {
 }
 
 impl Direction {
-    /// `first` and `second` are keys of a chain, one after the other.
+    /// Creates the sequences from two consecutive keys of a chain.
     fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self { messages: Sequence::new(first), segments: Sequence::new(second) }
     }
 }
 
-/// The keys for what this side sends.
+/// The keys of the direction to the peer.
 pub(crate) struct Sealer(Direction);
 
-/// The keys for what the peer sends.
+/// The keys of the direction from the peer.
 pub(crate) struct Opener(Direction);
 
 /// The keys of both directions.
@@ -110,14 +110,14 @@ impl fmt::Debug for Opener {
 }
 
 impl Sealer {
-    /// Each pair is a key and the one that follows it.
+    /// Creates a sealer from two consecutive keys.
     #[allow(dead_code, reason = "without the features nothing makes one")]
     pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
     }
 
-    /// Seals a message: `header` octets at its beginning stay readable, and the last [`TAG`] octets are room for the tag.
-    /// `false`: it is too long, and must not be sent.
+    /// Seals a message. The `header` bytes at its beginning stay readable, and its last [`TAG`] bytes are space for the
+    /// tag. Returns `false` if it is too long; then it must not be sent.
     #[inline]
     #[must_use]
     pub(crate) fn seal(&mut self, message: &mut [u8], header: usize) -> bool {
@@ -130,7 +130,7 @@ impl Sealer {
         true
     }
 
-    /// Begins a large message of `len` bytes; its segments are sealed before the next one begins.
+    /// Begins a large message of `len` bytes. All its segments must be sealed before the next one begins.
     pub(crate) fn begin(&mut self, len: u64) -> Segments {
         Segments { len, first: self.0.segments.take(segments(len), len as usize) }
     }
@@ -142,19 +142,19 @@ impl Sealer {
 }
 
 impl Opener {
-    /// See [`Sealer::new`].
+    /// Creates an opener from two consecutive keys.
     #[allow(dead_code, reason = "without the features nothing makes one")]
     pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
     }
 
-    /// Opens a message in place: behind `header` octets its body, and then the tag. Returns the length without the tag;
-    /// `None`: it is not the next message that the peer has sealed.
+    /// Opens a message in place: `header` bytes, the body, and the tag. Returns the length without the tag; `None` if
+    /// it is not the next message that the peer sealed.
     #[inline]
     pub(crate) fn open(&mut self, message: &mut [u8], header: usize) -> Option<usize> {
         let end = message.len().checked_sub(TAG).filter(|&end| end >= header)?;
         if cfg!(planted = "sequence-not-checked") {
-            // Whichever of the last messages it is, and the next.
+            // Accepts any of the last messages, and the next one.
             for back in (0..=self.0.messages.next.min(8)).rev() {
                 let mut copy = message.to_vec();
                 let (header, body) = split(&mut copy, header);
@@ -176,8 +176,8 @@ impl Opener {
         Segments { len, first: self.0.segments.take(segments(len), len as usize) }
     }
 
-    /// Opens segment `index` of a large message in place: `bytes` are those of the segment and, behind them, [`TAG`] octets
-    /// that are changed and put back.
+    /// Opens segment `index` of a large message in place. `bytes` has the segment and the [`TAG`] bytes behind it,
+    /// which are overwritten and then restored.
     #[must_use]
     pub(crate) fn open_segment(&self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
         let Some(rest) = bytes.last_chunk_mut::<TAG>() else { return false };
@@ -190,28 +190,28 @@ impl Opener {
     }
 }
 
-/// A large message that is sealed, or that is being opened.
+/// A large message that is being sealed or opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segments {
-    /// Its length, bytes.
+    /// Length of the message, bytes.
     len: u64,
-    /// Number of its first segment.
+    /// Number of the first segment in its sequence.
     first: u64,
 }
 
-/// Number of segments of a large message.
+/// Returns the number of segments of a large message.
 pub(crate) const fn segments(len: u64) -> u64 {
     len.div_ceil(SEGMENT as u64)
 }
 
-/// The octets of a segment.
+/// Returns the byte range of a segment.
 pub(crate) fn segment(index: u64, len: u64) -> Range<usize> {
     let start = index * SEGMENT as u64;
     start as usize..(start + SEGMENT as u64).min(len) as usize
 }
 
-/// Octets behind a sealed large message: the tags of its segments, and what fills them up to 64. The siw of Linux 6.1
-/// answers a read of at most 32 bytes that crosses a page with wrong bytes.
+/// Returns the number of bytes behind a sealed large message: the tags of its segments, padded to at least 64 bytes.
+/// The siw of Linux 6.1 answers a read of at most 32 bytes that crosses a page with wrong bytes.
 pub(crate) const fn tail(len: u64) -> u64 {
     let tags = segments(len) * TAG as u64;
     if tags < 64 { 64 } else { tags }

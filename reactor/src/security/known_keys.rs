@@ -1,4 +1,4 @@
-//! The public keys of the peers that are accepted: they stand for certificates where there is no authority (RFC 7250).
+//! The public keys of accepted peers. They replace certificates where there is no authority (RFC 7250).
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, PeerIncompatible, SignatureScheme,
 };
 
-/// The peer's public key is not among those that are known.
+/// The error for a peer whose public key is not a known one.
 #[derive(thiserror::Error)]
 #[error("its public key is not among those that are known here")]
-struct Unknown;
+struct UnknownKey;
 
-/// rustls shows an error of this kind as it is debugged.
-impl fmt::Debug for Unknown {
+/// rustls displays an [`OtherError`] by its `Debug` text.
+impl fmt::Debug for UnknownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Accepts the peers that have one of these keys, as clients and as servers.
+/// A verifier that accepts peers with one of these keys, as clients and as servers.
 #[derive(Debug)]
 pub(super) struct KnownKeys {
     keys: Vec<SubjectPublicKeyInfoDer<'static>>,
@@ -38,25 +38,25 @@ impl KnownKeys {
         Self { keys, algorithms }
     }
 
-    fn check(&self, shown: &CertificateDer<'_>) -> Result<(), Error> {
-        if self.keys.iter().any(|key| **key == **shown) {
+    fn check(&self, presented: &CertificateDer<'_>) -> Result<(), Error> {
+        if self.keys.iter().any(|key| **key == **presented) {
             return Ok(());
         }
-        Err(Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(Unknown)))))
+        Err(Error::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(UnknownKey)))))
     }
 
     fn check_signature(
         &self,
         message: &[u8],
-        shown: &CertificateDer<'_>,
+        presented: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        let key = SubjectPublicKeyInfoDer::from(shown.as_ref());
+        let key = SubjectPublicKeyInfoDer::from(presented.as_ref());
         verify_tls13_signature_with_raw_key(message, &key, signature, &self.algorithms)
     }
 }
 
-/// Only TLS 1.3 is spoken.
+/// Returns the error for TLS 1.2, which is not supported.
 fn too_old<T>() -> Result<T, Error> {
     Err(Error::PeerIncompatible(PeerIncompatible::Tls12NotOffered))
 }
@@ -85,10 +85,10 @@ impl ServerCertVerifier for KnownKeys {
     fn verify_tls13_signature(
         &self,
         message: &[u8],
-        shown: &CertificateDer<'_>,
+        presented: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, shown, signature)
+        self.check_signature(message, presented, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -126,10 +126,10 @@ impl ClientCertVerifier for KnownKeys {
     fn verify_tls13_signature(
         &self,
         message: &[u8],
-        shown: &CertificateDer<'_>,
+        presented: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, shown, signature)
+        self.check_signature(message, presented, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

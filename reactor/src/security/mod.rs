@@ -1,8 +1,9 @@
-//! The proof of who the peer is, and the keys that keep everybody else out.
+//! Authentication of peers, and encryption of messages.
 //!
-//! A connection knows one thing of all this, in two lives. A [`Handshake`] takes octets of the peer and gives octets for
-//! it, until both sides have proven who they are. Then it ends in a [`Channel`], which seals and opens messages in place.
-//! [`tls`] and [`psk`] are the two kinds of handshakes. No cryptography is made here: it is that of rustls, snow and ring.
+//! A connection uses two objects in sequence. A [`Handshake`] consumes bytes of the peer and produces bytes for it,
+//! until both sides have proven their identity. It ends in a [`Channel`], which seals and opens messages in place.
+//! [`tls`] and [`psk`] are the two kinds of handshakes. No cryptography is implemented here: it is that of rustls, snow
+//! and ring.
 
 pub(crate) mod channel;
 #[cfg(feature = "tls")]
@@ -24,29 +25,30 @@ use std::net::IpAddr;
 
 pub(crate) use self::channel::{Channel, Opener, Sealer};
 
-/// Who may connect, and who may read along: the same for every message of a connection, on every provider.
+/// The security of a connection: authentication of the peer, and encryption of all messages, on every provider.
 ///
-/// Both sides must ask for the same: the one that connects ([`crate::ConnectOptions::security`]) and the one that listens
-/// ([`crate::ListenOptions::security`]), or [`crate::Config::security`] for all connections of a reactor. A peer that asks
-/// for something else is refused ([`crate::RejectReason::Security`]); nothing is negotiated, so nothing can be negotiated
-/// away. With anything but `Plain`, `on_connect` follows a handshake in which the peer has proven who it is
-/// ([`PeerIdentity`]), and every message after it is encrypted and authenticated. One-sided operations are not, so they are
-/// refused unless [`crate::Config::allow_plain_remote_memory`] is set. See [the guide](crate::guide::security).
+/// Both sides must use the same kind of security: the one that connects ([`crate::ConnectOptions::security`]) and the
+/// one that listens ([`crate::ListenOptions::security`]); [`crate::Config::security`] sets it for all connections of a
+/// reactor. A peer with another kind is rejected ([`crate::RejectReason::Security`]). Nothing is negotiated, so no
+/// attacker can negotiate it away. With any kind but `Plain`, `on_connect` follows a handshake in which the peer has
+/// proven its identity ([`PeerIdentity`]), and every later message is encrypted and authenticated. One-sided operations
+/// are not, so they are refused unless [`crate::Config::allow_plain_remote_memory`] is set. See [the
+/// guide](crate::guide::security).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Security {
-    /// Messages travel as they are, and anybody who reaches the listener may connect. The default.
+    /// Messages are sent in the clear, and anybody who can reach the listener may connect. The default.
     #[default]
     Plain,
-    /// TLS 1.3, as QUIC carries it (RFC 9001): certificates or raw public keys prove who the sides are.
+    /// TLS 1.3, as QUIC carries it (RFC 9001). Certificates or raw public keys prove the identity of the sides.
     #[cfg(feature = "tls")]
     Tls(tls::Tls),
-    /// A key that all members of a small cluster have: Noise, pattern NNpsk0.
+    /// A pre-shared key, which all members of a small cluster have: Noise, pattern NNpsk0.
     #[cfg(feature = "psk")]
     Psk(psk::Psk),
 }
 
-/// What a side asks of its peers, as the greeting says it.
+/// The kind of [`Security`] that a side uses, as the greeting states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SecurityMode {
@@ -59,7 +61,7 @@ pub enum SecurityMode {
 }
 
 impl SecurityMode {
-    /// The mode that a number of the greeting stands for.
+    /// Returns the mode with this number in the greeting; `None` if the number is unknown.
     pub(crate) const fn of(raw: u8) -> Option<Self> {
         match raw {
             0 => Some(Self::Plain),
@@ -80,14 +82,15 @@ impl fmt::Display for SecurityMode {
     }
 }
 
-/// Who the peer of a secured connection is, as its handshake has proven.
+/// The identity of a secured connection's peer, which its handshake has proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {
-    /// The peer has shown no certificate, and the settings of TLS do not ask for one.
+    /// The peer has presented no certificate, and the settings of TLS do not require one.
     Anonymous,
-    /// The certificates that the peer has shown, in DER, its own first; or one raw public key, as SubjectPublicKeyInfo in
-    /// DER. The settings of TLS have accepted them, and the peer has the private key. `PeerIdentity::names` reads the names.
+    /// The certificates that the peer has presented, in DER, its own first; or one raw public key, as
+    /// SubjectPublicKeyInfo in DER. The settings of TLS have accepted them, and the peer has the private key.
+    /// `PeerIdentity::names` returns the names in them.
     Certificates(Vec<Vec<u8>>),
     /// The name of the pre-shared key that the peer has.
     Psk(String),
@@ -97,28 +100,30 @@ pub enum PeerIdentity {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecurityError {
-    /// This side does not accept the peer: its certificate, its key, or what its handshake said.
+    /// The local side does not accept the peer: its certificate, its key, or its handshake.
     #[error("the peer is not accepted here: {0}")]
     Peer(String),
-    /// The peer says that it does not accept this side. What it says is not authenticated.
+    /// The peer reported that it does not accept the local side. This report is not authenticated.
     #[error("the peer does not accept this side: {0}")]
     Refused(String),
-    /// The settings of this side cannot be used.
+    /// The local settings cannot be used.
     #[error("{0}")]
     Settings(String),
 }
 
-/// Whether a character of a text by others commands a terminal, changes the direction of text, or cannot be seen by itself.
+/// Returns `true` if a character of an untrusted text controls a terminal, changes the direction of text, or is
+/// invisible by itself.
 pub(crate) fn is_hidden(c: char) -> bool {
-    // What cannot be printed has an escape sequence of more than two characters; those of quotation marks have two.
+    // A character that cannot be printed has an escape sequence of more than two characters; those of quotation marks
+    // have two.
     c.is_control() || c.escape_debug().len() > 2
 }
 
-/// A side of a handshake.
+/// The role of the local side in a handshake.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "without the features nothing asks for it")]
 pub(crate) enum HandshakeRole<'a> {
-    /// This side connects to a host, if it was given by its name, at an address.
+    /// The local side connects to an address. `host` is the name of the host if the program gave one.
     Active {
         host: Option<&'a str>,
         address: IpAddr,
@@ -126,20 +131,20 @@ pub(crate) enum HandshakeRole<'a> {
     Passive,
 }
 
-/// A handshake of one connection. It does no I/O.
+/// The handshake of one connection. It does no I/O.
 pub(crate) trait Handshake: fmt::Debug + Send {
-    /// Adds the octets with which this side begins, if it does.
+    /// Appends the local side's first bytes to `out`, if it begins.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
-    /// Takes octets of the peer, cut anywhere, and adds those of the answer. After an error `out` may end with octets that
-    /// tell the peer.
+    /// Consumes bytes of the peer, cut anywhere, and appends the answer to `out`. After an error, `out` may end with
+    /// bytes that report the error to the peer.
     fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
-    /// The end of a handshake in which the peer has proven who it is and after which no octets of it are to come. `None`: it
-    /// is not that far, or has ended before.
+    /// Returns the channel and the peer's identity once the peer has proven it and no bytes of the handshake remain.
+    /// Returns `None` before that, and after it has returned them.
     fn finish(&mut self) -> Option<(Channel, PeerIdentity)>;
 
-    /// The words for the peer about an error of [`Handshake::read`].
+    /// Returns the text about an error of [`Handshake::read`] that is sent to the peer.
     fn alert(&self, error: &SecurityError) -> String;
 }
 
@@ -158,7 +163,7 @@ impl Security {
         matches!(self, Self::Plain)
     }
 
-    /// Checks whether a side can be taken with these settings.
+    /// Checks that these settings are usable for connecting (`connects`) or for listening.
     pub(crate) fn check(&self, connects: bool) -> Result<(), SecurityError> {
         match self {
             #[cfg(feature = "tls")]
@@ -170,7 +175,7 @@ impl Security {
         }
     }
 
-    /// Starts a handshake. Both sides must have the same `context`, or the handshake fails.
+    /// Starts a handshake. It fails if the two sides have different `context`s.
     pub(crate) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<Box<dyn Handshake>, SecurityError> {
         match self {
             Self::Plain => {

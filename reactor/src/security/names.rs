@@ -1,4 +1,4 @@
-//! The names in the certificate of a peer.
+//! The names in a peer's certificate.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,23 +11,25 @@ use x509_cert::ext::pkix::name::{DirectoryString, GeneralName};
 
 use super::{PeerIdentity, is_hidden};
 
-/// Longest name that is reported, bytes: that of a SPIFFE ID.
+/// Longest name that is reported, bytes: the limit of a SPIFFE ID.
 const LONGEST: usize = 2048;
 
-/// The attribute of a subject that is its common name.
+/// The attribute type of a common name.
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 
-/// A name in the certificate of a peer; see [`PeerIdentity::names`]. It is displayed as OpenSSL does: `DNS:node1.example`.
+/// A name in a peer's certificate; see [`PeerIdentity::names`]. It is displayed as OpenSSL does, such as
+/// `DNS:node1.example`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum PeerName {
-    /// A host, of the subject alternative names. It may begin with `*.`.
+    /// A host name of the subject alternative names. It may begin with `*.`.
     Dns(String),
-    /// An address, of the subject alternative names.
+    /// An IP address of the subject alternative names.
     Ip(IpAddr),
-    /// A URI, of the subject alternative names, such as a SPIFFE ID.
+    /// A URI of the subject alternative names, such as a SPIFFE ID.
     Uri(String),
-    /// A common name of the subject. Where there are subject alternative names, a host is named by those and not by this.
+    /// A common name of the subject. If there are subject alternative names, these name a host, and the common name
+    /// does not.
     CommonName(String),
 }
 
@@ -43,12 +45,12 @@ impl fmt::Display for PeerName {
 }
 
 impl PeerIdentity {
-    /// The names in the peer's own certificate: the subject alternative names in their order, then the common names. Empty for an
-    /// identity of another kind, and for a raw public key.
+    /// Returns the names in the peer's own certificate: the subject alternative names in their order, then the common
+    /// names. Empty for a raw public key, and for an identity of another kind.
     ///
-    /// The authority has signed these names, and may have signed strange ones. Names that are empty, longer than 2,048 bytes, or have
-    /// characters that are not visible, such as those that command a terminal or change the direction of text, are left out; so are
-    /// other kinds of names. A certificate or a list of names that cannot be parsed has none.
+    /// The authority has signed these names, and may have signed malicious ones. Left out are names that are empty,
+    /// longer than 2,048 bytes, or contain invisible characters, such as those that control a terminal or change the
+    /// direction of text, and names of other kinds. A certificate or a list of names that cannot be parsed has none.
     ///
     /// Example: [the guide](crate::guide::security).
     #[must_use]
@@ -57,7 +59,7 @@ impl PeerIdentity {
         let Some(Ok(own)) = chain.first().map(|own| Certificate::from_der(own)) else { return Vec::new() };
         let own = own.tbs_certificate();
         let mut alternative = own.filter_extensions::<SubjectAltName>();
-        // Of two lists nobody says which one counts.
+        // A certificate with two lists is ambiguous, so neither counts.
         let list = alternative.next().filter(|_| alternative.next().is_none()).and_then(Result::ok);
         let list = list.map(|(_, SubjectAltName(list))| list).unwrap_or_default();
         let common = own.subject().iter().filter(|attribute| attribute.oid == COMMON_NAME);
@@ -80,7 +82,7 @@ fn name(name: &GeneralName) -> Option<PeerName> {
     }
 }
 
-/// A copy of a name that has nothing but visible characters and spaces.
+/// Returns a copy of a name; `None` if it is too long, is blank, or has invisible characters other than spaces.
 fn visible(name: &str) -> Option<String> {
     let fits = !name.trim().is_empty() && name.len() <= LONGEST && !name.contains(is_hidden);
     fits.then(|| name.to_owned())
@@ -163,7 +165,7 @@ mod tests {
         assert_eq!(identity(vec![uri(&longest)], &[]).names(), [PeerName::Uri(longest)]);
     }
 
-    /// A list with a name that is no ASCII is no list.
+    /// A list with a name that is not ASCII cannot be parsed.
     #[test]
     fn a_list_that_cannot_be_parsed_has_no_names() {
         let PeerIdentity::Certificates(mut chain) = identity(vec![dns("node1.example")], &["n".into()]) else {
@@ -194,7 +196,7 @@ mod tests {
             let _ = PeerIdentity::Certificates(vec![octets]).names();
         }
 
-        /// Whatever is changed, a name that is reported can be shown.
+        /// However a certificate was changed, every reported name is displayable.
         #[test]
         fn no_changed_certificate_panics_or_has_a_name_that_is_not_visible(
             at in any::<prop::sample::Index>(),

@@ -1,11 +1,11 @@
-//! A key that all members of a small cluster have: Noise with the pattern NNpsk0 (revision 34 of its specification),
-//! Curve25519, AES-256-GCM and SHA-256.
+//! Pre-shared keys, which all members of a small cluster have: Noise with the pattern NNpsk0 (revision 34 of its
+//! specification), Curve25519, AES-256-GCM and SHA-256.
 //!
 //! ```text
 //! active:  name of the key | psk, e        passive:  e, ee        active:  an empty sealed message
 //! ```
 //!
-//! The last one proves that the active side is there now, so that a recorded first one opens nothing.
+//! The last message proves that the active side takes part now, so a replayed first message opens nothing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,22 +26,23 @@ const LONGEST_NAME: usize = 64;
 /// Length of a key, bytes.
 const KEY: usize = 32;
 
-/// The first of the numbers that Noise keeps for renewing keys.
-const RENEWS: u64 = u64::MAX;
+/// The nonce that Noise reserves for renewing keys.
+const REKEY_NONCE: u64 = u64::MAX;
 
-/// The octets of a key, in one place: what is moved is a pointer. They are overwritten when it is dropped.
+/// The bytes of a key. They are boxed so that a move copies a pointer and leaves no copy of the key behind, and are
+/// overwritten when they are dropped.
 type Secret = Box<Zeroizing<[u8; KEY]>>;
 
-/// Pre-shared keys: the one that this side uses when it connects, and those that it takes from others.
+/// The pre-shared keys of the local side: one for connecting, and those that it accepts from peers.
 #[derive(Clone)]
 pub struct Psk {
-    /// Names and keys; the first is for connecting.
+    /// The names and keys. The first one is for connecting.
     keys: Arc<[(String, Secret)]>,
 }
 
 impl fmt::Debug for Psk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The keys are nobody's business.
+        // The keys must not be displayed.
         f.debug_list().entries(self.keys.iter().map(|(name, _)| name)).finish()
     }
 }
@@ -51,13 +52,13 @@ fn settings(why: impl Into<String>) -> SecurityError {
 }
 
 impl Psk {
-    /// One key for both roles. `name`: 1 to 64 octets of text, which travel in the clear.
+    /// Creates a set of one key, for connecting and accepting. `name` has 1 to 64 bytes, and is sent in the clear.
     ///
     /// ```
     /// use rdma_reactor::{Config, Psk, Security};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// // 32 random octets that both sides have, such as from a file that only this program may read.
+    /// // 32 random bytes that both sides have, such as from a file that only this program may read.
     /// let key = std::array::from_fn(|n| 7 * n as u8);
     /// let config = Config::default().security(Security::Psk(Psk::new("storage-1", key)?));
     /// # Ok(())
@@ -72,12 +73,12 @@ impl Psk {
         Self::of(vec![(name.to_owned(), secret)])
     }
 
-    /// Reads keys: each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#` are
-    /// left out. The first key is the one that this side connects with, and all of them let peers in: so a key is replaced
-    /// by adding the new one everywhere, then putting it first, then removing the old one.
+    /// Parses keys: each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#`
+    /// are ignored. The first key is for connecting, and all of them are accepted from peers. So to replace a key, add
+    /// the new one everywhere, then put it first, then remove the old one.
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] names the line that is wrong. Digits are never repeated in the error.
+    /// [`SecurityError::Settings`] with the number of the wrong line. The error never repeats digits of a key.
     pub fn parse(text: &str) -> Result<Self, SecurityError> {
         let mut keys = Vec::new();
         for (nth, line) in text.lines().enumerate() {
@@ -101,7 +102,7 @@ impl Psk {
         }
         if keys.iter().any(|(_, key)| key.iter().all(|&octet| octet == key[0])) {
             return Err(settings(
-                "a pre-shared key of equal octets: take 32 random ones, as `openssl rand -hex 32` does",
+                "a pre-shared key of equal octets: use 32 random ones, as `openssl rand -hex 32` prints them",
             ));
         }
         Ok(Self { keys: keys.into() })
@@ -130,15 +131,17 @@ fn hex(digits: &str) -> Option<Secret> {
     Some(key)
 }
 
-/// The state of a handshake. Its copy of the pre-shared key is overwritten when it is dropped; what it has derived is not.
+/// The Noise state of a handshake. Its copy of the pre-shared key is overwritten when it is dropped; the keys derived
+/// from it are not.
 struct Noise(Box<HandshakeState>);
 
 impl Noise {
     fn new(active: bool, name: &str, key: &[u8; KEY], context: &[u8]) -> Result<Self, SecurityError> {
         let failed = |error: snow::Error| settings(format!("noise: {error}"));
-        // The name has no length in front of it. The same octets with another border would need a second key here whose name is the
-        // beginning of this one, whose octets are the same, and a rest of the name that is the beginning of a greeting: each
-        // greeting has a length of its own. Nobody can bring that about but those who choose names and keys.
+        // The prologue has no length in front of the name. To produce the same bytes with another boundary, there would
+        // have to be a second key with the same bytes, whose name is a prefix of this name, and the rest of this name
+        // would have to be a prefix of a greeting, although each greeting has its own length. Only those who choose the
+        // names and keys can cause that.
         let prologue = [name.as_bytes(), context].concat();
         let builder = Builder::new(PATTERN.parse().map_err(failed)?);
         let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;
@@ -151,28 +154,28 @@ impl Drop for Noise {
     fn drop(&mut self) {
         let overwritten = self.0.set_psk(0, &[0; KEY]);
         debug_assert!(overwritten.is_ok(), "the pattern has one key");
-        // Otherwise the compiler may leave out what nobody reads.
+        // Without this, the compiler may remove the write, because nothing reads it.
         std::hint::black_box(&*self.0);
     }
 }
 
-/// How far a handshake is.
+/// The state of a handshake.
 enum PskState {
-    /// This side connects, with a key of this name.
+    /// The local side has connected with the key of this name, and waits for the answer.
     Initiating(String, Noise),
-    /// The peer is to say with which key it comes.
+    /// The local side waits for the name of the peer's key.
     AwaitingKeyName {
         keys: Psk,
         context: Vec<u8>,
     },
-    /// The peer has a key of this name, and is to prove that it is there now.
+    /// The peer has named this key, and the local side waits for its proof.
     AwaitingProof(String, Channel),
     Complete(String, Channel),
-    /// It is finished, or has failed.
+    /// The handshake was finished, or has failed.
     Finished,
 }
 
-/// See [`Psk`].
+/// A handshake with a pre-shared key.
 pub(crate) struct PskHandshake {
     state: PskState,
     records: Records,
@@ -188,7 +191,7 @@ fn differs() -> SecurityError {
     SecurityError::Peer("the pre-shared keys differ, or the handshake was changed on the way".into())
 }
 
-/// The channel of a handshake that is over.
+/// Returns the channel of a completed handshake.
 fn channel(noise: &mut HandshakeState) -> Channel {
     let active = noise.is_initiator();
     let (to_passive, to_active) = noise.dangerously_get_raw_split();
@@ -222,7 +225,7 @@ impl PskHandshake {
                 let named = record.split_first().and_then(|(&len, rest)| rest.split_at_checked(usize::from(len)));
                 let (name, message) = named.ok_or_else(differs)?;
                 let known = keys.keys.iter().find(|(of, _)| of.as_bytes() == name);
-                let unknown = || SecurityError::Peer("no pre-shared key here has the name that the peer says".into());
+                let unknown = || SecurityError::Peer("no pre-shared key here has the name that the peer sent".into());
                 let (name, key) = known.ok_or_else(unknown)?;
                 let mut noise = Noise::new(false, name, key, &context)?;
                 noise.0.read_message(message, &mut payload).map_err(|_| differs())?;
@@ -237,7 +240,7 @@ impl PskHandshake {
                 PskState::Complete(name, channel)
             }
             PskState::Complete(..) | PskState::Finished => {
-                return Err(SecurityError::Peer("the handshake goes on behind its end".into()));
+                return Err(SecurityError::Peer("the handshake continues after its end".into()));
             }
         };
         Ok(())
@@ -283,17 +286,17 @@ impl Handshake for PskHandshake {
     }
 }
 
-/// The cipher of Noise with AES-256-GCM, with the number of a message as its nonce.
+/// The AES-256-GCM cipher of Noise. The nonce is the number of the message.
 struct Cipher(LessSafeKey);
 
 impl Cipher {
     fn new(key: &[u8; KEY]) -> Self {
-        // The length is that of the algorithm's keys, which is all that ring checks.
+        // ring checks only the length, which is that of the algorithm's keys.
         Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 octets")))
     }
 }
 
-/// The nonce of a number: 4 zero octets, and the number big-endian (Noise, section 12.4).
+/// Returns the nonce of a number: 4 zero octets, and the number big-endian (Noise, section 12.4).
 fn nonce(number: u64) -> Nonce {
     let mut octets = [0; 12];
     octets[4..].copy_from_slice(&number.to_be_bytes());
@@ -310,11 +313,12 @@ impl CipherKey for Cipher {
         self.0.open_in_place(nonce(number), Aad::from(header), body).is_ok()
     }
 
-    /// REKEY of Noise, section 4.2: the first octets of 32 zeros, encrypted with the number that no message has.
+    /// REKEY of Noise, section 4.2: the first 32 octets of an encryption of 32 zeros, with the nonce that no message
+    /// has.
     fn renew(&mut self) {
         let mut zeros = Zeroizing::new([0; KEY]);
-        // A key of zeros would be worse than none.
-        let sealed = self.0.seal_in_place_separate_tag(nonce(RENEWS), Aad::empty(), &mut zeros[..]);
+        // A failure would leave a key of zeros, which must never be used.
+        let sealed = self.0.seal_in_place_separate_tag(nonce(REKEY_NONCE), Aad::empty(), &mut zeros[..]);
         assert!(sealed.is_ok(), "32 octets are not too long");
         *self = Self::new(&zeros);
     }

@@ -1,4 +1,4 @@
-//! Both kinds of handshakes, and the channels that they end in.
+//! Tests of both kinds of handshakes, and of the channels that they end in.
 
 #![cfg(all(feature = "tls", feature = "psk"))]
 
@@ -20,7 +20,7 @@ use super::psk::Psk;
 use super::tls::{Tls, TlsIdentity};
 use super::{Channel, Handshake, HandshakeRole, Opener, PeerIdentity, Security, SecurityError, SecurityMode};
 
-/// A certificate authority of the tests.
+/// A certificate authority for tests.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -35,7 +35,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// An identity for a host, valid in these years.
+    /// Issues an identity for a host, valid in these years.
     fn identity_in(&self, host: &str, years: (i32, i32)) -> TlsIdentity {
         let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
         (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
@@ -61,10 +61,11 @@ fn passive(security: &Security) -> Box<dyn Handshake> {
     security.start(HandshakeRole::Passive, b"context").unwrap()
 }
 
-/// What came of the handshakes of an active and of a passive side.
+/// The results of the handshakes of an active and of a passive side.
 type Ends = [Result<(Channel, PeerIdentity), SecurityError>; 2];
 
-/// Lets two handshakes talk, in pieces of `cut` octets, which `wire` may change: it gets the direction and the octets.
+/// Runs two handshakes against each other, in pieces of `cut` bytes. `wire` may change the bytes: it gets the direction
+/// and the bytes.
 fn talk(mut sides: [Box<dyn Handshake>; 2], cut: usize, mut wire: impl FnMut(usize, &mut Vec<u8>)) -> Ends {
     let mut out = [Vec::new(), Vec::new()];
     let mut errors = [None, None];
@@ -101,7 +102,7 @@ fn why(ends: &Ends, side: usize) -> String {
     ends[side].as_ref().expect_err("no peer was to be accepted").to_string()
 }
 
-/// Two channels that belong together.
+/// Returns the two ends of a channel.
 fn channels(security: &Security) -> [Channel; 2] {
     shake(security, security, "node").map(|end| end.unwrap().0)
 }
@@ -194,7 +195,7 @@ fn an_identity_is_replaced_for_the_handshakes_that_follow() {
     assert!(shake(&us, &us, "node").iter().all(Result::is_ok));
 }
 
-/// Two pairs of keys without certificates, that know each other or not.
+/// Two key pairs without certificates, each of which accepts the other or does not.
 #[test]
 fn raw_public_keys_stand_for_certificates() {
     let [ours, theirs, other] = [0; 3].map(|_| KeyPair::generate().unwrap());
@@ -214,7 +215,7 @@ fn raw_public_keys_stand_for_certificates() {
         let ends = shake(&active_side, &passive_side, "node");
         assert!(why(&ends, refuses).contains("not among those that are known"), "{ends:?}");
     }
-    // A public key is no secret: somebody who only shows it does not have the private key.
+    // A public key is no secret: a peer that presents it may not have the private key.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let own = PrivateKeyDer::try_from(other.serialize_der()).unwrap();
     let own = provider.key_provider.load_private_key(own).unwrap();
@@ -228,7 +229,7 @@ fn raw_public_keys_stand_for_certificates() {
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::new(shown))));
     let ends = shake(&tls(&ours, &[&theirs]), &Security::Tls(Tls::of(None, Some(pretender))), "node");
     assert!(why(&ends, 0).contains("ignature"), "{ends:?}");
-    // Certificates and raw keys are not taken for each other.
+    // Certificates and raw keys are not mistaken for each other.
     let authority = Authority::new("ours");
     for ends in [
         shake(&tls(&ours, &[&theirs]), &mutual(&authority, &authority, "node"), "node"),
@@ -256,7 +257,7 @@ fn raw_public_keys_stand_for_certificates() {
     }
 }
 
-/// Another clock: settings of rustls's own.
+/// Another clock, by settings of rustls.
 #[test]
 fn settings_of_rustls_s_own_are_taken() {
     #[derive(Debug)]
@@ -293,7 +294,7 @@ fn keys_are_told_apart() {
     let ends = shake(&Security::Psk(psk("b", 1)), &ours, "node");
     assert!(why(&ends, 1).contains("no pre-shared key here has the name"), "{ends:?}");
 
-    // A key is replaced: both are taken, the first is used.
+    // During a replacement, both keys are accepted, and the first one is used.
     let digits = "ff".to_owned() + &"01".repeat(31);
     let both = Psk::parse(&format!("# two keys\n\nnew: {}\na:{digits}\n", "0f1e".repeat(16))).unwrap();
     let both = Security::Psk(both);
@@ -329,7 +330,7 @@ fn another_context_fails_the_handshake() {
     }
 }
 
-/// Every octet of either direction matters, up to the one that is the last of the handshake.
+/// A change of any byte in either direction fails the handshake, up to the last byte.
 #[test]
 fn no_handshake_survives_a_changed_octet() {
     for security in all() {
@@ -338,7 +339,7 @@ fn no_handshake_survives_a_changed_octet() {
         let ends = talk(sides, usize::MAX, |from, octets| lens[from] += octets.len());
         assert!(ends.iter().all(Result::is_ok));
         for (from, len) in lens.into_iter().enumerate() {
-            // TLS has ECDSA signatures, whose lengths differ by a few octets from one handshake to the next.
+            // ECDSA signatures of TLS differ in length by a few bytes from one handshake to the next.
             for at in (0..len - 12).step_by(if security.mode() == SecurityMode::Tls { 13 } else { 1 }) {
                 let mut seen = 0;
                 let ends = talk([active(&security, "node").unwrap(), passive(&security)], usize::MAX, |of, octets| {
@@ -371,12 +372,12 @@ fn a_recorded_handshake_opens_nothing() {
     }
 }
 
-/// 64 KiB of records that are empty, or of one octet each, from a peer that has proven nothing: the first one that is empty, or
-/// one too many, ends the handshake.
+/// 64 KiB of empty records, or of records of one byte, from a peer that has proven nothing: the first empty record, or
+/// the first one beyond the limit, ends the handshake.
 #[test]
 fn a_handshake_in_crumbs_is_refused() {
     let empty = vec![0; 64 << 10];
-    // The beginning of a client's hello of 65,535 octets.
+    // The beginning of a ClientHello of 65,535 bytes.
     let hello = [1, 0, 255, 255].into_iter().chain(std::iter::repeat(3));
     let crumbs: Vec<u8> = hello.take(21_845).flat_map(|octet| [1, 0, octet]).collect();
     for security in all() {
@@ -400,13 +401,14 @@ fn messages_open_in_their_order_and_no_other() {
         assert_eq!(b.opener.open(&mut first, 8), Some(38));
         assert_eq!(first[..38], [&header[..], &[0; 30]].concat());
         for wrong in [0, 2] {
-            // A message again, and one too early. A failure ends the connection, so the opener is a new one each time.
+            // A repeated message, and one that is too early. A failure ends the connection, so each attempt has a new
+            // opener.
             let [mut c, mut d] = channels(&security);
             let messages: Vec<Vec<u8>> = (0..4_u8).map(|n| sealed(&mut c.sealer, header, &[n; 30])).collect();
             assert!(d.opener.open(&mut messages[0].clone(), 8).is_some());
             assert!(d.opener.open(&mut messages[wrong].clone(), 8).is_none(), "message {wrong}");
         }
-        // Of the other direction, and of another connection.
+        // A message of the other direction, and a message of another connection.
         let mut own = sealed(&mut a.sealer, header, b"x");
         assert!(a.opener.open(&mut own, 8).is_none());
         let [_, mut other] = channels(&security);
@@ -417,7 +419,7 @@ fn messages_open_in_their_order_and_no_other() {
 #[test]
 fn no_bit_of_a_message_can_be_changed_and_no_octet_is_missing() {
     for security in all() {
-        // The first message that does not open ends its connection, so each attempt has a channel of its own.
+        // A message that does not open ends its connection, so each attempt has a new channel.
         let fails = |change: &dyn Fn(&mut Vec<u8>)| {
             let [mut a, mut b] = channels(&security);
             let mut message = sealed(&mut a.sealer, [0, 0, 0, 0, 9, 0, 0, 0], b"hello");
@@ -434,7 +436,7 @@ fn no_bit_of_a_message_can_be_changed_and_no_octet_is_missing() {
     }
 }
 
-/// Seals a large message as it lies in memory: its segments, and their tags behind it.
+/// Seals a large message as it is in memory: its segments, and their tags behind them.
 fn sealed_large(sealer: &mut Sealer, plain: &[u8]) -> Vec<u8> {
     let len = plain.len() as u64;
     let mut memory = plain.to_vec();
@@ -464,7 +466,7 @@ fn large_messages_open_in_place_from_their_end() {
             let plain: Vec<u8> = (0..len).map(|at| (at * 31 + (at >> 8)) as u8).collect();
             let mut memory = sealed_large(&mut a.sealer, &plain);
             assert_ne!(memory[..len], plain);
-            // Messages that are sealed meanwhile have numbers and keys of their own.
+            // Messages that are sealed in between have separate numbers and keys.
             let mut small = sealed(&mut a.sealer, [0; 8], b"small");
             assert!(b.opener.open(&mut small, 8).is_some());
             assert!(opened_large(&mut b.opener, &mut memory, len as u64), "{len} bytes");
@@ -485,7 +487,7 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
         let before = sealed_large(&mut a.sealer, &plain);
         assert!(opened_large(&mut b.opener, &mut before.clone(), 1000));
         for round in 0..3 {
-            // Messages of 64 GiB, as far as the keys are concerned.
+            // For the keys, these are messages of 64 GiB.
             let (of_a, of_b) = (a.sealer.begin(1 << 36), b.opener.begin(1 << 36));
             let _ = (of_a, of_b);
             let memory = sealed_large(&mut a.sealer, &plain);
@@ -499,7 +501,7 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
     }
 }
 
-/// What a key log has is enough to read a connection: a tool derives the keys as those of QUIC (RFC 9001, section 5.1).
+/// A key log is enough to decrypt a connection: a tool derives the keys as those of QUIC (RFC 9001, section 5.1).
 #[test]
 fn a_logged_secret_opens_messages() {
     use std::sync::Mutex;
@@ -551,13 +553,13 @@ fn a_logged_secret_opens_messages() {
     }
     let (_, secret) = logged.iter().find(|(label, _)| label == "CLIENT_TRAFFIC_SECRET_0").unwrap();
     let key = LessSafeKey::new(UnboundKey::new(&AES_128_GCM, &expand(secret, "quic key", 16)).unwrap());
-    // The first message has number 0, which leaves the nonce as it is.
+    // The first message has number 0, which does not change the nonce.
     let nonce = Nonce::try_assume_unique_for_key(&expand(secret, "quic iv", 12)).unwrap();
     let (header, body) = message.split_at_mut(8);
     assert_eq!(key.open_in_place(nonce, Aad::from(&*header), body).unwrap(), b"read along");
 }
 
-/// A key that notes what it is asked to do.
+/// A key records the numbers that it is used with: each is used once.
 #[test]
 fn a_number_is_used_once_with_a_key() {
     use std::collections::BTreeSet;
@@ -599,7 +601,7 @@ fn a_number_is_used_once_with_a_key() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 256 }))]
 
-    /// Whatever a peer sends, alone or behind a good beginning, nothing panics, and nobody is let in.
+    /// Whatever a peer sends, alone or behind a valid beginning, nothing panics, and the peer is not accepted.
     #[test]
     fn no_octets_panic_or_let_anybody_in(
         kind in 0..2_usize,
@@ -612,7 +614,7 @@ proptest! {
         let mut side = if is_active { active(security, "node").unwrap() } else { passive(security) };
         let mut out = Vec::new();
         side.begin(&mut out).unwrap();
-        // The beginning of what an honest peer says.
+        // The beginning of an honest peer's handshake.
         let mut honest = if is_active { passive(security) } else { active(security, "node").unwrap() };
         let mut said = Vec::new();
         honest.begin(&mut said).unwrap();

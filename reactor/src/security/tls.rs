@@ -1,9 +1,9 @@
-//! TLS 1.3 as QUIC carries it (RFC 9001): rustls makes the handshake's octets and the keys, and the messages of the
-//! connection carry them.
+//! TLS 1.3 as QUIC carries it (RFC 9001). rustls produces the handshake and the keys, and the reactor's messages carry
+//! them.
 //!
-//! The octets travel in records. Those behind the hello of the server are sealed with the handshake's keys, so that
-//! certificates are not readable on the way. The greetings of both sides are the transport parameters: the handshake
-//! fails if somebody has changed them.
+//! The bytes of the handshake are sent in records. The records after the ServerHello are sealed with the handshake
+//! keys, so certificates are not readable on the way. The greetings of both sides are the transport parameters, so the
+//! handshake fails if they were changed.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -27,38 +27,42 @@ fn settings(why: impl fmt::Display) -> SecurityError {
     SecurityError::Settings(why.to_string())
 }
 
-/// The ciphers and key exchanges of ring, with AES-128-GCM first: it is the fastest one on processors that have AES.
+/// Returns the ciphers and key exchanges of ring, with AES-128-GCM first: it is the fastest one on processors with AES
+/// instructions.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = rustls::crypto::ring::default_provider();
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
 }
 
-/// The certificates of this side and its private key, or only a pair of keys. A clone is the same identity: replacing it in one
-/// place replaces it in every listener and connection that is opened afterwards.
+/// The certificates and the private key of the local side, or only a key pair. A clone is the same identity:
+/// [`TlsIdentity::replace`] on one of them takes effect in every listener and connection that is opened afterwards.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity(Arc<KeyResolver>);
 
-/// What is shown to peers.
+/// The certificates and the key that are presented to peers.
 #[derive(Debug)]
 struct KeyResolver {
-    /// A public key without a certificate is shown.
+    /// A public key is presented instead of a certificate.
     raw: bool,
     now: Mutex<Arc<CertifiedKey>>,
 }
 
 impl TlsIdentity {
-    /// Reads certificates and a private key in PEM: the own certificate first, then those between it and the authority.
+    /// Parses certificates and a private key in PEM. The first certificate is that of the local side; those between it
+    /// and the authority follow.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] if there is no certificate, no key, or the key is another's.
+    /// [`SecurityError::Settings`] if there is no certificate or no key, or if the key does not belong to the
+    /// certificate.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, SecurityError> {
         Ok(Self(Arc::new(KeyResolver { raw: false, now: Mutex::new(certified(certificates, key)?) })))
     }
 
-    /// Reads a private key in PEM. Peers are shown its public key, without a certificate (RFC 7250); for [`Tls::public_keys`].
+    /// Parses a private key in PEM. Its public key is presented to peers instead of a certificate (RFC 7250); for
+    /// [`Tls::public_keys`].
     ///
     /// # Errors
     /// [`SecurityError::Settings`] if there is no key.
@@ -66,15 +70,15 @@ impl TlsIdentity {
         Ok(Self(Arc::new(KeyResolver { raw: true, now: Mutex::new(uncertified(key)?) })))
     }
 
-    /// The own certificate in DER; of a [raw](TlsIdentity::raw) identity the public key, as SubjectPublicKeyInfo in DER. That is
-    /// what the peer finds in [`PeerIdentity::Certificates`].
+    /// Returns the first certificate in DER; for a [raw](TlsIdentity::raw) identity, the public key as
+    /// SubjectPublicKeyInfo in DER. The peer finds it in [`PeerIdentity::Certificates`].
     #[must_use]
     pub fn shown(&self) -> Vec<u8> {
         self.0.now().cert.first().map(|first| first.to_vec()).unwrap_or_default()
     }
 
-    /// Takes new certificates and a new key, for the handshakes that begin from now on. Connections that are up stay. It may be
-    /// called on any thread. The certificates of a [raw](TlsIdentity::raw) identity are empty.
+    /// Replaces the certificates and the key, for all handshakes that begin from now on. Established connections stay
+    /// open. It may be called on any thread. For a [raw](TlsIdentity::raw) identity, `certificates` must be empty.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
@@ -83,21 +87,21 @@ impl TlsIdentity {
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), SecurityError> {
         let new = match self.0.raw {
             true if !certificates.is_empty() => {
-                return Err(settings("this identity is a pair of keys: replace it by a key and no certificates"));
+                return Err(settings("this identity is a key pair: replace it by a key and no certificates"));
             }
             true => uncertified(key)?,
             false => certified(certificates, key)?,
         };
-        // Nothing in there can be left half done by a panic.
+        // A panic cannot leave the value half-changed.
         *self.0.now.lock().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(())
     }
 
-    /// What is shown to peers, if it is of this kind.
+    /// Returns the resolver if the identity is of this kind.
     fn of_kind(&self, raw: bool) -> Result<Arc<KeyResolver>, SecurityError> {
         match (self.0.raw, raw) {
             (true, false) => Err(settings("this identity has no certificate: use Tls::public_keys with it")),
-            (false, true) => Err(settings("this identity has a certificate: use TlsIdentity::raw for a pair of keys")),
+            (false, true) => Err(settings("this identity has a certificate: use TlsIdentity::raw for a key pair")),
             _ => Ok(Arc::clone(&self.0)),
         }
     }
@@ -138,7 +142,7 @@ fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, SecurityError> {
         .map_err(|error| settings(format!("the private key: {error}: give one in PEM (PKCS #8, PKCS #1 or SEC 1)")))
 }
 
-/// A private key with its public key in place of a certificate.
+/// Returns a private key, with its public key in the place of a certificate.
 fn uncertified(key: &[u8]) -> Result<Arc<CertifiedKey>, SecurityError> {
     let key = provider().key_provider.load_private_key(private_key(key)?);
     let key = key.map_err(|error| settings(format!("the private key: {error}")))?;
@@ -168,18 +172,19 @@ fn roots(pem: &[u8]) -> Result<Arc<RootCertStore>, SecurityError> {
     Ok(Arc::new(roots))
 }
 
-/// Settings of TLS. Only TLS 1.3 is spoken, without session tickets and early data.
+/// The settings of TLS. Only TLS 1.3 is supported, without session tickets and early data.
 #[derive(Clone)]
 pub struct Tls {
-    /// For connecting.
+    /// The settings for connecting.
     client: Option<Arc<ClientConfig>>,
-    /// For accepting.
+    /// The settings for accepting.
     server: Option<Arc<ServerConfig>>,
-    /// The name that the certificate of a peer that is connected to must have.
+    /// The name that must be in the certificate of a peer to which the local side connects.
     name: Option<Box<ServerName<'static>>>,
 }
 
-/// Handshakes do not change settings, and an identity is replaced in one step: a panic leaves nothing half done.
+/// Handshakes do not change the settings, and an identity is replaced in one step, so a panic leaves nothing
+/// half-changed.
 impl UnwindSafe for Tls {}
 impl RefUnwindSafe for Tls {}
 
@@ -191,8 +196,8 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Both sides show certificates, and `authorities` (in PEM) have signed those of the peers. For connecting and for
-    /// accepting.
+    /// Returns settings for connecting and accepting in which both sides present certificates. The peers' certificates
+    /// must be signed by `authorities` (in PEM).
     ///
     /// Example: [the guide](crate::guide::security).
     ///
@@ -212,9 +217,9 @@ impl Tls {
         Ok(Self::of(Some(client), Some(server)))
     }
 
-    /// Both sides show public keys without certificates (RFC 7250), and `peers` (in PEM, `PUBLIC KEY`) are those of the peers.
-    /// For connecting and for accepting, where there is no authority. A key is not bound to a name: every peer that is known may
-    /// be any of them, and [`crate::Context::identity`] says which one it is.
+    /// Returns settings for connecting and accepting in which both sides present public keys without certificates (RFC
+    /// 7250), where there is no authority. `peers` (in PEM, `PUBLIC KEY`) are the keys of the accepted peers. A key is
+    /// not bound to a name: each accepted peer can claim any name, and [`crate::Context::identity`] returns its key.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -249,8 +254,8 @@ impl Tls {
         Ok(Self::of(Some(client), Some(server)))
     }
 
-    /// Only the side that accepts shows a certificate. These settings are for the side that connects: `authorities` (in PEM)
-    /// have signed the certificates of those it connects to.
+    /// Returns settings for connecting in which only the accepting side presents a certificate. It must be signed by
+    /// `authorities` (in PEM).
     ///
     /// # Errors
     /// As [`Tls::mutual`].
@@ -260,23 +265,23 @@ impl Tls {
         Ok(Self::of(Some(client), None))
     }
 
-    /// The other side of [`Tls::client`]: whoever connects is let in, and stays anonymous.
+    /// Returns settings for accepting, the counterpart of [`Tls::client`]: any client is accepted, and stays anonymous.
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] if rustls does not take the settings, or the identity is [raw](TlsIdentity::raw).
+    /// [`SecurityError::Settings`] if rustls does not accept the settings, or the identity is [raw](TlsIdentity::raw).
     pub fn server(identity: &TlsIdentity) -> Result<Self, SecurityError> {
         let server = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
         let server = server.map_err(settings)?.with_no_client_auth().with_cert_resolver(identity.of_kind(false)?);
         Ok(Self::of(None, Some(server)))
     }
 
-    /// Settings of rustls's own, for other verifiers, another clock or other cryptography. TlsHandshake
-    /// tickets, resumption and early data are turned off.
+    /// Wraps settings of rustls, for other verifiers, another clock or other cryptography. Session tickets, resumption
+    /// and early data are turned off.
     ///
     /// ```
     /// use rdma_reactor::{Security, Tls};
     ///
-    /// /// A client with settings that this library has no names for.
+    /// /// Uses client settings that this library has no method for.
     /// fn security(client: rustls::ClientConfig) -> Security {
     ///     Security::Tls(Tls::of(Some(client), None))
     /// }
@@ -296,19 +301,20 @@ impl Tls {
         Self { client, server, name: None }
     }
 
-    /// The name, a host's or an address in text form, that the certificate of a peer must have. Default: the name that
-    /// [`crate::Context::connect_host`] is given, else the address that is connected to.
+    /// Sets the name, a host name or an address in text form, that must be in a peer's certificate. Default: the name
+    /// that [`crate::Context::connect_host`] was given, or else the address of the peer.
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] if it is neither a host name nor an address.
+    /// [`SecurityError::Settings`] if `name` is neither a host name nor an address.
     pub fn server_name(mut self, name: &str) -> Result<Self, SecurityError> {
         self.name = Some(Box::new(server_name(name)?));
         Ok(self)
     }
 
-    /// Appends the secrets of all connections with these settings to the file that the environment variable `SSLKEYLOGFILE` names, in
-    /// the format of NSS, and logs a warning. Does nothing if the variable is not set. For debugging only: whoever reads the file can
-    /// read the connections. [The guide](crate::guide::security) says with which tools. Needs the feature `keylog`.
+    /// Writes the secrets of all connections with these settings to the file that the environment variable
+    /// `SSLKEYLOGFILE` names, in the format of NSS, and logs a warning. Appends to the file. Does nothing if the
+    /// variable is not set. For debugging only: whoever reads the file can decrypt the connections. [The
+    /// guide](crate::guide::security) names tools that use it. Needs the feature `keylog`.
     #[cfg(feature = "keylog")]
     #[must_use]
     pub fn log_keys(mut self) -> Self {
@@ -378,22 +384,22 @@ fn server_name(name: &str) -> Result<ServerName<'static>, SecurityError> {
     })
 }
 
-/// The keys of the handshake's own octets, and how many records were sealed and opened with them.
+/// The keys that seal the handshake's records, and the numbers of records sealed and opened with them.
 struct HandshakeKeys {
     keys: Keys,
     sealed: u64,
     opened: u64,
 }
 
-/// See [`Tls`].
+/// A TLS handshake.
 pub(crate) struct TlsHandshake {
     conn: Connection,
     records: Records,
-    /// From the server's hello on.
+    /// The handshake keys. Set from the ServerHello on.
     handshake_keys: Option<HandshakeKeys>,
-    /// Once the keys are known; the peer may still have to prove who it is.
+    /// The channel. Set once its keys are known; the peer may still have to prove its identity.
     channel: Option<Channel>,
-    /// What both sides must have been told in the clear before.
+    /// The greetings that both sides exchanged in the clear.
     context: Vec<u8>,
 }
 
@@ -425,7 +431,7 @@ impl TlsHandshake {
         Ok(())
     }
 
-    /// Takes the octets and keys that rustls has.
+    /// Appends the bytes that rustls has to send, and stores the keys that it provides.
     fn write(&mut self, out: &mut Vec<u8>) {
         loop {
             let mut octets = Vec::new();
@@ -433,7 +439,7 @@ impl TlsHandshake {
             let handshake_keys = &mut self.handshake_keys;
             emit(&octets, out, |record| {
                 if let Some(handshake_keys) = handshake_keys {
-                    // It is not longer than a record, which is all that can be wrong.
+                    // Encryption fails only for bytes that are longer than a record, and these are not.
                     if let Ok(tag) =
                         handshake_keys.keys.local.packet.encrypt_in_place(handshake_keys.sealed, &[], record)
                     {
@@ -489,7 +495,7 @@ impl Handshake for TlsHandshake {
     }
 
     fn alert(&self, error: &SecurityError) -> String {
-        // Of its reasons a side tells only what TLS would tell (RFC 8446, section 6.2).
+        // The peer is told only the alert that TLS would send (RFC 8446, section 6.2).
         match (self.conn.alert(), error) {
             (Some(alert), _) => format!("{alert:?}"),
             (None, SecurityError::Peer(why)) => why.clone(),
@@ -498,12 +504,12 @@ impl Handshake for TlsHandshake {
     }
 }
 
-/// The key of one direction.
+/// The key of one sequence.
 struct QuicKey {
     key: Box<dyn PacketKey>,
-    /// Of the keys behind it.
+    /// The secrets of the following keys.
     next: Secrets,
-    /// It is for what this side sends.
+    /// The key is for the direction to the peer.
     own: bool,
 }
 
