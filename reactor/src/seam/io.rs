@@ -1,10 +1,10 @@
-//! The program's own descriptors in the reactor's loop.
+//! Descriptors of the program in the reactor's loop.
 //!
-//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when something is new since the last call:
-//! bytes or a connection came, room came, or an end came. It is also called once after registering, if the descriptor
-//! is ready then. Several edges may come as one call, and a call may come for nothing. Therefore the descriptor must be
-//! non-blocking, and the program must read, write or accept on each call until `WouldBlock`. A program that stops
-//! earlier, to be fair to others, goes on from a timer of zero.
+//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when a descriptor has become ready since
+//! the last call: bytes or a connection arrived, buffer space became available, or the other end closed. It is also
+//! called once after registering, if the descriptor is ready then. Several edges may be reported in one call, and a
+//! call may be spurious. Therefore the descriptor must be non-blocking, and the program must read, write or accept on
+//! each call until `WouldBlock`. A program that stops earlier, to be fair to others, continues from a timer of zero.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -13,13 +13,13 @@ use rdma_transport::slab::{Key, Slab};
 
 use super::poller::{Interest, Poller};
 
-/// Bit of the tokens that belong to the program's registrations. Tokens without it belong to the reactor's own
+/// The bit that is set in tokens of the program's registrations. Tokens without it belong to the reactor's own
 /// channels.
 const OF_PROGRAM: usize = 1 << (usize::BITS - 1);
-/// Bits of a token that are left for the generation.
+/// Bits of a generation in a token.
 const GENERATION_BITS: u32 = usize::BITS - 33;
 
-/// The descriptors registered by the program.
+/// The descriptors that the program has registered.
 #[derive(Debug)]
 pub(crate) struct Registrations {
     live: Slab<RawFd>,
@@ -34,8 +34,8 @@ impl Default for Registrations {
 impl Registrations {
     pub(crate) fn add(&mut self, poller: &mut dyn Poller, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Key> {
         let fd = fd.as_raw_fd();
-        // The poller takes a number only if it has no registration of that number. An older one has gone with its
-        // descriptor.
+        // The poller accepts a descriptor number only if it is not registered. So an older registration of that number
+        // was removed when its descriptor was closed.
         let key = self.live.insert(fd);
         if let Err(error) = poller.register(fd, token(key), interest) {
             self.live.remove(key);
@@ -48,7 +48,7 @@ impl Registrations {
         Ok(key)
     }
 
-    /// Takes a registration back; returns whether it was there.
+    /// Removes a registration. Returns `true` if it existed.
     pub(crate) fn remove(&mut self, poller: &mut dyn Poller, key: Key) -> bool {
         let Some(fd) = self.live.remove(key) else { return false };
         if let Err(error) = poller.deregister(fd) {
@@ -57,7 +57,7 @@ impl Registrations {
         true
     }
 
-    /// The live registration behind a token.
+    /// Returns the registration of a token; `None` if it was removed.
     pub(crate) fn find(&self, token: usize) -> Option<Key> {
         let key = Key::new(token as u32, ((token & !OF_PROGRAM) >> 32) as u32);
         self.live.get(key).map(|_| key)
@@ -68,7 +68,7 @@ fn token(key: Key) -> usize {
     OF_PROGRAM | (key.generation() as usize) << 32 | key.slot() as usize
 }
 
-/// Whether a token belongs to a registration, live or not.
+/// Returns `true` if a token belongs to a registration of the program, which may have been removed.
 pub(crate) const fn is_of_program(token: usize) -> bool {
     token & OF_PROGRAM != 0
 }

@@ -1,4 +1,4 @@
-//! Traits for readiness, the clock and randomness, and their implementations on the operating system.
+//! The traits for readiness, time and randomness, and their implementations on the operating system.
 
 use std::fmt;
 use std::io;
@@ -12,31 +12,31 @@ use mio::{Events, Token};
 use super::wake::Wake;
 
 bitflags::bitflags! {
-    /// The readiness to watch a descriptor for.
+    /// The kinds of readiness to watch a descriptor for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Interest: u8 {
-        /// There is something to read or accept, or the end.
+        /// The descriptor can be read or accepted from, or has reached its end.
         const READABLE = 1;
-        /// There is room to write, or a connect has ended.
+        /// The descriptor can be written to, or a connect has ended.
         const WRITABLE = 2;
     }
 }
 
-/// News on a descriptor. An end or an error counts as readable and writable, too; the read or write that follows shows
-/// which it is.
+/// The readiness of a descriptor. An end or an error sets `readable` and `writable` as well; the read or write that
+/// follows shows which it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {
-    /// Read or accept until `WouldBlock`.
+    /// The descriptor is readable: read or accept until `WouldBlock`.
     pub readable: bool,
-    /// Write until `WouldBlock`.
+    /// The descriptor is writable: write until `WouldBlock`.
     pub writable: bool,
-    /// The other end has closed, or there is an error. The bytes that are there can be read, and no more come.
+    /// The other end has closed, or there is an error. Bytes that have arrived can still be read, and no more follow.
     pub closed: bool,
 }
 
 impl Readiness {
-    /// Makes a readiness of the three values.
+    /// Creates a readiness from the three values.
     ///
     /// ```
     /// use rdma_reactor::Readiness;
@@ -50,21 +50,21 @@ impl Readiness {
     }
 }
 
-/// An edge: something is new on a descriptor.
+/// An edge: a descriptor has become ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// The token that the descriptor was registered with.
     pub token: usize,
-    /// The news.
+    /// The readiness of the descriptor.
     pub readiness: Readiness,
 }
 
 /// Edge-triggered readiness of a few descriptors (EPOLLET, `epoll`(7)).
 pub trait Poller: Send + fmt::Debug {
-    /// Watches a descriptor that is not watched yet; its edges are reported as `token`.
+    /// Watches a descriptor that is not watched yet. Its edges are reported with `token`.
     ///
     /// # Errors
-    /// The system's error; `InvalidInput` when `interest` is empty.
+    /// The system's error; `InvalidInput` if `interest` is empty.
     fn register(&mut self, fd: RawFd, token: usize, interest: Interest) -> io::Result<()>;
 
     /// Stops watching a descriptor.
@@ -73,33 +73,33 @@ pub trait Poller: Send + fmt::Debug {
     /// The system's error.
     fn deregister(&mut self, fd: RawFd) -> io::Result<()>;
 
-    /// Waits for edges, at most `timeout` (`None`: as long as it takes), and appends them. The call may return early
-    /// and without edges.
+    /// Waits for edges, for at most `timeout`, and appends them. With `None` there is no limit. The call may return
+    /// early and without edges.
     ///
     /// # Errors
     /// The system's error; an interrupted wait is no error.
     fn wait(&mut self, timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()>;
 
-    /// The waker of this poller, for other threads.
+    /// Returns the waker of this poller, for other threads.
     fn waker(&self) -> Arc<dyn Wake>;
 
-    /// The descriptor of the poller, to nest it in an outer loop.
+    /// Returns the descriptor of the poller, to watch it in an outer loop.
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
 
-/// Monotonic time.
+/// A monotonic clock.
 pub trait Clock: Send + fmt::Debug {
     /// Returns the current time, which never runs backwards.
     fn now(&mut self) -> Instant;
 }
 
-/// Fills a slice with unpredictable bytes.
+/// A function that fills a slice with unpredictable bytes.
 pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 
-/// The token of the waker; `register` is never called with it.
+/// The token of the waker. `register` is never called with it.
 const WAKE: Token = Token(usize::MAX);
 
-/// [`Poller`] on mio.
+/// The [`Poller`] on mio.
 #[derive(Debug)]
 pub struct MioPoller {
     poll: mio::Poll,
@@ -117,10 +117,10 @@ impl Wake for MioWaker {
 }
 
 impl MioPoller {
-    /// Makes a poller with one epoll descriptor and one eventfd.
+    /// Creates a poller with one epoll descriptor and one eventfd.
     ///
     /// # Errors
-    /// The system's error, usually that there are no descriptors left.
+    /// The system's error, usually because the limit on open descriptors has been reached.
     pub fn new() -> io::Result<Self> {
         let poll = mio::Poll::new()?;
         let waker = Arc::new(MioWaker(mio::Waker::new(poll.registry(), WAKE)?));
@@ -174,16 +174,17 @@ impl Clock for SystemClock {
     }
 }
 
-/// The system's source of randomness.
+/// Returns the system's source of randomness.
 ///
 /// # Panics
-/// Panics when the system has no randomness, which may happen very early at boot. There is no safe way on then.
+/// Panics if the system provides no randomness, which may happen very early at boot. Continuing without it would be
+/// unsafe.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads randomness")]
 pub fn system_entropy() -> Entropy {
-    Box::new(|bytes| getrandom::fill(bytes).expect("the system's source of randomness"))
+    Box::new(|bytes| getrandom::fill(bytes).expect("the system provides randomness"))
 }
 
-/// Lets other threads that are ready have the processor of this one.
+/// Yields the processor to other runnable threads.
 pub(crate) fn give_way() {
     std::thread::yield_now();
 }

@@ -1,5 +1,5 @@
-//! Timers: a heap of deadlines. Cancelling takes constant time on average, and a cancelled entry is dropped when it
-//! surfaces, or when too many have gathered.
+//! Timers: a heap of deadlines. Cancelling takes amortized constant time. A cancelled entry is removed when it reaches
+//! the top of the heap, or when there are too many of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,14 +10,14 @@ pub(crate) const FOREVER: Duration = Duration::from_secs(86_400 * 365 * 30);
 
 use rdma_transport::slab::{Key, Slab};
 
-/// Deadlines, each with a value.
+/// Timers, each with a deadline and a value.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
     live: Slab<T>,
-    /// No deadline is earlier; `None`: there is none.
+    /// A lower bound of all deadlines; `None` if there is no timer.
     earliest: Option<Instant>,
-    /// Number of timers set so far. Equal deadlines fire in the order in which they were set.
+    /// Number of timers set so far. Timers with equal deadlines expire in the order in which they were set.
     sequence: u64,
 }
 
@@ -37,10 +37,10 @@ impl<T> Timers<T> {
         key
     }
 
-    /// Cancels a timer, and returns its value; `None` if it has fired or was cancelled before.
+    /// Cancels a timer, and returns its value; `None` if it has expired or was cancelled before.
     pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
         let value = self.live.remove(key);
-        // Cancelled entries stay in the heap, and must not outnumber the live ones by much.
+        // Cancelled entries stay in the heap, but must not outnumber the live ones by much.
         if self.heap.len() > 64 && self.heap.len() > 2 * self.live.len() {
             let live = &self.live;
             self.heap.retain(|Reverse((_, _, key))| live.get(*key).is_some());
@@ -48,13 +48,13 @@ impl<T> Timers<T> {
         value
     }
 
-    /// Whether a timer may be due. If one is, it may be a cancelled one.
+    /// Returns `true` if a timer may have expired. It may be one that was cancelled.
     #[inline]
     pub(crate) fn may_be_due(&self, now: Instant) -> bool {
         self.earliest.is_some_and(|earliest| earliest <= now)
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(crate) fn next(&mut self) -> Option<Instant> {
         while let Some(Reverse((_, _, key))) = self.heap.peek() {
             if self.live.get(*key).is_some() {
@@ -66,7 +66,7 @@ impl<T> Timers<T> {
         self.earliest
     }
 
-    /// Takes the earliest timer that is due.
+    /// Removes and returns the earliest timer that has expired.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Key, T)> {
         if self.next()? > now {
             return None;

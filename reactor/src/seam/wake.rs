@@ -1,4 +1,5 @@
-//! Calls from other threads to a reactor: one flag, and one system call for all calls until the reactor looks.
+//! Wake-ups of a reactor by other threads: one flag, and one system call for all wake-ups until the reactor checks the
+//! flag.
 
 use std::fmt;
 use std::io;
@@ -8,30 +9,30 @@ use std::time::Duration;
 
 use super::sync::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// Wakes a poller that may be asleep, from any thread.
+/// A waker of a poller that may be asleep, for any thread.
 pub trait Wake: Send + Sync + fmt::Debug {
-    /// Makes the poller's current wait return, or the next one if it does not wait now.
+    /// Makes the poller's current wait return, or its next one if it is not waiting.
     ///
     /// # Errors
-    /// The system's error; the poller may be gone.
+    /// The system's error, for example because the poller was dropped.
     fn wake(&self) -> io::Result<()>;
 }
 
-/// The requests of other threads that need no queue: to look, to stop, to drain.
+/// The requests of other threads that need no queue: to wake up, to stop, to drain.
 #[derive(Debug)]
 pub(crate) struct WakeFlag {
     pending: AtomicBool,
     stop: AtomicBool,
     /// The reactor was dropped.
     gone: AtomicBool,
-    /// Time to drain in, milliseconds, plus 1; 0 when nobody has asked for a drain.
+    /// Time for a requested drain, milliseconds, plus 1; 0 if no drain is requested.
     drain: AtomicU64,
-    /// Number of the thread that takes a turn right now, see [`this_thread`]; 0 between turns.
+    /// Number of the thread that is running a turn, see [`this_thread`]; 0 between turns.
     turning: AtomicUsize,
     waker: Arc<dyn Wake>,
 }
 
-/// Number of the calling thread: no other live thread has it, and it is never 0.
+/// Returns a number of the calling thread. No other live thread has it, and it is never 0.
 fn this_thread() -> usize {
     #[cfg(not(loom_model))]
     thread_local!(static MARK: u8 = const { 0 });
@@ -47,26 +48,26 @@ impl WakeFlag {
         Self { pending: no(), stop: no(), gone: no(), drain, turning, waker }
     }
 
-    /// Makes the reactor look. A call from one of the reactor's own callbacks needs no system call, because a turn
-    /// looks at the flag before it sleeps.
+    /// Makes the reactor process the requests. A call from a callback of the same reactor makes no system call, because
+    /// a turn checks the flag before it sleeps.
     pub(crate) fn wake(&self) {
-        let called = self.pending.swap(true, Ordering::AcqRel);
+        let was_pending = self.pending.swap(true, Ordering::AcqRel);
         let turning = self.turning.load(Ordering::Relaxed);
         let own = turning == this_thread() || cfg!(planted = "a-turn-hides-calls") && turning != 0;
-        if (!called || cfg!(planted = "every-wake-rings")) && !own {
-            self.ring();
+        if (!was_pending || cfg!(planted = "every-wake-rings")) && !own {
+            self.wake_poller();
         }
     }
 
-    /// Wakes the poller even if somebody has called before, because the poller may have seen that call already.
+    /// Wakes the poller even if a wake-up is pending, because the poller may have consumed that one already.
     pub(crate) fn wake_again(&self) {
         self.pending.store(true, Ordering::Release);
-        self.ring();
+        self.wake_poller();
     }
 
-    fn ring(&self) {
+    fn wake_poller(&self) {
         if let Err(error) = self.waker.wake() {
-            log::debug!("waking the reactor: {error}");
+            log::debug!("waking the reactor failed: {error}");
         }
     }
 
@@ -80,15 +81,15 @@ impl WakeFlag {
         self.turning.store(0, Ordering::Relaxed);
     }
 
-    /// Whether somebody has called and the reactor has not looked yet.
+    /// Returns `true` if a wake-up is pending.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Whether somebody has called since the last look. The reactor must look at the callers' requests after this call,
+    /// Clears the flag. Returns `true` if a wake-up was pending. The reactor must check the requests after this call,
     /// not before.
     pub(crate) fn take(&self) -> bool {
-        // A plain load comes first, because every turn asks this, and a swap would take the cache line from the other
+        // A plain load comes first, because every turn calls this, and a swap would take the cache line from the other
         // threads.
         self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::AcqRel)
     }
