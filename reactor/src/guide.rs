@@ -21,11 +21,10 @@
 //! 18. Datagrams: the page `datagrams`, with the feature `datagram`
 //! 19. [Writing a provider](writing_a_provider) of your own
 //!
-//! For those who want to know how it works: [the architecture](architecture), [the wire protocol](wire).
+//! Behind it: [the architecture](architecture), [the wire](wire).
 
-// The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so a
-// definition in front of an included page makes its links lead to the module instead. A picture's definition is an
-// empty image, and the picture follows the page. `tests/tests/links.rs` checks both.
+// The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so that a definition before a
+// page leads to the module instead. A picture is empty in its place, and follows the page. `tests/tests/links.rs` looks after both.
 
 #[doc = "[datagrams.md]: self::datagrams"]
 #[doc = "[security.md]: self::security"]

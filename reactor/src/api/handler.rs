@@ -186,7 +186,7 @@ pub trait Handler<M = ()> {
     // Descriptors and other threads.
 
     /// A descriptor of [`Context::register_io`] has become ready. This is edge-triggered: read, write or accept until
-    /// `WouldBlock`. What is left before `WouldBlock` is not reported again.
+    /// `WouldBlock`. A program that stops earlier is not notified of the rest.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
     /// Another thread has sent a message, see [`crate::ReactorHandle::post`]. Messages of one thread come in their

@@ -38,7 +38,7 @@ pub struct Timeouts {
     /// messages, too. Default: 30 s.
     pub transfer: Duration,
     /// Time for a closed connection to send everything that was accepted, and again for each message, or each 4 MiB of
-    /// one, that the peer has fetched in the meantime. What remains is not sent, and `on_send_complete` reports that.
+    /// one, that the peer has fetched in the meantime. The rest is not sent, and `on_send_complete` reports that.
     /// On an iWARP device (siw) the connection ends when the peer has received everything, within the same time.
     /// Default: 2 s.
     pub close: Duration,

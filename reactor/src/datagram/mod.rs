@@ -13,7 +13,7 @@
 //!
 //! - A datagram arrives whole or not at all, in any order, maybe more than once. Nobody is notified of a loss. There
 //!   are no credits: a datagram that finds no posted receive is lost. [`EndpointOptions::receive_depth`] is the number
-//!   of datagrams that may arrive at once.
+//!   of datagrams that may arrive in one burst.
 //! - A datagram has at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes. The device's port, or
 //!   the network interface, sets this limit, from 256 to 4,096.
 //! - [`Outcome::Sent`](crate::Outcome::Sent) means that the device has sent the datagram. It says nothing about the

@@ -155,7 +155,7 @@ impl Pool {
         }
     }
 
-    /// Returns the memory of the pool. Whoever holds buffers outside of the pool keeps a clone of it.
+    /// Returns the memory of the pool. A holder of buffers outside of the pool keeps a clone of it.
     pub(crate) fn slabs(&self) -> &Arc<Slabs> {
         &self.slabs
     }

@@ -102,7 +102,7 @@ impl Psk {
         }
         if keys.iter().any(|(_, key)| key.iter().all(|&octet| octet == key[0])) {
             return Err(settings(
-                "a pre-shared key of equal octets: use 32 random ones, as `openssl rand -hex 32` prints them",
+                "a pre-shared key of equal bytes: use 32 random ones, as `openssl rand -hex 32` prints them",
             ));
         }
         Ok(Self { keys: keys.into() })
@@ -292,11 +292,11 @@ struct Cipher(LessSafeKey);
 impl Cipher {
     fn new(key: &[u8; KEY]) -> Self {
         // ring checks only the length, which is that of the algorithm's keys.
-        Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 octets")))
+        Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes")))
     }
 }
 
-/// Returns the nonce of a number: 4 zero octets, and the number big-endian (Noise, section 12.4).
+/// Returns the nonce of a number: 4 zero bytes, and the number big-endian (Noise, section 12.4).
 fn nonce(number: u64) -> Nonce {
     let mut octets = [0; 12];
     octets[4..].copy_from_slice(&number.to_be_bytes());
@@ -313,13 +313,13 @@ impl CipherKey for Cipher {
         self.0.open_in_place(nonce(number), Aad::from(header), body).is_ok()
     }
 
-    /// REKEY of Noise, section 4.2: the first 32 octets of an encryption of 32 zeros, with the nonce that no message
+    /// REKEY of Noise, section 4.2: the first 32 bytes of an encryption of 32 zeros, with the nonce that no message
     /// has.
     fn renew(&mut self) {
         let mut zeros = Zeroizing::new([0; KEY]);
         // A failure would leave a key of zeros, which must never be used.
         let sealed = self.0.seal_in_place_separate_tag(nonce(REKEY_NONCE), Aad::empty(), &mut zeros[..]);
-        assert!(sealed.is_ok(), "32 octets are not too long");
+        assert!(sealed.is_ok(), "32 bytes are not too long");
         *self = Self::new(&zeros);
     }
 }

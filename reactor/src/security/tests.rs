@@ -227,7 +227,7 @@ fn raw_public_keys_stand_for_certificates() {
         .unwrap()
         .with_client_cert_verifier(Arc::new(lets_in))
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(Arc::new(shown))));
-    let ends = shake(&tls(&ours, &[&theirs]), &Security::Tls(Tls::of(None, Some(pretender))), "node");
+    let ends = shake(&tls(&ours, &[&theirs]), &Security::Tls(Tls::from_rustls(None, Some(pretender))), "node");
     assert!(why(&ends, 0).contains("ignature"), "{ends:?}");
     // Certificates and raw keys are not mistaken for each other.
     let authority = Authority::new("ours");
@@ -238,9 +238,9 @@ fn raw_public_keys_stand_for_certificates() {
         assert!(ends.iter().all(Result::is_err), "{ends:?}");
     }
     let raw = TlsIdentity::raw(ours.serialize_pem().as_bytes()).unwrap();
-    assert_eq!(raw.shown(), ours.subject_public_key_info());
+    assert_eq!(raw.end_entity(), ours.subject_public_key_info());
     raw.replace(b"", theirs.serialize_pem().as_bytes()).unwrap();
-    assert_eq!(raw.shown(), theirs.subject_public_key_info());
+    assert_eq!(raw.end_entity(), theirs.subject_public_key_info());
     for (refused, cure) in [
         (raw.replace(authority.pem().as_bytes(), theirs.serialize_pem().as_bytes()), "no certificates"),
         (Tls::mutual(&raw, authority.pem().as_bytes()).map(drop), "use Tls::public_keys"),
@@ -279,7 +279,7 @@ fn settings_of_rustls_s_own_are_taken() {
             .unwrap()
             .with_root_certificates(roots.clone())
             .with_no_client_auth();
-        let client = Security::Tls(Tls::of(Some(config), None));
+        let client = Security::Tls(Tls::from_rustls(Some(config), None));
         assert_eq!(shake(&client, &server, "node")[0].is_ok(), accepted, "at {now}");
     }
 }
@@ -312,7 +312,7 @@ fn keys_that_cannot_be_used_are_named() {
         ("\nb:zz", "line 2"),
         (&format!(":{}", "0f".repeat(32)), "0 bytes"),
         (&format!("{}:{}1e", "n".repeat(65), "0f".repeat(31)), "65 bytes"),
-        (&format!("a:{}", "0f".repeat(32)), "equal octets"),
+        (&format!("a:{}", "0f".repeat(32)), "equal bytes"),
         (&format!("a:{}", "+f".repeat(32)), "line 1"),
     ] {
         let error = Psk::parse(text).unwrap_err().to_string();
@@ -348,8 +348,8 @@ fn no_handshake_survives_a_changed_octet() {
                     }
                     seen += if of == from { octets.len() } else { 0 };
                 });
-                assert!(ends.iter().any(Result::is_err), "octet {at} from side {from}: {ends:?}");
-                assert!(ends[1].is_err() || from == 1, "the passive side lets nobody in: octet {at}");
+                assert!(ends.iter().any(Result::is_err), "byte {at} from side {from}: {ends:?}");
+                assert!(ends[1].is_err() || from == 1, "the passive side lets nobody in: byte {at}");
             }
         }
     }
@@ -430,7 +430,7 @@ fn no_bit_of_a_message_can_be_changed_and_no_octet_is_missing() {
             assert!(fails(&|message| message[bit / 8] ^= 1 << (bit % 8)), "bit {bit}");
         }
         for len in 0..8 + 5 + TAG {
-            assert!(fails(&|message| message.truncate(len)), "{len} octets of it");
+            assert!(fails(&|message| message.truncate(len)), "{len} bytes of it");
         }
         assert!(fails(&|message| message.push(0)) && !fails(&|_| {}));
     }
@@ -543,7 +543,7 @@ fn a_logged_secret_opens_messages() {
         .with_no_client_auth();
     config.key_log = Arc::clone(&logged) as _;
     let server = Security::Tls(Tls::server(&authority.identity("node")).unwrap());
-    let [client, _] = shake(&Security::Tls(Tls::of(Some(config), None)), &server, "node");
+    let [client, _] = shake(&Security::Tls(Tls::from_rustls(Some(config), None)), &server, "node");
     let mut message = sealed(&mut client.unwrap().0.sealer, [7; 8], b"read along");
 
     let logged = logged.0.lock().unwrap();

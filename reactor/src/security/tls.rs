@@ -36,7 +36,8 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// The certificates and the private key of the local side, or only a key pair. A clone is the same identity:
-/// [`TlsIdentity::replace`] on one of them takes effect in every listener and connection that is opened afterwards.
+/// [`TlsIdentity::replace`] on one of them takes effect in all handshakes that begin afterwards, in every listener and
+/// connection with this identity.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity(Arc<KeyResolver>);
 
@@ -73,7 +74,7 @@ impl TlsIdentity {
     /// Returns the first certificate in DER; for a [raw](TlsIdentity::raw) identity, the public key as
     /// SubjectPublicKeyInfo in DER. The peer finds it in [`PeerIdentity::Certificates`].
     #[must_use]
-    pub fn shown(&self) -> Vec<u8> {
+    pub fn end_entity(&self) -> Vec<u8> {
         self.0.now().cert.first().map(|first| first.to_vec()).unwrap_or_default()
     }
 
@@ -207,14 +208,14 @@ impl Tls {
         let (provider, roots) = (provider(), roots(authorities)?);
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
         let verifier = verifier.build().map_err(settings)?;
-        let shown = identity.of_kind(false)?;
+        let resolver = identity.of_kind(false)?;
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13]);
         let client = client.map_err(settings)?.with_root_certificates(roots);
-        let client = client.with_client_cert_resolver(Arc::clone(&shown) as _);
+        let client = client.with_client_cert_resolver(Arc::clone(&resolver) as _);
         let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
-        let server = server.map_err(settings)?.with_client_cert_verifier(verifier).with_cert_resolver(shown);
-        Ok(Self::of(Some(client), Some(server)))
+        let server = server.map_err(settings)?.with_client_cert_verifier(verifier).with_cert_resolver(resolver);
+        Ok(Self::from_rustls(Some(client), Some(server)))
     }
 
     /// Returns settings for connecting and accepting in which both sides present public keys without certificates (RFC
@@ -238,7 +239,7 @@ impl Tls {
     /// # Errors
     /// [`SecurityError::Settings`] if there is no key among `peers`, or the identity is not [raw](TlsIdentity::raw).
     pub fn public_keys(identity: &TlsIdentity, peers: &[u8]) -> Result<Self, SecurityError> {
-        let (provider, shown) = (provider(), identity.of_kind(true)?);
+        let (provider, resolver) = (provider(), identity.of_kind(true)?);
         let peers: Result<Vec<_>, _> = SubjectPublicKeyInfoDer::pem_slice_iter(peers).collect();
         let peers = peers.map_err(|error| settings(format!("the public keys: {error}: give them in PEM")))?;
         if peers.is_empty() {
@@ -248,10 +249,10 @@ impl Tls {
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13]);
         let client = client.map_err(settings)?.dangerous().with_custom_certificate_verifier(Arc::clone(&known) as _);
-        let client = client.with_client_cert_resolver(Arc::clone(&shown) as _);
+        let client = client.with_client_cert_resolver(Arc::clone(&resolver) as _);
         let server = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]);
-        let server = server.map_err(settings)?.with_client_cert_verifier(known).with_cert_resolver(shown);
-        Ok(Self::of(Some(client), Some(server)))
+        let server = server.map_err(settings)?.with_client_cert_verifier(known).with_cert_resolver(resolver);
+        Ok(Self::from_rustls(Some(client), Some(server)))
     }
 
     /// Returns settings for connecting in which only the accepting side presents a certificate. It must be signed by
@@ -262,7 +263,7 @@ impl Tls {
     pub fn client(authorities: &[u8]) -> Result<Self, SecurityError> {
         let client = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
         let client = client.map_err(settings)?.with_root_certificates(roots(authorities)?).with_no_client_auth();
-        Ok(Self::of(Some(client), None))
+        Ok(Self::from_rustls(Some(client), None))
     }
 
     /// Returns settings for accepting, the counterpart of [`Tls::client`]: any client is accepted, and stays anonymous.
@@ -272,7 +273,7 @@ impl Tls {
     pub fn server(identity: &TlsIdentity) -> Result<Self, SecurityError> {
         let server = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
         let server = server.map_err(settings)?.with_no_client_auth().with_cert_resolver(identity.of_kind(false)?);
-        Ok(Self::of(None, Some(server)))
+        Ok(Self::from_rustls(None, Some(server)))
     }
 
     /// Wraps settings of rustls, for other verifiers, another clock or other cryptography. Session tickets, resumption
@@ -283,11 +284,11 @@ impl Tls {
     ///
     /// /// Uses client settings that this library has no method for.
     /// fn security(client: rustls::ClientConfig) -> Security {
-    ///     Security::Tls(Tls::of(Some(client), None))
+    ///     Security::Tls(Tls::from_rustls(Some(client), None))
     /// }
     /// ```
     #[must_use]
-    pub fn of(client: Option<ClientConfig>, server: Option<ServerConfig>) -> Self {
+    pub fn from_rustls(client: Option<ClientConfig>, server: Option<ServerConfig>) -> Self {
         let client = client.map(|mut config| {
             config.resumption = Resumption::disabled();
             config.enable_early_data = false;
@@ -313,7 +314,7 @@ impl Tls {
 
     /// Writes the secrets of all connections with these settings to the file that the environment variable
     /// `SSLKEYLOGFILE` names, in the format of NSS, and logs a warning. Appends to the file. Does nothing if the
-    /// variable is not set. For debugging only: whoever reads the file can decrypt the connections. [The
+    /// variable is not set. For debugging only: anybody who can read the file can decrypt the connections. [The
     /// guide](crate::guide::security) names tools that use it. Needs the feature `keylog`.
     #[cfg(feature = "keylog")]
     #[must_use]

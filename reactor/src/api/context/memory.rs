@@ -179,9 +179,9 @@ impl Context<'_> {
     /// As [`Context::register`]; the address or the length is not a multiple of 8.
     ///
     /// # Safety
-    /// As for [`Memory::from_raw`]. Until the bytes belong to the program alone again, they stay mapped for reading and
-    /// writing. Until then the program accesses them only through the region, through the share, or with atomic
-    /// operations on whole aligned words of 8 bytes.
+    /// The rules of [`Memory::from_raw`] apply. Until the bytes belong to the program alone again, they stay mapped for
+    /// reading and writing. Until then the program accesses them only through the region, through the share, or with
+    /// atomic operations on whole aligned words of 8 bytes.
     pub unsafe fn register_raw(
         &mut self,
         conn: ConnectionId,

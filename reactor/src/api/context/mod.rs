@@ -125,7 +125,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::connect_with`]; [`Error::NoAddress`] for an empty list.
+    /// As [`Context::connect_with`]; [`Error::NoAddress`] if `peers` is empty.
     pub fn connect_any(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.driver.look_at_clock();
         self.driver.connect(peers, options)

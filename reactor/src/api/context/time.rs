@@ -59,8 +59,8 @@ impl Context<'_> {
     }
 
     /// Watches a descriptor of the program, such as a socket of std or mio, a pipe or a timerfd, edge-triggered:
-    /// `on_io_ready` follows. The descriptor must be non-blocking. On each call, read or write until `WouldBlock`: what
-    /// is left before that is not reported again. A call may be spurious.
+    /// `on_io_ready` follows. The descriptor must be non-blocking. On each call, read or write until `WouldBlock`: a
+    /// program that stops earlier is not notified of the rest. A call may be spurious.
     ///
     /// The descriptor still belongs to the program. Call [`Context::deregister_io`] before closing it.
     ///
