@@ -66,7 +66,7 @@ mod turn;
 
 pub use crate::api::context::Context;
 #[cfg(feature = "datagram")]
-pub use crate::api::context::{DatagramHandler, Datagrams};
+pub use crate::api::context::{DatagramContext, DatagramHandler};
 pub use crate::api::handle::{HandleError, ReactorHandle};
 pub use crate::api::handler::{ConnectRequest, Decision, Handler};
 pub use crate::api::message::{DetachedMessage, Message, SendBuffer, SendError};

@@ -1,11 +1,11 @@
 //! Unreliable datagrams, on devices that support them and on the embedded provider (feature `datagram`). The guide has
 //! a page about them: [`crate::guide::datagrams`].
 //!
-//! An *endpoint* ([`Datagrams::open`](crate::Datagrams::open)) is one queue pair at an address of a device. It receives
+//! An *endpoint* ([`DatagramContext::open`](crate::DatagramContext::open)) is one queue pair at an address of a device. It receives
 //! from anybody and sends to anybody. A *peer* is a destination. It is another endpoint, found by its address
-//! ([`Datagrams::find_peer`](crate::Datagrams::find_peer)) or from a received datagram
-//! ([`Datagrams::peer_of`](crate::Datagrams::peer_of)), or a multicast group
-//! ([`Datagrams::join`](crate::Datagrams::join)). Addresses are those of the connection manager's UDP port space
+//! ([`DatagramContext::find_peer`](crate::DatagramContext::find_peer)) or from a received datagram
+//! ([`DatagramContext::peer_of`](crate::DatagramContext::peer_of)), or a multicast group
+//! ([`DatagramContext::join`](crate::DatagramContext::join)). Addresses are those of the connection manager's UDP port space
 //! (`RDMA_PS_UDP`), so endpoints and programs that use librdmacm find each other. The callbacks are in
 //! [`DatagramHandler`](crate::DatagramHandler).
 //!
@@ -14,7 +14,7 @@
 //! - A datagram arrives whole or not at all, in any order, maybe more than once. Nobody is notified of a loss. There
 //!   are no credits: a datagram that finds no posted receive is lost. [`EndpointOptions::receive_depth`] is the number
 //!   of datagrams that may arrive in one burst.
-//! - A datagram has at most [`Datagrams::max_datagram`](crate::Datagrams::max_datagram) bytes. The device's port, or
+//! - A datagram has at most [`DatagramContext::max_datagram`](crate::DatagramContext::max_datagram) bytes. The device's port, or
 //!   the network interface, sets this limit, from 256 to 4,096.
 //! - [`Outcome::Sent`](crate::Outcome::Sent) means that the device has sent the datagram. It says nothing about the
 //!   peer.

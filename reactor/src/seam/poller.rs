@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Token};
+pub use rdma_transport::iwarp::Entropy;
 
 use super::wake::Wake;
 
@@ -92,9 +93,6 @@ pub trait Clock: Send + fmt::Debug {
     /// Returns the current time, which never runs backwards.
     fn now(&mut self) -> Instant;
 }
-
-/// A function that fills a slice with unpredictable bytes.
-pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 
 /// The token of the waker. `register` is never called with it.
 const WAKE: Token = Token(usize::MAX);

@@ -25,7 +25,7 @@ pub trait DatagramHandler {
     /// A datagram was refused with `WouldBlock`, and one would be accepted now. Called once after a refusal.
     fn on_datagram_writable(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {}
 
-    /// [`Datagrams::find_peer`] has ended. `found` is the peer to send to, or the reason why `address` cannot be
+    /// [`DatagramContext::find_peer`] has ended. `found` is the peer to send to, or the reason why `address` cannot be
     /// reached.
     fn on_peer(
         &mut self,
@@ -36,7 +36,7 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// [`Datagrams::join`] has ended. `joined` is the peer that stands for the group, or the reason why the endpoint is
+    /// [`DatagramContext::join`] has ended. `joined` is the peer that stands for the group, or the reason why the endpoint is
     /// not, or no longer, a member.
     fn on_join(
         &mut self,
@@ -54,12 +54,12 @@ pub trait DatagramHandler {
 
 /// The operations on the datagram endpoints of a reactor, from [`Context::datagrams`].
 #[derive(Debug)]
-pub struct Datagrams<'a> {
+pub struct DatagramContext<'a> {
     pub(super) driver: &'a mut Driver,
     pub(super) endpoints: &'a mut Endpoints,
 }
 
-impl Datagrams<'_> {
+impl DatagramContext<'_> {
     fn key(&self, endpoint: EndpointId) -> Result<Key, Error> {
         endpoint.key(self.driver.tag()).ok_or(Error::Gone("endpoint"))
     }
@@ -68,7 +68,7 @@ impl Datagrams<'_> {
         self.endpoints.info(endpoint.key(self.driver.tag())?)
     }
 
-    /// Opens a datagram endpoint at an address of a device. Port 0 selects a free port, see [`Datagrams::address`]. The
+    /// Opens a datagram endpoint at an address of a device. Port 0 selects a free port, see [`DatagramContext::address`]. The
     /// endpoint receives immediately. `on_endpoint_closed` is its last callback.
     ///
     /// ```no_run
@@ -159,9 +159,9 @@ impl Datagrams<'_> {
     }
 
     /// Returns the sender of a received datagram as a peer to send to. This takes a system call: keep the result, by
-    /// [`Origin`], instead of calling it for each datagram, and [forget](Datagrams::forget_peer) the peer in the end.
+    /// [`Origin`], instead of calling it for each datagram, and [forget](DatagramContext::forget_peer) the peer in the end.
     ///
-    /// Example: [`Datagrams::open`].
+    /// Example: [`DatagramContext::open`].
     ///
     /// # Errors
     /// The endpoint is closed; or the datagram was sent to a group, which does not name a local address to answer from:
@@ -180,7 +180,7 @@ impl Datagrams<'_> {
 
     /// Sends a copy of `payload`. The datagram is posted at the end of the turn. `on_datagram_sent` follows.
     ///
-    /// Example: [`Datagrams::open`].
+    /// Example: [`DatagramContext::open`].
     ///
     /// # Errors
     /// `TooLong`; `NoPeer` if the peer does not belong to this endpoint; `Closed`; `WouldBlock`, after which
@@ -190,7 +190,7 @@ impl Datagrams<'_> {
         self.endpoints.send(self.driver, key, peer, payload, None)
     }
 
-    /// As [`Datagrams::send`], with 32 bits of immediate data.
+    /// As [`DatagramContext::send`], with 32 bits of immediate data.
     ///
     /// ```
     /// use rdma_reactor::{Context, EndpointId, PeerId, SendErrorKind};
@@ -202,7 +202,7 @@ impl Datagrams<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Datagrams::send`].
+    /// As [`DatagramContext::send`].
     pub fn send_with_immediate(
         &mut self,
         endpoint: EndpointId,
@@ -237,7 +237,7 @@ impl Datagrams<'_> {
 
     /// Leaves a group, or cancels joining it. No `on_join` follows. The group's peer is forgotten.
     ///
-    /// Example: [`Datagrams::join`].
+    /// Example: [`DatagramContext::join`].
     ///
     /// # Errors
     /// The endpoint is closed or is not a member of the group.

@@ -1,5 +1,5 @@
 //! The operations of a callback, by noun: connections and listeners here, [`messages`], [`memory`], [`landing`],
-//! [`transfers`], [`time`], and datagrams in `Datagrams`.
+//! [`transfers`], [`time`], and datagrams in `DatagramContext`.
 
 #[cfg(feature = "datagram")]
 mod datagrams;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rdma_transport::caps::Capabilities;
 
 #[cfg(feature = "datagram")]
-pub use self::datagrams::{DatagramHandler, Datagrams};
+pub use self::datagrams::{DatagramContext, DatagramHandler};
 use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::error::Error;
@@ -167,7 +167,7 @@ impl Context<'_> {
         self.driver.abort(conn);
     }
 
-    /// Closes every connection as [`Context::close`] does, and every endpoint as `Datagrams::close` does.
+    /// Closes every connection as [`Context::close`] does, and every endpoint as `DatagramContext::close` does.
     pub fn close_all(&mut self) {
         self.driver.look_at_clock();
         self.endpoints.close_all(self.driver, false);
@@ -297,9 +297,9 @@ impl Context<'_> {
 
     /// Returns the operations on datagram endpoints.
     #[cfg(feature = "datagram")]
-    pub fn datagrams(&mut self) -> Datagrams<'_> {
+    pub fn datagrams(&mut self) -> DatagramContext<'_> {
         self.driver.ring();
-        Datagrams { driver: self.driver, endpoints: self.endpoints }
+        DatagramContext { driver: self.driver, endpoints: self.endpoints }
     }
 
     /// Drains the reactor. From now on it accepts no connection. Open connections continue, with messages and timers,
