@@ -29,7 +29,8 @@ pub enum ProviderChoice {
     /// - Without devices or their libraries, only the embedded provider is used.
     /// - On the embedded provider, a connection to a process of the same host and the same user moves from TCP to
     ///   memory that both processes map, if both use `Auto` or `Shm`. [`IwarpConfig::shared_memory`] can turn that off.
-    ///   If that is not possible, the connection stays on TCP, and the reactor logs the reason at `debug`.
+    ///   If the reactor cannot verify these conditions, the connection stays on TCP, and the reactor logs the reason at
+    ///   `debug`.
     #[default]
     Auto,
     /// Only RDMA devices, through librdmacm and libibverbs.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{
-    Access, Blocked, ConnectionId, Context, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId,
-    SendKind, Side,
+    Access, Blocked, ConnectionId, Context, MemoryLocation, Outcome, Region, RegionOptions, RemoteRegion,
+    SendErrorKind, SendId, SendKind,
 };
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
@@ -261,10 +261,13 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     if cx.capabilities(here).expect("connected").features.contains(Features::ATOMICS) {
         let word = name.part(8, 8).expect("inside");
         let here_wrong = cx.fetch_add(here, word, &mut local, 4, 1);
-        assert_eq!(here_wrong, Err(SendErrorKind::Misaligned { side: Side::Local, at: 4 }));
+        assert_eq!(here_wrong, Err(SendErrorKind::Misaligned { location: MemoryLocation::Local, at: 4 }));
         let beside = name.part(9, 8).expect("inside");
         let there_wrong = cx.compare_swap(here, beside, &mut local, 8, 0, 1);
-        assert_eq!(there_wrong, Err(SendErrorKind::Misaligned { side: Side::Remote, at: name.address + 9 }));
+        assert_eq!(
+            there_wrong,
+            Err(SendErrorKind::Misaligned { location: MemoryLocation::Remote, at: name.address + 9 })
+        );
     }
     assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");

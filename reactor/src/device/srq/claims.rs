@@ -207,7 +207,7 @@ mod tests {
         Arrive {
             link: usize,
         },
-        Look {
+        HandleCompletion {
             link: usize,
             keep: bool,
             count: bool,
@@ -215,12 +215,12 @@ mod tests {
         Release {
             link: usize,
         },
-        /// A turn ends: the claim is renewed, and the peer gets the grant if `tell` is set.
+        /// A turn ends: the claim is renewed, and the peer gets the grant if `has_grant` is set.
         Renew {
             link: usize,
-            tell: bool,
+            has_grant: bool,
         },
-        Hear {
+        ReceiveGrant {
             link: usize,
         },
         Leave {
@@ -237,10 +237,10 @@ mod tests {
             2 => Just(ClaimStep::Join),
             6 => (link.clone(), 1..20_u32, any::<bool>()).prop_map(|(link, count, control)| ClaimStep::Send { link, count, control }),
             8 => link.clone().prop_map(|link| ClaimStep::Arrive { link }),
-            8 => (link.clone(), any::<bool>(), any::<bool>()).prop_map(|(link, keep, count)| ClaimStep::Look { link, keep, count }),
+            8 => (link.clone(), any::<bool>(), any::<bool>()).prop_map(|(link, keep, count)| ClaimStep::HandleCompletion { link, keep, count }),
             4 => link.clone().prop_map(|link| ClaimStep::Release { link }),
-            6 => (link.clone(), any::<bool>()).prop_map(|(link, tell)| ClaimStep::Renew { link, tell }),
-            6 => link.clone().prop_map(|link| ClaimStep::Hear { link }),
+            6 => (link.clone(), any::<bool>()).prop_map(|(link, has_grant)| ClaimStep::Renew { link, has_grant }),
+            6 => link.clone().prop_map(|link| ClaimStep::ReceiveGrant { link }),
             1 => link.prop_map(|link| ClaimStep::Leave { link }),
             1 => Just(ClaimStep::Drain),
             1 => Just(ClaimStep::Wait),
@@ -248,10 +248,10 @@ mod tests {
         proptest::collection::vec(step, 1..1500)
     }
 
-    fn renew(claims: &mut Claims, link: &mut ModelConnection, most: u32, now: Instant, tell: bool) {
+    fn renew(claims: &mut Claims, link: &mut ModelConnection, most: u32, now: Instant, has_grant: bool) {
         let more = claims.renew(&mut link.claim, link.rx.outstanding(), most, now);
         link.rx.posted(more);
-        if tell {
+        if has_grant {
             link.grants.push_back(link.rx.grant());
         }
     }
@@ -287,7 +287,7 @@ mod tests {
                         links[i].wire -= 1;
                         links[i].arrived += 1;
                     },
-                    ClaimStep::Look { link, keep, count } => if let Some(i) = at(link, &links).filter(|&i| links[i].arrived > 0) {
+                    ClaimStep::HandleCompletion { link, keep, count } => if let Some(i) = at(link, &links).filter(|&i| links[i].arrived > 0) {
                         let link = &mut links[i];
                         link.arrived -= 1;
                         prop_assert!(link.rx.received());
@@ -304,10 +304,10 @@ mod tests {
                         posted += 1;
                         claims.take_back(1);
                     },
-                    ClaimStep::Renew { link, tell } => if let Some(i) = at(link, &links) {
-                        renew(&mut claims, &mut links[i], most, now, tell);
+                    ClaimStep::Renew { link, has_grant } => if let Some(i) = at(link, &links) {
+                        renew(&mut claims, &mut links[i], most, now, has_grant);
                     },
-                    ClaimStep::Hear { link } => if let Some(i) = at(link, &links) {
+                    ClaimStep::ReceiveGrant { link } => if let Some(i) = at(link, &links) {
                         if let Some(grant) = links[i].grants.pop_front() { prop_assert!(links[i].tx.grant(grant).is_ok()); }
                     },
                     ClaimStep::Leave { link } => if let Some(i) = at(link, &links) {
