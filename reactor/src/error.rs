@@ -123,7 +123,7 @@ pub enum SendErrorKind {
         max: usize,
     },
     /// The device or the peer does not support a feature that this call needs.
-    #[error("{provider} does not support {feature} here")]
+    #[error("{provider} has no {feature} here")]
     Unsupported {
         /// Name of the provider.
         provider: &'static str,
@@ -301,7 +301,7 @@ impl fmt::Display for ConnectError {
             Self::Timeout => f.write_str("no connection within the connect timeout"),
             Self::Transport(failure) => failure.fmt(f),
             Self::Lookup { host, why } => write!(f, "{host}: {why}: check the name and the resolver"),
-            Self::Unsupported { provider, feature } => write!(f, "the provider {provider} does not support {feature}"),
+            Self::Unsupported { provider, feature } => write!(f, "the provider {provider} has no {feature}"),
             Self::Limit { limit, value } => write!(f, "{limit} has been reached ({value})"),
             Self::Local(why) => f.write_str(why),
             Self::Cancelled => f.write_str("closed before it was established"),

@@ -417,7 +417,7 @@ fn peer(why: impl fmt::Display) -> SecurityError {
 impl TlsHandshake {
     fn record(&mut self, mut record: Vec<u8>) -> Result<(), SecurityError> {
         if self.is_proven() {
-            return Err(peer("the handshake goes on behind its end"));
+            return Err(peer("the handshake continues after its end"));
         }
         let octets = match &mut self.handshake_keys {
             None => &record[..],

@@ -352,7 +352,7 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
             let error = cx.stream(id).read(&mut got).expect_err("the peer had not finished");
             assert_eq!(
                 (error.kind(), error.to_string()),
-                (ErrorKind::ConnectionReset, "lost: the peer went without a goodbye".into())
+                (ErrorKind::ConnectionReset, "lost: the peer disconnected without a goodbye".into())
             );
             cx.stream(id).close();
             assert_eq!(cx.stream(id).read(&mut got).expect_err("closed").kind(), ErrorKind::NotConnected);
