@@ -10,7 +10,7 @@
 //! 7. [Calls](calls): requests with a deadline, and one end for each
 //! 8. [Stopping](stopping): five ways, and what each one leaves
 //! 9. [Errors and reasons](errors): cause and cure of each
-//! 10. [Security](security): who may connect, and who reads along
+//! 10. [Security](security): authentication, encryption, and what they promise
 //! 11. [A reactor in another loop](embedding), and other things in a reactor's loop
 //! 12. async/await: the page `async_await`, with the feature `async`
 //! 13. [Coming from sockets, from ibverbs, from UCX](coming_from)
@@ -21,14 +21,25 @@
 //! 18. Datagrams: the page `datagrams`, with the feature `datagram`
 //! 19. [Writing a provider](writing_a_provider) of your own
 //!
-//! Behind it: [the architecture](architecture), [the wire](wire).
+//! Behind it: [the architecture](architecture), whose index leads to the pages on its parts, and [the wire](wire).
 
 // The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so that a definition before a
 // page leads to the module instead. A picture is empty in its place, and follows the page. `tests/tests/links.rs` looks after both.
 
-#[doc = "[datagrams.md]: self::datagrams"]
+#[doc = "[credits.md]: self::credits"]
+#[doc = "[datagram-endpoints.md]: self::datagram_endpoints"]
+#[doc = "[embedded-provider.md]: self::embedded_provider"]
+#[doc = "[large-messages.md]: self::large_messages"]
+#[doc = "[layers.md]: self::layers"]
+#[doc = "[loop.md]: self::the_loop"]
+#[doc = "[ownership.md]: self::ownership"]
+#[doc = "[reliability.md]: self::reliability"]
+#[doc = "[secured-connections.md]: self::secured_connections"]
 #[doc = "[security.md]: self::security"]
+#[doc = "[shared-receives.md]: self::shared_receives"]
 #[doc = "[testing.md]: self::testing"]
+#[doc = "[verbs-provider.md]: self::verbs_provider"]
+#[doc = "[walks.md]: self::walks"]
 #[doc = "[wire.md]: self::wire"]
 #[doc = "[writing-a-provider.md]: self::writing_a_provider"]
 #[doc = ""]
@@ -60,7 +71,7 @@ pub mod embedding {}
 pub mod errors {}
 #[doc = include_str!("../docs/guide/flow-control.md")]
 pub mod flow_control {}
-#[doc = "[architecture.md#the-provider-on-devices]: self::architecture#the-provider-on-devices"]
+#[doc = "[verbs-provider.md]: self::verbs_provider"]
 #[doc = ""]
 #[doc = include_str!("../docs/hardware.md")]
 pub mod hardware {}
@@ -81,6 +92,10 @@ pub mod performance {}
 #[doc = ""]
 #[doc = include_str!("../docs/guide/remote-memory.md")]
 pub mod remote_memory {}
+#[doc = "[testing.md#fuzzing]: self::testing#fuzzing"]
+#[doc = ""]
+#[doc = include_str!("../docs/reliability.md")]
+pub mod reliability {}
 #[doc = "[datagrams.md]: self::datagrams"]
 #[doc = "[wire.md]: self::wire"]
 #[doc = ""]
@@ -97,7 +112,8 @@ pub mod scaling {}
 pub mod security {}
 #[doc = include_str!("../docs/guide/stopping.md")]
 pub mod stopping {}
-#[doc = "[architecture.md]: self::architecture"]
+#[doc = "[layers.md]: self::layers"]
+#[doc = "[walks.md]: self::walks"]
 #[doc = "[writing-a-provider.md]: self::writing_a_provider"]
 #[doc = ""]
 #[doc = include_str!("../docs/testing.md")]
@@ -110,3 +126,40 @@ pub mod transfers {}
 pub mod wire {}
 #[doc = include_str!("../docs/writing-a-provider.md")]
 pub mod writing_a_provider {}
+
+// Behind the architecture.
+
+#[doc = "[flow-control.md]: self::flow_control"]
+#[doc = "[wire.md]: self::wire"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/credits.md")]
+pub mod credits {}
+#[doc = "[datagrams.md]: self::datagrams"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/datagram-endpoints.md")]
+pub mod datagram_endpoints {}
+#[doc = "[datagrams.md]: self::datagrams"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/embedded-provider.md")]
+pub mod embedded_provider {}
+#[doc = "[landing.md]: self::landing"]
+#[doc = "[security.md]: self::security"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/large-messages.md")]
+pub mod large_messages {}
+#[doc = "[embedded-provider.md]: self::embedded_provider"]
+#[doc = "[verbs-provider.md]: self::verbs_provider"]
+#[doc = "[writing-a-provider.md]: self::writing_a_provider"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/layers.md")]
+pub mod layers {}
+#[doc = include_str!("../docs/design/ownership.md")]
+pub mod ownership {}
+#[doc = include_str!("../docs/design/secured-connections.md")]
+pub mod secured_connections {}
+#[doc = include_str!("../docs/design/shared-receives.md")]
+pub mod shared_receives {}
+#[doc = include_str!("../docs/design/verbs-provider.md")]
+pub mod verbs_provider {}
+#[doc = include_str!("../docs/design/walks.md")]
+pub mod walks {}

@@ -199,8 +199,8 @@ pub const IN_PROCESS: Real = Real {
     ..EMBEDDED
 };
 
-/// The departures of the provider `verbs` on the kernel's software devices, in Linux 6.1. `docs/architecture.md` has all differences of
-/// the two.
+/// The departures of the provider `verbs` on the kernel's software devices, in Linux 6.1. `docs/design/verbs-provider.md` has all
+/// differences of the two.
 pub const KERNEL: &[Deviation] = &[
     Deviation { device: "rxe", ..NO_DEADLINE },
     NO_DEADLINE,

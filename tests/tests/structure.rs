@@ -1,7 +1,8 @@
-//! The structure of the source, as `docs/architecture.md` describes it: the order of the layers, circles, the walks of
-//! a message, and the width of types. `outside.rs` has visibility. These tests need no device.
+//! The structure of the source, as `docs/design/layers.md` and `docs/design/walks.md` describe it: the order of the layers, circles, the
+//! walks of a message, the names of types and their width. `outside.rs` has visibility. These tests need no device.
 
 mod structure {
+    pub(crate) mod names;
     pub(crate) mod order;
     pub(crate) mod seam;
     pub(crate) mod shape;
@@ -16,11 +17,14 @@ use std::path::Path;
 use structure::source::{Module, Source};
 use structure::tables::{Table, table};
 use structure::walks::Ways;
-use structure::{order, seam, shape, surface, walks};
+use structure::{names, order, seam, shape, surface, walks};
 
-const DOCUMENT: &str = "docs/architecture.md";
+const LAYERS_PAGE: &str = "docs/design/layers.md";
+const WALKS_PAGE: &str = "docs/design/walks.md";
 /// The public items of both libraries.
 const PUBLIC_ITEMS: &str = "tests/data/public-items.txt";
+/// The names that still name several types. `DOUBLED_NAMES=write` removes those that name one now.
+const DOUBLED_NAMES: &str = "tests/data/doubled-names.txt";
 
 /// Largest number of lines of the reactor that name the type of the program's handler. Code with that type is compiled
 /// once per program.
@@ -132,10 +136,10 @@ fn transport() -> Source {
     Source::read(workspace(), "transport/src")
 }
 
-fn written(heading: &str) -> Table {
+fn written(document: &str, heading: &str) -> Table {
     let text =
-        std::fs::read_to_string(workspace().join(DOCUMENT)).unwrap_or_else(|error| panic!("{DOCUMENT}: {error}"));
-    table(DOCUMENT, &text, heading)
+        std::fs::read_to_string(workspace().join(document)).unwrap_or_else(|error| panic!("{document}: {error}"));
+    table(document, &text, heading)
 }
 
 #[track_caller]
@@ -145,8 +149,8 @@ fn none(violations: &[String]) {
 
 #[test]
 fn layers_use_only_what_stands_below_them() {
-    none(&order::violations(&reactor(), &written("Layers of the reactor")));
-    none(&order::violations(&transport(), &written("Layers of the transport")));
+    none(&order::violations(&reactor(), &written(LAYERS_PAGE, "Layers of the reactor")));
+    none(&order::violations(&transport(), &written(LAYERS_PAGE, "Layers of the transport")));
 }
 
 /// What is public has to be kept: whoever adds to it says why in the list, which `PUBLIC_ITEMS=write` brings up to date below its history.
@@ -166,6 +170,18 @@ fn the_public_items_are_listed() {
         assert!(listed == now, "{PUBLIC_ITEMS} differs, at first in {differs:?}: PUBLIC_ITEMS=write writes it anew");
     }
     assert_eq!(last, Some(number), "{PUBLIC_ITEMS}: the last line of its history, `# NUMBER: WHY`, has another number");
+}
+
+#[test]
+fn a_name_names_one_type() {
+    let listed = std::fs::read_to_string(workspace().join(DOUBLED_NAMES)).unwrap_or_default();
+    let doubles = names::doubles(&[("reactor", &reactor()), ("transport", &transport())]);
+    if std::env::var_os("DOUBLED_NAMES").is_some_and(|how| how == "write") {
+        let kept = listed.lines().filter(|line| line.starts_with('#') || doubles.contains_key(*line));
+        let kept: String = kept.map(|line| format!("{line}\n")).collect();
+        return std::fs::write(workspace().join(DOUBLED_NAMES), kept).expect("the list is written");
+    }
+    none(&names::faults(&doubles, &listed));
 }
 
 #[test]
@@ -196,7 +212,8 @@ fn no_two_booleans_exclude_each_other() {
 }
 
 fn walk<'a>(source: &'a Source, (heading, most): (&str, usize)) -> Vec<&'a Module> {
-    let files = walks::files(source, &written(heading)).unwrap_or_else(|wrong| panic!("\n{}\n", wrong.join("\n")));
+    let files =
+        walks::files(source, &written(WALKS_PAGE, heading)).unwrap_or_else(|wrong| panic!("\n{}\n", wrong.join("\n")));
     assert!(files.len() <= most, "\"{heading}\" passes {} files, at most {most}", files.len());
     files
 }

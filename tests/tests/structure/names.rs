@@ -1,0 +1,102 @@
+//! Names of types: none names two types of a crate, and no public one names a type in both libraries.
+
+use std::collections::BTreeMap;
+
+use syn::visit::{self, Visit};
+use syn::{Item, ItemFn, Visibility};
+
+use super::source::{Source, attributes, is_for_tests};
+
+/// The places at which a name is given to a type, a trait or an alias, each with whether it is public.
+type Places = BTreeMap<String, Vec<(String, bool)>>;
+
+/// Returns the types, traits and aliases of a crate that are not for tests only.
+fn places(source: &Source) -> Places {
+    struct Types<'a>(&'a str, Places);
+    impl<'ast> Visit<'ast> for Types<'_> {
+        fn visit_item(&mut self, item: &'ast Item) {
+            if is_for_tests(attributes(item)) {
+                return;
+            }
+            let (name, visibility) = match item {
+                Item::Struct(item) => (&item.ident, &item.vis),
+                Item::Enum(item) => (&item.ident, &item.vis),
+                Item::Union(item) => (&item.ident, &item.vis),
+                Item::Trait(item) => (&item.ident, &item.vis),
+                Item::Type(item) => (&item.ident, &item.vis),
+                item => return visit::visit_item(self, item),
+            };
+            let place = format!("{}:{}", self.0, name.span().start().line);
+            let places = self.1.entry(name.to_string()).or_default();
+            // Of several definitions in a file that depend on features, each build has one.
+            if places.is_empty() || !attributes(item).iter().any(|attribute| attribute.path().is_ident("cfg")) {
+                places.push((place, matches!(visibility, Visibility::Public(_))));
+            }
+        }
+
+        // A type within a function can be seen nowhere else.
+        fn visit_item_fn(&mut self, _: &'ast ItemFn) {}
+
+        fn visit_impl_item_fn(&mut self, _: &'ast syn::ImplItemFn) {}
+    }
+    let mut all = Places::new();
+    for module in source.modules.values() {
+        let mut types = Types(&module.file, Places::new());
+        types.visit_file(&module.syntax);
+        types.1.into_iter().for_each(|(name, mut places)| all.entry(name).or_default().append(&mut places));
+    }
+    all
+}
+
+/// Returns the names that name two types: `CRATE NAME` in one crate, `public NAME` in both libraries. Each has its places.
+pub(crate) fn doubles(crates: &[(&str, &Source)]) -> BTreeMap<String, Vec<String>> {
+    let (mut doubles, mut public) = (BTreeMap::new(), BTreeMap::<String, Vec<Vec<String>>>::new());
+    for (of, source) in crates {
+        for (name, places) in places(source) {
+            let shown: Vec<String> =
+                places.iter().filter(|(_, public)| *public).map(|(place, _)| place.clone()).collect();
+            if !shown.is_empty() {
+                public.entry(name.clone()).or_default().push(shown);
+            }
+            if places.len() > 1 {
+                doubles.insert(format!("{of} {name}"), places.into_iter().map(|(place, _)| place).collect());
+            }
+        }
+    }
+    let twice = public.into_iter().filter(|(_, places)| places.len() > 1);
+    doubles.extend(twice.map(|(name, places)| (format!("public {name}"), places.concat())));
+    doubles
+}
+
+/// Compares the names that are doubled with a list of those that may be for now. Lines of the list that begin with `#` are its history.
+pub(crate) fn faults(doubles: &BTreeMap<String, Vec<String>>, listed: &str) -> Vec<String> {
+    let listed: Vec<&str> = listed.lines().filter(|line| !line.starts_with('#')).collect();
+    let new = doubles.iter().filter(|(name, _)| !listed.contains(&name.as_str()));
+    let new = new.map(|(name, places)| format!("`{name}` names several types: {}", places.join(", ")));
+    let stale = listed.iter().filter(|name| !doubles.contains_key(**name));
+    new.chain(stale.map(|name| format!("`{name}` names one type now: remove its line from the list"))).collect()
+}
+
+#[test]
+fn names_of_several_types_are_found() {
+    let one = Source::of(&[
+        ("lib.rs", "mod a; pub mod b; pub struct Shown; struct Apart;"),
+        (
+            "a.rs",
+            "struct Twice; pub struct Both; fn f() { struct Inner; } mod m { enum Deep {} } #[cfg(x)] type Either = u8; #[cfg(not(x))] type Either = u16;",
+        ),
+        (
+            "b.rs",
+            "trait Twice {} type Deep = u8; fn g() { struct Inner; } #[cfg(test)] struct Apart; use crate::Shown;",
+        ),
+    ]);
+    let other = Source::of(&[("lib.rs", "pub enum Both {} pub use one::Shown; pub struct Apart; struct Twice;")]);
+    let found = doubles(&[("one", &one), ("other", &other)]);
+    let names: Vec<_> = found.keys().map(String::as_str).collect();
+    assert_eq!(names, ["one Deep", "one Twice", "public Both"]);
+    assert_eq!(found["one Twice"], ["src/a.rs:1", "src/b.rs:1"]);
+    assert_eq!(faults(&found, "# history\none Deep\none Twice\npublic Both\n"), [""; 0]);
+    let wrong = faults(&found, "one Deep\none Twice\none Once\n");
+    assert_eq!(wrong.len(), 2, "{wrong:?}");
+    assert!(wrong[0].starts_with("`public Both` names several") && wrong[1].starts_with("`one Once` names one"));
+}
