@@ -150,10 +150,11 @@ instructions-rdma: vm-setup ## The instructions of a round trip on siw and rxe, 
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
-lint: ## Format, clippy, documentation, the Rust version of crates. Needs no set-up
+lint: ## Format, English, clippy, documentation, the Rust version. Needs no set-up
 	@$(MAKE) -s help | awk 'length > 100 { print "longer than 100 characters: " $$0; bad = 1 } END { exit bad }'
 	$(CARGO) fmt --all --check
 	tests/rust-version.sh
+	tests/english.sh
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) clippy -p rdma-transport -p rdma-reactor --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Judges the English of comments, documents and messages, with rustc alone. ENGLISH=list: prints the faults of files that are not done
+# yet, too. ENGLISH=write: removes what is done from the list of these files.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p target
+CARGO_MANIFEST_DIR=$PWD/tests timeout 120 "${RUSTC:-rustc}" --edition 2024 --test -C opt-level=1 -o target/english tests/tests/english.rs
+RUST_BACKTRACE=0 timeout 120 target/english --quiet --nocapture

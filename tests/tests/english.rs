@@ -1,0 +1,74 @@
+//! The English of comments, documents and messages, as far as a program can judge it: rule 8 of `CONTRIBUTING.md`. This program has no
+//! dependencies, so that `tests/english.sh`, and with it `make lint`, builds it with `rustc` alone in a second or two.
+
+mod english {
+    pub(crate) mod rules;
+    pub(crate) mod text;
+}
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use english::{rules, text};
+
+/// The files that are not done yet: a prefix of their paths on each line. `ENGLISH=write` removes the lines that are not needed any more.
+const NOT_YET: &str = "tests/data/english-not-yet.txt";
+/// Folders that contain no text of the project, and this program, which quotes bad English.
+const SKIPPED: [&str; 6] =
+    ["target", ".git", "tests/data", "tests/tests/english", "tests/tests/english.rs", "CHANGELOG.md"];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Adds the faults of all files below `path`, which is `name` from the root of the project on.
+fn check(path: &Path, name: &str, found: &mut BTreeMap<String, Vec<String>>) {
+    let is_link = fs::symlink_metadata(path).is_ok_and(|data| data.is_symlink());
+    if is_link || SKIPPED.contains(&name) || name.ends_with("/target") {
+        return;
+    }
+    if path.is_dir() {
+        for entry in fs::read_dir(path).expect("a folder of the project").flatten() {
+            let file = entry.file_name().into_string().expect("a name in UTF-8");
+            let inner = if name.is_empty() { file } else { format!("{name}/{file}") };
+            check(&entry.path(), &inner, found);
+        }
+        return;
+    }
+    let read = || fs::read_to_string(path).expect("a text in UTF-8");
+    let faults = if name.ends_with(".rs") {
+        rules::source(name, &text::source(&read()), &read())
+    } else if name.ends_with(".md") {
+        rules::page(name, &read())
+    } else {
+        return;
+    };
+    found.insert(name.to_owned(), faults);
+}
+
+#[test]
+fn the_english_is_plain() {
+    let (mut found, list) = (BTreeMap::new(), workspace().join(NOT_YET));
+    check(&workspace(), "", &mut found);
+    assert!(found.len() > 200, "{} files: the search found too little", found.len());
+    let listed = fs::read_to_string(&list).expect("the list of files that are not done yet");
+    let prefixes = || listed.lines().filter(|line| !line.starts_with('#'));
+    let new = found.iter().filter(|(name, _)| !prefixes().any(|prefix| name.starts_with(prefix)));
+    let new: Vec<&str> = new.flat_map(|(_, faults)| faults).map(String::as_str).collect();
+    assert!(new.is_empty(), "{} faults; rule 8 of CONTRIBUTING.md says how to write:\n{}", new.len(), new.join("\n"));
+    let needed = |prefix: &&str| found.iter().any(|(name, faults)| name.starts_with(*prefix) && !faults.is_empty());
+    let done: Vec<&str> = prefixes().filter(|prefix| !needed(prefix)).collect();
+    if std::env::var_os("ENGLISH").is_some_and(|how| how == "write") {
+        let kept = listed.lines().filter(|line| !done.contains(line)).map(|line| format!("{line}\n"));
+        fs::write(list, kept.collect::<String>()).expect("the list is written");
+    } else {
+        assert!(
+            done.is_empty(),
+            "these files are done. Remove their lines from {NOT_YET}, or set ENGLISH=write:\n{done:?}"
+        );
+    }
+    if std::env::var_os("ENGLISH").is_some_and(|how| how == "list") {
+        println!("{}", found.into_values().flatten().map(|fault| format!("{fault}\n")).collect::<String>());
+    }
+}
