@@ -249,11 +249,12 @@ fn the_numbers_on_providers_are_true() {
     for (path, claim) in [
         ("docs/writing-a-provider.md", format!("`tests/src/null.rs` does that, in {null} lines of code")),
         ("docs/writing-a-provider.md", format!("process, in {loopback} lines of code, that fails no case")),
-        ("docs/writing-a-provider.md", format!("the {excused} of the {cases}\n  cases of the suite")),
+        ("docs/writing-a-provider.md", format!("the {excused} of the {cases} cases of the suite")),
         ("docs/testing.md", format!("has {cases} cases")),
         ("docs/testing.md", format!("one of {} defects", Defect::ALL.len())),
     ] {
-        assert!(file(path).contains(&claim), "{path} does not say: {claim}");
+        let words = file(path).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains(&claim), "{path} does not say: {claim}");
     }
     let page = file("docs/design/verbs-provider.md");
     for row in contract::KERNEL {
