@@ -26,6 +26,7 @@
 // The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so that a definition before a
 // page leads to the module instead. A picture is empty in its place, and follows the page. `tests/tests/links.rs` looks after both.
 
+#[doc = "[connecting.md]: self::connecting"]
 #[doc = "[credits.md]: self::credits"]
 #[doc = "[datagram-endpoints.md]: self::datagram_endpoints"]
 #[doc = "[embedded-provider.md]: self::embedded_provider"]
@@ -118,7 +119,12 @@ pub mod stopping {}
 #[doc = ""]
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing {}
+#[doc = "[turn.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
+#[doc = ""]
 #[doc = include_str!("../docs/loop.md")]
+#[doc = "\n## Picture\n"]
+#[doc = "\n**One turn**\n"]
+#[doc = include_str!("../docs/turn.svg")]
 pub mod the_loop {}
 #[doc = include_str!("../docs/guide/transfers.md")]
 pub mod transfers {}
@@ -129,10 +135,23 @@ pub mod writing_a_provider {}
 
 // Behind the architecture.
 
+#[doc = "[connect.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
+#[doc = "[secured-connections.md]: self::secured_connections"]
+#[doc = "[wire.md]: self::wire"]
+#[doc = ""]
+#[doc = include_str!("../docs/design/connecting.md")]
+#[doc = "\n## Picture\n"]
+#[doc = "\n**From connecting to both `on_connect`**\n"]
+#[doc = include_str!("../docs/connect.svg")]
+pub mod connecting {}
+#[doc = "[credit.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[flow-control.md]: self::flow_control"]
 #[doc = "[wire.md]: self::wire"]
 #[doc = ""]
 #[doc = include_str!("../docs/design/credits.md")]
+#[doc = "\n## Picture\n"]
+#[doc = "\n**The life of a credit**\n"]
+#[doc = include_str!("../docs/credit.svg")]
 pub mod credits {}
 #[doc = "[datagrams.md]: self::datagrams"]
 #[doc = ""]
@@ -153,7 +172,12 @@ pub mod large_messages {}
 #[doc = ""]
 #[doc = include_str!("../docs/design/layers.md")]
 pub mod layers {}
+#[doc = "[buffer.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
+#[doc = ""]
 #[doc = include_str!("../docs/design/ownership.md")]
+#[doc = "\n## Picture\n"]
+#[doc = "\n**The owners of a buffer**\n"]
+#[doc = include_str!("../docs/buffer.svg")]
 pub mod ownership {}
 #[doc = include_str!("../docs/design/secured-connections.md")]
 pub mod secured_connections {}
