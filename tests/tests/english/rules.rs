@@ -6,6 +6,8 @@ use super::text::{self, Kind, Paragraph, Shape, Text};
 const WIDTH: usize = 140;
 /// Largest average length of the sentences of a document, in words.
 const AVERAGE: usize = 20;
+/// The words that begin the promise of a page to its reader.
+const PROMISE: &str = "After this page you";
 
 /// Expressions that have a plain one. Each `~` stands for one word or none.
 const EXPRESSIONS: &[(&str, &str)] = &[
@@ -108,6 +110,10 @@ pub(crate) fn page(name: &str, page: &str) -> Vec<String> {
     let paragraphs = text::paragraphs(page.lines().enumerate().map(|(at, line)| (at + 1, line)));
     for paragraph in &paragraphs {
         plain(name, paragraph, None, &mut faults);
+    }
+    let mut first = paragraphs.iter().filter(|paragraph| paragraph.shape == Shape::Sentences).take(2);
+    if name.starts_with("docs/") && !first.any(|paragraph| paragraph.words.contains(PROMISE)) {
+        faults.push(format!("{name}:1: neither of the first two paragraphs says `{PROMISE} ...`"));
     }
     let running = paragraphs.iter().filter(|paragraph| paragraph.shape == Shape::Sentences);
     let lengths: Vec<usize> = running
@@ -323,4 +329,6 @@ fn pages_are_judged() {
     for good in ["Not `at once`.", "# What you get\n\nIt is short.", "```\nat once\n```", &row, "What then? It ends."] {
         assert_eq!(page("x.md", good), [""; 0], "{good}");
     }
+    assert_eq!(page("docs/x.md", "# X\n\nIt is X.\n\nAfter this page you know X.\n"), [""; 0]);
+    assert_eq!(page("docs/x.md", "# X\n\nIt is X.\n").len(), 1);
 }
