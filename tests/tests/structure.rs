@@ -83,7 +83,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("Readiness", &["readable", "writable", "closed"], "what epoll reports, in any combination"),
     (
         "Record",
-        &["peer_finished", "deaf", "closed", "violated"],
+        &["peer_finished", "read_closed", "closed", "violated"],
         "what the peer has said, and what the program has, in any order",
     ),
     ("Turn", &["progressed", "more"], "a turn may do something and leave something"),

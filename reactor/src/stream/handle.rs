@@ -4,48 +4,48 @@ use std::fmt;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 
-use super::table::{Table, Writing};
+use super::table::{StreamTable, Writing};
 use super::unread::Unread;
 use crate::{ConnectionId, Context, Readiness, SendErrorKind};
 
-/// A stream, borrowed from its [`super::StreamContext`]. No call blocks: a call that cannot do anything now fails with
-/// [`ErrorKind::WouldBlock`], and a callback follows. All calls fail with [`ErrorKind::NotConnected`] when the stream
-/// is not there any more.
+/// A stream, borrowed from its [`super::StreamContext`]. No call blocks: a call that can make no progress fails with
+/// [`ErrorKind::WouldBlock`], and a callback follows. All calls fail with [`ErrorKind::NotConnected`] once the stream has
+/// ended.
 pub struct Stream<'a> {
-    pub(super) table: &'a mut Table,
+    pub(super) table: &'a mut StreamTable,
     pub(super) cx: Context<'a>,
     pub(super) id: ConnectionId,
 }
 
 impl Stream<'_> {
-    /// The connection that carries the stream.
+    /// Returns the connection that carries the stream.
     #[must_use]
     pub const fn id(&self) -> ConnectionId {
         self.id
     }
 
-    /// Address of the peer; `None` when the connection is gone.
+    /// Returns the address of the peer; `None` if the connection has ended.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.cx.peer_address(self.id)
     }
 
-    /// The calls that would do something now, for loops that ask instead of being called. Readable: a read does not
-    /// fail with `WouldBlock`. Writable: a write takes at least one byte. Closed: the peer writes no more, or the
-    /// connection is gone.
+    /// Returns the readiness of the stream, for loops that poll. Readable: a read does not fail with `WouldBlock`.
+    /// Writable: a write accepts at least one byte. Closed: the peer has finished writing, or the connection has ended.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let Some(record) = self.table.get(self.id) else { return Readiness::new(true, false, true) };
         let closed = record.peer_finished || record.reason.is_some();
-        let readable = !record.unread.is_empty() || record.deaf || closed;
+        let readable = !record.unread.is_empty() || record.read_closed || closed;
         Readiness::new(readable, record.writing == Writing::Open && self.cx.writable(self.id) > 0, closed)
     }
 
-    /// Writes without a copy. `fill` gets room in a buffer that goes out at the end of the turn, from one byte to one
-    /// message, and returns how many bytes it has put there. This call returns the same number.
+    /// Writes without a copy. `fill` gets the free part of a send buffer, at least one byte and at most one message, and
+    /// returns the number of bytes that it has written there. This call returns the same number. The buffer is posted at
+    /// the end of the turn.
     ///
     /// # Errors
-    /// As `write`; `fill` is not called if there is an error.
+    /// As `write`. On an error `fill` is not called.
     pub fn write_with(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> io::Result<usize> {
         let record = self.table.get(self.id).ok_or(ErrorKind::NotConnected)?;
         if record.writing != Writing::Open {
@@ -53,15 +53,14 @@ impl Stream<'_> {
         }
         self.cx.append(self.id, fill).map_err(|kind| match kind {
             SendErrorKind::WouldBlock(_) => ErrorKind::WouldBlock.into(),
-            // The connection is ending; reads report the reason.
+            // The connection is ending. Reads return the reason.
             _ => ErrorKind::BrokenPipe.into(),
         })
     }
 
-    /// Ends one direction, or both. After `Write`, the peer reads everything that was written and then an end, writes
-    /// on this side fail with `BrokenPipe`, and the other direction goes on. After `Read`, unread bytes and bytes that
-    /// still come are dropped. When both sides have finished writing, the connection is closed. Repeating the call does
-    /// no harm.
+    /// Ends one direction, or both. After `Write`, the peer reads everything that was written and then the end; local writes
+    /// fail with `BrokenPipe`, and reading goes on. After `Read`, unread bytes and bytes that arrive later are dropped. When
+    /// both sides have finished writing, the connection is closed. Repeating the call has no effect.
     ///
     /// # Errors
     /// [`ErrorKind::NotConnected`].
@@ -76,23 +75,24 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Takes the unread bytes, to be read elsewhere or later, for example after [`super::StreamHandler::on_close`] or
-    /// `on_error`; these callbacks are the last chance. The peer gets its credits back as the bytes are read or
-    /// dropped. The result is empty if there are no bytes or the stream is not there any more.
+    /// Removes and returns the unread bytes, to be read elsewhere or later. [`super::StreamHandler::on_close`] and
+    /// `on_error` are the last callbacks in which this is possible. The peer gets its credits back as the bytes are read or
+    /// dropped. The result is empty if there are no unread bytes or the stream has ended.
     pub fn take_unread(&mut self) -> Unread {
         self.table.get_mut(self.id).map(|record| std::mem::take(&mut record.unread)).unwrap_or_default()
     }
 
-    /// Ends the stream; only `on_close` or `on_error` follows. Everything that was written is sent, and an end behind
-    /// it, which waits for room for up to [`super::Streams::linger`]. If bytes are unread, no end is sent, and the peer
-    /// gets an error, as with TCP. Repeating the call does no harm.
+    /// Closes the stream; only `on_close` or `on_error` follows. Everything that was written is sent, then the end. The end
+    /// waits for room for up to [`super::Streams::linger`]. If there are unread bytes, no end is sent, and the peer gets an
+    /// error, as with TCP. Repeating the call has no effect.
     pub fn close(mut self) {
         self.table.close(&mut self.cx, self.id);
     }
 }
 
 impl Read for Stream<'_> {
-    /// Reads the bytes that are there, up to the length of `out`. `Ok(0)`: the peer has finished, or `out` is empty.
+    /// Reads the bytes that have arrived, up to the length of `out`. Returns `Ok(0)` if the peer has finished writing, or if
+    /// `out` is empty.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < out.len() && (len == 0 || self.table.get(self.id).is_some_and(|record| !record.unread.is_empty())) {
@@ -110,7 +110,7 @@ impl Read for Stream<'_> {
 }
 
 impl BufRead for Stream<'_> {
-    /// The next bytes, in the buffer that they arrived in. Empty: the peer has finished.
+    /// Returns the next bytes, in the buffer that they arrived in; an empty slice if the peer has finished writing.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
         let early_end = cfg!(planted = "stream-ends-before-its-bytes") && record.peer_finished;
@@ -118,13 +118,13 @@ impl BufRead for Stream<'_> {
             return Ok(record.unread.front());
         }
         match &record.reason {
-            _ if record.peer_finished || record.deaf => Ok(&[]),
+            _ if record.peer_finished || record.read_closed => Ok(&[]),
             Some(reason) => Err(reason.clone().into()),
             None => Err(ErrorKind::WouldBlock.into()),
         }
     }
 
-    /// Notes that `len` bytes of `fill_buf` are read. The peer gets its credit back with the last byte of a message.
+    /// Marks `len` bytes of `fill_buf` as read. The peer gets its credit back when all bytes of a message are read.
     fn consume(&mut self, len: usize) {
         if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.advance(len)) {
             self.cx.release(message);
@@ -133,7 +133,7 @@ impl BufRead for Stream<'_> {
 }
 
 impl Write for Stream<'_> {
-    /// Takes as many bytes as there is room for. They go out at the end of the turn.
+    /// Accepts as many bytes as there is room for. They are sent at the end of the turn.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < bytes.len() {
@@ -152,7 +152,7 @@ impl Write for Stream<'_> {
         Ok(len)
     }
 
-    /// Does nothing, because the end of the turn flushes.
+    /// Does nothing: the reactor flushes at the end of the turn.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

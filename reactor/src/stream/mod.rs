@@ -1,7 +1,7 @@
-//! Ordered bytes over one connection, for programs that know sockets: readiness, half close, and [`std::io`].
+//! Byte streams over connections, for programs that are written for sockets: readiness, half close, and [`std::io`].
 //!
-//! [`Streams`] is a [`Handler`] that turns the connections of a reactor into streams and calls a [`StreamHandler`]. In
-//! its callbacks, and between turns, [`StreamContext::stream`] gives a [`Stream`] to read and write:
+//! [`Streams`] is a [`Handler`] that makes streams of the connections of a reactor and calls a [`StreamHandler`]. In the
+//! callbacks, and between turns, [`StreamContext::stream`] returns a [`Stream`] to read and write:
 //!
 //! ```
 //! use std::io::{BufRead, Write};
@@ -19,7 +19,7 @@
 //!                 Ok(bytes) => bytes.to_ascii_uppercase(),
 //!                 Err(_) => return,
 //!             };
-//!             // Bytes that are not taken stay unread, and in the end the peer waits. on_writable follows.
+//!             // Bytes that `write` does not accept stay unread: on_writable follows. Unread bytes stop the peer.
 //!             let Ok(taken) = cx.stream(id).write(&bytes) else { return };
 //!             cx.stream(id).consume(taken);
 //!         }
@@ -33,21 +33,21 @@
 //!
 //! # Readiness is edge-triggered
 //!
-//! - `on_readable` comes when there is something to read where there was nothing: bytes, or the peer's end. It comes
-//!   again only after everything was read. A program that leaves bytes unread must come back for them by itself.
-//! - `on_writable` comes once after a write took less than it was given, when there is room again. A new stream is
-//!   writable.
-//! - `on_hangup` comes once, when the peer has finished writing. Bytes of the peer may still be unread; reads return
+//! - `on_readable` is called when bytes, or the peer's end, arrive at a stream that had nothing to read. It is called again
+//!   only after everything was read. A program that leaves bytes unread must read them later without a callback.
+//! - `on_writable` is called once there is room again, after a write accepted fewer bytes than it was given. A new stream
+//!   is writable.
+//! - `on_hangup` is called once, when the peer has finished writing. Bytes of the peer may still be unread; reads return
 //!   `Ok(0)` after the last byte.
-//! - Exactly one of `on_close` and `on_error` comes last, for each stream that was open. Bytes that came before can
-//!   still be read in that callback, or taken with [`Stream::take_unread`]. When the callback returns, nothing of the
-//!   stream is left, and the id is stale.
+//! - `on_close` or `on_error` is the last callback of each stream that was open; exactly one of the two is called. Bytes
+//!   that arrived before can still be read in that callback, or removed with [`Stream::take_unread`]. When the callback
+//!   returns, the stream is dropped, and its id is stale.
 //!
 //! # Memory
 //!
 //! Received bytes stay in the registered buffers that they arrived in until they are read; then the peer gets its
-//! credits back. So unread bytes take at most the receives of the connection, and stop the peer. They are dropped with
-//! the stream unless the program takes them. Writes fill the buffers that go out at the end of the turn, and several
+//! credits back. So unread bytes use at most the receives of the connection, and then stop the peer. They are dropped with
+//! the stream unless the program removes them. Writes fill send buffers, which are posted at the end of the turn. Several
 //! small writes share a buffer.
 
 mod handle;
@@ -58,23 +58,23 @@ use std::fmt;
 use std::time::Duration;
 
 pub use self::handle::Stream;
-use self::table::Table;
+use self::table::StreamTable;
 pub use self::unread::Unread;
 use crate::{
     ConnectError, ConnectRequest, ConnectionId, Context, Decision, DeviceEvent, DisconnectReason, Handler, IoId,
     Message, Place, Readiness, TimerId,
 };
 
-/// Callbacks of streams; the [module](self) tells when they come. All run on the reactor's thread. Any call is allowed
-/// in any callback, for any stream.
+/// The callbacks of streams; the [module](self) says when each is called. All run on the reactor's thread. Any call is
+/// allowed in any callback, for any stream.
 #[allow(unused_variables)]
 pub trait StreamHandler<M = ()> {
-    /// A peer wants a connection. Default: accept.
+    /// A peer requests a connection. Default: accepts it.
     fn on_connect_request(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Decision {
         Decision::Accept
     }
 
-    /// The program says which reactor takes a connection, as with [`Handler::on_place`].
+    /// A connection of a group of reactors is assigned to one of them, as with [`Handler::on_place`].
     fn on_place(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }
@@ -84,25 +84,26 @@ pub trait StreamHandler<M = ()> {
         cx.close_all();
     }
 
-    /// A stream is open, opened by this side or by the peer. It is writable.
+    /// A stream has opened. The local side or the peer has connected. The stream is writable.
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// There is something to read where there was nothing. Read until nothing is left.
+    /// Bytes or the peer's end have arrived at a stream that had nothing to read. Read until `WouldBlock` or the end.
     fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId);
 
-    /// There is room again after a write took less than it was given.
+    /// There is room again, after a write accepted fewer bytes than it was given.
     fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
     /// The peer has finished writing.
     fn on_hangup(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The stream is over: both sides have finished, the peer has closed it after it had finished, or it was closed here.
+    /// The stream has ended in order: both sides have finished writing, the peer has closed it after it had finished, or the
+    /// program has closed it.
     fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The stream has ended before its time. Reads fail with this reason after the bytes that came before.
+    /// The stream was cut off. Reads return the bytes that arrived before, then fail with this reason.
     fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {}
 
-    /// A connection of [`Context::connect`] did not come up.
+    /// An attempt of [`Context::connect`] has failed.
     fn on_connect_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, error: ConnectError) {}
 
     /// A device in use, or one of its ports, has changed.
@@ -111,7 +112,7 @@ pub trait StreamHandler<M = ()> {
     /// A timer of [`Context::set_timer`] is due.
     fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {}
 
-    /// Something is new on a descriptor of [`Context::register_io`].
+    /// The readiness of a descriptor of [`Context::register_io`] has changed.
     fn on_io_ready(&mut self, cx: &mut StreamContext<'_>, io: IoId, readiness: Readiness) {}
 
     /// Another thread has sent a message, see [`crate::ReactorHandle::post`].
@@ -119,14 +120,14 @@ pub trait StreamHandler<M = ()> {
 }
 
 /// A handler that makes streams of all connections of a reactor, for [`crate::Reactor::run`] or
-/// [`crate::Reactor::turn`]. A handler that wants streams on some connections only has a `Streams` inside, and passes
-/// the callbacks of those connections on to it, and all timers.
+/// [`crate::Reactor::turn`]. A handler that needs streams on some connections only contains a `Streams`, and forwards the
+/// callbacks of those connections and of all timers.
 ///
-/// The connections must have [`crate::Framing::Credits`]; without credits nothing would stop a writer.
+/// The connections must have [`crate::Framing::Credits`], because only credits stop a writer.
 pub struct Streams<H> {
-    /// The program.
+    /// The handler of the program.
     pub handler: H,
-    table: Table,
+    table: StreamTable,
 }
 
 impl<H: fmt::Debug> fmt::Debug for Streams<H> {
@@ -136,20 +137,20 @@ impl<H: fmt::Debug> fmt::Debug for Streams<H> {
 }
 
 impl<H> Streams<H> {
-    /// Makes a handler with no streams yet.
+    /// Creates a `Streams` without streams.
     pub fn new(handler: H) -> Self {
-        Self { handler, table: Table::default() }
+        Self { handler, table: StreamTable::default() }
     }
 
-    /// Sets the time that a closed stream waits for room to tell the peer that it has finished. Default: 2 s.
+    /// Sets the time for which a closed stream waits for room to send its end. Default: 2 s.
     #[must_use]
     pub fn linger(mut self, time: Duration) -> Self {
         self.table.linger = time;
         self
     }
 
-    /// Gives access to the streams outside of callbacks. `cx` must be the [`crate::Reactor::context`] of the reactor
-    /// that has these streams. Bytes that are written go out in the next turn.
+    /// Returns a context for the streams, outside of callbacks. `cx` must be the [`crate::Reactor::context`] of the reactor
+    /// that has these streams. Written bytes are sent in the next turn.
     pub fn context<'a>(&'a mut self, cx: Context<'a>) -> StreamContext<'a> {
         StreamContext { table: &mut self.table, cx }
     }
@@ -161,25 +162,25 @@ impl<H> Streams<H> {
 
 /// The streams and their reactor, inside a callback or from [`Streams::context`]. Nothing here blocks.
 pub struct StreamContext<'a> {
-    table: &'a mut Table,
+    table: &'a mut StreamTable,
     cx: Context<'a>,
 }
 
 impl StreamContext<'_> {
-    /// Returns a stream, to read and write. With an id that is stale or closed, all calls of the stream fail.
+    /// Returns a stream, to read and write. If the id is stale or the stream closed, all calls of the stream fail.
     pub fn stream(&mut self, id: ConnectionId) -> Stream<'_> {
         Stream { table: self.table, cx: self.cx.reborrow(), id }
     }
 
-    /// Closes every stream, as [`Stream::close`] does.
+    /// Closes all streams, as [`Stream::close`] does.
     pub fn close_all(&mut self) {
         for id in self.table.ids() {
             self.stream(id).close();
         }
     }
 
-    /// Gives access to the reactor, to connect, listen, set timers and stop. A message that is sent through this
-    /// context becomes bytes of the stream.
+    /// Returns the context of the reactor, to connect, listen, set timers and stop. The peer reads a message that is sent
+    /// through this context as bytes of the stream.
     pub fn context(&mut self) -> Context<'_> {
         self.cx.reborrow()
     }
@@ -220,11 +221,11 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
         }
         let finished = message.is_empty();
         // If the stream is closed or shut down for reading, the buffer is posted again when this callback returns.
-        let listens = record.listens();
-        let edge = listens && record.unread.is_empty();
+        let keeps_bytes = record.keeps_bytes();
+        let edge = keeps_bytes && record.unread.is_empty();
         if finished {
             record.peer_finished = true;
-        } else if listens {
+        } else if keeps_bytes {
             record.unread.push(message.detach());
         }
         let (handler, mut cx) = self.split(cx);
@@ -232,7 +233,7 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             handler.on_readable(&mut cx, id);
         }
         if finished {
-            // That callback may have closed the stream.
+            // `on_readable` may have closed the stream.
             if cx.table.get(id).is_some() {
                 handler.on_hangup(&mut cx, id);
             }
@@ -268,7 +269,7 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {
-        if !self.table.lingered(cx, timer) {
+        if !self.table.on_linger_timer(cx, timer) {
             let (handler, mut cx) = self.split(cx);
             handler.on_timer(&mut cx, timer, token);
         }

@@ -1,4 +1,4 @@
-//! The streams of a reactor, by connection.
+//! The table of streams, by connection.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,33 +6,33 @@ use std::time::Duration;
 use super::unread::Unread;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
-/// The state of this side's writing.
+/// The state of the local direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writing {
     Open,
-    /// This side has finished, and there was no room yet to tell the peer.
+    /// The program has finished writing, and the end waits for room.
     Finishing,
-    /// This side has finished, and has told the peer or does not need to.
+    /// The program has finished writing, and the end is queued or cannot be sent any more.
     Finished,
 }
 
-/// One stream.
+/// The state of one stream.
 #[derive(Debug)]
 pub(super) struct Record {
     id: ConnectionId,
     pub(super) unread: Unread,
     pub(super) writing: Writing,
-    /// The peer writes no more.
+    /// The peer has finished writing.
     pub(super) peer_finished: bool,
-    /// This side has shut the stream down for reading.
-    pub(super) deaf: bool,
-    /// This side has closed the stream. The program hears only the last callback.
+    /// The program has shut the stream down for reading.
+    pub(super) read_closed: bool,
+    /// The program has closed the stream. Only the last callback follows.
     pub(super) closed: bool,
-    /// The peer has written after its end.
+    /// True if the peer has written after its end.
     violated: bool,
-    /// The timer that ends the wait for room to tell the peer that this side has finished.
+    /// The timer that ends the wait for room for the end.
     linger: Option<TimerId>,
-    /// The reason for the end of the connection, once it is gone.
+    /// The reason for the end of the connection, once it has ended.
     pub(super) reason: Option<DisconnectReason>,
 }
 
@@ -43,7 +43,7 @@ impl Record {
             unread: Unread::default(),
             writing: Writing::Open,
             peer_finished: false,
-            deaf: false,
+            read_closed: false,
             closed: false,
             violated: false,
             linger: None,
@@ -51,12 +51,12 @@ impl Record {
         }
     }
 
-    /// Whether bytes that arrive are kept to be read.
-    pub(super) const fn listens(&self) -> bool {
-        !self.closed && !self.deaf
+    /// Returns true if arriving bytes are kept to be read.
+    pub(super) const fn keeps_bytes(&self) -> bool {
+        !self.closed && !self.read_closed
     }
 
-    /// Drops the unread bytes; returns whether there were any.
+    /// Drops the unread bytes. Returns true if there were any.
     fn discard(&mut self, cx: &mut Context<'_>) -> bool {
         let some = !self.unread.is_empty();
         while let Some(message) = self.unread.pop() {
@@ -68,24 +68,24 @@ impl Record {
 
 /// The streams of a reactor.
 #[derive(Debug)]
-pub(super) struct Table {
-    /// Streams that have a connection, by the connection's slot.
+pub(super) struct StreamTable {
+    /// Streams whose connections have not ended, by the connection's slot.
     live: Vec<Option<Record>>,
-    /// The stream that is getting its last callback.
+    /// The stream whose last callback is running.
     last: Option<Record>,
-    /// Timers of streams that linger.
+    /// Timers of closed streams whose end waits for room.
     lingering: BTreeMap<TimerId, ConnectionId>,
-    /// Time that a closed stream waits for room to tell the peer that it has finished.
+    /// The time for which a closed stream waits for room to send its end.
     pub(super) linger: Duration,
 }
 
-impl Default for Table {
+impl Default for StreamTable {
     fn default() -> Self {
         Self { live: Vec::new(), last: None, lingering: BTreeMap::new(), linger: Duration::from_secs(2) }
     }
 }
 
-impl Table {
+impl StreamTable {
     pub(super) fn open(&mut self, id: ConnectionId) {
         if self.live.len() <= id.slot() {
             self.live.resize_with(id.slot() + 1, || None);
@@ -93,32 +93,32 @@ impl Table {
         self.live[id.slot()] = Some(Record::new(id));
     }
 
-    /// A stream that has a connection.
+    /// Returns a stream whose connection has not ended, closed or not.
     #[inline]
     pub(super) fn live(&mut self, id: ConnectionId) -> Option<&mut Record> {
         self.live.get_mut(id.slot())?.as_mut().filter(|record| record.id == id)
     }
 
-    /// A stream that the program may use.
+    /// Returns a stream that the program may use.
     #[inline]
     pub(super) fn get(&self, id: ConnectionId) -> Option<&Record> {
         let live = self.live.get(id.slot()).and_then(Option::as_ref).filter(|record| record.id == id);
         live.or_else(|| self.last.as_ref().filter(|record| record.id == id)).filter(|record| !record.closed)
     }
 
-    /// A stream that the program may use.
+    /// Returns a stream that the program may use.
     #[inline]
     pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Record> {
         let live = self.live.get_mut(id.slot()).and_then(Option::as_mut).filter(|record| record.id == id);
         live.or_else(|| self.last.as_mut().filter(|record| record.id == id)).filter(|record| !record.closed)
     }
 
-    /// The names of all streams that have a connection.
+    /// Returns the ids of all streams whose connections have not ended.
     pub(super) fn ids(&self) -> Vec<ConnectionId> {
         self.live.iter().flatten().map(|record| record.id).collect()
     }
 
-    /// Ends this side's writing, and tells the peer when there is room.
+    /// Ends the local direction. The end is sent when there is room.
     pub(super) fn shut_down_writing(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id).filter(|record| record.writing == Writing::Open) {
             record.writing = Writing::Finishing;
@@ -129,15 +129,15 @@ impl Table {
         }
     }
 
-    /// Drops the unread bytes, and all bytes that are still to come.
+    /// Drops the unread bytes, and all bytes that arrive later.
     pub(super) fn shut_down_reading(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.get_mut(id) {
-            record.deaf = true;
+            record.read_closed = true;
             record.discard(cx);
         }
     }
 
-    /// Closes a stream for the program.
+    /// Closes a stream, as the program requests.
     pub(super) fn close(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(last) = self.last.as_mut().filter(|record| record.id == id) {
             last.closed = true;
@@ -146,7 +146,7 @@ impl Table {
         let Some(record) = self.live(id).filter(|record| !record.closed) else { return };
         record.closed = true;
         if record.discard(cx) {
-            // A side that drops unread bytes sends no orderly end, as with TCP.
+            // As with TCP, a side that drops unread bytes does not end in order.
             cx.close(id);
             return;
         }
@@ -161,12 +161,11 @@ impl Table {
         }
     }
 
-    /// Tells the peer that this side has finished, if the peer does not know yet and there is room. Returns whether
-    /// this side has finished.
+    /// Sends the end if it is due and there is room. Returns true if the program has finished writing.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>, id: ConnectionId) -> bool {
         let Some(record) = self.live(id).filter(|record| record.writing != Writing::Open) else { return false };
         if record.writing == Writing::Finishing && !matches!(cx.send(id, &[]), Err(SendErrorKind::WouldBlock(_))) {
-            // The end is queued, or the connection is ending and the peer cannot be told.
+            // The end is queued, or the connection is ending and accepts nothing any more.
             record.writing = Writing::Finished;
             if record.closed {
                 cx.close(id);
@@ -176,14 +175,14 @@ impl Table {
         true
     }
 
-    /// Closes the connection if neither side will write any more.
+    /// Closes the connection if both sides have finished writing.
     pub(super) fn close_if_finished(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if self.live(id).is_some_and(|record| record.peer_finished && record.writing == Writing::Finished) {
             cx.close(id);
         }
     }
 
-    /// The peer has written after its end.
+    /// Aborts a connection whose peer has written after its end.
     pub(super) fn violated(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id) {
             log::warn!("{id}: the peer has written after its end");
@@ -192,8 +191,8 @@ impl Table {
         }
     }
 
-    /// Takes a stream out of the table after its connection is gone. Returns the reason, and whether the end was
-    /// orderly. Unread bytes can be read until [`Table::forget_last`].
+    /// Removes a stream from the table after the end of its connection. Returns the reason, and true if the end was orderly.
+    /// Unread bytes can be read until [`StreamTable::forget_last`].
     pub(super) fn ended(
         &mut self,
         cx: &mut Context<'_>,
@@ -218,15 +217,15 @@ impl Table {
         Some((reason, orderly))
     }
 
-    /// Drops everything of a stream after its last callback has returned.
+    /// Drops a stream after its last callback has returned.
     pub(super) fn forget_last(&mut self, cx: &mut Context<'_>) {
         if let Some(mut record) = self.last.take() {
             record.discard(cx);
         }
     }
 
-    /// Handles a timer that is due; `true` if it belonged to a closed stream that waited for room.
-    pub(super) fn lingered(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
+    /// Handles a timer that has fired. Returns true if the timer belongs to a closed stream whose end waited for room.
+    pub(super) fn on_linger_timer(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
         let Some(id) = self.lingering.remove(&timer) else { return false };
         if let Some(record) = self.live(id) {
             record.linger = None;

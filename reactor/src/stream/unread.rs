@@ -1,4 +1,4 @@
-//! Bytes that have arrived and were not read yet.
+//! The unread bytes of a stream.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::ops::Deref;
 
 use crate::DetachedMessage;
 
-/// Unread bytes of a stream, from [`super::Stream::take_unread`], in the registered buffers that they arrived in. Reads
-/// never wait, and return `Ok(0)` after the last byte. A buffer goes back to the reactor when its last byte is read, or
-/// when this value is dropped. The value may go to another thread, and may outlive the stream and the reactor.
+/// The unread bytes of a stream, from [`super::Stream::take_unread`], in the registered buffers that they arrived in.
+/// Reads never block, and return `Ok(0)` after the last byte. A buffer returns to the reactor when its last byte is read, or
+/// when this value is dropped. The value may move to another thread, and may outlive the stream and the reactor.
 pub struct Unread<M = DetachedMessage> {
     messages: VecDeque<M>,
-    /// Number of bytes of the first message that are read.
+    /// Number of bytes of the first message that were read.
     read: usize,
 }
 
@@ -23,13 +23,13 @@ impl<M> Default for Unread<M> {
 }
 
 impl<M: Deref<Target = [u8]>> Unread<M> {
-    /// Whether everything is read.
+    /// Returns true if no byte is unread.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Number of bytes that are left.
+    /// Returns the number of unread bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.messages.iter().map(|message| message.len()).sum::<usize>() - self.read
@@ -37,23 +37,23 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
 
     /// Adds a message that is not empty.
     pub(super) fn push(&mut self, message: M) {
-        debug_assert!(!message.is_empty(), "an empty message would be an end");
+        debug_assert!(!message.is_empty(), "an empty message is the end of a stream");
         self.messages.push_back(message);
     }
 
-    /// The next bytes that are in one piece; empty if there are none.
+    /// Returns the unread bytes of the first message; an empty slice if there are none.
     pub(super) fn front(&self) -> &[u8] {
         self.messages.front().map_or(&[], |message| &message[self.read..])
     }
 
-    /// Notes that the first `len` bytes of the front are read, or all if there are fewer. Returns the message if all of
-    /// it is read.
+    /// Marks the first `len` bytes of the first message as read, or all if there are fewer. Returns the message if all of it
+    /// was read.
     pub(super) fn advance(&mut self, len: usize) -> Option<M> {
         self.read += len.min(self.front().len());
         if self.front().is_empty() { self.pop() } else { None }
     }
 
-    /// Takes the first message, read or not.
+    /// Removes and returns the first message, read or not.
     pub(super) fn pop(&mut self) -> Option<M> {
         self.read = 0;
         self.messages.pop_front()
