@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rdma_reactor::broadcast::{Broadcast, PublishError, Published, Slow, Tally};
+use rdma_reactor::broadcast::{Broadcast, OverflowPolicy, PublishError, Published, Tally};
 use rdma_reactor::{
     Config, ConnectOptions, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, Outcome,
     SecurityMode, SendId, TimerId,
@@ -89,9 +89,9 @@ impl Handler for Publisher {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let [slow, number] = *cx.private_data(conn) else { panic!("two bytes") };
         let slow = match slow {
-            b'd' => Slow::Drop,
-            b'c' => Slow::Close,
-            _ => Slow::Wait,
+            b'd' => OverflowPolicy::Drop,
+            b'c' => OverflowPolicy::Close,
+            _ => OverflowPolicy::Wait,
         };
         self.broadcast.join(cx, conn, slow).expect("memory");
         self.connections.insert(conn, number);
@@ -349,11 +349,11 @@ fn a_receiver_may_leave_and_come_back() {
         broadcast.publish(cx, bytes).expect("nobody waits").accepted
     };
     assert_eq!(publish(&mut broadcast, &mut cx, b"nobody"), 0);
-    broadcast.join(&mut cx, here, Slow::Drop).expect("memory");
+    broadcast.join(&mut cx, here, OverflowPolicy::Drop).expect("memory");
     assert_eq!(publish(&mut broadcast, &mut cx, b""), 1);
     broadcast.leave(here);
     assert_eq!(publish(&mut broadcast, &mut cx, b"nobody"), 0);
-    broadcast.join(&mut cx, here, Slow::Wait).expect("memory");
+    broadcast.join(&mut cx, here, OverflowPolicy::Wait).expect("memory");
     assert_eq!(publish(&mut broadcast, &mut cx, b"8 bytes!"), 1);
     let refused = broadcast.publish(&mut cx, b"9 bytes!!");
     assert_eq!(refused, Err(PublishError::TooLong { len: 9, max: 8 }));

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rdma_reactor::broadcast::{Broadcast, PublishError, Slow};
+use rdma_reactor::broadcast::{Broadcast, OverflowPolicy, PublishError};
 use rdma_reactor::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message,
     Outcome, ProviderChoice, Reactor, SendId, TimerId,
@@ -40,15 +40,15 @@ impl Feed {
 impl Handler for Feed {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let slow = match cx.private_data(conn) {
-            b"drop-me" => Slow::Drop,
-            b"close-me" => Slow::Close,
-            _ => Slow::Wait,
+            b"drop-me" => OverflowPolicy::Drop,
+            b"close-me" => OverflowPolicy::Close,
+            _ => OverflowPolicy::Wait,
         };
         if let Err(error) = self.broadcast.join(cx, conn, slow) {
             eprintln!("{conn}: {error}");
             return cx.close(conn);
         }
-        self.quick.extend((slow == Slow::Wait).then_some(conn));
+        self.quick.extend((slow == OverflowPolicy::Wait).then_some(conn));
         self.members += 1;
         if self.members == MEMBERS.len() {
             cx.set_timer(PERIOD, 0);

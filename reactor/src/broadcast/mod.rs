@@ -1,18 +1,19 @@
-//! One message for many connections, with a decision for each receiver that cannot keep up.
+//! One message for many connections, with a policy for each receiver that cannot keep up.
 //!
 //! # Slow receivers
 //!
-//! A message that a connection has no room for is queued, for at most `depth` messages per receiver. What happens to a receiver with
-//! a full queue is its [`Slow`]: it loses the oldest message of the queue, loses its connection, or holds the publisher back. A receiver
-//! that drops or is closed never holds anybody back, whatever its peer does.
+//! If a connection has no room for a message, the message is queued. The queue of a receiver holds at most `depth` messages. The
+//! [`OverflowPolicy`] of a receiver with a full queue decides: the oldest message of the queue is dropped, the connection is closed, or
+//! publishing is refused. A receiver with one of the first two policies never delays the publisher or another receiver.
 //!
 //! # Memory
 //!
-//! A message is copied once, into memory that is registered with each device that has receivers, and all connections send it from
-//! there. There are `2 * depth` such places, each with room for the longest message, however many receivers there are; a place is free
-//! when the device of every receiver is done with it. While receivers that are stuck hold all of them, messages are copied for each
-//! receiver, as [`Context::send`] does. Messages past [`Context::buffer_size`] are copied for each receiver, too, unless
-//! [`Broadcast::fetchable`] is set. The embedded provider copies what it sends with a CRC, and a secured connection what it seals.
+//! A message is copied once, into a slot of memory that is registered with each device that has receivers, and all connections send it
+//! from there. There are `2 * depth` slots, each as long as the longest message, for any number of receivers. A slot is free when the
+//! device has completed the sends to all receivers. While slow receivers hold all slots, messages are copied for each receiver, as
+//! [`Context::send`] does. Messages longer than [`Context::buffer_size`] are copied for each receiver, too, unless
+//! [`Broadcast::fetchable`] is set. The embedded provider also copies messages that it sends with a CRC, and a secured connection copies
+//! each message to encrypt it.
 
 mod receiver;
 mod slots;
@@ -20,23 +21,23 @@ mod slots;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use self::receiver::Receiver;
-use self::slots::{Parcel, Slots};
+use self::receiver::BroadcastReceiver;
+use self::slots::{Slots, StoredMessage};
 use crate::{Access, ConnectionId, Context, Error, Outcome, RegionOptions, SendId};
 
-/// The decision about a receiver whose queue is full.
+/// The policy for a receiver whose queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Slow {
-    /// The oldest message of its queue is dropped. The receiver has a gap.
+pub enum OverflowPolicy {
+    /// Drops the oldest message of the queue. The receiver has a gap.
     Drop,
-    /// Its connection is closed ([`Context::close`]). What was sent to it has no gap.
+    /// Closes the connection ([`Context::close`]). The messages that were sent have no gap.
     Close,
-    /// [`Broadcast::publish`] is refused until it has caught up. All receivers wait for the slowest.
+    /// Refuses [`Broadcast::publish`] until the receiver has caught up. All receivers wait for the slowest.
     Wait,
 }
 
-/// The messages of a receiver, by what became of them.
+/// The numbers of messages of a receiver, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tally {
@@ -44,31 +45,32 @@ pub struct Tally {
     pub sent: u64,
     /// Messages that were dropped because the receiver was slow.
     pub dropped: u64,
-    /// Messages that were lost with the connection, or left behind when the receiver was closed for being slow or has left.
+    /// Messages that were lost with the connection, or that were queued when the receiver was closed or left.
     pub lost: u64,
-    /// Messages that are queued or on their way.
+    /// Messages that are queued or in flight.
     pub pending: u64,
 }
 
-/// The receivers of a message, by what became of it at once.
+/// The numbers of receivers of a published message, by immediate result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
     /// Receivers whose connections have accepted the message.
     pub accepted: usize,
-    /// Receivers in whose queue the message waits.
+    /// Receivers that have the message in their queues.
     pub queued: usize,
-    /// Receivers that have lost a message, this one or an older one; those that lost an older one are among `queued`, too.
+    /// Receivers for which a message was dropped, this one or an older one. If an older one was dropped, `queued` counts the receiver, too.
     pub dropped: usize,
-    /// Receivers that were closed for being slow.
+    /// Receivers that were closed because their queues were full.
     pub closed: usize,
 }
 
-/// The reason why a message was not published. Nobody has got it.
+/// The reason why a message was not published. No receiver gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// A receiver with [`Slow::Wait`] is slow. Try again when [`Broadcast::is_full`] is false, which any of the callbacks may change.
+    /// The queue of a receiver with [`OverflowPolicy::Wait`] is full. Try again when [`Broadcast::is_full`] returns false; each of the
+    /// three callbacks may change it.
     Full,
     /// The message is longer than the limit of [`Broadcast::new`].
     TooLong {
@@ -82,29 +84,33 @@ pub enum PublishError {
 impl fmt::Display for PublishError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full => f.write_str("a receiver that the others wait for is slow: try again after the next callback"),
-            Self::TooLong { len, max } => write!(f, "a message of {len} bytes: at most {max} can be published"),
+            Self::Full => f.write_str(
+                "the queue of a receiver with OverflowPolicy::Wait is full: try again after the next callback",
+            ),
+            Self::TooLong { len, max } => {
+                write!(f, "a message of {len} bytes is longer than {max}, the limit of this broadcast")
+            }
         }
     }
 }
 
 impl std::error::Error for PublishError {}
 
-/// Messages for many connections; see the [module](self). It is a part of a program's [`Handler`](crate::Handler), which says which
-/// connections are receivers, passes three callbacks on, and publishes:
+/// A broadcast to many connections; see the [module](self). A program's [`Handler`](crate::Handler) contains it, adds connections as
+/// receivers, forwards three callbacks, and publishes:
 ///
 /// ```
-/// use rdma_reactor::broadcast::{Broadcast, Slow};
+/// use rdma_reactor::broadcast::{Broadcast, OverflowPolicy};
 /// use rdma_reactor::{ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, SendId};
 ///
-/// /// Sends what it receives from one peer on to all others.
+/// /// Forwards each received message to all receivers.
 /// struct Feed {
 ///     broadcast: Broadcast,
 /// }
 ///
 /// impl Handler for Feed {
 ///     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-///         if let Err(error) = self.broadcast.join(cx, conn, Slow::Drop) {
+///         if let Err(error) = self.broadcast.join(cx, conn, OverflowPolicy::Drop) {
 ///             println!("{conn}: {error}");
 ///             cx.close(conn);
 ///         }
@@ -136,14 +142,14 @@ impl std::error::Error for PublishError {}
 /// ```
 #[derive(Debug)]
 pub struct Broadcast {
-    receivers: BTreeMap<ConnectionId, Receiver>,
+    receivers: BTreeMap<ConnectionId, BroadcastReceiver>,
     slots: Slots,
     depth: usize,
 }
 
 impl Broadcast {
-    /// A broadcast without receivers. `depth`: the largest number of messages in the queue of a receiver, at least 1. `max_message`: the
-    /// length of the longest message, bytes, at least 1.
+    /// Creates a broadcast without receivers. `depth` is the largest number of messages in the queue of a receiver, and `max_message` the
+    /// length of the longest message in bytes. Both are at least 1; 0 counts as 1.
     ///
     /// Example: [`Broadcast`].
     #[must_use]
@@ -153,9 +159,9 @@ impl Broadcast {
         Self { receivers: BTreeMap::new(), slots, depth }
     }
 
-    /// Lets the peers of all connections read the memory of messages, so that messages past [`Context::buffer_size`] are not copied for
-    /// each receiver: each one fetches them from the one copy. A peer that breaks the rules can read messages there that were published
-    /// before it joined. Refused on secured connections ([`crate::Config::allow_plain_remote_memory`]). To be set before the first
+    /// Allows the peers of all connections to read the memory of messages. Messages longer than [`Context::buffer_size`] are then not
+    /// copied for each receiver: every peer fetches them from the one copy. A malicious peer can read messages there that were published
+    /// before it joined. Secured connections refuse such memory ([`crate::Config::allow_plain_remote_memory`]). Call this before the first
     /// receiver joins.
     #[must_use]
     pub fn fetchable(mut self) -> Self {
@@ -163,21 +169,22 @@ impl Broadcast {
         self
     }
 
-    /// Makes a connection that is up a receiver of the messages that are published from now on; of one that is, or has left, changes
-    /// `slow` only. The first one on a device registers memory there, which may block: see [`Context::register`].
+    /// Makes an open connection a receiver of the messages that are published from now on. A connection that is a receiver gets the new
+    /// `policy`, and one that has left joins again. The first receiver on a device registers memory there, which may block: see
+    /// [`Context::register`].
     ///
     /// Example: [`Broadcast`].
     ///
     /// # Errors
     /// As [`Context::register`].
-    pub fn join(&mut self, cx: &mut Context<'_>, conn: ConnectionId, slow: Slow) -> Result<(), Error> {
+    pub fn join(&mut self, cx: &mut Context<'_>, conn: ConnectionId, policy: OverflowPolicy) -> Result<(), Error> {
         let device = self.slots.device(cx, conn)?;
-        let receiver = self.receivers.entry(conn).or_insert_with(|| Receiver::new(device, slow));
-        (receiver.slow, receiver.open) = (slow, true);
+        let receiver = self.receivers.entry(conn).or_insert_with(|| BroadcastReceiver::new(device, policy));
+        (receiver.policy, receiver.open) = (policy, true);
         Ok(())
     }
 
-    /// Publishes nothing more to a connection, which stays open. Its queue is lost.
+    /// Removes a receiver. Its connection stays open, and its queued messages are lost.
     pub fn leave(&mut self, conn: ConnectionId) {
         if let Some(receiver) = self.receivers.get_mut(&conn) {
             receiver.end(&mut self.slots);
@@ -201,23 +208,23 @@ impl Broadcast {
         }
         let Self { receivers, slots, depth } = self;
         let mut published = Published::default();
-        let parcel = slots.take(message).map(|slot| Parcel { slot, len });
+        let stored = slots.take(message).map(|slot| StoredMessage { slot, len });
         for (&conn, receiver) in receivers.iter_mut().filter(|(_, receiver)| receiver.open) {
-            if receiver.try_send(cx, conn, (parcel, message), slots) {
+            if receiver.try_send(cx, conn, (stored, message), slots) {
                 published.accepted += 1;
                 continue;
             }
-            let full = parcel.is_none() || receiver.queue.len() >= *depth;
-            match (full, receiver.slow) {
-                (true, Slow::Close) => {
+            let full = stored.is_none() || receiver.queue.len() >= *depth;
+            match (full, receiver.policy) {
+                (true, OverflowPolicy::Close) => {
                     receiver.end(slots);
                     cx.close(conn);
                     published.closed += 1;
                     continue;
                 }
-                // Where no place is left, it is this message that is dropped.
+                // Without a free slot, the new message is dropped instead of the oldest.
                 (true, _) => {
-                    if parcel.is_some() {
+                    if stored.is_some() {
                         receiver.drop_oldest(slots);
                     }
                     receiver.tally.dropped += 1;
@@ -225,41 +232,42 @@ impl Broadcast {
                 }
                 (false, _) => {}
             }
-            if let Some(parcel) = parcel {
-                receiver.push(parcel, slots);
+            if let Some(stored) = stored {
+                receiver.push(stored, slots);
                 published.queued += 1;
             }
         }
-        if let Some(parcel) = parcel {
-            slots.release(parcel.slot);
+        if let Some(stored) = stored {
+            slots.release(stored.slot);
         }
         Ok(published)
     }
 
-    /// Returns true if [`Broadcast::publish`] would be refused now, because a receiver with [`Slow::Wait`] is slow.
+    /// Returns true if [`Broadcast::publish`] would fail with [`PublishError::Full`] now.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        let waits = |receiver: &Receiver| receiver.open && receiver.slow == Slow::Wait;
-        let full = |receiver: &Receiver| receiver.queue.len() >= self.depth || !self.slots.has_room();
+        let waits = |receiver: &BroadcastReceiver| receiver.open && receiver.policy == OverflowPolicy::Wait;
+        let full = |receiver: &BroadcastReceiver| receiver.queue.len() >= self.depth || !self.slots.has_room();
         self.receivers.values().any(|receiver| waits(receiver) && full(receiver))
     }
 
-    /// What has become of the messages of a receiver so far; `None` if the connection was none.
+    /// Returns the numbers of messages of a receiver; `None` if the connection never joined.
     #[must_use]
     pub fn tally(&self, conn: ConnectionId) -> Option<Tally> {
-        self.receivers.get(&conn).map(Receiver::tally)
+        self.receivers.get(&conn).map(BroadcastReceiver::tally)
     }
 
-    /// To be called in [`crate::Handler::on_writable`]: sends what is queued for a receiver.
+    /// Sends the queued messages of a receiver. Call this in [`crate::Handler::on_writable`].
     ///
     /// Example: [`Broadcast`].
     pub fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if let Some(receiver) = self.receivers.get_mut(&conn) {
-            receiver.pump(cx, conn, &mut self.slots);
+            receiver.send_queued(cx, conn, &mut self.slots);
         }
     }
 
-    /// To be called in [`crate::Handler::on_send_complete`]. Returns true if the send was a message of this broadcast.
+    /// Handles the completion of a send. Call this in [`crate::Handler::on_send_complete`]. Returns true if the send was a message of this
+    /// broadcast.
     ///
     /// Example: [`Broadcast`].
     pub fn on_send_complete(&mut self, conn: ConnectionId, send: SendId, outcome: Outcome) -> bool {
@@ -267,7 +275,8 @@ impl Broadcast {
         receiver.is_some_and(|receiver| receiver.completed(send, outcome, &mut self.slots))
     }
 
-    /// To be called in [`crate::Handler::on_disconnect`]: what became of the messages of a receiver. `None` if the connection was none.
+    /// Removes a receiver whose connection has ended. Call this in [`crate::Handler::on_disconnect`]. Returns the final numbers of its
+    /// messages; `None` if the connection never joined.
     pub fn on_disconnect(&mut self, conn: ConnectionId) -> Option<Tally> {
         let mut receiver = self.receivers.remove(&conn)?;
         receiver.end(&mut self.slots);

@@ -1,53 +1,53 @@
-//! A receiver: its queue, and what is on its way.
+//! A receiver: its queue, and its messages in flight.
 
 use std::collections::VecDeque;
 
-use super::slots::{Parcel, Slots};
-use super::{Slow, Tally};
+use super::slots::{Slots, StoredMessage};
+use super::{OverflowPolicy, Tally};
 use crate::{ConnectionId, Context, Outcome, SendErrorKind, SendId};
 
 #[derive(Debug)]
-pub(super) struct Receiver {
-    pub(super) slow: Slow,
-    /// It gets what is published.
+pub(super) struct BroadcastReceiver {
+    pub(super) policy: OverflowPolicy,
+    /// True if published messages go to this receiver.
     pub(super) open: bool,
-    /// Index of its device.
+    /// Index of the device in [`Slots`].
     device: usize,
-    /// Messages that the connection has not accepted, the oldest first. Each holds its place.
-    pub(super) queue: VecDeque<Parcel>,
-    /// Messages that the connection has accepted, with the places that they hold. They end in about this order.
+    /// Messages that the connection has not accepted, the oldest first. Each holds its slot.
+    pub(super) queue: VecDeque<StoredMessage>,
+    /// Messages that the connection has accepted, with the slots that they hold. They complete in about this order.
     in_flight: VecDeque<(SendId, Option<usize>)>,
     pub(super) tally: Tally,
 }
 
-impl Receiver {
-    pub(super) fn new(device: usize, slow: Slow) -> Self {
-        Self { slow, open: true, device, queue: VecDeque::new(), in_flight: VecDeque::new(), tally: Tally::default() }
+impl BroadcastReceiver {
+    pub(super) fn new(device: usize, policy: OverflowPolicy) -> Self {
+        Self { policy, open: true, device, queue: VecDeque::new(), in_flight: VecDeque::new(), tally: Tally::default() }
     }
 
     pub(super) fn tally(&self) -> Tally {
         Tally { pending: (self.queue.len() + self.in_flight.len()) as u64, ..self.tally }
     }
 
-    /// Sends a message now. Returns false if it has to be queued: because others are, or the connection has no room.
+    /// Sends a message. Returns false if the message must be queued, behind others or because the connection has no room.
     pub(super) fn try_send(
         &mut self,
         cx: &mut Context<'_>,
         conn: ConnectionId,
-        (parcel, message): (Option<Parcel>, &[u8]),
+        (stored, message): (Option<StoredMessage>, &[u8]),
         slots: &mut Slots,
     ) -> bool {
         if !self.queue.is_empty() {
             return false;
         }
-        let sent = match parcel {
-            Some(parcel) => slots.send(cx, conn, self.device, parcel),
+        let sent = match stored {
+            Some(stored) => slots.send(cx, conn, self.device, stored),
             None => cx.reporting(conn, |cx| cx.send(conn, message)).map(|send| (send, None)),
         };
         self.accepted(sent, slots)
     }
 
-    /// Notes what the connection says to a message. Returns false if there is no room now.
+    /// Records the result of a send. Returns false if the connection has no room now.
     fn accepted(&mut self, sent: Result<(SendId, Option<usize>), SendErrorKind>, slots: &mut Slots) -> bool {
         match sent {
             Ok((send, slot)) => {
@@ -56,7 +56,7 @@ impl Receiver {
                 true
             }
             Err(SendErrorKind::WouldBlock(_)) => false,
-            // The connection ends, or the peer does not take a message of this length.
+            // The connection is ending, or the peer does not accept a message of this length.
             Err(_) => {
                 self.tally.lost += 1;
                 true
@@ -64,9 +64,9 @@ impl Receiver {
         }
     }
 
-    pub(super) fn push(&mut self, parcel: Parcel, slots: &mut Slots) {
-        slots.hold(parcel.slot);
-        self.queue.push_back(parcel);
+    pub(super) fn push(&mut self, stored: StoredMessage, slots: &mut Slots) {
+        slots.hold(stored.slot);
+        self.queue.push_back(stored);
     }
 
     pub(super) fn drop_oldest(&mut self, slots: &mut Slots) {
@@ -75,10 +75,10 @@ impl Receiver {
         }
     }
 
-    /// Sends from the queue while there is room.
-    pub(super) fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId, slots: &mut Slots) {
-        while let Some(&parcel) = self.queue.front() {
-            let sent = slots.send(cx, conn, self.device, parcel);
+    /// Sends queued messages while the connection has room.
+    pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, conn: ConnectionId, slots: &mut Slots) {
+        while let Some(&stored) = self.queue.front() {
+            let sent = slots.send(cx, conn, self.device, stored);
             if !self.accepted(sent, slots) {
                 return;
             }
@@ -86,7 +86,7 @@ impl Receiver {
         }
     }
 
-    /// Notes the end of a send; returns false if it is none of these.
+    /// Records the completion of a send. Returns false if the send is not a message of this receiver.
     pub(super) fn completed(&mut self, send: SendId, outcome: Outcome, slots: &mut Slots) -> bool {
         let Some(at) = self.in_flight.iter().position(|&(known, _)| known == send) else { return false };
         let (_, slot) = self.in_flight.remove(at).unwrap_or((send, None));
@@ -95,10 +95,10 @@ impl Receiver {
         true
     }
 
-    /// Nothing more is sent to it. What is on its way holds its places until it has ended.
+    /// Stops sending, and drops the queue. Messages in flight hold their slots until they complete.
     pub(super) fn end(&mut self, slots: &mut Slots) {
         self.open = false;
         self.tally.lost += self.queue.len() as u64;
-        self.queue.drain(..).for_each(|parcel| slots.release(parcel.slot));
+        self.queue.drain(..).for_each(|stored| slots.release(stored.slot));
     }
 }

@@ -1,38 +1,38 @@
-//! The memory of messages: each place has one message, for all receivers on all devices.
+//! The memory of messages: each slot holds one message, for all receivers on all devices.
 
 use std::sync::Arc;
 
 use crate::transport::mem::Memory;
 use crate::{ConnectionId, Context, Error, Region, RegionOptions, SendErrorKind, SendId, transport};
 
-/// A message in its place.
+/// A message in its slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parcel {
+pub(super) struct StoredMessage {
     pub(super) slot: usize,
     pub(super) len: usize,
 }
 
-/// A place for a message.
+/// A slot for one message.
 #[derive(Debug)]
-struct Slot {
+struct MessageSlot {
     memory: Arc<Memory>,
-    /// The memory as each device knows it, in the order of [`Slots::devices`].
+    /// The registrations of the memory, one per device, in the order of [`Slots::devices`].
     regions: Vec<Region>,
-    /// Number of queues and sends that need the message.
+    /// Number of queues and sends in flight that use the message.
     holders: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Empty until the first receiver joins.
-    slots: Vec<Slot>,
+    slots: Vec<MessageSlot>,
     free: Vec<usize>,
     /// Names of the devices that the memory is registered with.
     devices: Vec<String>,
     pub(super) options: RegionOptions,
     count: usize,
     len: usize,
-    /// A message that is copied out to be sent.
+    /// The copy of a message that is not sent from its slot.
     scratch: Vec<u8>,
 }
 
@@ -41,7 +41,7 @@ impl Slots {
         Self { slots: Vec::new(), free: Vec::new(), devices: Vec::new(), options, count, len, scratch: Vec::new() }
     }
 
-    /// Length of a place, bytes.
+    /// Returns the length of a slot, bytes.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
@@ -50,7 +50,7 @@ impl Slots {
         !self.free.is_empty()
     }
 
-    /// The index of a connection's device; registers the memory with it if it is a new one.
+    /// Returns the index of a connection's device. Registers the memory with the device if it is new.
     pub(super) fn device(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<usize, Error> {
         let name = cx.device(conn).ok_or(Error::Gone("connection"))?.to_owned();
         if let Some(known) = self.devices.iter().position(|device| *device == name) {
@@ -60,16 +60,16 @@ impl Slots {
             let memory = Memory::new(self.len);
             let memory = memory.map_err(|source| transport::Error::Memory { bytes: self.len, source })?;
             self.free.push(self.slots.len());
-            self.slots.push(Slot { memory: Arc::new(memory), regions: Vec::new(), holders: 0 });
+            self.slots.push(MessageSlot { memory: Arc::new(memory), regions: Vec::new(), holders: 0 });
         }
-        let register = |slot: &Slot| cx.register_memory(conn, Arc::clone(&slot.memory), &self.options);
+        let register = |slot: &MessageSlot| cx.register_memory(conn, Arc::clone(&slot.memory), &self.options);
         let regions = self.slots.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         self.slots.iter_mut().zip(regions).for_each(|(slot, region)| slot.regions.push(region));
         self.devices.push(name);
         Ok(self.devices.len() - 1)
     }
 
-    /// Puts a message in a free place, which its caller holds; `None` if there is none.
+    /// Copies a message to a free slot, which the caller holds from then on. Returns `None` if no slot is free.
     pub(super) fn take(&mut self, message: &[u8]) -> Option<usize> {
         let at = *self.free.last()?;
         let slot = &mut self.slots[at];
@@ -92,24 +92,24 @@ impl Slots {
         }
     }
 
-    /// Sends a message from its place, or a copy of it where that cannot be. Returns the place that the send holds, if it does.
+    /// Sends a message from its slot, or a copy if the connection cannot send from there. Returns the slot if the send holds it.
     pub(super) fn send(
         &mut self,
         cx: &mut Context<'_>,
         conn: ConnectionId,
         device: usize,
-        Parcel { slot: at, len }: Parcel,
+        StoredMessage { slot: at, len }: StoredMessage,
     ) -> Result<(SendId, Option<usize>), SendErrorKind> {
         let slot = &self.slots[at];
         match cx.send_region(conn, &slot.regions[device], 0..len) {
             Ok(send) => return Ok((send, Some(at))),
             Err(refused @ (SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)) => return Err(refused),
-            // A message past one buffer that peers may not fetch, or memory of a device that was away meanwhile.
+            // The message is longer than one buffer and peers may not fetch it, or the device was removed since the registration.
             Err(_) => {}
         }
         self.scratch.resize(len, 0);
         let inside = slot.memory.copy_out(0, &mut self.scratch);
-        debug_assert!(inside, "it was put there");
+        debug_assert!(inside, "a stored message is within its slot");
         cx.reporting(conn, |cx| cx.send(conn, &self.scratch)).map(|send| (send, None))
     }
 }
