@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_reactor::call::{Calls, Incoming};
+use rdma_reactor::call::{CallEvent, Calls};
 use rdma_reactor::{
     Access, Clock, Config, ConnectionId, Context, Handler, Message, Outcome, Piece, ProviderChoice, Reactor, Region,
     RegionOptions, RemoteRegion, SecurityMode, SendId, SystemClock, TimerId, Transfer, TransferEnd, TransferId,
@@ -206,11 +206,11 @@ impl Program {
     fn framed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if self.work == Work::Call {
             return match self.calls.on_recv(cx, conn, message) {
-                Some(Incoming::Request { id, payload }) => {
+                Some(CallEvent::Request { id, payload }) => {
                     self.done += 1;
                     self.calls.answer(cx, id, &payload).expect("its caller waits");
                 }
-                Some(Incoming::Answer { payload, .. }) => {
+                Some(CallEvent::Answer { payload, .. }) => {
                     self.done += 1;
                     if self.left > 0 {
                         self.left -= 1;

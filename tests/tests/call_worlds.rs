@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_reactor::call::{CallError, CallId, Calls, Incoming, RefusedCall, RequestId};
+use rdma_reactor::call::{CallError, CallEvent, CallId, Calls, RefusedCall, RequestId};
 use rdma_reactor::{Config, ConnectionId, Context, DisconnectReason, Handler, Message, Reactor, TimerId};
 use rdma_reactor_tests::sim::fabric::{Fabric, Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
@@ -153,7 +153,7 @@ impl Handler for Side {
         let (state, book) = (&mut *self.state.borrow_mut(), &mut *self.book.borrow_mut());
         let now = virtual_ns(cx.now());
         match state.calls.on_recv(cx, conn, message) {
-            Some(Incoming::Request { id, payload }) => {
+            Some(CallEvent::Request { id, payload }) => {
                 book.serve(number(&payload).unwrap_or(u64::MAX));
                 state.held.push((id, payload.to_vec()));
                 let bytes: usize = state.held.iter().map(|(_, payload)| payload.len()).sum();
@@ -163,9 +163,9 @@ impl Handler for Side {
                     book.wrong.push(format!("{} requests of {bytes} bytes are held", state.held.len()));
                 }
             }
-            Some(Incoming::Answer { tag, payload, .. }) => book.end(self.node, now, tag, Ok(&payload)),
-            Some(Incoming::Failed(failed)) => book.end(self.node, now, failed.tag, Err(&failed.error)),
-            Some(Incoming::Cancelled(request)) => {
+            Some(CallEvent::Answer { tag, payload, .. }) => book.end(self.node, now, tag, Ok(&payload)),
+            Some(CallEvent::Failed(failed)) => book.end(self.node, now, failed.tag, Err(&failed.error)),
+            Some(CallEvent::Cancelled(request)) => {
                 let left = state.calls.time_left(cx, request);
                 if left.is_some() || !state.held.iter().any(|(held, _)| *held == request) {
                     book.wrong.push(format!("{request:?} is cancelled, and has {left:?} left"));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use rdma_reactor::aio::{AsyncReactor, Calls as AsyncCalls};
-use rdma_reactor::call::{CallError, CallStats, Calls, Incoming, RequestId};
+use rdma_reactor::call::{CallError, CallEvent, CallStats, Calls, RequestId};
 use rdma_reactor::threaded::{Requests, ThreadedReactor};
 use rdma_reactor::{
     Config, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, Message, ProviderChoice, TimerId,
@@ -36,7 +36,7 @@ struct Server {
 
 impl Handler for Server {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        if let Some(Incoming::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
+        if let Some(CallEvent::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
             self.queue.push_back(id);
             if self.queue.len() == 1 {
                 cx.set_timer(WORK, 0);
@@ -103,8 +103,8 @@ impl Handler for Client {
     }
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         match self.calls.on_recv(cx, conn, message) {
-            Some(Incoming::Answer { .. }) => self.note(|seen| seen.answered += 1),
-            Some(Incoming::Failed(failed)) => self.failed(cx, failed.tag, &failed.error),
+            Some(CallEvent::Answer { .. }) => self.note(|seen| seen.answered += 1),
+            Some(CallEvent::Failed(failed)) => self.failed(cx, failed.tag, &failed.error),
             _ => {}
         }
     }
@@ -177,7 +177,7 @@ struct Hoarder {
 
 impl Handler for Hoarder {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        if let Some(Incoming::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
+        if let Some(CallEvent::Request { id, .. }) = self.calls.on_recv(cx, conn, message) {
             self.held.push(id);
         }
         if self.held.len() == 300 {

@@ -103,7 +103,7 @@ impl Calls {
     }
 
     /// The next request of the peer that its caller still waits for. Requests come in the order in which they arrived, and tasks get them
-    /// in the order in which they have called this. Those that nobody has taken are bounded by [`crate::call::Limits`].
+    /// in the order in which they have called this. Those that nobody has taken are bounded by [`crate::call::CallLimits`].
     ///
     /// Example: [`Calls`].
     ///

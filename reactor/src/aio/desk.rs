@@ -12,7 +12,7 @@ use super::arrivals::Arrivals;
 use super::reply::{Asked, Reply};
 use super::waiters::{Place, Waiters};
 use super::writers::Writers;
-use crate::call::{Calls, Incoming};
+use crate::call::{CallEvent, Calls};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Handler, ListenerId, Message, Outcome,
     PeerIdentity, SendId, TimerId, TransferEnd, TransferId,
@@ -72,7 +72,7 @@ pub(super) struct Line {
     pub(super) inbox: RefCell<Arrivals<DetachedMessage>>,
     /// Its messages are frames of calls.
     pub(super) carries_calls: Cell<bool>,
-    /// Requests that nobody has taken yet. [`crate::call::Limits`] bounds them.
+    /// Requests that nobody has taken yet. [`crate::call::CallLimits`] bounds them.
     pub(super) requests: RefCell<Arrivals<Asked>>,
 }
 
@@ -217,11 +217,11 @@ impl Desk {
         let Self { calls, ready, .. } = self;
         match calls.on_recv(cx, line.id, message) {
             // It is copied: requests and answers that wait for their tasks hold no receive of the connection.
-            Some(Incoming::Request { id, payload }) => {
+            Some(CallEvent::Request { id, payload }) => {
                 ready.extend(line.requests.borrow_mut().add((id, payload.to_vec())));
             }
-            Some(Incoming::Answer { tag, payload, .. }) => ready.extend(tag.set(Ok(payload.to_vec()))),
-            Some(Incoming::Failed(failed)) => ready.extend(failed.tag.set(Err(failed.error))),
+            Some(CallEvent::Answer { tag, payload, .. }) => ready.extend(tag.set(Ok(payload.to_vec()))),
+            Some(CallEvent::Failed(failed)) => ready.extend(failed.tag.set(Err(failed.error))),
             _ => {}
         }
     }

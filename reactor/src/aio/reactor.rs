@@ -20,7 +20,7 @@ use super::gate::Gate;
 use super::listener::Listener;
 use super::timer::Sleep;
 use super::turns::Turns;
-use crate::call::Limits;
+use crate::call::CallLimits;
 use crate::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor, ReactorHandle, Turn,
 };
@@ -97,7 +97,7 @@ impl AsyncReactor {
     ///     net.call_limits(|limits| limits.requests_per_connection = 100);
     /// }
     /// ```
-    pub fn call_limits(&self, set: impl FnOnce(&mut Limits)) {
+    pub fn call_limits(&self, set: impl FnOnce(&mut CallLimits)) {
         self.core.with(|_, desk| set(desk.calls.limits()));
     }
 

@@ -5,20 +5,20 @@ use std::fmt;
 use super::frame::Status;
 use crate::{DisconnectReason, SendErrorKind};
 
-/// The reason why a call was not made. The peer has not seen it.
+/// The reason why a call was not made. The peer has not seen the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many calls are in flight on this connection, or as many bytes wait for room on it, as [`super::Limits`] allows.
-    #[error("as many calls of this connection are in flight as its limits allow: wait for an answer")]
+    /// A limit of [`super::CallLimits`] is reached on this connection: calls in flight, or bytes of queued requests.
+    #[error("the connection has reached its limit of calls in flight or of queued bytes: wait for an answer")]
     Full,
-    /// The connection does not accept it: it is not open, it is being finished ([`super::Calls::finish`]), or the payload with its header of
-    /// 16 bytes is longer than the peer takes.
+    /// The connection does not accept the request: the connection is not open, [`super::Calls::finish`] was called, or the payload with its
+    /// header of 16 bytes is longer than the longest message that the peer accepts.
     #[error(transparent)]
     Send(SendErrorKind),
 }
 
-/// A call that was not made, and its tag.
+/// A call that was not made, with its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedCall<T> {
     /// The reason.
@@ -39,37 +39,38 @@ impl<T: fmt::Debug> std::error::Error for RefusedCall<T> {}
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// It was not made.
+    /// The call was not made.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Its time is over. The peer may have served it, or may still do so.
-    #[error("no answer within the time of the call")]
+    /// The time of the call is over. The peer may have served the request, or may still do so.
+    #[error("no answer arrived within the time of the call")]
     Deadline,
-    /// The peer is at one of its limits, and has not served it.
+    /// The peer has reached one of its limits, and has not served the request.
     #[error("the peer is overloaded: try again later, or elsewhere")]
     Overloaded,
-    /// The peer serves no more calls on this connection, and has not served it.
+    /// The peer accepts no more requests on this connection, and has not served this one.
     #[error("the peer is being drained: try elsewhere")]
     Draining,
-    /// The program of the peer has dropped the request without an answer.
-    #[error("the program of the peer has dropped the request")]
+    /// The peer's program has dismissed the request without an answer.
+    #[error("the peer's program has dismissed the request")]
     Unanswered,
-    /// The peer has served it, and this side does not take an answer of that length.
-    #[error("the answer is longer than this side takes: raise LargeMessageSettings::max_message")]
+    /// The peer has served the request, but its answer is longer than the longest message that the local side accepts.
+    #[error("the answer is longer than the local side accepts: raise LargeMessageSettings::max_message")]
     AnswerTooLong,
-    /// The connection has ended. The peer may have served it.
+    /// The connection has ended. The peer may have served the request.
     #[error("the connection has ended: {0}")]
     Disconnected(DisconnectReason),
-    /// The reactor of the call is gone.
-    #[error("the reactor is gone")]
+    /// The reactor has ended.
+    #[error("the reactor has ended")]
     Gone,
-    /// A reason that this version does not know.
-    #[error("the peer gives the unknown reason {0}")]
+    /// A status that this version does not know.
+    #[error("the peer answered with the unknown status {0}")]
     Other(u8),
 }
 
 impl CallError {
-    /// Returns true if the program of the peer has certainly not seen the request, so that making the call again does nothing twice.
+    /// Returns true if the peer's program has certainly not received the request. Such a call can be made again without being served
+    /// twice.
     #[must_use]
     pub const fn is_unserved(&self) -> bool {
         matches!(self, Self::Refused(_) | Self::Overloaded | Self::Draining)
@@ -86,17 +87,18 @@ impl CallError {
     }
 }
 
-/// The reason why an answer was not sent. The request is over.
+/// The reason why an answer was not sent. The request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnswerError {
-    /// The caller does not wait for it any more: the time of the call is over, or the caller has cancelled it.
+    /// The caller does not wait any more: the time of the call is over, or the caller has cancelled it.
     #[error("the caller does not wait for the answer any more")]
     Late,
     /// The connection has ended, or the request was answered before.
     #[error("there is no such request")]
     Gone,
-    /// The connection does not accept the answer, for instance because it is longer than the peer takes. The caller is notified.
+    /// The connection does not accept the answer, for instance because it is longer than the longest message that the peer accepts. The
+    /// caller is notified.
     #[error(transparent)]
     Send(SendErrorKind),
 }

@@ -1,14 +1,14 @@
-//! The header of a frame: 16 octets in front of the payload of each message. `docs/wire.md` has the layout.
+//! The header of a frame: the first 16 octets of each message, before the payload. `docs/wire.md` has the layout.
 
 use std::time::Duration;
 
 /// Length of the header, octets.
 pub(super) const HEADER: usize = 16;
 
-/// The longest time that the header can express, about 71 minutes.
-pub(super) const LONGEST: Duration = Duration::from_micros(u32::MAX as u64);
+/// The longest time that a header can hold, about 71 minutes.
+pub(super) const MAX_TIME: Duration = Duration::from_micros(u32::MAX as u64);
 
-/// The outcome in an answer.
+/// The status in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Status(pub(super) u8);
 
@@ -20,59 +20,59 @@ impl Status {
     pub(super) const TOO_LONG: Self = Self(4);
 }
 
-/// The kind of a frame, with what only this kind has.
+/// The kind of a frame, with the fields of that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A request, and the microseconds that its caller still waits.
+pub(super) enum CallKind {
+    /// A request, with the microseconds for which its caller still waits.
     Request(u32),
-    /// An answer, or the reason why there is none.
+    /// An answer, or the reason for its absence.
     Answer(Status),
     /// The caller does not wait for an answer any more.
     Cancel,
 }
 
-/// A header.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
-    /// The call, as its caller names it. To the server it is a number.
+pub(super) struct CallHeader {
+    pub(super) kind: CallKind,
+    /// The id of the call, chosen by the caller. The server does not interpret it.
     pub(super) id: u64,
 }
 
-/// The way in which a peer has broken the rules. The connection ends.
+/// The reason why a received message is not a valid frame. The connection is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// A message is shorter than a header.
-    #[error("a message of {0} bytes is no frame of a call: a header has 16")]
+    #[error("a message of {0} bytes is not a frame of a call: the header alone has 16")]
     Short(usize),
-    /// A kind that does not exist.
+    /// The kind of the frame is unknown.
     #[error("a frame of the unknown kind {0}")]
     Kind(u8),
-    /// Octets that have to be zero are not.
-    #[error("a frame with reserved octets that are set")]
+    /// A reserved octet is not zero.
+    #[error("a frame with a reserved octet that is not zero")]
     Reserved,
 }
 
-impl Header {
+impl CallHeader {
     #[inline]
     pub(super) const fn request(id: u64, left: Duration) -> Self {
         let micros = left.as_secs().saturating_mul(1_000_000).saturating_add(left.subsec_micros() as u64);
         let left = if micros > u32::MAX as u64 { u32::MAX } else { micros as u32 };
-        Self { kind: Kind::Request(left), id }
+        Self { kind: CallKind::Request(left), id }
     }
 
     #[inline]
     pub(super) const fn answer(id: u64, status: Status) -> Self {
-        Self { kind: Kind::Answer(status), id }
+        Self { kind: CallKind::Answer(status), id }
     }
 
     #[inline]
     pub(super) fn write(self) -> [u8; HEADER] {
         let (kind, status, left) = match self.kind {
-            Kind::Request(left) => (0, 0, left),
-            Kind::Answer(Status(status)) => (1, status, 0),
-            Kind::Cancel => (2, 0, 0),
+            CallKind::Request(left) => (0, 0, left),
+            CallKind::Answer(Status(status)) => (1, status, 0),
+            CallKind::Cancel => (2, 0, 0),
         };
         let first = u64::from(left) << 32 | u64::from(status) << 8 | kind;
         let mut octets = [0; HEADER];
@@ -92,9 +92,9 @@ impl Header {
         ]);
         let left = u32::from_le_bytes(left);
         let kind = match (kind, status, left) {
-            (0, 0, left) => Kind::Request(left),
-            (1, status, 0) => Kind::Answer(Status(status)),
-            (2, 0, 0) => Kind::Cancel,
+            (0, 0, left) => CallKind::Request(left),
+            (1, status, 0) => CallKind::Answer(Status(status)),
+            (2, 0, 0) => CallKind::Cancel,
             (0..=2, ..) => return Err(Violation::Reserved),
             (kind, ..) => return Err(Violation::Kind(kind)),
         };
@@ -113,36 +113,36 @@ mod tests {
     #[test]
     fn the_layout_is_that_of_the_document() {
         let left = Duration::from_micros(0x0403_0201);
-        let request = Header::request(0x0807_0605_0403_0201, left).write();
+        let request = CallHeader::request(0x0807_0605_0403_0201, left).write();
         assert_eq!(request, [0, 0, 0, 0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(Header::answer(1, Status::OVERLOADED).write(), [1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-        let cancel = Header { kind: Kind::Cancel, id: 1 };
+        assert_eq!(CallHeader::answer(1, Status::OVERLOADED).write(), [1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        let cancel = CallHeader { kind: CallKind::Cancel, id: 1 };
         assert_eq!(cancel.write(), [2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn a_long_time_is_cut_and_a_short_one_is_none() {
-        assert_eq!(Header::request(0, Duration::MAX).kind, Kind::Request(u32::MAX));
-        assert_eq!(Header::request(0, LONGEST).kind, Kind::Request(u32::MAX));
-        assert_eq!(Header::request(0, Duration::from_nanos(999)).kind, Kind::Request(0));
+        assert_eq!(CallHeader::request(0, Duration::MAX).kind, CallKind::Request(u32::MAX));
+        assert_eq!(CallHeader::request(0, MAX_TIME).kind, CallKind::Request(u32::MAX));
+        assert_eq!(CallHeader::request(0, Duration::from_nanos(999)).kind, CallKind::Request(0));
     }
 
     #[test]
     fn what_is_no_frame_is_named() {
-        assert_eq!(Header::read(&[0; 15]), Err(Violation::Short(15)));
+        assert_eq!(CallHeader::read(&[0; 15]), Err(Violation::Short(15)));
         let with = |at: usize, value: u8| {
-            let mut octets = Header::answer(7, Status::DONE).write();
+            let mut octets = CallHeader::answer(7, Status::DONE).write();
             octets[at] = value;
-            Header::read(&octets)
+            CallHeader::read(&octets)
         };
         assert_eq!(with(0, 3), Err(Violation::Kind(3)));
-        // An answer has no time, a cancel no status.
+        // An answer carries no time, and a cancel no status.
         assert_eq!(with(4, 1), Err(Violation::Reserved));
         assert_eq!(with(2, 1), Err(Violation::Reserved));
         let cancel = [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(Header::read(&cancel), Err(Violation::Reserved));
-        // A status of another version is data.
-        assert_eq!(with(1, 200).map(|header| header.kind), Ok(Kind::Answer(Status(200))));
+        assert_eq!(CallHeader::read(&cancel), Err(Violation::Reserved));
+        // A status of a later version is accepted as data.
+        assert_eq!(with(1, 200).map(|header| header.kind), Ok(CallKind::Answer(Status(200))));
     }
 
     proptest! {
@@ -150,7 +150,7 @@ mod tests {
         fn any_octets_are_a_violation_or_come_back(octets in prop::collection::vec(any::<u8>(), 0..40), kind in 0_u8..4) {
             let mut octets = octets;
             octets.iter_mut().take(1).for_each(|first| *first = kind);
-            if let Ok(header) = Header::read(&octets) {
+            if let Ok(header) = CallHeader::read(&octets) {
                 prop_assert_eq!(&header.write()[..], &octets[..HEADER]);
             }
         }

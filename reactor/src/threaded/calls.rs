@@ -138,7 +138,7 @@ impl Requests {
     }
 
     /// The next request whose time is not over, in the order in which they arrived. Those that nobody has taken are bounded by
-    /// [`crate::call::Limits`].
+    /// [`crate::call::CallLimits`].
     ///
     /// Example: [`Caller`].
     ///

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use super::error::{ConnectionEnd, ThreadError};
-use crate::call::{CallError, CallId, Limits, RequestId};
+use crate::call::{CallError, CallId, CallLimits, RequestId};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, ListenOptions, ListenerId, Outcome,
     ReactorHandle,
@@ -32,7 +32,7 @@ pub(super) enum Command {
     Answer(RequestId, Bytes),
     Dismiss(RequestId),
     Act(Act),
-    LimitCalls(Box<dyn FnOnce(&mut Limits) + Send>),
+    LimitCalls(Box<dyn FnOnce(&mut CallLimits) + Send>),
 }
 
 /// Opens a connection.

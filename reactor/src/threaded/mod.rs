@@ -84,7 +84,7 @@ pub use self::error::{ConnectionEnd, DeliverError, OwnThread, ThreadError};
 use self::link::{Command, Link};
 pub use self::listener::Listener;
 use self::owner::Owner;
-use crate::call::Limits;
+use crate::call::CallLimits;
 use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor};
 
 /// Largest number of messages of a connection that tasks have sent and the device has not accepted.
@@ -177,7 +177,7 @@ impl ThreadedReactor {
     ///     reactor.call_limits(|limits| limits.requests_per_connection = 100);
     /// }
     /// ```
-    pub fn call_limits(&self, set: impl FnOnce(&mut Limits) + Send + 'static) {
+    pub fn call_limits(&self, set: impl FnOnce(&mut CallLimits) + Send + 'static) {
         self.link.post(Command::LimitCalls(Box::new(set)));
     }
 

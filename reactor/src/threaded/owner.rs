@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::link::{
     Asked, Carried, Command, Connect, Hold, Link, ListenerHold, Opened, Opening, Outgoing, Question, State,
 };
-use crate::call::{CallError, Calls, Incoming, RefusedCall};
+use crate::call::{CallError, CallEvent, Calls, RefusedCall};
 use crate::{
     ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, Handler, ListenOptions, ListenerId,
     Message, Outcome, SendErrorKind, SendId, TimerId,
@@ -163,15 +163,15 @@ impl Owner {
     ) {
         match self.calls.on_recv(cx, conn, message) {
             // It is copied: requests and answers that wait for their tasks hold no receive of the connection.
-            Some(Incoming::Request { id, payload }) => {
+            Some(CallEvent::Request { id, payload }) => {
                 let until = cx.now() + self.calls.time_left(cx, id).unwrap_or_default();
                 if requests.send((id, Bytes::copy_from_slice(&payload), until)).is_err() {
                     self.calls.dismiss(cx, id);
                 }
             }
             // If nobody waits for it any more, it is dropped.
-            Some(Incoming::Answer { tag, payload, .. }) => _ = tag.send(Ok(Bytes::copy_from_slice(&payload))),
-            Some(Incoming::Failed(failed)) => _ = failed.tag.send(Err(failed.error)),
+            Some(CallEvent::Answer { tag, payload, .. }) => _ = tag.send(Ok(Bytes::copy_from_slice(&payload))),
+            Some(CallEvent::Failed(failed)) => _ = failed.tag.send(Err(failed.error)),
             _ => {}
         }
     }

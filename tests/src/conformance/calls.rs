@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_reactor::call::{AnswerError, CallError, CallId, Calls, Incoming, Refusal, RequestId, Violation};
+use rdma_reactor::call::{AnswerError, CallError, CallEvent, CallId, Calls, Refusal, RequestId, Violation};
 use rdma_reactor::{
     Config, ConnectionId, Context, DisconnectReason, Handler, Message, PeerViolation, Reactor, SendErrorKind, TimerId,
 };
@@ -73,14 +73,14 @@ impl Handler for Party {
             return raw.push(message.to_vec());
         }
         match self.calls.on_recv(cx, conn, message) {
-            Some(Incoming::Request { id, payload }) if self.echoes => {
+            Some(CallEvent::Request { id, payload }) if self.echoes => {
                 self.calls.answer(cx, id, &payload).expect("its caller waits");
             }
-            Some(Incoming::Request { id, payload }) => self.requests.push((id, payload.to_vec())),
-            Some(Incoming::Answer { tag, payload, .. }) => self.end(tag, Ok(payload.to_vec())),
-            Some(Incoming::Failed(failed)) => self.end(failed.tag, Err(failed.error)),
-            Some(Incoming::Cancelled(request)) => self.cancelled.push(request),
-            Some(Incoming::Violation(violation)) => self.violations.push(violation),
+            Some(CallEvent::Request { id, payload }) => self.requests.push((id, payload.to_vec())),
+            Some(CallEvent::Answer { tag, payload, .. }) => self.end(tag, Ok(payload.to_vec())),
+            Some(CallEvent::Failed(failed)) => self.end(failed.tag, Err(failed.error)),
+            Some(CallEvent::Cancelled(request)) => self.cancelled.push(request),
+            Some(CallEvent::Violation(violation)) => self.violations.push(violation),
             _ => {}
         }
     }

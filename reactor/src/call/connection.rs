@@ -4,27 +4,27 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::error::{AnswerError, Refusal, RefusedCall};
-use super::frame::{HEADER, Header, Kind, Status, Violation};
-use super::limits::{CallStats, Limits, Load};
+use super::frame::{CallHeader, CallKind, HEADER, Status, Violation};
+use super::limits::{CallLimits, CallStats, Load};
 use crate::transport::slab::{Key, Slab};
 use crate::{ConnectionId, Context, SendErrorKind};
 
-/// Largest number of refusals that wait for room on a connection, 16 octets each. A peer that takes none of its answers gets no more.
-const MOST_REFUSALS: usize = 1024;
+/// Largest number of refusals that are queued on a connection, 16 bytes each. Further refusals are dropped: the peer does not receive.
+const MAX_REFUSALS: usize = 1024;
 
-/// Largest memory that is kept for the next frame, bytes.
-const KEPT: usize = 1 << 20;
+/// Largest capacity of `Shared::frame` that is kept for the next frame, bytes.
+const MAX_KEPT_FRAME: usize = 1 << 20;
 
-/// What the calls of all connections share.
+/// The state that the calls of all connections share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    pub(super) limits: Limits,
-    /// The requests that are held, on all connections.
+    pub(super) limits: CallLimits,
+    /// The requests and queued answers of all connections.
     pub(super) held: Load,
     /// Number of calls in flight, on all connections.
     pub(super) in_flight: usize,
     pub(super) stats: CallStats,
-    /// The frame that is being sent.
+    /// The frame that is being sent, header and payload.
     frame: Vec<u8>,
 }
 
@@ -34,43 +34,43 @@ impl Shared {
         &mut self,
         cx: &mut Context<'_>,
         conn: ConnectionId,
-        header: Header,
+        header: CallHeader,
         payload: &[u8],
     ) -> Result<(), SendErrorKind> {
         self.frame.clear();
         self.frame.extend_from_slice(&header.write());
         self.frame.extend_from_slice(payload);
         let sent = cx.send(conn, &self.frame).map(drop);
-        if self.frame.capacity() > KEPT {
+        if self.frame.capacity() > MAX_KEPT_FRAME {
             self.frame = Vec::new();
         }
         sent
     }
 }
 
-/// A call of this side.
+/// A call of the local side.
 #[derive(Debug)]
 struct Call<T> {
     tag: T,
-    /// Its request waits for room.
+    /// True while the request is queued.
     waits: bool,
 }
 
-/// A request of the peer that is not answered.
+/// An unanswered request of the peer.
 #[derive(Debug)]
-struct Request {
-    /// The peer's name for it.
+struct HeldRequest {
+    /// The id that the peer chose.
     id: u64,
-    /// The caller waits until then.
+    /// The deadline of the caller.
     until: Instant,
-    /// Length of its payload.
+    /// Length of the payload.
     bytes: usize,
     cancelled: bool,
 }
 
-/// A frame that waits for room.
+/// A frame that waits for room on the connection.
 #[derive(Debug)]
-struct Waiting {
+struct QueuedFrame {
     frame: Frame,
     payload: Vec<u8>,
 }
@@ -78,36 +78,37 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 enum Frame {
     Request(Key, Instant),
-    /// It is held as the request was, with its own length.
+    /// An answer. It counts as a held request, with the length of the answer.
     Answer(u64, Instant),
     Refusal(u64, Status),
     Cancel(u64),
 }
 
-/// See the [module](self).
+/// The calls of one connection, see the [module](self).
 #[derive(Debug)]
-pub(super) struct Line<T> {
+pub(super) struct ConnectionCalls<T> {
     pub(super) id: ConnectionId,
     calls: Slab<Call<T>>,
-    requests: Slab<Request>,
-    /// The requests and the answers that are held.
+    requests: Slab<HeldRequest>,
+    /// The requests and queued answers.
     held: Load,
     /// Frames that wait for room, in order.
-    queue: VecDeque<Waiting>,
-    /// The requests of this side among them.
+    queue: VecDeque<QueuedFrame>,
+    /// The requests of the local side in `queue`.
     queued: Load,
+    /// Number of refusals in `queue`.
     refusals: usize,
-    /// The connection is closed when nothing is left.
-    finishes: bool,
+    /// True if the connection is closed once all calls, requests and queued frames have ended.
+    finishing: bool,
     pub(super) violation: Option<Violation>,
 }
 
-/// The name of a call on the wire.
-const fn wire(key: Key) -> u64 {
+/// Returns the id of a call on the wire.
+const fn wire_id(key: Key) -> u64 {
     (key.generation() as u64) << 32 | key.slot() as u64
 }
 
-impl<T> Line<T> {
+impl<T> ConnectionCalls<T> {
     pub(super) fn new(id: ConnectionId) -> Self {
         Self {
             id,
@@ -117,14 +118,14 @@ impl<T> Line<T> {
             queue: VecDeque::new(),
             queued: Load::default(),
             refusals: 0,
-            finishes: false,
+            finishing: false,
             violation: None,
         }
     }
 
-    // The caller's side.
+    // Calls of the local side.
 
-    /// Makes a call, now or when there is room.
+    /// Makes a call: sends the request, or queues it if there is no room.
     pub(super) fn call(
         &mut self,
         cx: &mut Context<'_>,
@@ -133,7 +134,7 @@ impl<T> Line<T> {
         (now, until): (Instant, Instant),
         tag: T,
     ) -> Result<Key, RefusedCall<T>> {
-        if self.finishes {
+        if self.finishing {
             return Err(RefusedCall { why: Refusal::Send(SendErrorKind::Closed), tag });
         }
         if self.calls.len() >= shared.limits.calls_per_connection {
@@ -141,7 +142,7 @@ impl<T> Line<T> {
         }
         let waits = !self.queue.is_empty();
         let key = self.calls.insert(Call { tag, waits });
-        let header = Header::request(wire(key), until.saturating_duration_since(now));
+        let header = CallHeader::request(wire_id(key), until.saturating_duration_since(now));
         let refused = match waits {
             true => self.queue_request(cx, shared, key, until, payload),
             false => match shared.send(cx, self.id, header, payload) {
@@ -176,7 +177,7 @@ impl<T> Line<T> {
             call.waits = true;
         }
         self.queued.add(payload.len());
-        self.queue.push_back(Waiting { frame: Frame::Request(key, until), payload: payload.to_vec() });
+        self.queue.push_back(QueuedFrame { frame: Frame::Request(key, until), payload: payload.to_vec() });
         Ok(())
     }
 
@@ -186,25 +187,25 @@ impl<T> Line<T> {
         if len > max { Err(SendErrorKind::TooLong { len, max }) } else { Ok(()) }
     }
 
-    /// Ends a call that the program does not wait for any more, and notifies the peer.
+    /// Cancels a call, and notifies the peer.
     pub(super) fn cancel(&mut self, cx: &mut Context<'_>, shared: &mut Shared, key: Key) -> Option<T> {
         let call = self.calls.remove(key)?;
         shared.in_flight -= 1;
-        // What waits is dropped when it is its turn. There are no more cancels in the queue than calls in flight, because a call that is
-        // made later waits behind them.
+        // `send_queued` drops the request of a cancelled call that is still queued. The queue has no more cancels than there may be calls
+        // in flight, because the request of a later call is queued behind them.
         if !call.waits {
-            let header = Header { kind: Kind::Cancel, id: wire(key) };
+            let header = CallHeader { kind: CallKind::Cancel, id: wire_id(key) };
             let waits = !self.queue.is_empty()
                 || matches!(shared.send(cx, self.id, header, &[]), Err(SendErrorKind::WouldBlock(_)));
             if waits {
-                self.queue.push_back(Waiting { frame: Frame::Cancel(wire(key)), payload: Vec::new() });
+                self.queue.push_back(QueuedFrame { frame: Frame::Cancel(wire_id(key)), payload: Vec::new() });
             }
         }
         self.close_if_done(cx);
         Some(call.tag)
     }
 
-    /// Takes a call that ends; `None` if there is none of that name.
+    /// Removes a call that ends, and returns its tag; `None` if there is no such call.
     #[inline]
     pub(super) fn end(&mut self, cx: &mut Context<'_>, shared: &mut Shared, key: Key) -> Option<T> {
         let call = self.calls.remove(key)?;
@@ -213,7 +214,7 @@ impl<T> Line<T> {
         Some(call.tag)
     }
 
-    /// Takes the call that the peer names.
+    /// Removes the call that an answer of the peer names, and returns its key and tag.
     #[inline]
     pub(super) fn answered(&mut self, cx: &mut Context<'_>, shared: &mut Shared, id: u64) -> Option<(Key, T)> {
         let key = Key::new(id as u32, (id >> 32) as u32);
@@ -227,13 +228,13 @@ impl<T> Line<T> {
         self.calls.get(key).is_some()
     }
 
-    // The server's side.
+    // Requests of the peer.
 
-    /// Holds a request of the peer, or returns the reason why it is refused. Its payload has not been touched.
+    /// Adds a request of the peer, or returns the status to refuse it with.
     #[inline]
     pub(super) fn admit(&mut self, shared: &mut Shared, id: u64, bytes: usize, until: Instant) -> Result<Key, Status> {
-        let Limits { requests_per_connection, bytes_per_connection, requests, bytes: all, .. } = shared.limits;
-        if self.finishes {
+        let CallLimits { requests_per_connection, bytes_per_connection, requests, bytes: all, .. } = shared.limits;
+        if self.finishing {
             return Err(Status::DRAINING);
         }
         let fits = self.held.has_room(bytes, requests_per_connection, bytes_per_connection)
@@ -243,38 +244,38 @@ impl<T> Line<T> {
         }
         self.held.add(bytes);
         shared.held.add(bytes);
-        Ok(self.requests.insert(Request { id, until, bytes, cancelled: false }))
+        Ok(self.requests.insert(HeldRequest { id, until, bytes, cancelled: false }))
     }
 
-    /// Sends the reason why a request has no answer, now or when there is room.
+    /// Sends a refusal of a request, or queues it if there is no room.
     pub(super) fn refuse(&mut self, cx: &mut Context<'_>, shared: &mut Shared, id: u64, status: Status) {
-        let header = Header::answer(id, status);
+        let header = CallHeader::answer(id, status);
         if self.queue.is_empty() && !matches!(shared.send(cx, self.id, header, &[]), Err(SendErrorKind::WouldBlock(_)))
         {
             return;
         }
-        if self.refusals == MOST_REFUSALS {
+        if self.refusals == MAX_REFUSALS {
             shared.stats.refusals_dropped += 1;
             return;
         }
         self.refusals += 1;
-        self.queue.push_back(Waiting { frame: Frame::Refusal(id, status), payload: Vec::new() });
+        self.queue.push_back(QueuedFrame { frame: Frame::Refusal(id, status), payload: Vec::new() });
     }
 
-    /// The caller does not wait for a request any more. It is looked for among those that are held, which the limits bound: a cancel is rare.
+    /// Marks a request as cancelled by its caller. The search is linear in the held requests, which the limits bound: a cancel is rare.
     pub(super) fn cancelled(&mut self, id: u64) -> Option<Key> {
         let (key, _) = self.requests.iter().find(|(_, request)| request.id == id && !request.cancelled)?;
         self.requests.get_mut(key)?.cancelled = true;
         Some(key)
     }
 
-    /// Returns the time until which the caller of a request waits; `None` if it does not, or there is no such request.
+    /// Returns the deadline of a request. Returns `None` if the caller does not wait any more, or if there is no such request.
     pub(super) fn awaited_until(&self, key: Key, now: Instant) -> Option<Instant> {
         let request = self.requests.get(key).filter(|request| !request.cancelled)?;
         Some(request.until).filter(|until| *until > now)
     }
 
-    /// Ends a request with an answer, which is sent now or when there is room; without one the peer is notified of that.
+    /// Ends a request: sends or queues the answer. Without a `payload`, refuses the request as unanswered.
     pub(super) fn answer(
         &mut self,
         cx: &mut Context<'_>,
@@ -282,7 +283,7 @@ impl<T> Line<T> {
         key: Key,
         payload: Option<&[u8]>,
     ) -> Result<(), AnswerError> {
-        let Request { id, until, bytes, cancelled } = self.requests.remove(key).ok_or(AnswerError::Gone)?;
+        let HeldRequest { id, until, bytes, cancelled } = self.requests.remove(key).ok_or(AnswerError::Gone)?;
         self.release(shared, bytes);
         let result = match payload {
             _ if cancelled || until <= cx.now() => Err(AnswerError::Late),
@@ -305,7 +306,7 @@ impl<T> Line<T> {
         payload: &[u8],
     ) -> Result<(), AnswerError> {
         let sent = if self.queue.is_empty() {
-            shared.send(cx, self.id, Header::answer(id, Status::DONE), payload)
+            shared.send(cx, self.id, CallHeader::answer(id, Status::DONE), payload)
         } else {
             self.check_length(cx, payload).map(|()| self.queue_answer(shared, (id, until), payload))
         };
@@ -325,10 +326,10 @@ impl<T> Line<T> {
     fn queue_answer(&mut self, shared: &mut Shared, (id, until): (u64, Instant), payload: &[u8]) {
         self.held.add(payload.len());
         shared.held.add(payload.len());
-        self.queue.push_back(Waiting { frame: Frame::Answer(id, until), payload: payload.to_vec() });
+        self.queue.push_back(QueuedFrame { frame: Frame::Answer(id, until), payload: payload.to_vec() });
     }
 
-    /// Notifies the peer that it gets no answer, because the connection does not accept it.
+    /// Refuses a request whose answer the connection did not accept.
     #[cold]
     fn cannot_answer(
         &mut self,
@@ -352,24 +353,24 @@ impl<T> Line<T> {
         shared.held.remove(bytes);
     }
 
-    // Both sides.
+    // Both directions.
 
-    /// Sends what waits, while there is room.
-    pub(super) fn pump(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
-        while let Some(Waiting { frame, payload }) = self.queue.pop_front() {
+    /// Sends queued frames while there is room.
+    pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
+        while let Some(QueuedFrame { frame, payload }) = self.queue.pop_front() {
             let now = cx.now();
-            // Whatever nobody waits for any more is dropped.
+            // Requests of cancelled calls, and answers after their deadlines, are dropped.
             let header = match frame {
-                Frame::Request(key, until) => {
-                    self.is_in_flight(key).then(|| Header::request(wire(key), until.saturating_duration_since(now)))
-                }
-                Frame::Answer(id, until) => (until > now).then(|| Header::answer(id, Status::DONE)),
-                Frame::Refusal(id, status) => Some(Header::answer(id, status)),
-                Frame::Cancel(id) => Some(Header { kind: Kind::Cancel, id }),
+                Frame::Request(key, until) => self
+                    .is_in_flight(key)
+                    .then(|| CallHeader::request(wire_id(key), until.saturating_duration_since(now))),
+                Frame::Answer(id, until) => (until > now).then(|| CallHeader::answer(id, Status::DONE)),
+                Frame::Refusal(id, status) => Some(CallHeader::answer(id, status)),
+                Frame::Cancel(id) => Some(CallHeader { kind: CallKind::Cancel, id }),
             };
             let sent = header.map_or(Ok(()), |header| shared.send(cx, self.id, header, &payload));
             if let Err(SendErrorKind::WouldBlock(_)) = sent {
-                self.queue.push_front(Waiting { frame, payload });
+                self.queue.push_front(QueuedFrame { frame, payload });
                 return;
             }
             match frame {
@@ -383,7 +384,7 @@ impl<T> Line<T> {
                 Frame::Refusal(..) => self.refusals -= 1,
                 Frame::Cancel(_) => {}
             }
-            // A request that is refused here, for want of memory, ends at its deadline.
+            // A request whose send fails here, for lack of memory, ends at its deadline.
             if let (Err(error), Frame::Answer(id, _)) = (sent, frame) {
                 self.cannot_answer(cx, shared, id, error);
             }
@@ -391,20 +392,20 @@ impl<T> Line<T> {
         self.close_if_done(cx);
     }
 
-    /// Accepts no more calls and requests, and closes the connection when nothing is left of those that there are.
+    /// Accepts no more calls and requests, and closes the connection once the existing ones have ended.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>) {
-        self.finishes = true;
+        self.finishing = true;
         self.close_if_done(cx);
     }
 
     #[inline]
     fn close_if_done(&self, cx: &mut Context<'_>) {
-        if self.finishes && self.calls.is_empty() && self.requests.is_empty() && self.queue.is_empty() {
+        if self.finishing && self.calls.is_empty() && self.requests.is_empty() && self.queue.is_empty() {
             cx.close(self.id);
         }
     }
 
-    /// Ends everything with the connection; returns the calls that were in flight.
+    /// Ends all calls and requests with the connection; returns the calls that were in flight.
     pub(super) fn close(mut self, shared: &mut Shared) -> Vec<(Key, T)> {
         shared.held.remove_all(&self.held);
         let calls: Vec<_> = self.calls.keys();
