@@ -147,12 +147,12 @@ pub fn round_trips(times: u64) {
 #[inline(never)]
 fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut impl Future<Output = ()>>) {
     let mut cx = Task::from_waker(waker);
-    let mut asked = net.asked();
-    let _ = Pin::new(&mut asked).poll(&mut cx);
+    let mut requested = net.turn_requested();
+    let _ = Pin::new(&mut requested).poll(&mut cx);
     if bell.0.swap(false, Ordering::AcqRel) {
         assert!(task.poll(&mut cx).is_pending(), "it asks for ever");
     }
-    drop(asked);
+    drop(requested);
     net.turn(Duration::ZERO).expect("a turn");
 }
 

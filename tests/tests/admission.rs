@@ -1,4 +1,4 @@
-//! Peers that wait until the program has looked at who they are: the callback on virtual time, and the gate of `aio`.
+//! Peers that wait until the program has looked at who they are: the callback on virtual time, and `PendingPeers` of `aio`.
 #![allow(clippy::disallowed_methods, reason = "clients in a thread of their own")]
 
 use std::cell::RefCell;
@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{join, join3};
-use rdma_reactor::aio::{AsyncReactor, Connection, Gate, Listener};
+use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor, PendingPeers};
 use rdma_reactor::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, Handler, ListenOptions, Message, PeerIdentity,
     PeerName, ProviderChoice, Reactor, Security, SecurityError, SecurityMode, TimerId, Tls,
@@ -142,7 +142,7 @@ fn an_answer_that_does_not_come_ends_the_attempt() {
     }
 }
 
-// The gate of `aio`.
+// `PendingPeers` of `aio`.
 
 fn config(security: Security) -> Config {
     patient(Config::default().provider(ProviderChoice::Iwarp).security(security))
@@ -151,20 +151,20 @@ fn config(security: Security) -> Config {
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Runs a test on a reactor that connects to its own listener, with a watchdog.
-fn with_gate<F: Future<Output = ()>>(
+fn with_approval<F: Future<Output = ()>>(
     name: &'static str,
     config: Config,
-    test: impl FnOnce(AsyncReactor, Listener, Gate) -> F,
+    test: impl FnOnce(AsyncReactor, AsyncListener, PendingPeers) -> F,
 ) {
     with_watchdog(name, || {
         let net = AsyncReactor::new(config).expect("a reactor");
-        let (listener, gate) = net.listen_with_gate(HERE, ListenOptions::new()).expect("a port");
-        net.run(test(net.clone(), listener, gate)).expect("turns");
+        let (listener, peers) = net.listen_with_approval(HERE, ListenOptions::new()).expect("a port");
+        net.run(test(net.clone(), listener, peers)).expect("turns");
         net.shutdown(PATIENCE).expect("the end");
     });
 }
 
-fn refused(result: Result<Connection, ConnectError>) -> String {
+fn refused(result: Result<AsyncConnection, ConnectError>) -> String {
     match result.expect_err("the peer is refused") {
         ConnectError::Security(SecurityError::Refused(why)) => why,
         other => panic!("{other}"),
@@ -180,14 +180,14 @@ fn known_as(authority: &Authority, name: &str) -> ConnectOptions {
 #[test]
 fn a_task_decides_by_name_who_is_let_in_while_others_wait() {
     let authority = Authority::new();
-    with_gate("a task decides", config(authority.tls("server")), |net, listener, gate| async move {
+    with_approval("a task decides", config(authority.tls("server")), |net, listener, peers| async move {
         let address = listener.local_address().expect("it listens");
         let clients = join(
             net.connect_with(address, known_as(&authority, "mallory.example")),
             net.connect_with(address, known_as(&authority, "alice.example")),
         );
         let decide = async {
-            let mut both = [gate.next().await.expect("a peer"), gate.next().await.expect("another peer")];
+            let mut both = [peers.next().await.expect("a peer"), peers.next().await.expect("another peer")];
             both.sort_by_key(|newcomer| newcomer.identity().names());
             let [alice, mallory] = both;
             assert!(alice.peer_address().is_some_and(|peer| peer.ip() == HERE.ip()));
@@ -212,17 +212,17 @@ fn a_task_decides_by_name_who_is_let_in_while_others_wait() {
 
 #[test]
 fn who_gets_no_answer_is_refused() {
-    with_gate("no answer", config(psk(1)), |net, listener, gate| async move {
+    with_approval("no answer", config(psk(1)), |net, listener, peers| async move {
         let address = listener.local_address().expect("it listens");
         // The task drops the peer.
-        let (result, ()) = join(net.connect(address), async { drop(gate.next().await.expect("a peer")) }).await;
+        let (result, ()) = join(net.connect(address), async { drop(peers.next().await.expect("a peer")) }).await;
         assert_eq!(refused(result), "nobody decides here who is let in");
-        // The gate goes while a peer waits there.
+        // The peers are dropped while a peer waits there.
         let gone = async {
             while net.with(|cx| cx.connections()) < 2 {
                 net.sleep(Duration::from_millis(1)).await;
             }
-            drop(gate);
+            drop(peers);
         };
         let (result, ()) = join(net.connect(address), gone).await;
         assert_eq!(refused(result), "nobody decides here who is let in");
@@ -233,11 +233,11 @@ fn who_gets_no_answer_is_refused() {
 
 #[test]
 fn a_listener_that_is_dropped_ends_its_gate() {
-    with_gate("a dropped listener", config(psk(1)), |net, listener, gate| async move {
-        let ((), next) = join(async { drop(listener) }, gate.next()).await;
+    with_approval("a dropped listener", config(psk(1)), |net, listener, peers| async move {
+        let ((), next) = join(async { drop(listener) }, peers.next()).await;
         assert!(next.is_none());
         net.with(|cx| cx.drain(Duration::from_secs(1)));
-        assert!(gate.next().await.is_none());
+        assert!(peers.next().await.is_none());
     });
 }
 
@@ -272,7 +272,7 @@ impl Handler for Flood {
 fn peers_that_nobody_looks_at_are_bounded() {
     const AT_ONCE: usize = 200;
     let small = || config(psk(1)).receive_depth(8).send_depth(8);
-    with_gate("a flood", small(), |net, listener, gate| async move {
+    with_approval("a flood", small(), |net, listener, peers| async move {
         let to = listener.local_address().expect("it listens");
         let mut attempts = 0;
         // Until one is one too many.
@@ -290,7 +290,7 @@ fn peers_that_nobody_looks_at_are_bounded() {
         }
         assert!(attempts >= 1024, "{attempts}");
         let (conn, there) = join(net.connect(to), async {
-            gate.next().await.expect("a peer").accept();
+            peers.next().await.expect("a peer").accept();
             listener.accept().await.expect("a connection")
         })
         .await;

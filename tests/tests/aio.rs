@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::{Either, join, join_all, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{AsyncReadExt, AsyncWriteExt};
-use rdma_reactor::aio::{AsyncReactor, Connection, Listener, OperationError, Stream, drive};
+use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor, AsyncStream, OperationError, drive};
 use rdma_reactor::stream::{StreamContext, StreamHandler, Streams};
 use rdma_reactor::{
     Access, Config, ConnectError, ConnectOptions, ConnectionId, DisconnectReason, Reactor, RegionOptions, RemoteRegion,
@@ -28,21 +28,25 @@ fn config() -> Config {
 }
 
 /// A reactor that listens to itself.
-fn net(config: Config) -> (AsyncReactor, Listener) {
+fn net(config: Config) -> (AsyncReactor, AsyncListener) {
     let net = AsyncReactor::new(config).unwrap();
     let listener = net.listen(Setup::iwarp().address).unwrap();
     (net, listener)
 }
 
 /// Two ends of a connection.
-async fn pair(net: &AsyncReactor, listener: &Listener) -> (Connection, Connection) {
+async fn pair(net: &AsyncReactor, listener: &AsyncListener) -> (AsyncConnection, AsyncConnection) {
     let address = listener.local_address().unwrap();
     let (here, there) = join(net.connect(address), listener.accept()).await;
     (here.unwrap(), there.unwrap())
 }
 
 /// Runs a future on a reactor that listens to itself; nothing is left when it is done.
-fn run<F: Future<Output = ()>>(name: &'static str, config: Config, test: impl FnOnce(AsyncReactor, Rc<Listener>) -> F) {
+fn run<F: Future<Output = ()>>(
+    name: &'static str,
+    config: Config,
+    test: impl FnOnce(AsyncReactor, Rc<AsyncListener>) -> F,
+) {
     with_watchdog(name, || {
         let (net, listener) = net(config);
         let listener = Rc::new(listener);
@@ -64,7 +68,7 @@ fn assert_settles(net: &AsyncReactor) {
 }
 
 /// Answers everybody until the reactor is drained.
-async fn echo(listener: &Listener) {
+async fn echo(listener: &AsyncListener) {
     let mut served = FuturesUnordered::new();
     loop {
         let next = match select(pin!(listener.accept()), pin!(served.next())).await {
@@ -182,7 +186,7 @@ impl Senders {
         Self { begun: Cell::new(0), counts, all: Cell::new(0) }
     }
 
-    async fn send(&self, task: usize, conn: &Connection) {
+    async fn send(&self, task: usize, conn: &AsyncConnection) {
         let tasks = self.counts.len();
         conn.send(&[7; 64]).await.unwrap();
         self.begun.set(self.begun.get() + 1);
@@ -336,7 +340,7 @@ fn streams_end_each_way_on_their_own() {
         let (here, there) = pair(&net, &listener).await;
         let bytes: Vec<u8> = (0..300_000_u32).map(|n| (n % 251) as u8).collect();
         let write = async {
-            let mut stream = Stream::from(here.clone());
+            let mut stream = AsyncStream::from(here.clone());
             stream.write_all(&bytes).await.unwrap();
             stream.close().await.unwrap();
             assert!(stream.write(b"x").await.is_err());
@@ -345,7 +349,7 @@ fn streams_end_each_way_on_their_own() {
             assert_eq!(answer, b"got all");
         };
         let read = async {
-            let mut stream = Stream::from(there.clone());
+            let mut stream = AsyncStream::from(there.clone());
             let mut got = Vec::new();
             stream.read_to_end(&mut got).await.unwrap();
             assert!(got == bytes);
@@ -355,7 +359,7 @@ fn streams_end_each_way_on_their_own() {
         join(write, read).await;
         // A peer that goes without an end is an error behind its bytes.
         let (here, there) = pair(&net, &listener).await;
-        let (mut writer, mut reader) = (Stream::from(here), Stream::from(there));
+        let (mut writer, mut reader) = (AsyncStream::from(here), AsyncStream::from(there));
         writer.write_all(b"half").await.unwrap();
         drop(writer);
         let mut got = [0; 4];
@@ -408,7 +412,7 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
         let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n % 249) as u8).collect();
         let mut client = pin!(async {
             let conn = net.connect(address).await.unwrap();
-            let (mut writer, mut reader) = (Stream::from(conn.clone()), Stream::from(conn));
+            let (mut writer, mut reader) = (AsyncStream::from(conn.clone()), AsyncStream::from(conn));
             let mut got = Vec::new();
             let write = async {
                 writer.write_all(&bytes).await.unwrap();
@@ -440,7 +444,7 @@ fn turns_until_drained(net: &AsyncReactor) -> u32 {
     let mut idle = 0;
     let waker = std::task::Waker::noop();
     while !net.is_drained() {
-        let _ = pin!(net.asked()).poll(&mut Task::from_waker(waker));
+        let _ = pin!(net.turn_requested()).poll(&mut Task::from_waker(waker));
         if !net.turn(Duration::ZERO).unwrap().more {
             idle += 1;
         }
@@ -547,7 +551,7 @@ async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> 
 }
 
 /// Something of everything, one after another.
-async fn everything(net: &AsyncReactor, listener: &Listener, name: u64) {
+async fn everything(net: &AsyncReactor, listener: &AsyncListener, name: u64) {
     // A connection of a future that was dropped may be there to be accepted: it has another name.
     let address = listener.local_address().unwrap();
     let connect = async {
@@ -584,7 +588,7 @@ async fn everything(net: &AsyncReactor, listener: &Listener, name: u64) {
         assert_eq!(there.recv().await.unwrap()[..], [41; 20_000]);
     };
     join(send, receive).await;
-    let (mut writer, mut reader) = (Stream::from(here.clone()), Stream::from(there.clone()));
+    let (mut writer, mut reader) = (AsyncStream::from(here.clone()), AsyncStream::from(there.clone()));
     let mut got = Vec::new();
     let write = async {
         writer.write_all(&[7; 50_000]).await.unwrap();

@@ -13,7 +13,7 @@ use std::task::{Context as Task, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures_util::future::select;
-use rdma_reactor::aio::{AsyncReactor, Connection, Listener, Received};
+use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor, Received};
 use rdma_reactor::{Access, Blocked, Config, RegionOptions, RemoteRegion, SendErrorKind, SendId};
 use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
@@ -174,7 +174,7 @@ impl World {
     }
 
     /// The ends of a connection at the client and at the server.
-    fn pair(&mut self) -> (Connection, Connection) {
+    fn pair(&mut self) -> (AsyncConnection, AsyncConnection) {
         let listener = self.server().listen(SocketAddr::from(SERVER)).unwrap();
         let client = self.client();
         self.wait("a connection", async move {
@@ -190,7 +190,7 @@ fn poll_once<T>(future: impl Future<Output = T>, waker: &Waker) -> Poll<T> {
 }
 
 /// Makes a task receive everything.
-fn receive_all(world: &mut World, conn: &Connection) {
+fn receive_all(world: &mut World, conn: &AsyncConnection) {
     let conn = conn.clone();
     world.spawn(async move { while conn.recv().await.is_ok() {} });
 }
@@ -320,7 +320,7 @@ fn a_message_costs_one_wake_up_however_many_tasks_wait() {
 }
 
 /// Fills the window of a connection whose peer receives nothing; returns the number of messages.
-fn fill(world: &mut World, conn: &Connection) -> u32 {
+fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     let (mut sent, mut quiet) = (0_u32, 0);
     while quiet < 3 {
         quiet += 1;
@@ -562,7 +562,7 @@ fn tasks_that_receive_have_their_turns() {
 #[test]
 fn tasks_that_accept_have_their_turns() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
-    let listener: Rc<Listener> = Rc::new(world.server().listen(SocketAddr::from(SERVER)).unwrap());
+    let listener: Rc<AsyncListener> = Rc::new(world.server().listen(SocketAddr::from(SERVER)).unwrap());
     let bell = Arc::new(Bell { task: 0, rung: true.into(), wakes: 0.into(), woken: Arc::default() });
     let waker = Waker::from(Arc::clone(&bell));
     let own = Rc::clone(&listener);

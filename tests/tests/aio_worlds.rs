@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use rdma_reactor::aio::{AsyncReactor, Connection, Listener};
+use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor};
 use rdma_reactor::{Config, DisconnectReason, SendErrorKind, SendId};
 use rdma_reactor_tests::sim::fabric::{Fabric, Shared, lock};
 use rdma_reactor_tests::sim::poller::virtual_ns;
@@ -101,7 +101,7 @@ struct Line(Rc<RefCell<(u64, BTreeMap<u64, usize>)>>);
 impl Line {
     /// Sends a message beside those of other tasks. Each of these may have its turn together with this one and be polled first, and once
     /// more if this one is refused then, because the reactor has sent a grant since the room was counted.
-    async fn send(&self, conn: &Connection, message: &[u8], others: usize) -> Result<SendId, SendErrorKind> {
+    async fn send(&self, conn: &AsyncConnection, message: &[u8], others: usize) -> Result<SendId, SendErrorKind> {
         let mut place = InLine { line: self, number: None };
         let mut send = pin!(conn.send(message));
         poll_fn(|task| {
@@ -165,7 +165,7 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(net: &AsyncReactor, conn: &Connection) -> Self {
+    fn new(net: &AsyncReactor, conn: &AsyncConnection) -> Self {
         let buffer = net.with(|cx| cx.buffer_size(conn.id())).unwrap_or(usize::MAX);
         Self { buffer, lines: Default::default() }
     }
@@ -176,7 +176,7 @@ impl Lines {
 }
 
 /// Sends back what comes on a connection, until its end.
-async fn echo(conn: Connection, lines: Lines, others: usize, fate: Fate) -> DisconnectReason {
+async fn echo(conn: AsyncConnection, lines: Lines, others: usize, fate: Fate) -> DisconnectReason {
     loop {
         let message = match fate.insist(|| conn.recv()).await {
             Ok(message) => message,
@@ -193,7 +193,7 @@ async fn echo(conn: Connection, lines: Lines, others: usize, fate: Fate) -> Disc
 }
 
 /// Serves everybody.
-async fn serve(net: AsyncReactor, listener: Listener, tasks: Tasks, fate: Fate) {
+async fn serve(net: AsyncReactor, listener: AsyncListener, tasks: Tasks, fate: Fate) {
     let mut echoes: FuturesUnordered<Pin<Box<dyn Future<Output = DisconnectReason>>>> = FuturesUnordered::new();
     let next = || fate.insist(|| listener.accept());
     let mut accept = Box::pin(next());

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use rdma_reactor::aio::{AsyncReactor, Calls as AsyncCalls};
+use rdma_reactor::aio::{AsyncCalls, AsyncReactor};
 use rdma_reactor::call::{CallError, CallEvent, CallStats, Calls, RequestId};
 use rdma_reactor::threaded::{Requests, ThreadedReactor};
 use rdma_reactor::{

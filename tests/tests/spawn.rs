@@ -53,11 +53,14 @@ fn compile(name: &str, program: &str) -> Option<String> {
 #[test]
 fn the_cure_is_in_the_first_message() {
     for (name, program) in [
-        ("connection", "fn f(conn: rdma_reactor::aio::Connection) { spawn(async move { conn.send(b\"x\").await }); }"),
+        (
+            "connection",
+            "fn f(conn: rdma_reactor::aio::AsyncConnection) { spawn(async move { conn.send(b\"x\").await }); }",
+        ),
         ("received", "fn f(message: rdma_reactor::aio::Received) { spawn(async move { message.len() }); }"),
         (
             "listener",
-            "fn f(listener: rdma_reactor::aio::Listener) { spawn(async move { listener.accept().await.is_some() }); }",
+            "fn f(listener: rdma_reactor::aio::AsyncListener) { spawn(async move { listener.accept().await.is_some() }); }",
         ),
         ("reactor", "fn f(net: rdma_reactor::aio::AsyncReactor) { spawn(async move { net.run(async {}) }); }"),
         ("stream", "fn f(stream: rdma_reactor::aio::Stream) { spawn(async move { drop(stream) }); }"),

@@ -79,7 +79,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "its size, what the device was asked for, what the reactor has to see, and a place on a list",
     ),
     ("Queues", &["polling", "quiet"], "a stage, and what the last one found"),
-    ("Stream", &["peer_finished", "finished"], "the two directions of a stream end on their own"),
+    ("AsyncStream", &["peer_finished", "finished"], "the two directions of a stream end on their own"),
     ("Readiness", &["readable", "writable", "closed"], "what epoll reports, in any combination"),
     (
         "Record",

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select, try_join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use rdma_reactor::aio::{AsyncReactor, Connection, Listener};
+use rdma_reactor::aio::{AsyncConnection, AsyncListener, AsyncReactor};
 use rdma_reactor::{Config, ProviderChoice};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -25,7 +25,7 @@ fn sum_to(n: u64) -> u64 {
 }
 
 /// Answers the calls of one client until it leaves.
-async fn serve(client: Connection) {
+async fn serve(client: AsyncConnection) {
     while let Ok(call) = client.recv().await {
         let Ok(argument) = <[u8; 8]>::try_from(&call[..]) else { return };
         // The call is dropped before the answer may have to wait, so that its credit goes back.
@@ -37,7 +37,7 @@ async fn serve(client: Connection) {
 }
 
 /// Serves every client that comes.
-async fn serve_all(listener: &Listener) {
+async fn serve_all(listener: &AsyncListener) {
     let mut clients = FuturesUnordered::new();
     loop {
         futures_util::select_biased! {
@@ -51,7 +51,7 @@ async fn serve_all(listener: &Listener) {
 }
 
 /// Calls the procedure, and waits no longer than [`TIMEOUT`].
-async fn call(net: &AsyncReactor, server: &Connection, argument: u64) -> Result<u64> {
+async fn call(net: &AsyncReactor, server: &AsyncConnection, argument: u64) -> Result<u64> {
     let answer = async {
         server.send(&argument.to_le_bytes()).await?;
         Ok::<_, Box<dyn Error>>(u64::from_le_bytes(server.recv().await?[..].try_into()?))
@@ -63,7 +63,7 @@ async fn call(net: &AsyncReactor, server: &Connection, argument: u64) -> Result<
 }
 
 /// A client with some calls.
-async fn client(net: &AsyncReactor, listener: &Listener, number: u64, calls: u64) -> Result<()> {
+async fn client(net: &AsyncReactor, listener: &AsyncListener, number: u64, calls: u64) -> Result<()> {
     let server = net.connect(listener.local_address().ok_or("nobody listens")?).await?;
     for nth in 0..calls {
         let argument = number + nth;

@@ -26,10 +26,10 @@ pub async fn on_async_io(net: AsyncReactor) -> Result<(), Box<dyn Error>> {
         }
         let mut due = net.next_deadline().map_or_else(async_io::Timer::never, async_io::Timer::at).fuse();
         let mut readable = pin!(descriptor.readable().fuse());
-        let mut asked = net.asked().fuse();
+        let mut requested = net.turn_requested().fuse();
         futures_util::select! {
             ready = readable => ready?,
-            () = asked => {}
+            () = requested => {}
             _ = due => {}
         }
     }

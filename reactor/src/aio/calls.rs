@@ -7,36 +7,36 @@ use std::rc::Rc;
 use std::task::{Context as Task, Poll};
 use std::time::Duration;
 
-use super::arrivals::Next;
-use super::connection::Connection;
-use super::core::{Core, Farewell};
-use super::reply::{Outcome, Reply};
+use super::connection::AsyncConnection;
+use super::core::{Core, DropAction};
+use super::queue::NextItem;
+use super::reply::{CallResult, Reply};
 use crate::DisconnectReason;
 use crate::call::{AnswerError, CallError, CallId, RefusedCall, RequestId};
 
-/// The calls of a connection: those that this side makes, and those that it serves. `Calls::from(conn)` makes calls of the messages of a
-/// connection, from now on and for good; the peer does the same. Nothing else is received or sent on it. Clones, and those that are made of
-/// clones of the connection, are the same, and any number of tasks may use them. The connection is closed when all of them are dropped, behind
-/// the requests that tasks still answer.
+/// The calls of a connection: those that the local side makes, and those that it serves. `AsyncCalls::from(conn)` uses a connection for
+/// calls until it ends. The peer must do the same, and neither side may send other messages. Clones, and `AsyncCalls` of clones of the
+/// connection, share the calls; any number of tasks may use them. When all of them are dropped, the connection is closed, after the
+/// requests that tasks hold are answered.
 ///
 /// ```
 /// use std::time::Duration;
 ///
-/// use rdma_reactor::aio::{AsyncReactor, Calls};
+/// use rdma_reactor::aio::{AsyncCalls, AsyncReactor};
 /// use rdma_reactor::call::CallError;
 /// use rdma_reactor::{Config, ProviderChoice};
 ///
-/// /// Answers the requests of a peer until it goes.
-/// async fn serve(calls: Calls) {
+/// /// Answers the requests of a peer until the connection ends.
+/// async fn serve(calls: AsyncCalls) {
 ///     while let Ok(request) = calls.next().await {
 ///         let answer = request.to_ascii_uppercase();
-///         // An error says that the caller has gone.
+///         // Fails if the caller does not wait any more.
 ///         let _ = request.answer(&answer);
 ///     }
 /// }
 ///
-/// /// Any number of tasks may do so on one connection.
-/// async fn ask(calls: &Calls) -> Result<Vec<u8>, CallError> {
+/// /// Makes a call. Any number of tasks may call this on one connection.
+/// async fn request(calls: &AsyncCalls) -> Result<Vec<u8>, CallError> {
 ///     calls.call(b"hello", Duration::from_secs(10)).await
 /// }
 ///
@@ -45,8 +45,8 @@ use crate::call::{AnswerError, CallError, CallId, RefusedCall, RequestId};
 /// let listener = net.listen(([127, 0, 0, 1], 0).into())?;
 /// let address = listener.local_address().ok_or("nobody listens")?;
 /// net.run(async {
-///     let client = Calls::from(net.connect(address).await?);
-///     let server = Calls::from(listener.accept().await.ok_or("drained")?);
+///     let client = AsyncCalls::from(net.connect(address).await?);
+///     let server = AsyncCalls::from(listener.accept().await.ok_or("drained")?);
 ///     let asked = async {
 ///         let answer = ask(&client).await;
 ///         drop(client);
@@ -59,61 +59,61 @@ use crate::call::{AnswerError, CallError, CallId, RefusedCall, RequestId};
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Calls {
-    conn: Connection,
+pub struct AsyncCalls {
+    conn: AsyncConnection,
 }
 
-impl fmt::Debug for Calls {
+impl fmt::Debug for AsyncCalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Calls({})", self.conn.id())
+        write!(f, "AsyncCalls({})", self.conn.id())
     }
 }
 
-impl From<Connection> for Calls {
-    fn from(conn: Connection) -> Self {
-        let line = conn.line();
-        line.carries_calls.set(true);
-        let arrived = line.inbox.borrow_mut().take();
-        conn.core().with(|cx, desk| arrived.into_iter().for_each(|message| desk.carried(cx, line, message)));
+impl From<AsyncConnection> for AsyncCalls {
+    fn from(conn: AsyncConnection) -> Self {
+        let shared = conn.shared();
+        shared.carries_calls.set(true);
+        let arrived = shared.inbox.borrow_mut().take();
+        conn.core().with(|cx, handler| arrived.into_iter().for_each(|message| handler.on_frame(cx, shared, message)));
         Self { conn }
     }
 }
 
-impl Calls {
-    /// The connection, to close it or to learn its end.
+impl AsyncCalls {
+    /// Returns the connection, for instance to close it or to wait for its end.
     #[must_use]
-    pub const fn connection(&self) -> &Connection {
+    pub const fn connection(&self) -> &AsyncConnection {
         &self.conn
     }
 
-    /// Makes a call, and waits for its end, which comes within `within`. If there is no room, the request waits. The call is made when the
-    /// future is polled first. If the future is dropped, the call is cancelled.
+    /// Makes a call, and waits for its end, at most `within`. If the connection has no room, the request is queued. The call is made at the
+    /// first poll. If the future is dropped, the call is cancelled.
     ///
-    /// Example: [`Calls`].
+    /// Example: [`AsyncCalls`].
     ///
     /// # Errors
     /// [`CallError`].
     pub async fn call(&self, payload: &[u8], within: Duration) -> Result<Vec<u8>, CallError> {
         let reply = Rc::<Reply>::default();
         let (id, tag) = (self.conn.id(), Rc::clone(&reply));
-        let made = self.conn.core().with(|cx, desk| desk.calls.call(cx, id, payload, within, tag));
+        let made = self.conn.core().with(|cx, handler| handler.calls.call(cx, id, payload, within, tag));
         let call = made.map_err(|RefusedCall { why, .. }| why)?;
-        let mut pending = Pending { core: self.conn.core(), reply, call: Some(call) };
-        poll_fn(|task| pending.poll(task)).await
+        let mut wait = CallWait { core: self.conn.core(), reply, call: Some(call) };
+        poll_fn(|task| wait.poll(task)).await
     }
 
-    /// The next request of the peer that its caller still waits for. Requests come in the order in which they arrived, and tasks get them
-    /// in the order in which they have called this. Those that nobody has taken are bounded by [`crate::call::CallLimits`].
+    /// Waits for the next request whose caller still waits. Requests are returned in the order of arrival, and waiting tasks are served in
+    /// order. [`crate::call::CallLimits`] bounds the requests that wait here.
     ///
-    /// Example: [`Calls`].
+    /// Example: [`AsyncCalls`].
     ///
     /// # Errors
     /// The reason why the connection has ended.
-    pub async fn next(&self) -> Result<Request, DisconnectReason> {
+    pub async fn next(&self) -> Result<AsyncRequest, DisconnectReason> {
         loop {
-            let asked = Next::new(&self.conn.line().requests).await;
+            let asked = NextItem::new(&self.conn.shared().requests).await;
             let (id, payload) = asked.ok_or_else(|| self.conn.end())?;
-            let request = Request { core: Rc::clone(self.conn.core()), id: Some(id), payload };
+            let request = AsyncRequest { core: Rc::clone(self.conn.core()), id: Some(id), payload };
             if request.time_left().is_some() {
                 return Ok(request);
             }
@@ -121,15 +121,15 @@ impl Calls {
     }
 }
 
-/// A call that a task waits for. It is cancelled when this is dropped before its end.
-struct Pending<'a> {
+/// The wait of a task for the end of a call. Dropping it before the end cancels the call.
+struct CallWait<'a> {
     core: &'a Rc<Core>,
     reply: Rc<Reply>,
     call: Option<CallId>,
 }
 
-impl Pending<'_> {
-    fn poll(&mut self, task: &Task<'_>) -> Poll<Outcome> {
+impl CallWait<'_> {
+    fn poll(&mut self, task: &Task<'_>) -> Poll<CallResult> {
         let outcome = self.reply.poll(task);
         if outcome.is_ready() {
             self.call = None;
@@ -138,33 +138,33 @@ impl Pending<'_> {
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for CallWait<'_> {
     fn drop(&mut self) {
         if let Some(call) = self.call {
             // A waker may be the last owner of its task: it is dropped while nothing is borrowed.
             let waker = self.reply.take_waker();
-            self.core.part(Farewell::CancelCall(call));
+            self.core.run_or_defer(DropAction::CancelCall(call));
             drop(waker);
         }
     }
 }
 
-/// A request of a peer. It derefs to its payload. It may be kept and answered by another task. If it is dropped, its caller gets
+/// A request of a peer. It dereferences to its payload, and may be kept and answered by another task. If it is dropped, its caller gets
 /// [`CallError::Unanswered`].
-pub struct Request {
+pub struct AsyncRequest {
     core: Rc<Core>,
-    /// `None` once it was answered.
+    /// The id; `None` once the request was answered.
     id: Option<RequestId>,
     payload: Vec<u8>,
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for AsyncRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Request({} bytes)", self.payload.len())
+        write!(f, "AsyncRequest({} bytes)", self.payload.len())
     }
 }
 
-impl Deref for Request {
+impl Deref for AsyncRequest {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -172,29 +172,29 @@ impl Deref for Request {
     }
 }
 
-impl Request {
-    /// Answers the request. An answer that finds no room waits, and is sent when there is room.
+impl AsyncRequest {
+    /// Answers the request. If the connection has no room, the answer is queued.
     ///
-    /// Example: [`Calls`].
+    /// Example: [`AsyncCalls`].
     ///
     /// # Errors
     /// [`AnswerError`].
     pub fn answer(mut self, payload: &[u8]) -> Result<(), AnswerError> {
         let id = self.id.take().ok_or(AnswerError::Gone)?;
-        self.core.with(|cx, desk| desk.calls.answer(cx, id, payload))
+        self.core.with(|cx, handler| handler.calls.answer(cx, id, payload))
     }
 
-    /// The time that its caller still waits. `None`: it does not any more, see [`crate::call::Calls::time_left`].
+    /// Returns the time for which the caller still waits; `None` if it does not, see [`crate::call::Calls::time_left`].
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
-        self.core.with(|cx, desk| desk.calls.time_left(cx, self.id?))
+        self.core.with(|cx, handler| handler.calls.time_left(cx, self.id?))
     }
 }
 
-impl Drop for Request {
+impl Drop for AsyncRequest {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.core.part(Farewell::Dismiss(id));
+            self.core.run_or_defer(DropAction::Dismiss(id));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A connection, with a future for each thing that takes time.
+//! A connection, with a future for each operation that may wait.
 
 use std::error::Error;
 use std::fmt;
@@ -8,49 +8,49 @@ use std::ops::{Deref, Range};
 use std::rc::Rc;
 use std::task::{Context as Task, Poll};
 
-use super::arrivals::{Arrivals, Next};
-use super::core::{Core, Farewell};
-use super::desk::{Awaited, AwaitedEnd, End, Line};
-use super::waiters::Place;
-use super::writers::{Attempt, Need, Room, Ticket};
+use super::core::{Core, DropAction};
+use super::handler::{EndReason, PendingOperation, PendingTransfer, SharedConnection};
+use super::queue::{AsyncQueue, NextItem};
+use super::room_waiters::{AttemptKind, FreeRoom, TaskNeed, Ticket};
+use super::wait_queue::WaiterId;
 use crate::{
     Blocked, ConnectionId, Context, DetachedMessage, DisconnectReason, Outcome, Piece, Region, RegionOptions,
     RemoteRegion, SendErrorKind, SendId, Transfer, TransferEnd, TransferId, TransferOptions,
 };
 
-/// A connection. Clones are the same connection, so that one task can send while another receives. It is closed when the last one
-/// is dropped, after what was accepted for sending has been sent: that takes turns, see [`super::AsyncReactor::shutdown`].
+/// A connection of an [`super::AsyncReactor`]. Clones share the connection, so that one task can send while another receives. When the last
+/// clone is dropped, accepted messages are sent, then the connection is closed. This takes turns, see [`super::AsyncReactor::shutdown`].
 #[derive(Clone)]
-pub struct Connection {
-    shared: Rc<OneThreadOnly_UseSpawnLocal>,
+pub struct AsyncConnection {
+    hold: Rc<Connection_OneThreadOnly_UseSpawnLocal>,
 }
 
-/// The name is for the same reader as that of [`Core`].
+/// The program's shared handle of a connection. Dropping it closes the connection. The compiler's message has its name, as with [`Core`].
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
-struct OneThreadOnly_UseSpawnLocal {
+struct Connection_OneThreadOnly_UseSpawnLocal {
     core: Rc<Core>,
-    line: Rc<Line>,
+    shared: Rc<SharedConnection>,
 }
 
-impl Drop for OneThreadOnly_UseSpawnLocal {
+impl Drop for Connection_OneThreadOnly_UseSpawnLocal {
     fn drop(&mut self) {
-        self.core.part(Farewell::Close(self.line.id));
+        self.core.run_or_defer(DropAction::Close(self.shared.id));
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for AsyncConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connection({})", self.id())
+        write!(f, "AsyncConnection({})", self.id())
     }
 }
 
-/// The failure of a one-sided operation.
+/// The error of an operation that a task waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OperationError {
-    /// The operation was not begun.
+    /// The operation was not posted.
     Refused(SendErrorKind),
-    /// The operation was begun, and its connection has ended: [`Outcome::Failed`].
+    /// The operation was posted, and its connection ended first: [`Outcome::Failed`].
     Failed(Outcome),
 }
 
@@ -78,26 +78,26 @@ impl From<SendErrorKind> for OperationError {
     }
 }
 
-impl Connection {
-    pub(super) fn new(core: Rc<Core>, line: Rc<Line>) -> Self {
-        Self { shared: Rc::new(OneThreadOnly_UseSpawnLocal { core, line }) }
+impl AsyncConnection {
+    pub(super) fn new(core: Rc<Core>, shared: Rc<SharedConnection>) -> Self {
+        Self { hold: Rc::new(Connection_OneThreadOnly_UseSpawnLocal { core, shared }) }
     }
 
     pub(super) fn core(&self) -> &Rc<Core> {
-        &self.shared.core
+        &self.hold.core
     }
 
-    pub(super) fn line(&self) -> &Line {
-        &self.shared.line
+    pub(super) fn shared(&self) -> &SharedConnection {
+        &self.hold.shared
     }
 
-    /// The name of the connection, for [`super::AsyncReactor::with`].
+    /// Returns the id of the connection, for [`super::AsyncReactor::with`].
     #[must_use]
     pub fn id(&self) -> ConnectionId {
-        self.line().id
+        self.shared().id
     }
 
-    /// Address of the peer; `None` when the connection is gone.
+    /// Returns the address of the peer; `None` if the connection has ended.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.core().with(|cx, _| cx.peer_address(self.id()))
@@ -105,154 +105,154 @@ impl Connection {
 
     // Messages.
 
-    /// Sends a copy of `payload`; waits while there is no room, behind the tasks that wait already. The message goes out with the next
-    /// turn. It is not sent if the future is dropped before.
+    /// Queues a copy of `payload` for sending. Waits while there is no room; waiting tasks are served in order. The message is posted in
+    /// the next turn. If the future is dropped before it is done, the message is not sent.
     ///
     /// # Errors
     /// As [`Context::send`], without `WouldBlock`.
     pub async fn send(&self, payload: &[u8]) -> Result<SendId, SendErrorKind> {
-        let mut wait = Wait::new(self);
-        poll_fn(|task| wait.attempt(task, Attempt::Message(payload.len()), |cx| cx.send(self.id(), payload))).await
+        let mut wait = RoomWait::new(self);
+        poll_fn(|task| wait.attempt(task, AttemptKind::Message(payload.len()), |cx| cx.send(self.id(), payload))).await
     }
 
-    /// Sends a copy of `payload` if there is room now, and does not wait. Room for tasks that wait is theirs: if there is no more than
-    /// that, this is refused. The message goes out with the next turn.
+    /// Queues a copy of `payload` for sending, and does not wait. Fails with `WouldBlock` if there is no room, or only as much as the
+    /// waiting tasks need. The message is posted in the next turn.
     ///
     /// # Errors
     /// As [`Context::send`].
     pub fn try_send(&self, payload: &[u8]) -> Result<SendId, SendErrorKind> {
-        self.core().with(|cx, _| match self.refuses(cx, payload.len()) {
+        self.core().with(|cx, _| match self.refusal(cx, payload.len()) {
             None => cx.send(self.id(), payload),
             Some(why) => Err(SendErrorKind::WouldBlock(why)),
         })
     }
 
-    /// Returns the reason why a message that does not wait is refused in favour of tasks that do.
-    fn refuses(&self, cx: &Context<'_>, len: usize) -> Option<Blocked> {
-        let account = self.line().account.borrow();
-        if account.writers.is_empty() {
+    /// Returns the reason to refuse a message that does not wait, in favour of tasks that do.
+    fn refusal(&self, cx: &Context<'_>, len: usize) -> Option<Blocked> {
+        let state = self.shared().state.borrow();
+        if state.room_waiters.is_empty() {
             return None;
         }
-        let need = Need::of(Attempt::Message(len), cx, self.id());
-        account.writers.refuses(need, Room::of(cx, self.id()))
+        let need = TaskNeed::of(AttemptKind::Message(len), cx, self.id());
+        state.room_waiters.refusal(need, FreeRoom::of(cx, self.id()))
     }
 
-    /// Tries something that may have to wait for room. `ticket` is its place in the line, if it waits.
+    /// Attempts an operation that may have to wait for room. `ticket` is the position of the task in a queue, if it waits.
     pub(super) fn attempt<R>(
         &self,
         task: &Task<'_>,
         ticket: &mut Option<Ticket>,
-        what: Attempt,
+        kind: AttemptKind,
         act: impl FnOnce(&mut Context<'_>) -> Result<R, SendErrorKind>,
     ) -> Poll<Result<R, SendErrorKind>> {
-        let alone = ticket.is_none() && self.line().account.borrow().writers.is_empty();
-        if !alone && self.stands_in_line(task, ticket, what) {
+        let alone = ticket.is_none() && self.shared().state.borrow().room_waiters.is_empty();
+        if !alone && self.must_wait(task, ticket, kind) {
             return Poll::Pending;
         }
         match self.core().with(|cx, _| act(cx)) {
             Err(SendErrorKind::WouldBlock(why)) => {
-                self.wait_for_room(task, ticket, what, why);
+                self.wait_for_room(task, ticket, kind, why);
                 Poll::Pending
             }
             done => {
-                self.give_up_sending(ticket);
+                self.stop_waiting(ticket);
                 Poll::Ready(done)
             }
         }
     }
 
-    /// Returns false if it is a task's turn. A newcomer joins the line, unless it takes nothing away from those who stand there.
+    /// Returns true if a task must wait. Queues a new task, unless there is room beyond the needs of the waiting tasks.
     #[cold]
-    fn stands_in_line(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, what: Attempt) -> bool {
+    fn must_wait(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind) -> bool {
         if let Some(ticket) = ticket {
-            let mut account = self.line().account.borrow_mut();
-            let old = account.writers.renew(ticket, task.waker());
-            let waits = !account.writers.has_turn(ticket);
+            let mut state = self.shared().state.borrow_mut();
+            let old = state.room_waiters.set_waker(ticket, task.waker());
+            let waits = !state.room_waiters.is_notified(ticket);
             // The old waker may be the last owner of a task: it is dropped while nothing is borrowed.
-            drop(account);
+            drop(state);
             drop(old);
             return waits;
         }
-        self.core().with(|cx, desk| {
-            let mut account = self.line().account.borrow_mut();
-            let (need, room) = (Need::of(what, cx, self.id()), Room::of(cx, self.id()));
-            let passes = account.writers.lets_pass(need, room) || cfg!(planted = "a-newcomer-overtakes");
-            if passes || account.end.is_some() {
+        self.core().with(|cx, handler| {
+            let mut state = self.shared().state.borrow_mut();
+            let (need, room) = (TaskNeed::of(kind, cx, self.id()), FreeRoom::of(cx, self.id()));
+            let passes = state.room_waiters.can_proceed(need, room) || cfg!(planted = "a-newcomer-overtakes");
+            if passes || state.end.is_some() {
                 return false;
             }
-            *ticket = Some(account.writers.join(need, task.waker()));
-            account.writers.await_room(cx, self.id(), &mut desk.ready);
-            account.writers.call(cx, self.id(), &mut desk.ready);
+            *ticket = Some(state.room_waiters.push(need, task.waker()));
+            state.room_waiters.await_room(cx, self.id(), &mut handler.ready);
+            state.room_waiters.notify(cx, self.id(), &mut handler.ready);
             true
         })
     }
 
-    /// Waits after a refusal. Those that need less than this task may go on.
+    /// Queues a task after a refusal. Tasks that need less than this one may proceed.
     #[cold]
-    fn wait_for_room(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, what: Attempt, why: Blocked) {
-        self.core().with(|cx, desk| {
-            let writers = &mut self.line().account.borrow_mut().writers;
-            let known = ticket.take().ok_or_else(|| Need::of(what, cx, self.id()));
-            *ticket = Some(writers.refused(known, why, Room::of(cx, self.id()), task.waker()));
-            writers.call(cx, self.id(), &mut desk.ready);
+    fn wait_for_room(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind, why: Blocked) {
+        self.core().with(|cx, handler| {
+            let room_waiters = &mut self.shared().state.borrow_mut().room_waiters;
+            let known = ticket.take().ok_or_else(|| TaskNeed::of(kind, cx, self.id()));
+            *ticket = Some(room_waiters.refused(known, why, FreeRoom::of(cx, self.id()), task.waker()));
+            room_waiters.notify(cx, self.id(), &mut handler.ready);
         });
     }
 
-    /// Leaves the line of those that wait for room, with what was waited for or without it. The room that is left is for those behind.
+    /// Removes a task from the queues of tasks that wait for room. The next tasks are notified of the remaining room.
     #[inline]
-    pub(super) fn give_up_sending(&self, ticket: &mut Option<Ticket>) {
+    pub(super) fn stop_waiting(&self, ticket: &mut Option<Ticket>) {
         if let Some(ticket) = ticket.take() {
-            self.leave_line(ticket);
+            self.leave_room_queue(ticket);
         }
     }
 
     #[cold]
-    fn leave_line(&self, ticket: Ticket) {
-        let waker = self.line().account.borrow_mut().writers.leave(ticket);
+    fn leave_room_queue(&self, ticket: Ticket) {
+        let waker = self.shared().state.borrow_mut().room_waiters.remove(ticket);
         if waker.is_none() {
-            self.core().part(Farewell::PassOn(self.id()));
+            self.core().run_or_defer(DropAction::NotifyWaiters(self.id()));
         }
         drop(waker);
     }
 
-    /// The next message. Messages that came before the end are received before its reason. Tasks get messages in the order in which they
-    /// have called this. A future that is dropped takes no message with it.
+    /// Waits for the next message. Messages that arrived before the end of the connection are returned before the error. Waiting tasks are
+    /// served in order. Dropping the future loses no message.
     ///
     /// # Errors
     /// The reason why the connection has ended.
     pub async fn recv(&self) -> Result<Received, DisconnectReason> {
-        let message = Next::new(&self.line().inbox).await;
+        let message = NextItem::new(&self.shared().inbox).await;
         self.received(message)
     }
 
     pub(super) fn poll_recv(
         &self,
         task: &Task<'_>,
-        place: &mut Option<Place>,
+        waiter: &mut Option<WaiterId>,
     ) -> Poll<Result<Received, DisconnectReason>> {
-        Arrivals::poll(&self.line().inbox, task, place).map(|message| self.received(message))
+        AsyncQueue::poll(&self.shared().inbox, task, waiter).map(|message| self.received(message))
     }
 
     fn received(&self, message: Option<DetachedMessage>) -> Result<Received, DisconnectReason> {
         message.map(|message| Received::new(Rc::clone(self.core()), message)).ok_or_else(|| self.end())
     }
 
-    /// The reason of the end, when nothing arrives any more.
+    /// Returns the reason for the end of the connection.
     pub(super) fn end(&self) -> DisconnectReason {
-        let account = self.line().account.borrow();
-        account.end.as_ref().map_or(DisconnectReason::Local { complete: false }, reason)
+        let state = self.shared().state.borrow();
+        state.end.as_ref().map_or(DisconnectReason::Local { complete: false }, reason)
     }
 
     // Remote memory.
 
-    /// Registers memory, as [`Context::register`] does. On a device this may block.
+    /// Registers memory, as [`Context::register`] does. On a device this call may block.
     ///
     /// ```
-    /// use rdma_reactor::aio::Connection;
+    /// use rdma_reactor::aio::AsyncConnection;
     /// use rdma_reactor::{Access, Error, Region, RegionOptions};
     ///
-    /// /// Memory that the peer may read.
-    /// fn open(conn: &Connection) -> Result<Region, Error> {
+    /// /// Registers memory that the peer may read.
+    /// fn open(conn: &AsyncConnection) -> Result<Region, Error> {
     ///     conn.register(4096, &RegionOptions::new().allow(Access::REMOTE_READ))
     /// }
     /// ```
@@ -263,101 +263,101 @@ impl Connection {
         self.core().with(|cx, _| cx.register(self.id(), len, options))
     }
 
-    /// Reads the beginning of `remote` into `range` of `local`, and waits until the bytes are there. If the future is dropped, a read
-    /// that has begun goes on, and `local` is lent until it has ended.
+    /// Reads the first bytes of `remote` into `range` of `local` by RDMA Read, and waits for the completion. If the future is dropped, a
+    /// posted read continues, and `local` is lent until its completion.
     ///
     /// ```
-    /// use rdma_reactor::aio::{Connection, OperationError};
+    /// use rdma_reactor::aio::{AsyncConnection, OperationError};
     /// use rdma_reactor::{Region, RemoteRegion};
     ///
     /// /// Reads 4 KiB of the peer's memory.
-    /// async fn fetch(conn: &Connection, from: RemoteRegion, into: &mut Region) -> Result<(), OperationError> {
+    /// async fn fetch(conn: &AsyncConnection, from: RemoteRegion, into: &mut Region) -> Result<(), OperationError> {
     ///     conn.read(from, into, 0..4096).await
     /// }
     /// ```
     ///
     /// # Errors
-    /// As [`Context::read`], without `WouldBlock`; or the connection ended first.
+    /// As [`Context::read`], without `WouldBlock`; [`OperationError::Failed`] if the connection ended first.
     pub async fn read(
         &self,
         remote: RemoteRegion,
         local: &mut Region,
         range: Range<usize>,
     ) -> Result<(), OperationError> {
-        self.perform(Attempt::Operation, |cx| cx.read(self.id(), remote, local, range.clone())).await
+        self.perform(AttemptKind::Operation, |cx| cx.read(self.id(), remote, local, range.clone())).await
     }
 
-    /// Writes `range` of `local` to the beginning of `remote`, and waits until the device is done with `local`. Cancellation is as
-    /// with [`Connection::read`].
+    /// Writes `range` of `local` to the first bytes of `remote` by RDMA Write, and waits for the completion. Dropping the future has the
+    /// same effect as with [`AsyncConnection::read`].
     ///
     /// ```
-    /// use rdma_reactor::aio::{Connection, OperationError};
+    /// use rdma_reactor::aio::{AsyncConnection, OperationError};
     /// use rdma_reactor::{Region, RemoteRegion};
     ///
     /// /// Writes all of a region to the peer's memory.
-    /// async fn publish(conn: &Connection, to: RemoteRegion, region: &Region) -> Result<(), OperationError> {
+    /// async fn publish(conn: &AsyncConnection, to: RemoteRegion, region: &Region) -> Result<(), OperationError> {
     ///     conn.write(to, region, 0..region.len()).await
     /// }
     /// ```
     ///
     /// # Errors
-    /// As [`Connection::read`].
+    /// As [`AsyncConnection::read`].
     pub async fn write(&self, remote: RemoteRegion, local: &Region, range: Range<usize>) -> Result<(), OperationError> {
-        self.perform(Attempt::Operation, |cx| cx.write(self.id(), remote, local, range.clone())).await
+        self.perform(AttemptKind::Operation, |cx| cx.write(self.id(), remote, local, range.clone())).await
     }
 
-    /// Does an operation of [`Context`] that has a completion, such as an atomic, and waits for it. `begin` is called again each time
-    /// that there may be room. Cancellation is as with [`Connection::read`].
+    /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. `begin` is called again each time that there may
+    /// be room. Dropping the future has the same effect as with [`AsyncConnection::read`].
     ///
     /// ```
-    /// use rdma_reactor::aio::{Connection, OperationError};
+    /// use rdma_reactor::aio::{AsyncConnection, OperationError};
     /// use rdma_reactor::{Region, RemoteRegion};
     ///
     /// /// Adds to a counter in the peer's memory; the old value lands in the first word of `old`.
-    /// async fn add(conn: &Connection, to: RemoteRegion, old: &mut Region, what: u64) -> Result<(), OperationError> {
+    /// async fn add(conn: &AsyncConnection, to: RemoteRegion, old: &mut Region, what: u64) -> Result<(), OperationError> {
     ///     conn.operate(|cx| cx.fetch_add(conn.id(), to, old, 0, what)).await
     /// }
     ///
-    /// /// Sends a message, and waits until it is sent: [`Connection::send`] waits for room only.
-    /// async fn send(conn: &Connection, bytes: &[u8]) -> Result<(), OperationError> {
+    /// /// Sends a message, and waits until it is sent: [`AsyncConnection::send`] waits for room only.
+    /// async fn send(conn: &AsyncConnection, bytes: &[u8]) -> Result<(), OperationError> {
     ///     conn.operate(|cx| cx.send(conn.id(), bytes)).await
     /// }
     /// ```
     ///
     /// # Errors
-    /// What `begin` says, without `WouldBlock`; or the connection ended first.
+    /// The error of `begin`, without `WouldBlock`; [`OperationError::Failed`] if the connection ended first.
     pub async fn operate(
         &self,
         begin: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
     ) -> Result<(), OperationError> {
-        self.perform(Attempt::Any, begin).await
+        self.perform(AttemptKind::Any, begin).await
     }
 
     async fn perform(
         &self,
-        what: Attempt,
+        kind: AttemptKind,
         mut begin: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
     ) -> Result<(), OperationError> {
-        let mut wait = Wait::new(self);
-        let send = poll_fn(|task| wait.attempt(task, what, |cx| cx.reporting(self.id(), &mut begin))).await?;
-        let operation = Operation::new(self.line(), send.sequence());
+        let mut wait = RoomWait::new(self);
+        let send = poll_fn(|task| wait.attempt(task, kind, |cx| cx.reporting(self.id(), &mut begin))).await?;
+        let operation = OperationWait::new(self.shared(), send.sequence());
         match poll_fn(|task| operation.poll(task)).await {
             outcome if outcome.is_sent() => Ok(()),
             outcome => Err(OperationError::Failed(outcome)),
         }
     }
 
-    /// Reads or writes a list of pieces, and waits for its one end, which comes within the time of the options and `Timeouts::flush`.
-    /// If the future is dropped, the transfer is cancelled, and the regions are lent until what is posted has ended.
+    /// Reads or writes a list of pieces, and waits for the end of the transfer, at most the time of the options plus `Timeouts::flush`. If
+    /// the future is dropped, the transfer is cancelled, and the regions are lent until the posted pieces have completed.
     ///
     /// ```
     /// use std::time::Duration;
     ///
-    /// use rdma_reactor::aio::Connection;
+    /// use rdma_reactor::aio::AsyncConnection;
     /// use rdma_reactor::{Piece, Region, SendErrorKind, Transfer, TransferOptions};
     ///
-    /// /// Writes a list, and returns whether it is there.
-    /// async fn fill(conn: &Connection, from: &Region, list: Vec<Piece>) -> Result<bool, SendErrorKind> {
+    /// /// Writes a list. Returns true if all pieces were placed at the peer.
+    /// async fn fill(conn: &AsyncConnection, from: &Region, list: Vec<Piece>) -> Result<bool, SendErrorKind> {
     ///     let options = TransferOptions::within(Duration::from_secs(10)).confirm();
     ///     let end = conn.transfer(Transfer::Write(&[from]), list, &options).await?;
     ///     Ok(end.is_done())
@@ -365,7 +365,7 @@ impl Connection {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::transfer`]: the transfer was not begun.
+    /// As [`Context::transfer`]: the transfer was not started.
     pub async fn transfer(
         &self,
         transfer: Transfer<'_>,
@@ -373,44 +373,44 @@ impl Connection {
         options: &TransferOptions,
     ) -> Result<TransferEnd, SendErrorKind> {
         let transfer = self.core().with(|cx, _| cx.transfer(self.id(), transfer, pieces, options))?;
-        let under_way = UnderWay::new(self, transfer);
-        Ok(poll_fn(|task| under_way.poll(task)).await)
+        let wait = TransferWait::new(self, transfer);
+        Ok(poll_fn(|task| wait.poll(task)).await)
     }
 
     // The end.
 
-    /// Closes the connection, after what was accepted for sending has been sent. [`Connection::closed`] waits for the end.
+    /// Closes the connection, after the accepted messages are sent. [`AsyncConnection::closed`] waits for the end.
     pub fn close(&self) {
         self.core().with(|cx, _| cx.close(self.id()));
     }
 
-    /// Ends the connection at once: what has not gone out is lost, and the peer sees [`DisconnectReason::Lost`].
+    /// Ends the connection immediately. Messages that are not sent are lost, and the peer sees [`DisconnectReason::Lost`].
     pub fn abort(&self) {
         self.core().with(|cx, _| cx.abort(self.id()));
     }
 
-    /// Waits for the end of the connection.
+    /// Waits for the end of the connection, and returns its reason.
     pub async fn closed(&self) -> DisconnectReason {
-        self.line().watch(|account| account.end.as_ref().map(reason)).await
+        self.shared().watch(|state| state.end.as_ref().map(reason)).await
     }
 }
 
-/// The reason of an end. A connection in the hands of the program was up.
-fn reason(end: &End) -> DisconnectReason {
+/// Returns the reason for an end. A connection that the program holds was established, so `ConnectFailed` is not expected.
+fn reason(end: &EndReason) -> DisconnectReason {
     match end {
-        End::Disconnected(reason) => reason.clone(),
-        End::NeverUp(error) => DisconnectReason::Internal(error.to_string()),
+        EndReason::Disconnected(reason) => reason.clone(),
+        EndReason::ConnectFailed(error) => DisconnectReason::Internal(error.to_string()),
     }
 }
 
-/// The wait of a task for room. It leaves the line when it is dropped.
-struct Wait<'a> {
-    conn: &'a Connection,
+/// The wait of a task for room. Dropping it removes the task from its queue.
+struct RoomWait<'a> {
+    conn: &'a AsyncConnection,
     ticket: Option<Ticket>,
 }
 
-impl<'a> Wait<'a> {
-    const fn new(conn: &'a Connection) -> Self {
+impl<'a> RoomWait<'a> {
+    const fn new(conn: &'a AsyncConnection) -> Self {
         Self { conn, ticket: None }
     }
 
@@ -418,87 +418,87 @@ impl<'a> Wait<'a> {
     fn attempt<R>(
         &mut self,
         task: &Task<'_>,
-        what: Attempt,
+        kind: AttemptKind,
         act: impl FnOnce(&mut Context<'_>) -> Result<R, SendErrorKind>,
     ) -> Poll<Result<R, SendErrorKind>> {
-        self.conn.attempt(task, &mut self.ticket, what, act)
+        self.conn.attempt(task, &mut self.ticket, kind, act)
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for RoomWait<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !cfg!(planted = "a-dropped-future-stays-in-line") {
-            self.conn.give_up_sending(&mut self.ticket);
+        if !cfg!(planted = "a-dropped-future-stays-in-shared") {
+            self.conn.stop_waiting(&mut self.ticket);
         }
     }
 }
 
-/// An operation that a task waits for. Nobody waits for it any more when this is dropped.
-struct Operation<'a> {
-    line: &'a Line,
+/// The wait of a task for the completion of an operation.
+struct OperationWait<'a> {
+    shared: &'a SharedConnection,
     sequence: u64,
 }
 
-impl<'a> Operation<'a> {
-    fn new(line: &'a Line, sequence: u64) -> Self {
-        line.account.borrow_mut().operations.insert(sequence, Awaited::default());
-        Self { line, sequence }
+impl<'a> OperationWait<'a> {
+    fn new(shared: &'a SharedConnection, sequence: u64) -> Self {
+        shared.state.borrow_mut().operations.insert(sequence, PendingOperation::default());
+        Self { shared, sequence }
     }
 
     fn poll(&self, task: &Task<'_>) -> Poll<Outcome> {
-        let mut account = self.line.account.borrow_mut();
-        let awaited = account.operations.entry(self.sequence).or_default();
+        let mut state = self.shared.state.borrow_mut();
+        let awaited = state.operations.entry(self.sequence).or_default();
         if let Some(outcome) = awaited.outcome {
             return Poll::Ready(outcome);
         }
         let old = awaited.waker.replace(task.waker().clone());
-        drop(account);
+        drop(state);
         drop(old);
         Poll::Pending
     }
 }
 
-impl Drop for Operation<'_> {
+impl Drop for OperationWait<'_> {
     fn drop(&mut self) {
-        let gone = self.line.account.borrow_mut().operations.remove(&self.sequence);
+        let gone = self.shared.state.borrow_mut().operations.remove(&self.sequence);
         // A waker may be the last owner of its task: it is dropped while nothing is borrowed.
         drop(gone);
     }
 }
 
-/// A transfer of a list that a task waits for. It is cancelled when this is dropped before its end.
-struct UnderWay<'a> {
-    conn: &'a Connection,
+/// The wait of a task for the end of a transfer. Dropping it before the end cancels the transfer.
+struct TransferWait<'a> {
+    conn: &'a AsyncConnection,
     transfer: TransferId,
 }
 
-impl<'a> UnderWay<'a> {
-    fn new(conn: &'a Connection, transfer: TransferId) -> Self {
-        conn.line().account.borrow_mut().transfers.insert(transfer, AwaitedEnd::default());
+impl<'a> TransferWait<'a> {
+    fn new(conn: &'a AsyncConnection, transfer: TransferId) -> Self {
+        conn.shared().state.borrow_mut().transfers.insert(transfer, PendingTransfer::default());
         Self { conn, transfer }
     }
 
     fn poll(&self, task: &Task<'_>) -> Poll<TransferEnd> {
-        let mut account = self.conn.line().account.borrow_mut();
-        let awaited = account.transfers.entry(self.transfer).or_default();
+        let mut state = self.conn.shared().state.borrow_mut();
+        let awaited = state.transfers.entry(self.transfer).or_default();
         if let Some(end) = awaited.end.take() {
-            account.transfers.remove(&self.transfer);
+            state.transfers.remove(&self.transfer);
             return Poll::Ready(end);
         }
         let old = awaited.waker.replace(task.waker().clone());
-        drop(account);
+        drop(state);
         drop(old);
         Poll::Pending
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for TransferWait<'_> {
     fn drop(&mut self) {
         // A waker may be the last owner of its task: it is dropped while nothing is borrowed.
-        let gone = self.conn.line().account.borrow_mut().transfers.remove(&self.transfer);
+        let gone = self.conn.shared().state.borrow_mut().transfers.remove(&self.transfer);
         if gone.is_some() {
-            self.conn.core().part(Farewell::CancelTransfer(self.conn.id(), self.transfer));
+            self.conn.core().run_or_defer(DropAction::CancelTransfer(self.conn.id(), self.transfer));
         }
         drop(gone);
     }
@@ -507,7 +507,7 @@ impl Drop for UnderWay<'_> {
 /// A received message, in the registered buffer that it arrived in. The peer gets its credit back when this is dropped.
 pub struct Received {
     core: Rc<Core>,
-    /// `None` once it was detached.
+    /// The message; `None` once it was detached.
     message: Option<DetachedMessage>,
 }
 
@@ -516,10 +516,10 @@ impl Received {
         Self { core, message: Some(message) }
     }
 
-    /// The message, which may go to another thread.
+    /// Returns the message as a value that may be sent to another thread.
     #[must_use]
     pub fn detach(mut self) -> DetachedMessage {
-        self.message.take().expect("only this takes it")
+        self.message.take().expect("a message is detached once")
     }
 }
 

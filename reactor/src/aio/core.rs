@@ -1,50 +1,49 @@
-//! The reactor and its desk, as all futures of a thread share them.
+//! The reactor and its handler, which all futures of a thread share.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::desk::{Desk, NOBODY_ANSWERS};
-use super::turns::{Owed, Turns};
+use super::handler::{NOT_APPROVED, TaskHandler};
+use super::turns::{PendingTurn, Turns};
 use crate::call::{CallId, RequestId};
 use crate::{ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, TimerId, TransferId, Turn};
 
-/// Something that a value does when it is dropped. It waits if the reactor is in use at that moment.
+/// The action of a dropped value. It is deferred if the reactor is in use at that moment.
 #[derive(Debug)]
-pub(super) enum Farewell {
+pub(super) enum DropAction {
     Close(ConnectionId),
     StopListening(ListenerId),
-    /// A task that had its turn does not wait for room any more.
-    PassOn(ConnectionId),
-    Cancel(TimerId),
-    /// Nobody waits for a transfer of a list any more.
+    /// A notified task does not wait for room any more: notifies the next ones.
+    NotifyWaiters(ConnectionId),
+    CancelTimer(TimerId),
     CancelTransfer(ConnectionId, TransferId),
-    /// Nobody waits for the answer to a call any more.
     CancelCall(CallId),
-    /// Nobody answers a request.
+    /// Dismisses a request that was dropped without an answer.
     Dismiss(RequestId),
-    CloseGate(ListenerId),
-    /// A peer has waited for an answer, and nobody gives one.
-    Refuse(ConnectionId),
+    /// Refuses the peers that wait for approval, now and later.
+    RefusePeers(ListenerId),
+    /// Refuses a peer whose `PendingPeer` was dropped.
+    RefusePeer(ConnectionId),
 }
 
-/// See the [module](self). Wakers are woken only while nothing is borrowed here: they may run code of the program.
+/// The shared reactor, see the [module](self). Wakers are called only while nothing is borrowed here: they may run code of the program.
 pub(super) type Core = OneThreadOnly_UseSpawnLocal;
 
-/// What the compiler names when a future is given to a function that may run it on another thread, such as `tokio::spawn`.
+/// The type that the compiler names if a future is passed to a function that may run it on another thread, such as `tokio::spawn`.
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
 pub(super) struct OneThreadOnly_UseSpawnLocal {
     inner: RefCell<Inner>,
-    farewells: RefCell<Vec<Farewell>>,
-    /// The task that takes turns, while it waits for something to be asked for.
+    deferred: RefCell<Vec<DropAction>>,
+    /// The waker of the task that takes turns, while it waits in `TurnRequested`.
     pub(super) driver: Cell<Option<Waker>>,
     turns: Cell<Turns>,
 }
 
 struct Inner {
     reactor: Reactor,
-    desk: Desk,
+    handler: TaskHandler,
 }
 
 impl fmt::Debug for OneThreadOnly_UseSpawnLocal {
@@ -56,8 +55,8 @@ impl fmt::Debug for OneThreadOnly_UseSpawnLocal {
 impl OneThreadOnly_UseSpawnLocal {
     pub(super) fn new(reactor: Reactor) -> Self {
         Self {
-            inner: RefCell::new(Inner { reactor, desk: Desk::default() }),
-            farewells: RefCell::default(),
+            inner: RefCell::new(Inner { reactor, handler: TaskHandler::default() }),
+            deferred: RefCell::default(),
             driver: Cell::default(),
             turns: Cell::default(),
         }
@@ -72,13 +71,13 @@ impl OneThreadOnly_UseSpawnLocal {
         result
     }
 
-    /// Lends the reactor.
+    /// Calls `act` with the reactor.
     pub(super) fn reactor<R>(&self, act: impl FnOnce(&mut Reactor) -> R) -> R {
         act(&mut self.inner.borrow_mut().reactor)
     }
 
-    /// Ends the part of `AsyncReactor::run`: closes its last turn, and makes the descriptor readable, so that whoever takes turns
-    /// next sees to what was asked for last. Does nothing if the reactor is in use, as it may be in a panic.
+    /// Ends `AsyncReactor::run`: closes its last turn, and makes the descriptor readable, so that the next driver carries out the last
+    /// requests. Does nothing if the reactor is in use, as it may be during a panic.
     pub(super) fn end_run(&self) {
         self.turns(Turns::end_run);
         if let Ok(mut inner) = self.inner.try_borrow_mut() {
@@ -89,25 +88,25 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Asks the reactor for something, and has a turn taken.
-    pub(super) fn with<R>(&self, act: impl FnOnce(&mut Context<'_>, &mut Desk) -> R) -> R {
+    /// Calls `act` with the context and the handler, and requests a turn.
+    pub(super) fn with<R>(&self, act: impl FnOnce(&mut Context<'_>, &mut TaskHandler) -> R) -> R {
         self.lend(self.inner.borrow_mut(), act)
     }
 
-    fn lend<R>(&self, mut inner: RefMut<'_, Inner>, act: impl FnOnce(&mut Context<'_>, &mut Desk) -> R) -> R {
-        let Inner { reactor, desk } = &mut *inner;
-        if self.turns(Turns::ask) {
-            return act(&mut reactor.quiet_context(), desk);
+    fn lend<R>(&self, mut inner: RefMut<'_, Inner>, act: impl FnOnce(&mut Context<'_>, &mut TaskHandler) -> R) -> R {
+        let Inner { reactor, handler } = &mut *inner;
+        if self.turns(Turns::request) {
+            return act(&mut reactor.quiet_context(), handler);
         }
-        // The task that takes the turns takes one anyway when it is woken.
-        let Some(driver) = self.driver.take() else { return act(&mut reactor.context(), desk) };
-        let result = act(&mut reactor.quiet_context(), desk);
+        // Waking the driver is enough: it takes a turn, so the descriptor need not become readable.
+        let Some(driver) = self.driver.take() else { return act(&mut reactor.context(), handler) };
+        let result = act(&mut reactor.quiet_context(), handler);
         drop(inner);
         driver.wake();
         result
     }
 
-    /// Releases a message. If the reactor is in use, the message stays, and its buffer goes home when it is dropped.
+    /// Releases a message. If the reactor is in use, `message` keeps it, and its buffer is returned when the message is dropped.
     #[inline]
     pub(super) fn release(&self, message: &mut Option<DetachedMessage>) {
         if let Ok(inner) = self.inner.try_borrow_mut() {
@@ -115,23 +114,23 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Does what a value asks for that is dropped: now, or before the next turn if the reactor is in use.
-    pub(super) fn part(&self, farewell: Farewell) {
+    /// Runs the action of a dropped value: now, or before the next turn if the reactor is in use.
+    pub(super) fn run_or_defer(&self, action: DropAction) {
         match self.inner.try_borrow_mut() {
-            Ok(inner) => self.lend(inner, |cx, desk| take_leave(cx, desk, farewell)),
-            Err(_) => self.farewells.borrow_mut().push(farewell),
+            Ok(inner) => self.lend(inner, |cx, handler| run_drop_action(cx, handler, action)),
+            Err(_) => self.deferred.borrow_mut().push(action),
         }
     }
 
-    /// Takes one turn, and wakes the tasks that it has news for. If there are any, they most likely ask for something: then the
-    /// turn stays open, and the next call, which follows them, resumes and closes it.
+    /// Takes one turn, and wakes the tasks that it has notified. These will most likely send or request something, so if the driver is a
+    /// task, the turn stays open for them: the next call resumes and closes it.
     pub(super) fn turn(&self, timeout: Option<Duration>) -> Result<Turn, Error> {
-        self.move_on(|reactor, desk, owed| {
-            // Tasks that others have passed their turns on to are woken at once.
-            let timeout = if desk.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
-            let rest = owed == Owed::Rest && timeout == Some(Duration::ZERO);
-            let mut turn = if rest { reactor.resume(desk)? } else { reactor.step(desk, timeout)? };
-            if !desk.ready.is_empty() && self.turns(Turns::leave_open) {
+        self.advance(|reactor, handler, pending| {
+            // If tasks were notified between turns, the turn must not sleep.
+            let timeout = if handler.ready.is_empty() { timeout } else { Some(Duration::ZERO) };
+            let rest = pending == PendingTurn::Rest && timeout == Some(Duration::ZERO);
+            let mut turn = if rest { reactor.resume(handler)? } else { reactor.step(handler, timeout)? };
+            if !handler.ready.is_empty() && self.turns(Turns::keep_open) {
                 turn.more = true;
                 return Ok(turn);
             }
@@ -139,46 +138,46 @@ impl OneThreadOnly_UseSpawnLocal {
         })
     }
 
-    /// Sees to what tasks have asked for since the last turn of `AsyncReactor::run`, and takes the next one, which sleeps if
-    /// `idle` is set and no task was woken meanwhile.
+    /// Takes one turn of `AsyncReactor::run`. First carries out the requests of tasks since the last turn. The turn sleeps if `idle` is set
+    /// and no task was notified meanwhile.
     pub(super) fn turn_of_run(&self, idle: bool) -> Result<(), Error> {
-        self.move_on(|reactor, desk, owed| {
-            if owed != Owed::Nothing {
-                reactor.resume(desk)?;
+        self.advance(|reactor, handler, pending| {
+            if pending != PendingTurn::Nothing {
+                reactor.resume(handler)?;
             }
-            let timeout = if idle && desk.ready.is_empty() { None } else { Some(Duration::ZERO) };
-            reactor.step(desk, timeout).map(drop)
+            let timeout = if idle && handler.ready.is_empty() { None } else { Some(Duration::ZERO) };
+            reactor.step(handler, timeout).map(drop)
         })
     }
 
-    /// Posts what tasks have asked for last.
+    /// Carries out the last requests of tasks.
     pub(super) fn resume(&self) -> Result<Turn, Error> {
-        self.move_on(|reactor, desk, _| reactor.resume(desk))
+        self.advance(|reactor, handler, _| reactor.resume(handler))
     }
 
-    /// Closes everything, and takes turns until all is gone.
+    /// Closes all listeners and connections, and takes turns until all have ended or the deadline has passed.
     pub(super) fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
-        self.move_on(|reactor, desk, _| reactor.shutdown(desk, deadline))
+        self.advance(|reactor, handler, _| reactor.shutdown(handler, deadline))
     }
 
-    /// Lets the reactor move on, and wakes the tasks that it has news for.
-    fn move_on<R>(&self, act: impl FnOnce(&mut Reactor, &mut Desk, Owed) -> R) -> R {
+    /// Runs the deferred actions, then `act`, and wakes the tasks that were notified.
+    fn advance<R>(&self, act: impl FnOnce(&mut Reactor, &mut TaskHandler, PendingTurn) -> R) -> R {
         loop {
-            let Some(farewell) = self.farewells.borrow_mut().pop() else { break };
-            self.with(|cx, desk| take_leave(cx, desk, farewell));
+            let Some(action) = self.deferred.borrow_mut().pop() else { break };
+            self.with(|cx, handler| run_drop_action(cx, handler, action));
         }
-        let owed = self.turns(Turns::pay);
+        let pending = self.turns(Turns::begin);
         let (result, mut ready) = {
-            let Inner { reactor, desk } = &mut *self.inner.borrow_mut();
-            let result = act(reactor, desk, owed);
-            if desk.ready.is_empty() {
+            let Inner { reactor, handler } = &mut *self.inner.borrow_mut();
+            let result = act(reactor, handler, pending);
+            if handler.ready.is_empty() {
                 return result;
             }
-            (result, std::mem::take(&mut desk.ready))
+            (result, std::mem::take(&mut handler.ready))
         };
         ready.drain(..).for_each(Waker::wake);
-        // The list goes back with its memory. Nobody has put a waker into the new one: that happens in turns only.
-        self.inner.borrow_mut().desk.ready = ready;
+        // Keeps the memory of the list.
+        self.inner.borrow_mut().handler.ready = ready;
         result
     }
 
@@ -187,23 +186,23 @@ impl OneThreadOnly_UseSpawnLocal {
     }
 }
 
-fn take_leave(cx: &mut Context<'_>, desk: &mut Desk, farewell: Farewell) {
-    match farewell {
-        Farewell::Close(conn) => desk.close(cx, conn),
-        Farewell::StopListening(listener) => {
+fn run_drop_action(cx: &mut Context<'_>, handler: &mut TaskHandler, action: DropAction) {
+    match action {
+        DropAction::Close(conn) => handler.close(cx, conn),
+        DropAction::StopListening(listener) => {
             cx.close_listener(listener);
-            desk.close_gate(cx, listener);
-            desk.stop_listening(listener).into_iter().for_each(|conn| cx.close(conn));
+            handler.refuse_peers(cx, listener);
+            handler.stop_listening(listener).into_iter().for_each(|conn| cx.close(conn));
         }
-        Farewell::PassOn(conn) => desk.call_writers(cx, conn),
-        Farewell::Cancel(timer) => {
-            desk.timers.remove(&timer);
+        DropAction::NotifyWaiters(conn) => handler.notify_room_waiters(cx, conn),
+        DropAction::CancelTimer(timer) => {
+            handler.timers.remove(&timer);
             cx.cancel_timer(timer);
         }
-        Farewell::CancelTransfer(conn, transfer) => _ = cx.cancel_transfer(conn, transfer),
-        Farewell::CancelCall(call) => _ = desk.calls.cancel(cx, call),
-        Farewell::Dismiss(request) => desk.calls.dismiss(cx, request),
-        Farewell::CloseGate(listener) => desk.close_gate(cx, listener),
-        Farewell::Refuse(conn) => _ = cx.judge(conn, Err(NOBODY_ANSWERS.into())),
+        DropAction::CancelTransfer(conn, transfer) => _ = cx.cancel_transfer(conn, transfer),
+        DropAction::CancelCall(call) => _ = handler.calls.cancel(cx, call),
+        DropAction::Dismiss(request) => handler.calls.dismiss(cx, request),
+        DropAction::RefusePeers(listener) => handler.refuse_peers(cx, listener),
+        DropAction::RefusePeer(conn) => _ = cx.judge(conn, Err(NOT_APPROVED.into())),
     }
 }

@@ -1,4 +1,4 @@
-//! The task that takes turns on tokio.
+//! The task that takes the reactor's turns on tokio.
 
 use std::future::pending;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use tokio::io::unix::AsyncFd;
 use super::AsyncReactor;
 use crate::Error;
 
-/// Takes the turns of a reactor on tokio, beside the other tasks of its thread, until it is drained. It is for a runtime of one thread, in
-/// which tasks are spawned with `tokio::task::spawn_local`; [`crate::threaded`] is for those of several threads. If the future is dropped,
-/// the connections stay as they are until somebody takes turns again.
+/// Takes the turns of a reactor on tokio, beside the other tasks of its thread, until the reactor is drained. Use it in a single-threaded
+/// runtime, with tasks of `tokio::task::spawn_local`; [`crate::threaded`] is for multi-threaded runtimes. If the future is dropped, the
+/// connections stall until another driver takes turns.
 ///
 /// ```
 /// use rdma_reactor::aio::{AsyncReactor, drive};
@@ -38,10 +38,10 @@ use crate::Error;
 /// As [`crate::Reactor::run`]; [`Error::Poll`] if the process has no descriptors left.
 ///
 /// # Panics
-/// Outside of a tokio runtime, or in one whose I/O or time is not enabled.
+/// If it is polled outside of a tokio runtime, or in one without I/O or time.
 pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
     let descriptor = net.descriptor().map_err(Error::Poll)?;
-    // SAFETY: the descriptor is owned, so nobody else closes it or puts another one in its place, and `AsyncFd` owns it until its own end.
+    // SAFETY: the descriptor is owned, so no other code closes or replaces it, and `AsyncFd` owns it until `AsyncFd` is dropped.
     let readable = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     let readable = readable.map_err(|error| Error::Poll(error.into()))?;
     loop {
@@ -62,9 +62,9 @@ pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
             }
         };
         tokio::select! {
-            // The readiness is cleared before the turn: what comes later makes the descriptor readable anew.
+            // The readiness is cleared before the turn, so later events make the descriptor readable again.
             ready = readable.readable() => ready.map_err(Error::Poll)?.clear_ready(),
-            () = net.asked() => {}
+            () = net.turn_requested() => {}
             () = due => {}
         }
     }

@@ -1,33 +1,33 @@
-//! A listener, whose connections are accepted one by one.
+//! A listener, which tasks accept connections from.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use super::arrivals::Next;
-use super::connection::Connection;
-use super::core::{Core, Farewell};
-use super::desk::Backlog;
+use super::connection::AsyncConnection;
+use super::core::{Core, DropAction};
+use super::handler::Backlog;
+use super::queue::NextItem;
 use crate::ListenerId;
 
-/// A place where connections come in. Dropping it ends that: connections that nobody has accepted are closed, and those that were
-/// accepted stay.
-pub struct Listener {
+/// A listener of an [`super::AsyncReactor`]. When it is dropped, the reactor stops listening, and closes the connections that were not
+/// accepted.
+pub struct AsyncListener {
     core: Rc<Core>,
     id: ListenerId,
     backlog: Backlog,
 }
 
-impl fmt::Debug for Listener {
+impl fmt::Debug for AsyncListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({})", self.id)
+        write!(f, "AsyncListener({})", self.id)
     }
 }
 
-impl Listener {
+impl AsyncListener {
     pub(super) fn new(core: Rc<Core>, id: ListenerId) -> Self {
         let backlog = Backlog::default();
-        core.with(|_, desk| _ = desk.listeners.insert(id, Rc::clone(&backlog)));
+        core.with(|_, handler| _ = handler.listeners.insert(id, Rc::clone(&backlog)));
         Self { core, id, backlog }
     }
 
@@ -35,22 +35,22 @@ impl Listener {
         self.id
     }
 
-    /// The next connection that is up; `None` when the reactor is drained. Connections come in the order in which they came up, and
-    /// tasks get them in the order in which they have called this. A future that is dropped takes no connection with it.
-    pub async fn accept(&self) -> Option<Connection> {
-        let line = Next::new(&self.backlog).await?;
-        Some(Connection::new(Rc::clone(&self.core), line))
+    /// Waits for the next established connection. Returns `None` if the reactor is being drained. Connections are returned in the order in
+    /// which they were established, and waiting tasks are served in order. Dropping the future loses no connection.
+    pub async fn accept(&self) -> Option<AsyncConnection> {
+        let shared = NextItem::new(&self.backlog).await?;
+        Some(AsyncConnection::new(Rc::clone(&self.core), shared))
     }
 
-    /// The address that it is bound to; `None` if its device is away.
+    /// Returns the address that it is bound to; `None` if its device was removed.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.core.with(|cx, _| cx.local_address(self.id))
     }
 }
 
-impl Drop for Listener {
+impl Drop for AsyncListener {
     fn drop(&mut self) {
-        self.core.part(Farewell::StopListening(self.id));
+        self.core.run_or_defer(DropAction::StopListening(self.id));
     }
 }

@@ -1,7 +1,7 @@
 //! Connections as futures, for programs that are written with async/await. Needs the feature `async`.
 //!
-//! An [`AsyncReactor`] is a [`Reactor`] whose callbacks wake tasks. It belongs to one thread, as its connections do, and brings no
-//! executor: [`AsyncReactor::run`] takes turns until a future is done, and any other executor can take the turns instead.
+//! An [`AsyncReactor`] is a [`Reactor`] whose callbacks wake tasks. The reactor and its connections stay on one thread. The module has no
+//! executor: [`AsyncReactor::run`] takes turns until a future is done, or a task of any other executor takes them.
 //!
 //! ```
 //! use rdma_reactor::aio::AsyncReactor;
@@ -22,7 +22,7 @@
 //!     let answer = conn.recv().await.expect("an answer");
 //!     assert_eq!(&answer[..], b"hello");
 //! };
-//! # // The two run side by side; the client's connection is closed when `ask` is done.
+//! # // Both run concurrently; the client's connection is closed when `ask` is done.
 //! # let mut both = (std::pin::pin!(serve), std::pin::pin!(ask));
 //! # let mut done = (false, false);
 //! # net.run(std::future::poll_fn(|cx| {
@@ -34,78 +34,78 @@
 //! # Ok::<(), rdma_reactor::Error>(())
 //! ```
 //!
-//! # Waiting is the flow control
+//! # Flow control
 //!
-//! [`Connection::send`] waits while the peer's window is closed, and messages that nobody has received yet take receives of their
-//! connection, so that the peer waits in turn. No queue grows without bound.
+//! [`AsyncConnection::send`] waits while the peer's window is closed. Messages that the program has not received hold receives of their
+//! connection, so the peer waits in turn. Every queue is bounded.
 //!
 //! # Several tasks
 //!
-//! Several tasks may send on a connection, receive from it, or accept from a listener. They are served in the order in which they
-//! came: a call that finds others waiting waits behind them, and as many tasks are woken as there is room, or as messages, for.
+//! Several tasks may send on a connection, receive from it, or accept from a listener. Waiting tasks are served in order of arrival, and as
+//! many of them are notified as there are messages, or as there is room for.
 //!
-//! What waits for room on a connection waits for different things. Room goes to the task that has waited longest, except that
+//! Room on a connection goes to the task that has waited longest, with two exceptions:
 //!
-//! - reads and writes, which need no credit, pass messages while the peer's window is closed. So do operations of
-//!   [`Connection::operate`], until one of them turns out to be a message;
-//! - messages that fit one buffer pass longer ones that wait for the end of another one, or for memory.
+//! - Reads and writes need no credit, and pass messages while the peer's window is closed. So do operations of
+//!   [`AsyncConnection::operate`], until an attempt shows that the operation is a message.
+//! - Messages that fit one buffer pass longer ones that wait for the end of another large message, or for memory.
 //!
-//! [`Connection::try_send`] gets the room that those who wait leave.
+//! [`AsyncConnection::try_send`] gets only the room that the waiting tasks do not need.
 //!
-//! A future that was woken and is not polled keeps its turn until it is polled or dropped: a message, or room for one. Others go on
-//! with the rest. So do not await a call while another future of the same kind is kept and not polled, as in an arm of `select!`.
+//! A future that was notified keeps its message, or its room, until it is polled or dropped. Other tasks use the remaining ones. So do not
+//! await a call while you hold another future of the same kind without polling it, as an arm of `select!` may do.
 //!
-//! # What happens to a future that is dropped
+//! # Cancellation
 //!
 //! | future | if it is dropped before it is done |
 //! |---|---|
-//! | [`Listener::accept`], [`Gate::next`] | nothing is lost: the next call gets the connection, or the peer |
-//! | [`AsyncReactor::connect`] | the attempt is given up |
-//! | [`Connection::send`] | the message is not sent |
-//! | [`Connection::recv`] | nothing is lost: the next call gets the message |
-//! | [`Connection::read`], [`write`](Connection::write) and atomics | an operation that has begun goes on, and its memory is lent until it has ended; nobody hears of its outcome |
-//! | [`Connection::transfer`] | the transfer is cancelled: what is posted ends, and no more is posted; nobody hears of its end |
-//! | [`Calls::call`] | the call is cancelled: the peer is notified, and may serve it all the same |
-//! | [`Calls::next`] | nothing is lost: the next call gets the request |
-//! | [`Connection::closed`], [`AsyncReactor::sleep`], [`AsyncReactor::asked`] | nothing |
-//! | reads and writes of a [`Stream`] | nothing is lost or sent twice; the stream keeps its place until it is dropped |
+//! | [`AsyncListener::accept`], [`PendingPeers::next`] | nothing is lost: the next call gets the connection, or the peer |
+//! | [`AsyncReactor::connect`] | the attempt is cancelled |
+//! | [`AsyncConnection::send`] | the message is not sent |
+//! | [`AsyncConnection::recv`] | nothing is lost: the next call gets the message |
+//! | [`AsyncConnection::read`], `write`, `operate` | a posted operation continues; its memory is lent until it completes |
+//! | [`AsyncConnection::transfer`] | the transfer is cancelled: posted pieces complete, and no more are posted |
+//! | [`AsyncCalls::call`] | the call is cancelled: the peer is notified, but may have served it |
+//! | [`AsyncCalls::next`] | nothing is lost: the next call gets the request |
+//! | [`AsyncConnection::closed`], [`AsyncReactor::sleep`], [`AsyncReactor::turn_requested`] | no effect |
+//! | reads and writes of an [`AsyncStream`] | nothing is lost or sent twice; the stream keeps its queue position until it is dropped |
 //!
-//! A dropped future leaves nothing behind. If it was its turn, the next task has it.
+//! If a notified future is dropped, the next task is notified instead.
 //!
 //! # Other executors
 //!
 //! A task of the executor drives the reactor: it takes a turn when [`AsyncReactor::descriptor`] is readable, when
-//! [`AsyncReactor::next_deadline`] has passed, or when [`AsyncReactor::asked`] is done. `drive` is that task for tokio (feature `tokio`);
-//! `embed-async` of the examples has one for async-io.
+//! [`AsyncReactor::next_deadline`] has passed, or when [`AsyncReactor::turn_requested`] is done. `drive` is that task for tokio (feature
+//! `tokio`); `embed-async` of the examples has one for async-io.
 //!
-//! What has no future is there all the same: [`AsyncReactor::with`] lends the [`Context`](crate::Context). Datagrams, descriptors
-//! of the program's own and immediate data need a [`Handler`](crate::Handler).
+//! [`AsyncReactor::with`] gives access to [`Context`](crate::Context) for operations that have no async version. Datagrams, descriptors of
+//! the program and immediate data need a [`Handler`](crate::Handler).
 
-mod arrivals;
 mod calls;
 mod connection;
 mod core;
-mod desk;
 #[cfg(feature = "tokio")]
 mod drive;
-mod gate;
+mod handler;
 mod listener;
+mod pending_peers;
+mod queue;
 mod reactor;
 mod reply;
+mod room_waiters;
 mod stream;
 mod timer;
 mod turns;
-mod waiters;
-mod writers;
+mod wait_queue;
 
-pub use self::calls::{Calls, Request};
-pub use self::connection::{Connection, OperationError, Received};
+pub use self::calls::{AsyncCalls, AsyncRequest};
+pub use self::connection::{AsyncConnection, OperationError, Received};
 #[cfg(feature = "tokio")]
 pub use self::drive::drive;
-pub use self::gate::{Gate, Newcomer};
-pub use self::listener::Listener;
-pub use self::reactor::{Asked, AsyncReactor};
-pub use self::stream::Stream;
+pub use self::listener::AsyncListener;
+pub use self::pending_peers::{PendingPeer, PendingPeers};
+pub use self::reactor::{AsyncReactor, TurnRequested};
+pub use self::stream::AsyncStream;
 pub use self::timer::Sleep;
 #[cfg(doc)]
 use crate::Reactor;

@@ -1,4 +1,4 @@
-//! The reactor, and the ways to take its turns.
+//! The reactor, and the methods that take its turns.
 
 use std::fmt;
 use std::future::Future;
@@ -13,11 +13,11 @@ use std::task::{Context as Task, Poll, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use super::connection::Connection;
+use super::connection::AsyncConnection;
 use super::core::Core;
-use super::desk::{End, Line, Waiting};
-use super::gate::Gate;
-use super::listener::Listener;
+use super::handler::{EndReason, PeerQueue, SharedConnection};
+use super::listener::AsyncListener;
+use super::pending_peers::PendingPeers;
 use super::timer::Sleep;
 use super::turns::Turns;
 use crate::call::CallLimits;
@@ -25,7 +25,7 @@ use crate::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor, ReactorHandle, Turn,
 };
 
-/// A reactor whose connections are futures; see the [module](super). Clones are the same reactor. It is of one thread.
+/// A reactor with an async interface; see the [module](super). Clones share the reactor, and stay on its thread.
 #[derive(Clone)]
 pub struct AsyncReactor {
     core: Rc<Core>,
@@ -38,7 +38,7 @@ impl fmt::Debug for AsyncReactor {
 }
 
 impl AsyncReactor {
-    /// Makes a reactor, with [`Config::quiet_sends`]: only [`Connection::operate`] waits for the end of a message, and has it reported.
+    /// Creates a reactor, with [`Config::quiet_sends`]: only messages of [`AsyncConnection::operate`] report their completions.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -46,49 +46,53 @@ impl AsyncReactor {
         Reactor::new(config.quiet_sends(true)).map(Self::from)
     }
 
-    /// Listens on an address; port 0 takes a free one.
+    /// Listens on an address. Port 0 selects a free port.
     ///
     /// # Errors
     /// As [`Context::listen`].
-    pub fn listen(&self, address: SocketAddr) -> Result<Listener, Error> {
+    pub fn listen(&self, address: SocketAddr) -> Result<AsyncListener, Error> {
         self.listen_with(address, ListenOptions::new())
     }
 
-    /// As [`AsyncReactor::listen`], with options.
+    /// Listens on an address, with options.
     ///
     /// ```
-    /// use rdma_reactor::aio::{AsyncReactor, Listener};
+    /// use rdma_reactor::aio::{AsyncListener, AsyncReactor};
     /// use rdma_reactor::{Error, ListenOptions};
     ///
-    /// fn listen(net: &AsyncReactor) -> Result<Listener, Error> {
+    /// fn listen(net: &AsyncReactor) -> Result<AsyncListener, Error> {
     ///     net.listen_with(([0, 0, 0, 0], 7471).into(), ListenOptions::new().type_of_service(0x68))
     /// }
     /// ```
     ///
     /// # Errors
     /// As [`Context::listen_with`].
-    pub fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
+    pub fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<AsyncListener, Error> {
         let id = self.core.with(|cx, _| cx.listen_with(address, options))?;
-        Ok(Listener::new(Rc::clone(&self.core), id))
+        Ok(AsyncListener::new(Rc::clone(&self.core), id))
     }
 
-    /// As [`AsyncReactor::listen_with`], with a gate: a peer of a secured connection that has proven who it is waits until a task has
-    /// let it in. The task may wait for others meanwhile, such as for a database. Peers of plain connections prove nothing: they are
-    /// accepted without passing the gate, so set [`ListenOptions::security`] or [`Config::security`].
+    /// Listens on an address, with approval: an authenticated peer of a secured connection waits until a task accepts or refuses it. The
+    /// task may wait meanwhile, for instance for a database. Peers of plain connections are not authenticated, and are accepted without
+    /// approval: set [`ListenOptions::security`] or [`Config::security`].
     ///
     /// Example: [the guide](crate::guide::security).
     ///
     /// # Errors
     /// As [`AsyncReactor::listen_with`].
-    pub fn listen_with_gate(&self, address: SocketAddr, options: ListenOptions) -> Result<(Listener, Gate), Error> {
+    pub fn listen_with_approval(
+        &self,
+        address: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<(AsyncListener, PendingPeers), Error> {
         let listener = self.listen_with(address, options)?;
-        let waiting = Waiting::default();
-        self.core.with(|_, desk| _ = desk.gates.insert(listener.id(), Some(Rc::clone(&waiting))));
-        let gate = Gate::new(Rc::clone(&self.core), listener.id(), waiting);
+        let peers = PeerQueue::default();
+        self.core.with(|_, handler| _ = handler.pending_peers.insert(listener.id(), Some(Rc::clone(&peers))));
+        let gate = PendingPeers::new(Rc::clone(&self.core), listener.id(), peers);
         Ok((listener, gate))
     }
 
-    /// Sets the limits of the calls of this reactor ([`super::Calls`]).
+    /// Sets the limits of the calls of this reactor ([`super::AsyncCalls`]).
     ///
     /// ```
     /// use rdma_reactor::aio::AsyncReactor;
@@ -98,24 +102,24 @@ impl AsyncReactor {
     /// }
     /// ```
     pub fn call_limits(&self, set: impl FnOnce(&mut CallLimits)) {
-        self.core.with(|_, desk| set(desk.calls.limits()));
+        self.core.with(|_, handler| set(handler.calls.limits()));
     }
 
-    /// Opens a connection. A future that is dropped gives the attempt up.
+    /// Opens a connection. Dropping the future cancels the attempt.
     ///
     /// # Errors
-    /// The reason why the connection did not come up.
-    pub async fn connect(&self, peer: SocketAddr) -> Result<Connection, ConnectError> {
+    /// The reason why the connection was not established.
+    pub async fn connect(&self, peer: SocketAddr) -> Result<AsyncConnection, ConnectError> {
         self.connect_with(peer, ConnectOptions::new()).await
     }
 
-    /// As [`AsyncReactor::connect`], with options.
+    /// Opens a connection, with options.
     ///
     /// ```
-    /// use rdma_reactor::aio::{AsyncReactor, Connection};
+    /// use rdma_reactor::aio::{AsyncConnection, AsyncReactor};
     /// use rdma_reactor::{ConnectError, ConnectOptions};
     ///
-    /// async fn connect(net: &AsyncReactor) -> Result<Connection, ConnectError> {
+    /// async fn connect(net: &AsyncReactor) -> Result<AsyncConnection, ConnectError> {
     ///     let options = ConnectOptions::new().private_data(b"who I am");
     ///     net.connect_with(([192, 0, 2, 1], 7471).into(), options).await
     /// }
@@ -123,36 +127,45 @@ impl AsyncReactor {
     ///
     /// # Errors
     /// As [`AsyncReactor::connect`].
-    pub async fn connect_with(&self, peer: SocketAddr, options: ConnectOptions) -> Result<Connection, ConnectError> {
+    pub async fn connect_with(
+        &self,
+        peer: SocketAddr,
+        options: ConnectOptions,
+    ) -> Result<AsyncConnection, ConnectError> {
         self.connect_by(|cx| cx.connect_with(peer, options)).await
     }
 
-    /// As [`Context::connect_any`]: tries one address after the other.
+    /// Opens a connection to one of several addresses, as [`Context::connect_any`] does: tries them sequentially.
     ///
     /// ```
     /// use std::net::SocketAddr;
     ///
-    /// use rdma_reactor::aio::{AsyncReactor, Connection};
+    /// use rdma_reactor::aio::{AsyncConnection, AsyncReactor};
     /// use rdma_reactor::{ConnectError, ConnectOptions};
     ///
-    /// async fn connect(net: &AsyncReactor, servers: &[SocketAddr]) -> Result<Connection, ConnectError> {
+    /// async fn connect(net: &AsyncReactor, servers: &[SocketAddr]) -> Result<AsyncConnection, ConnectError> {
     ///     net.connect_any(servers, ConnectOptions::new()).await
     /// }
     /// ```
     ///
     /// # Errors
     /// As [`AsyncReactor::connect`].
-    pub async fn connect_any(&self, peers: &[SocketAddr], options: ConnectOptions) -> Result<Connection, ConnectError> {
+    pub async fn connect_any(
+        &self,
+        peers: &[SocketAddr],
+        options: ConnectOptions,
+    ) -> Result<AsyncConnection, ConnectError> {
         self.connect_by(|cx| cx.connect_any(peers, options)).await
     }
 
-    /// As [`Context::connect_host`]: looks the name up on another thread, and tries one address after the other.
+    /// Opens a connection to a host name, as [`Context::connect_host`] does: resolves the name on another thread, and tries the addresses
+    /// sequentially.
     ///
     /// ```
-    /// use rdma_reactor::aio::{AsyncReactor, Connection};
+    /// use rdma_reactor::aio::{AsyncConnection, AsyncReactor};
     /// use rdma_reactor::{ConnectError, ConnectOptions};
     ///
-    /// async fn connect(net: &AsyncReactor) -> Result<Connection, ConnectError> {
+    /// async fn connect(net: &AsyncReactor) -> Result<AsyncConnection, ConnectError> {
     ///     net.connect_host("server.example", 7471, ConnectOptions::new()).await
     /// }
     /// ```
@@ -164,36 +177,36 @@ impl AsyncReactor {
         host: &str,
         port: u16,
         options: ConnectOptions,
-    ) -> Result<Connection, ConnectError> {
+    ) -> Result<AsyncConnection, ConnectError> {
         self.connect_by(|cx| cx.connect_host(host, port, options)).await
     }
 
     async fn connect_by(
         &self,
         connect: impl FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error>,
-    ) -> Result<Connection, ConnectError> {
-        let line = self.core.with(|cx, desk| {
-            let line = Line::new(connect(cx)?);
-            desk.add(&line);
-            Ok::<_, Error>(line)
+    ) -> Result<AsyncConnection, ConnectError> {
+        let shared = self.core.with(|cx, handler| {
+            let shared = SharedConnection::new(connect(cx)?);
+            handler.add(&shared);
+            Ok::<_, Error>(shared)
         })?;
-        // If this future is dropped, so is the connection, which closes it.
-        let conn = Connection::new(Rc::clone(&self.core), line);
-        let up = conn.line().watch(|account| match (&account.end, account.up) {
-            (Some(End::NeverUp(error)), _) => Some(Err(error.clone())),
-            (Some(End::Disconnected(_)), _) | (None, true) => Some(Ok(())),
+        // Dropping this future drops `conn`, which closes the connection.
+        let conn = AsyncConnection::new(Rc::clone(&self.core), shared);
+        let up = conn.shared().watch(|state| match (&state.end, state.up) {
+            (Some(EndReason::ConnectFailed(error)), _) => Some(Err(error.clone())),
+            (Some(EndReason::Disconnected(_)), _) | (None, true) => Some(Ok(())),
             (None, false) => None,
         });
         up.await?;
         Ok(conn)
     }
 
-    /// Waits; the time counts from the first poll.
+    /// Returns a future that waits for `delay`, counted from its first poll.
     pub fn sleep(&self, delay: Duration) -> Sleep {
         Sleep::new(Rc::clone(&self.core), delay)
     }
 
-    /// Lends the operations of a callback, for what has no future.
+    /// Calls `act` with the [`Context`], for operations that have no async version.
     ///
     /// # Panics
     /// If it is called within itself, or within a turn.
@@ -201,19 +214,19 @@ impl AsyncReactor {
         self.core.with(|cx, _| act(cx))
     }
 
-    /// As [`crate::Reactor::is_draining`].
+    /// Returns true if a drain has begun, as [`crate::Reactor::is_draining`] does.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.core.reactor(|reactor| reactor.is_draining())
     }
 
-    /// Whether the reactor was drained and nothing is left, see [`Context::drain`]. Then no turn is needed any more.
+    /// Returns true if the drain is complete, see [`Context::drain`]. No further turn is needed then.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.core.reactor(|reactor| reactor.is_drained())
     }
 
-    /// A handle for other threads.
+    /// Returns a handle for other threads.
     #[must_use]
     pub fn handle(&self) -> ReactorHandle {
         self.core.reactor(|reactor| reactor.handle())
@@ -221,10 +234,10 @@ impl AsyncReactor {
 
     // Taking turns.
 
-    /// Takes turns until a future is done. For more tasks than one, pass a future that polls them, such as `FuturesUnordered`.
+    /// Takes turns until a future is done. To run several tasks, pass a future that polls them, such as `FuturesUnordered`.
     ///
-    /// What the future sent last has gone to the device when this returns. Connections that it closed or dropped need more turns to end
-    /// in order: [`AsyncReactor::shutdown`] takes them.
+    /// When this returns, the last messages of the future are posted. Connections that it closed or dropped need more turns to end in
+    /// order: [`AsyncReactor::shutdown`] takes them.
     ///
     /// # Errors
     /// As [`Reactor::run`].
@@ -233,23 +246,24 @@ impl AsyncReactor {
     /// If it is called within a turn.
     pub fn run<F: Future>(&self, future: F) -> Result<F::Output, Error> {
         let mut future = pin!(future);
-        let bell = Arc::new(Bell::new(self.handle()));
-        let waker = Waker::from(Arc::clone(&bell));
+        let run_waker = Arc::new(RunWaker::new(self.handle()));
+        let waker = Waker::from(Arc::clone(&run_waker));
         let mut task = Task::from_waker(&waker);
-        let _runs = Runs::new(&self.core);
+        let _guard = RunGuard::new(&self.core);
         loop {
-            if bell.rung.swap(false, Ordering::AcqRel) {
+            if run_waker.woken.swap(false, Ordering::AcqRel) {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
                     self.core.resume()?;
                     return Ok(output);
                 }
             }
-            self.core.turn_of_run(!bell.rung.load(Ordering::Acquire))?;
+            self.core.turn_of_run(!run_waker.woken.load(Ordering::Acquire))?;
         }
     }
 
-    /// Closes every listener and connection, and takes turns until all are gone or `deadline` has passed. Connections end as by
-    /// [`Connection::close`]; what is left at the deadline is cut off when the reactor is dropped. Tasks go on when this returns.
+    /// Closes all listeners and connections, and takes turns until all have ended or `deadline` has passed. Connections end as with
+    /// [`AsyncConnection::close`]. Those that remain at the deadline are aborted when the reactor is dropped. Tasks continue when this
+    /// returns.
     ///
     /// ```
     /// use std::time::Duration;
@@ -272,8 +286,9 @@ impl AsyncReactor {
         self.core.shutdown(deadline)
     }
 
-    /// Takes one turn, and wakes the tasks that it has news for. Waits for something to do for at most `timeout` (`None`: until
-    /// there is). If it says `more`, let the tasks go on, and take another turn; the next [`AsyncReactor::asked`] is done at once then.
+    /// Takes one turn, and wakes the tasks that it has notified. Blocks for at most `timeout` until there is something to do; `None` sets
+    /// no limit. If [`Turn::more`] is true, let the tasks run, and take another turn; the next [`AsyncReactor::turn_requested`] is done
+    /// immediately then.
     ///
     /// # Errors
     /// As [`Reactor::turn`].
@@ -284,43 +299,43 @@ impl AsyncReactor {
         self.core.turn(timeout.into())
     }
 
-    /// A duplicate of the reactor's descriptor, which is readable when a turn has something to do.
+    /// Returns a duplicate of the reactor's descriptor, which is readable when a turn has something to do.
     ///
     /// # Errors
-    /// The process has no descriptors left.
+    /// Fails if the process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.core.reactor(|reactor| reactor.as_fd().try_clone_to_owned())
     }
 
-    /// Time at which a turn is due at the latest. It may change with every turn.
+    /// Returns the time by which a turn must be taken. It may change with every turn.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.next_deadline()
     }
 
-    /// Waits until a task has asked the reactor for something: the task that takes turns is to take one. While it waits here,
-    /// asking takes no system call.
+    /// Returns a future that is done when a task has used the reactor: the driver takes a turn then. While the driver waits for it, the
+    /// operations of tasks need no system call to request a turn.
     #[must_use]
-    pub fn asked(&self) -> Asked {
-        Asked { core: Rc::clone(&self.core) }
+    pub fn turn_requested(&self) -> TurnRequested {
+        TurnRequested { core: Rc::clone(&self.core) }
     }
 }
 
 impl From<Reactor> for AsyncReactor {
-    /// Makes futures of a reactor that has no connections yet, such as one on parts of the program's own. Make it with
-    /// [`Config::quiet_sends`]: without, it reports the end of each message, and nobody listens.
+    /// Converts a reactor that has no connections yet, such as one that was made of [`crate::Parts`]. Create it with
+    /// [`Config::quiet_sends`]: without, it reports the completion of each message, and the reports are discarded.
     fn from(reactor: Reactor) -> Self {
         Self { core: Rc::new(Core::new(reactor)) }
     }
 }
 
-/// The wait of [`AsyncReactor::asked`].
+/// The future of [`AsyncReactor::turn_requested`].
 #[derive(Debug)]
-pub struct Asked {
+pub struct TurnRequested {
     core: Rc<Core>,
 }
 
-impl Future for Asked {
+impl Future for TurnRequested {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
@@ -332,49 +347,49 @@ impl Future for Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for TurnRequested {
     fn drop(&mut self) {
         self.core.driver.take();
     }
 }
 
-/// Notes that `run` takes the turns, until it returns.
-struct Runs<'a>(&'a Core);
+/// A guard that makes `run` the driver until it is dropped.
+struct RunGuard<'a>(&'a Core);
 
-impl<'a> Runs<'a> {
+impl<'a> RunGuard<'a> {
     fn new(core: &'a Core) -> Self {
         core.turns(Turns::run);
         Self(core)
     }
 }
 
-impl Drop for Runs<'_> {
+impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
         self.0.end_run();
     }
 }
 
 /// The waker of `run`'s future.
-struct Bell {
-    rung: AtomicBool,
+struct RunWaker {
+    woken: AtomicBool,
     thread: ThreadId,
     remote: ReactorHandle,
 }
 
-impl Bell {
+impl RunWaker {
     fn new(remote: ReactorHandle) -> Self {
-        Self { rung: AtomicBool::new(true), thread: std::thread::current().id(), remote }
+        Self { woken: AtomicBool::new(true), thread: std::thread::current().id(), remote }
     }
 }
 
-impl Wake for Bell {
+impl Wake for RunWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.rung.store(true, Ordering::Release);
-        // On the reactor's own thread, `run` looks at the bell before it takes a turn.
+        self.woken.store(true, Ordering::Release);
+        // On the reactor's thread, `run` checks `woken` before it takes a turn.
         if std::thread::current().id() != self.thread {
             self.remote.wake();
         }

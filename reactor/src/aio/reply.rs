@@ -1,29 +1,29 @@
-//! What calls and requests leave for their tasks.
+//! The results of calls, and the requests, on their way to tasks.
 
 use std::cell::RefCell;
 use std::task::{Context as Task, Poll, Waker};
 
 use crate::call::{CallError, RequestId};
 
-/// A request that waits for a task: its name and its payload.
-pub(super) type Asked = (RequestId, Vec<u8>);
+/// A request that waits for a task: its id and payload.
+pub(super) type QueuedRequest = (RequestId, Vec<u8>);
 
-/// The end of a call.
-pub(super) type Outcome = Result<Vec<u8>, CallError>;
+/// The result of a call: the answer or the error.
+pub(super) type CallResult = Result<Vec<u8>, CallError>;
 
-/// The end of a call, or the task that waits for it.
+/// The result of a call, or the waker of the task that waits for it.
 #[derive(Debug, Default)]
-pub(super) struct Reply(RefCell<(Option<Outcome>, Option<Waker>)>);
+pub(super) struct Reply(RefCell<(Option<CallResult>, Option<Waker>)>);
 
 impl Reply {
-    /// Sets the end; returns the task to wake.
-    pub(super) fn set(&self, outcome: Outcome) -> Option<Waker> {
+    /// Sets the result. Returns the task to wake.
+    pub(super) fn set(&self, outcome: CallResult) -> Option<Waker> {
         let mut this = self.0.borrow_mut();
         this.0 = Some(outcome);
         this.1.take()
     }
 
-    pub(super) fn poll(&self, task: &Task<'_>) -> Poll<Outcome> {
+    pub(super) fn poll(&self, task: &Task<'_>) -> Poll<CallResult> {
         let mut this = self.0.borrow_mut();
         if let Some(outcome) = this.0.take() {
             return Poll::Ready(outcome);

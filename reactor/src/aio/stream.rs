@@ -1,4 +1,4 @@
-//! A byte stream over a connection, which a peer with [`crate::stream`] understands.
+//! A byte stream over a connection, compatible with [`crate::stream`].
 
 use std::fmt;
 use std::io;
@@ -7,57 +7,58 @@ use std::task::{Context as Task, Poll, ready};
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
-use super::arrivals::Arrivals;
-use super::connection::{Connection, Received};
-use super::waiters::Place;
-use super::writers::{Attempt, Ticket};
+use super::connection::{AsyncConnection, Received};
+use super::queue::AsyncQueue;
+use super::room_waiters::{AttemptKind, Ticket};
+use super::wait_queue::WaiterId;
 
-/// A connection as bytes in order: [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer is a stream, too, of this
-/// kind or of [`crate::stream`]. What is written goes out with the next turn; small writes between two turns share a message. Closing
-/// ends the writing: the peer reads everything, then an end. A stream that is dropped unclosed is an error to its peer.
+/// A byte stream over a connection: implements [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer must use a
+/// stream, too, of this type or of [`crate::stream`]. Written bytes are sent in the next turn, and small writes between two turns share a
+/// message. `poll_close` finishes writing: the peer reads everything, then the end. If a stream is dropped without that, reads of the peer
+/// fail.
 ///
-/// For two halves in two tasks, take two clones of the [`Connection`], one to read and one to write, and make a stream of each.
-pub struct Stream {
-    conn: Connection,
-    /// Where this stream waits for a message, and for room.
-    reading: Option<Place>,
+/// To read and write in two tasks, clone the [`AsyncConnection`], and make a stream of each clone.
+pub struct AsyncStream {
+    conn: AsyncConnection,
+    /// The positions at which this stream waits for a message, and for room.
+    reading: Option<WaiterId>,
     writing: Option<Ticket>,
-    /// The message that is being read, and the bytes of it that are.
+    /// The message that is being read, and the number of its bytes that were read.
     unread: Option<(Received, usize)>,
-    /// The peer writes no more.
+    /// True if the peer has finished writing.
     peer_finished: bool,
-    /// This side writes no more.
+    /// True if the local side has finished writing.
     finished: bool,
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for AsyncStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("conn", &self.conn).finish_non_exhaustive()
+        f.debug_struct("AsyncStream").field("conn", &self.conn).finish_non_exhaustive()
     }
 }
 
-impl From<Connection> for Stream {
-    fn from(conn: Connection) -> Self {
+impl From<AsyncConnection> for AsyncStream {
+    fn from(conn: AsyncConnection) -> Self {
         Self { conn, reading: None, writing: None, unread: None, peer_finished: false, finished: false }
     }
 }
 
-impl Stream {
-    /// The connection that carries the stream.
+impl AsyncStream {
+    /// Returns the connection that carries the stream.
     #[must_use]
-    pub const fn connection(&self) -> &Connection {
+    pub const fn connection(&self) -> &AsyncConnection {
         &self.conn
     }
 }
 
-impl Drop for Stream {
+impl Drop for AsyncStream {
     fn drop(&mut self) {
-        Arrivals::give_up(&self.conn.line().inbox, &mut self.reading);
-        self.conn.give_up_sending(&mut self.writing);
+        AsyncQueue::stop_waiting(&self.conn.shared().inbox, &mut self.reading);
+        self.conn.stop_waiting(&mut self.writing);
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for AsyncStream {
     fn poll_read(mut self: Pin<&mut Self>, task: &mut Task<'_>, out: &mut [u8]) -> Poll<io::Result<usize>> {
         let front = ready!(self.as_mut().poll_fill_buf(task))?;
         let len = front.len().min(out.len());
@@ -67,7 +68,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncBufRead for Stream {
+impl AsyncBufRead for AsyncStream {
     fn poll_fill_buf(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.unread.is_none() && !this.peer_finished {
@@ -91,7 +92,7 @@ impl AsyncBufRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for AsyncStream {
     fn poll_write(mut self: Pin<&mut Self>, task: &mut Task<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.finished {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -101,7 +102,7 @@ impl AsyncWrite for Stream {
         }
         let Self { conn, writing, .. } = &mut *self;
         let id = conn.id();
-        let written = conn.attempt(task, writing, Attempt::Message(1), |cx| {
+        let written = conn.attempt(task, writing, AttemptKind::Message(1), |cx| {
             cx.append(id, |room| {
                 let len = bytes.len().min(room.len());
                 room[..len].copy_from_slice(&bytes[..len]);
@@ -111,18 +112,18 @@ impl AsyncWrite for Stream {
         written.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Does nothing: the next turn sends what was written.
+    /// Does nothing: the next turn sends written bytes.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Task<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Tells the peer that this side writes no more; waits while there is no room for that.
+    /// Finishes writing: sends the end to the peer. Waits while there is no room.
     fn poll_close(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         if !self.finished {
             let Self { conn, writing, .. } = &mut *self;
             let id = conn.id();
-            let told = ready!(conn.attempt(task, writing, Attempt::Message(0), |cx| cx.send(id, &[])));
-            told.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            let sent = ready!(conn.attempt(task, writing, AttemptKind::Message(0), |cx| cx.send(id, &[])));
+            sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
             self.finished = true;
         }
         Poll::Ready(Ok(()))

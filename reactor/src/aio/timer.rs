@@ -1,4 +1,4 @@
-//! A wait for a time.
+//! A future that waits for a time.
 
 use std::fmt;
 use std::future::Future;
@@ -7,11 +7,11 @@ use std::rc::Rc;
 use std::task::{Context as Task, Poll};
 use std::time::Duration;
 
-use super::core::{Core, Farewell};
-use super::desk::Alarm;
+use super::core::{Core, DropAction};
+use super::handler::TimerState;
 use crate::TimerId;
 
-/// A wait for a time, from [`super::AsyncReactor::sleep`]. Dropping it cancels the timer.
+/// The future of [`super::AsyncReactor::sleep`]. Dropping it cancels the timer.
 pub struct Sleep {
     core: Rc<Core>,
     delay: Duration,
@@ -36,20 +36,20 @@ impl Future for Sleep {
     fn poll(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
         let delay = self.delay;
         let known = self.timer;
-        // The old waker is dropped out here: it may be the last owner of a task.
-        let (timer, old) = self.core.with(|cx, desk| {
+        // The old waker may be the last owner of a task: it is dropped while nothing is borrowed.
+        let (timer, old) = self.core.with(|cx, handler| {
             let timer = known.unwrap_or_else(|| cx.set_timer(delay, 0));
-            (timer, desk.timers.insert(timer, Alarm::Set(task.waker().clone())))
+            (timer, handler.timers.insert(timer, TimerState::Set(task.waker().clone())))
         });
         self.timer = Some(timer);
-        if matches!(old, Some(Alarm::Rung)) { Poll::Ready(()) } else { Poll::Pending }
+        if matches!(old, Some(TimerState::Fired)) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(timer) = self.timer {
-            self.core.part(Farewell::Cancel(timer));
+            self.core.run_or_defer(DropAction::CancelTimer(timer));
         }
     }
 }

@@ -1,89 +1,89 @@
-//! The state of the turns: who takes them, and what they owe to the tasks.
+//! The state of the turns: the driver that takes them, and whether one is pending.
 
-/// What the taker of the turns owes to the tasks.
+/// The turn that the driver has to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owed {
+pub(super) enum PendingTurn {
     Nothing,
-    /// A turn: a task has asked the reactor for something since the last one.
-    Turn,
-    /// The rest of the last turn, which was left open for the tasks that it has woken.
+    /// A whole turn: a task has used the reactor since the last one.
+    Whole,
+    /// The rest of the last turn, which was left open for the tasks that it woke.
     Rest,
 }
 
-/// Who takes the turns. A turn is left open only if its taker is known to call again, whatever the descriptor says.
+/// The driver of the reactor. A turn is left open only if the driver calls again even if the descriptor is not readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turns {
     /// The program, when the descriptor is readable.
-    Program { owes: bool },
-    /// A task that waits for [`Asked`](super::Asked), too.
-    Task(Owed),
+    Program { requested: bool },
+    /// A task that also waits for [`TurnRequested`](super::TurnRequested).
+    Task(PendingTurn),
     /// [`AsyncReactor::run`](super::AsyncReactor::run), which leaves every turn open.
-    Run { owes: bool },
+    Run { requested: bool },
 }
 
 impl Default for Turns {
     fn default() -> Self {
-        Self::Program { owes: false }
+        Self::Program { requested: false }
     }
 }
 
 impl Turns {
-    /// A task asks the reactor for something. Returns `true` if `run` takes the turns: it takes the next one before it sleeps.
+    /// Requests a turn, for a task that uses the reactor. Returns true if `run` is the driver, which takes the next turn before it sleeps.
     #[inline]
-    pub(super) const fn ask(&mut self) -> bool {
+    pub(super) const fn request(&mut self) -> bool {
         match self {
-            Self::Program { owes } => *owes = true,
-            Self::Task(owed @ Owed::Nothing) => *owed = Owed::Turn,
-            Self::Task(Owed::Turn | Owed::Rest) => {}
-            Self::Run { owes } => *owes = true,
+            Self::Program { requested } => *requested = true,
+            Self::Task(pending @ PendingTurn::Nothing) => *pending = PendingTurn::Whole,
+            Self::Task(PendingTurn::Whole | PendingTurn::Rest) => {}
+            Self::Run { requested } => *requested = true,
         }
         matches!(self, Self::Run { .. })
     }
 
-    /// The taker of the turns waits for `Asked`. Returns `true` if a turn is owed already.
+    /// Records that the driver waits for `TurnRequested`. Returns true if a turn is pending already.
     pub(super) const fn wait(&mut self) -> bool {
         match *self {
-            Self::Program { owes } => {
-                *self = Self::Task(if owes { Owed::Turn } else { Owed::Nothing });
-                owes
+            Self::Program { requested } => {
+                *self = Self::Task(if requested { PendingTurn::Whole } else { PendingTurn::Nothing });
+                requested
             }
-            Self::Task(owed) => !matches!(owed, Owed::Nothing),
-            Self::Run { owes } => owes,
+            Self::Task(pending) => !matches!(pending, PendingTurn::Nothing),
+            Self::Run { requested } => requested,
         }
     }
 
-    /// A turn begins, which pays what is owed. Returns that.
+    /// Begins a turn. Returns the turn that was pending.
     #[inline]
-    pub(super) const fn pay(&mut self) -> Owed {
+    pub(super) const fn begin(&mut self) -> PendingTurn {
         match self {
-            Self::Program { owes } | Self::Run { owes } => {
-                let owed = if *owes { Owed::Turn } else { Owed::Nothing };
-                *owes = false;
-                owed
+            Self::Program { requested } | Self::Run { requested } => {
+                let pending = if *requested { PendingTurn::Whole } else { PendingTurn::Nothing };
+                *requested = false;
+                pending
             }
-            Self::Task(owed) => std::mem::replace(owed, Owed::Nothing),
+            Self::Task(pending) => std::mem::replace(pending, PendingTurn::Nothing),
         }
     }
 
-    /// A turn has woken tasks. Returns `true` if it stays open for them.
-    pub(super) const fn leave_open(&mut self) -> bool {
+    /// Records that a turn has woken tasks. Returns true if the turn stays open for them.
+    pub(super) const fn keep_open(&mut self) -> bool {
         match self {
-            Self::Task(owed) => {
-                *owed = Owed::Rest;
+            Self::Task(pending) => {
+                *pending = PendingTurn::Rest;
                 true
             }
             Self::Program { .. } | Self::Run { .. } => false,
         }
     }
 
-    /// `run` begins.
+    /// Records that `run` has begun.
     pub(super) const fn run(&mut self) {
-        *self = Self::Run { owes: !matches!(self.pay(), Owed::Nothing) };
+        *self = Self::Run { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }
 
-    /// `run` ends. Whoever takes the next turn is told by the descriptor.
+    /// Records that `run` has ended. The descriptor notifies the next driver.
     pub(super) const fn end_run(&mut self) {
-        *self = Self::Program { owes: !matches!(self.pay(), Owed::Nothing) };
+        *self = Self::Program { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }
 }
 
@@ -93,26 +93,26 @@ mod tests {
 
     #[test]
     fn a_turn_is_owed_until_it_begins() {
-        for mut turns in [Turns::default(), Turns::Task(Owed::Nothing), Turns::Run { owes: false }] {
-            assert_eq!(turns.pay(), Owed::Nothing);
-            assert_eq!(turns.ask(), matches!(turns, Turns::Run { .. }));
-            assert_eq!((turns.pay(), turns.pay()), (Owed::Turn, Owed::Nothing));
+        for mut turns in [Turns::default(), Turns::Task(PendingTurn::Nothing), Turns::Run { requested: false }] {
+            assert_eq!(turns.begin(), PendingTurn::Nothing);
+            assert_eq!(turns.request(), matches!(turns, Turns::Run { .. }));
+            assert_eq!((turns.begin(), turns.begin()), (PendingTurn::Whole, PendingTurn::Nothing));
         }
     }
 
     #[test]
     fn a_turn_is_left_open_only_for_a_taker_that_waits_for_the_tasks() {
         let mut turns = Turns::default();
-        assert!(!turns.leave_open());
+        assert!(!turns.keep_open());
         assert!(!turns.wait());
-        assert!(turns.leave_open() && turns.wait());
-        // What tasks ask for meanwhile is a part of the rest.
-        turns.ask();
-        assert_eq!((turns.pay(), turns.wait()), (Owed::Rest, false));
+        assert!(turns.keep_open() && turns.wait());
+        // A request while the turn is open belongs to its rest.
+        turns.request();
+        assert_eq!((turns.begin(), turns.wait()), (PendingTurn::Rest, false));
         turns.run();
-        assert!(!turns.leave_open());
-        turns.ask();
+        assert!(!turns.keep_open());
+        turns.request();
         turns.end_run();
-        assert_eq!(turns, Turns::Program { owes: true });
+        assert_eq!(turns, Turns::Program { requested: true });
     }
 }

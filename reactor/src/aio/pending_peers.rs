@@ -1,0 +1,102 @@
+//! The authenticated peers of a listener that wait for a task to accept or refuse them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use super::connection::AsyncConnection;
+use super::core::{Core, DropAction};
+use super::handler::PeerQueue;
+use super::queue::NextItem;
+use crate::{ConnectionId, ListenerId, PeerIdentity};
+
+/// The authenticated peers of a listener that wait for approval; see [`super::AsyncReactor::listen_with_approval`]. When this is dropped,
+/// all waiting and later peers are refused.
+pub struct PendingPeers {
+    core: Rc<Core>,
+    listener: ListenerId,
+    peers: PeerQueue,
+}
+
+impl fmt::Debug for PendingPeers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PendingPeers({})", self.listener)
+    }
+}
+
+impl PendingPeers {
+    pub(super) const fn new(core: Rc<Core>, listener: ListenerId, peers: PeerQueue) -> Self {
+        Self { core, listener, peers }
+    }
+
+    /// Waits for the next authenticated peer. Returns `None` if the reactor is being drained or the listener was dropped. Dropping the
+    /// future loses no peer.
+    pub async fn next(&self) -> Option<PendingPeer> {
+        loop {
+            let id = NextItem::new(&self.peers).await?;
+            // Skip a peer whose connection has ended meanwhile.
+            let identity = self.core.with(|cx, _| cx.identity(id).cloned());
+            if let Some(identity) = identity {
+                return Some(PendingPeer { core: Rc::clone(&self.core), id, identity });
+            }
+        }
+    }
+}
+
+impl Drop for PendingPeers {
+    fn drop(&mut self) {
+        self.core.run_or_defer(DropAction::RefusePeers(self.listener));
+    }
+}
+
+/// An authenticated peer that waits for approval, at most [`crate::Timeouts::handshake`]. Dropping this refuses the peer.
+pub struct PendingPeer {
+    core: Rc<Core>,
+    id: ConnectionId,
+    identity: PeerIdentity,
+}
+
+impl fmt::Debug for PendingPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PendingPeer({}, {:?})", self.id, self.identity)
+    }
+}
+
+impl PendingPeer {
+    /// Returns the identity that the peer has proven.
+    #[must_use]
+    pub const fn identity(&self) -> &PeerIdentity {
+        &self.identity
+    }
+
+    /// Returns the address of the peer; `None` if the connection has ended.
+    #[must_use]
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.core.with(|cx, _| cx.peer_address(self.id))
+    }
+
+    /// Accepts the peer. [`super::AsyncListener::accept`] returns the connection once it is established.
+    pub fn accept(self) {
+        self.core.with(|cx, _| cx.judge(self.id, Ok(())));
+    }
+
+    /// Refuses the peer. At most 200 bytes of `why` are sent to the peer, unencrypted.
+    pub fn refuse(self, why: &str) {
+        self.core.with(|cx, _| cx.judge(self.id, Err(why.to_owned())));
+    }
+}
+
+impl Drop for PendingPeer {
+    fn drop(&mut self) {
+        // Has no effect after `accept` or `refuse`.
+        self.core.run_or_defer(DropAction::RefusePeer(self.id));
+    }
+}
+
+impl AsyncConnection {
+    /// Returns the identity of the peer of a secured connection, as [`crate::Context::identity`] does.
+    #[must_use]
+    pub fn identity(&self) -> Option<PeerIdentity> {
+        self.core().with(|cx, _| cx.identity(self.id()).cloned())
+    }
+}
