@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::FutureExt;
 use rdma_reactor::threaded::{
-    Connection, ConnectionEnd, DeliverError, OwnThread, Receiver, ThreadError, ThreadedReactor,
+    ConnectionEnd, DeliverError, OwnThread, Receiver, ThreadError, ThreadedConnection, ThreadedReactor,
 };
 use rdma_reactor::{Config, ConnectError, DisconnectReason, ProviderChoice};
 use rdma_reactor_tests::patience::{PATIENCE, patient};
@@ -28,7 +28,7 @@ fn on_threads<F: Future>(threads: usize, test: F) -> F::Output {
 }
 
 /// Two reactors with one connection: its active side, then its passive one.
-async fn pair(config: Config) -> (ThreadedReactor, Connection, ThreadedReactor, Connection) {
+async fn pair(config: Config) -> (ThreadedReactor, ThreadedConnection, ThreadedReactor, ThreadedConnection) {
     let (here, there) = (ThreadedReactor::start(config.clone()).unwrap(), ThreadedReactor::start(config).unwrap());
     let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
     let conn = here.connect(listener.local_address()).await.unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rdma_reactor::call::CallError;
-use rdma_reactor::threaded::{Caller, Listener, Request, Requests, ThreadedReactor};
+use rdma_reactor::threaded::{Caller, Requests, ThreadedListener, ThreadedReactor, ThreadedRequest};
 use rdma_reactor::{Config, ProviderChoice, Security, Tls, TlsIdentity};
 use tokio::task::JoinSet;
 
@@ -52,7 +52,7 @@ fn reactor(security: Security) -> Result<ThreadedReactor> {
 }
 
 /// Serves every client that comes.
-async fn serve_all(mut listener: Listener) {
+async fn serve_all(mut listener: ThreadedListener) {
     while let Some(conn) = listener.accept().await {
         tokio::spawn(serve(conn.calls().1));
     }
@@ -65,7 +65,7 @@ async fn serve(mut requests: Requests) {
     }
 }
 
-async fn procedure(request: Request) {
+async fn procedure(request: ThreadedRequest) {
     let Some((&name, argument)) = request.split_first() else { return };
     let Ok(argument) = <[u8; 8]>::try_from(argument) else { return };
     if name == SLOW {

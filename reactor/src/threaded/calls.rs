@@ -1,4 +1,4 @@
-//! Calls and requests, seen from the tasks of any thread.
+//! Calls and requests, for tasks of any thread.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,24 +9,25 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ConnectionEnd;
-use super::link::{Asked, Command, Hold, Link, Question, State};
+use super::link::{ConnectionHandle, QueuedCall, ReceivedRequest, SharedState, ThreadCommand, ThreadLink};
 use crate::call::{CallError, CallId, RequestId};
 use crate::{Clock, SystemClock};
 
-/// The time of the reactor's clock, as other threads see it.
+/// Returns the time of the reactor's clock.
 fn now() -> Instant {
     SystemClock.now()
 }
 
-fn ended(state: &State) -> CallError {
+/// Returns the error of a call whose connection or reactor has ended.
+fn ended(state: &SharedState) -> CallError {
     match state.ended() {
         ConnectionEnd::Disconnected(reason) => CallError::Disconnected(reason),
         _ => CallError::Gone,
     }
 }
 
-/// The calls that this side makes on a connection. Clones are the same; any number of tasks of any thread may use them. The connection is
-/// closed when the last one and its [`Requests`] are dropped.
+/// The calls that the local side makes on a connection. Clones share the connection, and tasks of any thread may use them concurrently. The
+/// connection is closed when the last clone and its [`Requests`] are dropped.
 ///
 /// ```
 /// use std::time::Duration;
@@ -34,7 +35,7 @@ fn ended(state: &State) -> CallError {
 /// use rdma_reactor::threaded::{Requests, ThreadedReactor};
 /// use rdma_reactor::{Config, ProviderChoice};
 ///
-/// /// Answers the requests of a peer until it goes.
+/// /// Answers the requests of a peer until the connection ends.
 /// async fn serve(mut requests: Requests) {
 ///     while let Ok(request) = requests.next().await {
 ///         let answer = request.to_ascii_uppercase();
@@ -55,7 +56,7 @@ fn ended(state: &State) -> CallError {
 /// });
 /// let (caller, _) = reactor.connect(address).await?.calls();
 /// assert_eq!(&caller.call("hello", Duration::from_secs(10)).await?[..], b"HELLO");
-/// # // A thread without an executor waits as well.
+/// # // `block_on` works on a thread without an executor.
 /// # tokio::task::spawn_blocking(move || {
 /// assert_eq!(&reactor.block_on(caller.call("again", Duration::from_secs(10)))??[..], b"AGAIN");
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
@@ -65,22 +66,22 @@ fn ended(state: &State) -> CallError {
 /// ```
 #[derive(Clone)]
 pub struct Caller {
-    hold: Arc<Hold>,
+    handle: Arc<ConnectionHandle>,
 }
 
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Caller({})", self.hold.id)
+        write!(f, "Caller({})", self.handle.id)
     }
 }
 
 impl Caller {
-    pub(super) const fn new(hold: Arc<Hold>) -> Self {
-        Self { hold }
+    pub(super) const fn new(handle: Arc<ConnectionHandle>) -> Self {
+        Self { handle }
     }
 
-    /// Makes a call, and waits for its end, which comes within `within`. If there is no room, the request waits; if its time is over before
-    /// there is room, it is not sent. If the future is dropped, the call is cancelled.
+    /// Makes a call, and waits for its end, at most `within`. If the connection has no room, the request waits; if the time is over before
+    /// there is room, the request is not sent. If the future is dropped, the call is cancelled.
     ///
     /// Example: [`Caller`].
     ///
@@ -88,67 +89,71 @@ impl Caller {
     /// [`CallError`].
     pub async fn call(&self, payload: impl Into<Bytes>, within: Duration) -> Result<Bytes, CallError> {
         let begun = now();
-        // A time past what the clock can express is cut by the call anyway.
+        // If the deadline overflows `Instant`, use a later one than any call can have.
         let until = begun.checked_add(within).unwrap_or(begun + Duration::from_secs(1 << 13));
-        let Hold { link, id, state } = &*self.hold;
+        let ConnectionHandle { link, id, state } = &*self.handle;
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| ended(state))?;
-        // The reactor's thread compares deadlines with the time of its turn, which may be earlier.
+        // The reactor's thread compares deadlines with the time at which its turn began, which may be earlier than now.
         if until <= now() {
             return Err(CallError::Deadline);
         }
         let (answer, outcome) = oneshot::channel();
-        let name = Arc::default();
-        let mut pending = Pending { link, name: Some(Arc::clone(&name)) };
-        link.post(Command::Call(*id, Question { payload: payload.into(), until, answer, name, _permit: permit }));
+        let call_id = Arc::default();
+        let mut pending = CancelOnDrop { link, call_id: Some(Arc::clone(&call_id)) };
+        link.post(ThreadCommand::Call(
+            *id,
+            QueuedCall { payload: payload.into(), until, answer, call_id, _permit: permit },
+        ));
         let outcome = outcome.await;
-        pending.name = None;
+        pending.call_id = None;
         outcome.unwrap_or_else(|_| Err(ended(state)))
     }
 }
 
-/// A call that a task waits for. It is cancelled when this is dropped before its end.
-struct Pending<'a> {
-    link: &'a Link,
-    name: Option<Arc<OnceLock<CallId>>>,
+/// A guard that cancels a call when it is dropped before the call has ended.
+struct CancelOnDrop<'a> {
+    link: &'a ThreadLink,
+    /// The id, which the reactor's thread sets when it makes the call. `None` if the call has ended.
+    call_id: Option<Arc<OnceLock<CallId>>>,
 }
 
-impl Drop for Pending<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
-        if let Some(name) = self.name.take() {
-            self.link.post(Command::CancelCall(name));
+        if let Some(call_id) = self.call_id.take() {
+            self.link.post(ThreadCommand::CancelCall(call_id));
         }
     }
 }
 
-/// The requests of the peer of a connection. If this is dropped, they are dismissed.
+/// The requests of the peer of a connection. Dropping this dismisses them.
 pub struct Requests {
-    hold: Arc<Hold>,
-    asked: mpsc::UnboundedReceiver<Asked>,
+    handle: Arc<ConnectionHandle>,
+    receiver: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
 impl fmt::Debug for Requests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Requests({})", self.hold.id)
+        write!(f, "Requests({})", self.handle.id)
     }
 }
 
 impl Requests {
-    pub(super) const fn new(hold: Arc<Hold>, asked: mpsc::UnboundedReceiver<Asked>) -> Self {
-        Self { hold, asked }
+    pub(super) const fn new(handle: Arc<ConnectionHandle>, receiver: mpsc::UnboundedReceiver<ReceivedRequest>) -> Self {
+        Self { handle, receiver }
     }
 
-    /// The next request whose time is not over, in the order in which they arrived. Those that nobody has taken are bounded by
-    /// [`crate::call::CallLimits`].
+    /// Waits for the next request whose time is not over. Requests are returned in the order of arrival. [`crate::call::CallLimits`] bounds
+    /// the requests that wait here.
     ///
     /// Example: [`Caller`].
     ///
     /// # Errors
     /// [`ConnectionEnd::Disconnected`] or [`ConnectionEnd::Reactor`].
-    pub async fn next(&mut self) -> Result<Request, ConnectionEnd> {
+    pub async fn next(&mut self) -> Result<ThreadedRequest, ConnectionEnd> {
         loop {
-            let asked = self.asked.recv().await;
-            let (id, payload, until) = asked.ok_or_else(|| self.hold.state.ended())?;
-            let request = Request { link: Arc::clone(&self.hold.link), id: Some(id), payload, until };
+            let received = self.receiver.recv().await;
+            let (id, payload, until) = received.ok_or_else(|| self.handle.state.ended())?;
+            let request = ThreadedRequest { link: Arc::clone(&self.handle.link), id: Some(id), payload, until };
             if request.time_left().is_some() {
                 return Ok(request);
             }
@@ -158,31 +163,30 @@ impl Requests {
 
 impl Drop for Requests {
     fn drop(&mut self) {
-        self.asked.close();
-        // The requests in it are dismissed.
-        while let Ok((id, ..)) = self.asked.try_recv() {
-            self.hold.link.post(Command::Dismiss(id));
+        self.receiver.close();
+        while let Ok((id, ..)) = self.receiver.try_recv() {
+            self.handle.link.post(ThreadCommand::Dismiss(id));
         }
     }
 }
 
-/// A request of a peer. It derefs to its payload. It may be kept and answered on any thread. If it is dropped, its caller gets
+/// A request of a peer. It dereferences to its payload, and may be kept and answered on any thread. If it is dropped, its caller gets
 /// [`CallError::Unanswered`].
-pub struct Request {
-    link: Arc<Link>,
-    /// `None` once it was answered.
+pub struct ThreadedRequest {
+    link: Arc<ThreadLink>,
+    /// The id; `None` once the request was answered.
     id: Option<RequestId>,
     payload: Bytes,
     until: Instant,
 }
 
-impl fmt::Debug for Request {
+impl fmt::Debug for ThreadedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Request({} bytes)", self.payload.len())
+        write!(f, "ThreadedRequest({} bytes)", self.payload.len())
     }
 }
 
-impl Deref for Request {
+impl Deref for ThreadedRequest {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -190,27 +194,27 @@ impl Deref for Request {
     }
 }
 
-impl Request {
-    /// Answers the request. The answer is dropped if its caller has gone meanwhile.
+impl ThreadedRequest {
+    /// Answers the request. The answer is dropped if the caller does not wait any more.
     ///
     /// Example: [`Caller`].
     pub fn answer(mut self, payload: impl Into<Bytes>) {
         if let Some(id) = self.id.take() {
-            self.link.post(Command::Answer(id, payload.into()));
+            self.link.post(ThreadCommand::Answer(id, payload.into()));
         }
     }
 
-    /// The time that its caller still waits; `None` when that is over.
+    /// Returns the time for which the caller still waits; `None` if the time is over.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.until.checked_duration_since(now()).filter(|left| !left.is_zero())
     }
 }
 
-impl Drop for Request {
+impl Drop for ThreadedRequest {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            self.link.post(Command::Dismiss(id));
+            self.link.post(ThreadCommand::Dismiss(id));
         }
     }
 }

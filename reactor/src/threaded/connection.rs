@@ -1,4 +1,4 @@
-//! A connection, seen from the tasks of any thread.
+//! A connection, for tasks of any thread.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,57 +9,57 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::calls::{Caller, Requests};
 use super::error::{ConnectionEnd, DeliverError};
-use super::link::{Carried, Command, Hold, Outgoing};
+use super::link::{ConnectionHandle, ConnectionParts, QueuedMessage, ThreadCommand};
 use crate::{ConnectionId, DetachedMessage, Outcome};
 
-/// A connection. [`Connection::split`] makes two halves of it, for two tasks.
+/// A connection of a [`super::ThreadedReactor`]. [`ThreadedConnection::split`] makes two halves of it, for two tasks.
 #[derive(Debug)]
-pub struct Connection {
+pub struct ThreadedConnection {
     sender: Sender,
     receiver: Receiver,
 }
 
-impl Connection {
-    pub(super) fn new(Carried { hold, inbox }: Carried) -> Self {
-        Self { sender: Sender { hold: Arc::clone(&hold) }, receiver: Receiver { hold, inbox } }
+impl ThreadedConnection {
+    pub(super) fn new(ConnectionParts { handle, inbox }: ConnectionParts) -> Self {
+        Self { sender: Sender { handle: Arc::clone(&handle) }, receiver: Receiver { handle, inbox } }
     }
 
-    /// The half that sends, and the half that receives.
+    /// Splits the connection into the half that sends and the half that receives.
     #[must_use]
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
     }
 
-    /// The half that sends; it can be cloned.
+    /// Returns the half that sends, which can be cloned.
     #[must_use]
     pub const fn sender(&self) -> &Sender {
         &self.sender
     }
 
-    /// Makes calls of the messages of this connection, in both directions and for good; the peer does the same.
+    /// Uses this connection for calls, in both directions, until it ends. The peer must do the same.
     ///
     /// Example: [`Caller`].
     #[must_use]
     pub fn calls(self) -> (Caller, Requests) {
-        let Self { sender: Sender { hold }, receiver: Receiver { inbox, .. } } = self;
-        let (asked, requests) = mpsc::unbounded_channel();
-        hold.link.post(Command::Carry(hold.id, inbox, asked));
-        (Caller::new(Arc::clone(&hold)), Requests::new(hold, requests))
+        let Self { sender: Sender { handle }, receiver: Receiver { inbox, .. } } = self;
+        let (received, requests) = mpsc::unbounded_channel();
+        handle.link.post(ThreadCommand::EnableCalls(handle.id, inbox, received));
+        (Caller::new(Arc::clone(&handle)), Requests::new(handle, requests))
     }
 
-    /// The name of the connection, for [`super::ThreadedReactor::with`].
+    /// Returns the id of the connection, for [`super::ThreadedReactor::with`].
     #[must_use]
     pub fn id(&self) -> ConnectionId {
         self.sender.id()
     }
 
-    /// Address of the peer; `None` if its connection had none.
+    /// Returns the address of the peer; `None` if the reactor did not know it when the connection opened.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.sender.hold.state.peer.get().and_then(|&(_, address)| address)
+        self.sender.handle.state.peer.get().and_then(|&(_, address)| address)
     }
 
-    /// As [`Sender::send`].
+    /// Sends a message, as [`Sender::send`] does.
     ///
     /// # Errors
     /// As [`Sender::send`].
@@ -67,7 +67,7 @@ impl Connection {
         self.sender.send(payload).await
     }
 
-    /// As [`Receiver::recv`].
+    /// Waits for the next message, as [`Receiver::recv`] does.
     ///
     /// # Errors
     /// As [`Receiver::recv`].
@@ -76,28 +76,28 @@ impl Connection {
     }
 }
 
-/// The half of a connection that sends. Clones are of the same connection; messages of one task keep their order.
+/// The half of a connection that sends. Clones share the connection. The messages of one task keep their order.
 #[derive(Clone)]
 pub struct Sender {
-    hold: Arc<Hold>,
+    handle: Arc<ConnectionHandle>,
 }
 
 impl fmt::Debug for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sender({})", self.hold.id)
+        write!(f, "Sender({})", self.handle.id)
     }
 }
 
 impl Sender {
-    /// The name of the connection, for [`super::ThreadedReactor::with`].
+    /// Returns the id of the connection, for [`super::ThreadedReactor::with`].
     #[must_use]
     pub fn id(&self) -> ConnectionId {
-        self.hold.id
+        self.handle.id
     }
 
-    /// Sends a message; waits while 64 messages of this connection are queued, behind the tasks that wait already. It is
-    /// not sent if the future is dropped before. When it is done, the message is queued; it is lost if the connection breaks before it
-    /// is sent, see [`Sender::deliver`].
+    /// Queues a message. Waits while 64 messages of this connection are queued; waiting tasks are served in order. If the future is
+    /// dropped before it is done, the message is not sent. A queued message is lost if the connection fails first: [`Sender::deliver`]
+    /// reports that.
     ///
     /// Example: the [module](super).
     ///
@@ -107,7 +107,7 @@ impl Sender {
         self.queue(payload.into(), None).await
     }
 
-    /// Sends a message as [`Sender::send`], and waits until it is sent: [`Outcome::Sent`] says what that means.
+    /// Queues a message as [`Sender::send`] does, and waits until it is sent. [`Outcome::Sent`] defines what "sent" promises.
     ///
     /// ```
     /// use rdma_reactor::threaded::{DeliverError, Sender};
@@ -125,47 +125,47 @@ impl Sender {
         match outcome.await {
             Ok(outcome) if outcome.is_sent() => Ok(()),
             Ok(outcome) => Err(DeliverError::Unknown(outcome)),
-            // It was still queued when the connection or the reactor's thread ended.
-            Err(_) => Err(self.hold.state.ended().into()),
+            // The message was still queued when the connection or the reactor's thread ended.
+            Err(_) => Err(self.handle.state.ended().into()),
         }
     }
 
     async fn queue(&self, payload: Bytes, report: Option<oneshot::Sender<Outcome>>) -> Result<(), ConnectionEnd> {
-        let Hold { link, id, state } = &*self.hold;
+        let ConnectionHandle { link, id, state } = &*self.handle;
         if let Some(&(max, _)) = state.peer.get().filter(|(max, _)| payload.len() as u64 > *max) {
             return Err(ConnectionEnd::TooLong { len: payload.len(), max });
         }
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| state.ended())?;
-        link.post(Command::Send(*id, Outgoing { payload, report, _permit: permit }));
+        link.post(ThreadCommand::Send(*id, QueuedMessage { payload, report, _permit: permit }));
         Ok(())
     }
 }
 
 /// The half of a connection that receives.
 pub struct Receiver {
-    hold: Arc<Hold>,
+    handle: Arc<ConnectionHandle>,
     inbox: mpsc::UnboundedReceiver<DetachedMessage>,
 }
 
 impl fmt::Debug for Receiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Receiver({})", self.hold.id)
+        write!(f, "Receiver({})", self.handle.id)
     }
 }
 
 impl Receiver {
-    /// The next message. Messages that came before the end are received before its reason. The peer gets its credit back when the message
-    /// is dropped. A future that is dropped takes no message with it.
+    /// Waits for the next message. Messages that arrived before the end of the connection are returned before the error. The peer gets its
+    /// credit back when the message is dropped. Dropping the future loses no message.
     ///
     /// Example: the [module](super).
     ///
     /// # Errors
     /// [`ConnectionEnd::Disconnected`] or [`ConnectionEnd::Reactor`].
     pub async fn recv(&mut self) -> Result<DetachedMessage, ConnectionEnd> {
-        self.inbox.recv().await.ok_or_else(|| self.hold.state.ended())
+        self.inbox.recv().await.ok_or_else(|| self.handle.state.ended())
     }
 
-    /// The next message that is here already, if there is one.
+    /// Returns the next message that has arrived; `None` if there is none. Does not wait.
     pub fn try_recv(&mut self) -> Option<DetachedMessage> {
         self.inbox.try_recv().ok()
     }

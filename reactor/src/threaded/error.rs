@@ -1,4 +1,4 @@
-//! Why something of a reactor on a thread of its own does not go on.
+//! The errors of a reactor on a separate thread.
 
 use crate::{DisconnectReason, Outcome};
 
@@ -12,12 +12,12 @@ pub enum ConnectionEnd {
     /// The reactor's thread has ended.
     #[error("the reactor's thread has ended")]
     Reactor,
-    /// The message is longer than the peer takes. The connection goes on.
-    #[error("a message of {len} bytes: the peer takes at most {max}")]
+    /// The message is longer than the peer accepts. The connection stays open.
+    #[error("a message of {len} bytes is longer than the peer accepts: at most {max}")]
     TooLong {
-        /// Its length, bytes.
+        /// The length of the message, bytes.
         len: usize,
-        /// The peer's limit, bytes.
+        /// The limit of the peer, bytes.
         max: u64,
     },
 }
@@ -29,24 +29,24 @@ pub enum DeliverError {
     /// The message was not sent.
     #[error(transparent)]
     NotSent(#[from] ConnectionEnd),
-    /// The connection ended first, and the peer may have the message or not: [`Outcome::Failed`].
+    /// The connection ended first. The peer may or may not have received the message: [`Outcome::Failed`].
     #[error("the connection ended before the message was sent: {0:?}")]
     Unknown(Outcome),
 }
 
-/// The reason why the reactor's thread has ended before it was drained.
+/// The reason why the reactor's thread has ended without a drain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ThreadError {
-    /// The reactor as a whole failed, with the text of [`crate::Error`].
+    /// The reactor failed, with the text of [`crate::Error`].
     #[error("the reactor failed: {0}")]
     Failed(String),
-    /// Something on the thread panicked, with the text of the panic.
+    /// The thread panicked, with the text of the panic.
     #[error("the reactor's thread panicked: {0}")]
     Panicked(String),
 }
 
-/// [`super::ThreadedReactor::block_on`] was called on the reactor's own thread, where it would wait for itself.
+/// The error of [`super::ThreadedReactor::block_on`] on the reactor's own thread, where it would deadlock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the reactor's own thread cannot wait for the reactor: use the Context, or another thread")]
+#[error("block_on was called on the reactor's own thread: use the Context there, or call it on another thread")]
 pub struct OwnThread;

@@ -1,4 +1,4 @@
-//! What goes to the reactor's thread, and the way there.
+//! The link to the reactor's thread, and the commands that tasks post to it.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -15,136 +15,138 @@ use crate::{
     ReactorHandle,
 };
 
-/// Time that connections have to close when nobody holds the reactor any more.
+/// The deadline of the drain when the last handle of the reactor is dropped.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Something that a task asks for.
-pub(super) enum Command {
-    Send(ConnectionId, Outgoing),
-    Connect(Connect, oneshot::Sender<Result<Opened, Error>>),
+/// A command of a task, which the reactor's thread carries out.
+pub(super) enum ThreadCommand {
+    Send(ConnectionId, QueuedMessage),
+    Connect(Connect, oneshot::Sender<Result<NewConnection, Error>>),
     Close(ConnectionId),
-    Listen(SocketAddr, ListenOptions, oneshot::Sender<Result<Opening, Error>>),
+    Listen(SocketAddr, ListenOptions, oneshot::Sender<Result<NewListener, Error>>),
     StopListening(ListenerId),
-    /// Makes calls of the messages of a connection: those that have arrived, and those to come.
-    Carry(ConnectionId, mpsc::UnboundedReceiver<DetachedMessage>, mpsc::UnboundedSender<Asked>),
-    Call(ConnectionId, Question),
+    /// Uses a connection for calls: the messages that have arrived, and all later ones, are frames.
+    EnableCalls(ConnectionId, mpsc::UnboundedReceiver<DetachedMessage>, mpsc::UnboundedSender<ReceivedRequest>),
+    Call(ConnectionId, QueuedCall),
     CancelCall(Arc<OnceLock<CallId>>),
     Answer(RequestId, Bytes),
     Dismiss(RequestId),
-    Act(Act),
+    Run(Act),
     LimitCalls(Box<dyn FnOnce(&mut CallLimits) + Send>),
 }
 
-/// Opens a connection.
+/// A closure that opens a connection.
 pub(super) type Connect = Box<dyn FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error> + Send>;
 
-/// Does something of the program's.
+/// A closure of the program.
 pub(super) type Act = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 
-/// A connection, and the news that it is up.
-pub(super) type Opened = (Carried, oneshot::Receiver<Result<(), ConnectError>>);
+/// A connection that is being opened, and the notification that it is up.
+pub(super) type NewConnection = (ConnectionParts, oneshot::Receiver<Result<(), ConnectError>>);
 
-/// A listener with its address, and the connections that come through it.
-pub(super) type Opening = (ListenerHold, SocketAddr, mpsc::UnboundedReceiver<Carried>);
+/// A listener with its address, and the connections that it accepts.
+pub(super) type NewListener = (ListenerHandle, SocketAddr, mpsc::UnboundedReceiver<ConnectionParts>);
 
-/// A message that a task has sent.
-pub(super) struct Outgoing {
+/// A message of a task, on its way to the device.
+pub(super) struct QueuedMessage {
     pub(super) payload: Bytes,
-    /// The task that waits until the message is sent.
+    /// The task to notify when the send completes, if it waits for that.
     pub(super) report: Option<oneshot::Sender<Outcome>>,
-    /// Given back when the device has accepted the message.
+    /// Released when the connection has accepted the message.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A call that a task makes.
-pub(super) struct Question {
+/// A call of a task, on its way to the reactor's thread.
+pub(super) struct QueuedCall {
     pub(super) payload: Bytes,
     pub(super) until: Instant,
     pub(super) answer: oneshot::Sender<Result<Bytes, CallError>>,
-    /// The place of its name, once it has one.
-    pub(super) name: Arc<OnceLock<CallId>>,
-    /// Given back when the call is made.
+    /// The id, which the reactor's thread sets when it makes the call.
+    pub(super) call_id: Arc<OnceLock<CallId>>,
+    /// Released when the call is made.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A request of a peer, on its way to a task: its name, its payload, and the time until which its caller waits.
-pub(super) type Asked = (RequestId, Bytes, Instant);
+/// A request of a peer, on its way to a task: its id, payload and deadline.
+pub(super) type ReceivedRequest = (RequestId, Bytes, Instant);
 
-/// A connection, on its way to a task.
-pub(super) struct Carried {
-    pub(super) hold: Arc<Hold>,
+/// The parts of a connection, on their way to a task.
+pub(super) struct ConnectionParts {
+    pub(super) handle: Arc<ConnectionHandle>,
     pub(super) inbox: mpsc::UnboundedReceiver<DetachedMessage>,
 }
 
-/// What both sides of the queue know of a connection.
+/// The state of a connection that tasks and the reactor's thread share.
 #[derive(Debug)]
-pub(super) struct State {
-    /// Permits for messages that the device has not accepted. Closed at the end of the connection.
+pub(super) struct SharedState {
+    /// Permits for messages and calls that are queued. Closed at the end of the connection.
     pub(super) room: Arc<Semaphore>,
+    /// The reason for the end of the connection, once it has ended.
     pub(super) end: OnceLock<DisconnectReason>,
-    /// Length of the longest message that the peer takes, bytes, and the peer's address; from when the connection is up.
+    /// The length of the longest message that the peer accepts, bytes, and the peer's address. Set once the connection is up.
     pub(super) peer: OnceLock<(u64, Option<SocketAddr>)>,
 }
 
-impl State {
+impl SharedState {
     pub(super) fn new(depth: usize) -> Arc<Self> {
         let room = Arc::new(Semaphore::new(depth));
         Arc::new(Self { room, end: OnceLock::new(), peer: OnceLock::new() })
     }
 
-    /// The end of the connection, or of the reactor's thread.
+    /// Returns the reason for the end of the connection; without one, the reactor's thread has ended.
     pub(super) fn ended(&self) -> ConnectionEnd {
         self.end.get().map_or(ConnectionEnd::Reactor, |reason| ConnectionEnd::Disconnected(reason.clone()))
     }
 }
 
-/// The program's hold of a connection: it is closed when nobody has it any more.
-pub(super) struct Hold {
-    pub(super) link: Arc<Link>,
+/// The program's handle of a connection. Dropping the last one closes the connection.
+pub(super) struct ConnectionHandle {
+    pub(super) link: Arc<ThreadLink>,
     pub(super) id: ConnectionId,
-    pub(super) state: Arc<State>,
+    pub(super) state: Arc<SharedState>,
 }
 
-impl Drop for Hold {
+impl Drop for ConnectionHandle {
     fn drop(&mut self) {
-        self.link.post(Command::Close(self.id));
+        self.link.post(ThreadCommand::Close(self.id));
     }
 }
 
-/// The program's hold of a listener.
-pub(super) struct ListenerHold {
-    pub(super) link: Arc<Link>,
+/// The program's handle of a listener. Dropping it closes the listener.
+pub(super) struct ListenerHandle {
+    pub(super) link: Arc<ThreadLink>,
     pub(super) id: ListenerId,
 }
 
-impl Drop for ListenerHold {
+impl Drop for ListenerHandle {
     fn drop(&mut self) {
-        self.link.post(Command::StopListening(self.id));
+        self.link.post(ThreadCommand::StopListening(self.id));
     }
 }
 
-/// The way to the reactor's thread. The thread ends when nobody has it any more.
-pub(super) struct Link {
-    pub(super) handle: ReactorHandle<Command>,
+/// The link to the reactor's thread. Dropping the last reference drains the reactor, and the thread ends.
+pub(super) struct ThreadLink {
+    pub(super) handle: ReactorHandle<ThreadCommand>,
     pub(super) thread: ThreadId,
+    /// The result of the thread, once it has ended.
     pub(super) end: watch::Receiver<Option<Result<(), ThreadError>>>,
-    /// Largest number of messages of a connection that are queued.
+    /// Largest number of queued messages and calls of a connection.
     pub(super) depth: usize,
 }
 
-impl Link {
-    /// Drains the reactor behind what was asked for before.
+impl ThreadLink {
+    /// Drains the reactor, after the commands that were posted before.
     pub(super) fn drain(&self, deadline: Duration) {
-        self.post(Command::Act(Box::new(move |cx| cx.drain(deadline))));
+        self.post(ThreadCommand::Run(Box::new(move |cx| cx.drain(deadline))));
     }
 
-    /// Gives a command to the reactor's thread. If it has ended, the command is dropped, and whoever waits for its answer hears of that.
-    pub(super) fn post(&self, command: Command) {
+    /// Posts a command to the reactor's thread. If the thread has ended, the command is dropped, which wakes the task that waits for it.
+    pub(super) fn post(&self, command: ThreadCommand) {
         let _ = self.handle.post(command);
     }
 }
 
-impl Drop for Link {
+impl Drop for ThreadLink {
     fn drop(&mut self) {
         self.drain(LINGER);
     }

@@ -1,46 +1,47 @@
-//! A listener, seen from the tasks of any thread.
+//! A listener, for tasks of any thread.
 
 use std::fmt;
 use std::net::SocketAddr;
 
 use tokio::sync::mpsc;
 
-use super::connection::Connection;
-use super::link::{Carried, ListenerHold};
+use super::connection::ThreadedConnection;
+use super::link::{ConnectionParts, ListenerHandle};
 
-/// A listener. When it is dropped, the reactor stops listening, and closes the connections that nobody has accepted.
-pub struct Listener {
-    hold: ListenerHold,
+/// A listener of a [`super::ThreadedReactor`]. When it is dropped, the reactor stops listening, and closes the connections that were not
+/// accepted.
+pub struct ThreadedListener {
+    handle: ListenerHandle,
     address: SocketAddr,
-    backlog: mpsc::UnboundedReceiver<Carried>,
+    backlog: mpsc::UnboundedReceiver<ConnectionParts>,
 }
 
-impl fmt::Debug for Listener {
+impl fmt::Debug for ThreadedListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listener({}, {})", self.hold.id, self.address)
+        write!(f, "ThreadedListener({}, {})", self.handle.id, self.address)
     }
 }
 
-impl Listener {
+impl ThreadedListener {
     pub(super) const fn new(
-        hold: ListenerHold,
+        handle: ListenerHandle,
         address: SocketAddr,
-        backlog: mpsc::UnboundedReceiver<Carried>,
+        backlog: mpsc::UnboundedReceiver<ConnectionParts>,
     ) -> Self {
-        Self { hold, address, backlog }
+        Self { handle, address, backlog }
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     #[must_use]
     pub const fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The next connection of a peer; `None` when the reactor is drained or its thread has ended. A future that is dropped takes no
-    /// connection with it.
+    /// Waits for the next connection of a peer. Returns `None` if the reactor is being drained or its thread has ended. Dropping the future
+    /// loses no connection.
     ///
     /// Example: the [module](super).
-    pub async fn accept(&mut self) -> Option<Connection> {
-        self.backlog.recv().await.map(Connection::new)
+    pub async fn accept(&mut self) -> Option<ThreadedConnection> {
+        self.backlog.recv().await.map(ThreadedConnection::new)
     }
 }

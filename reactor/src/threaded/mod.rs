@@ -1,9 +1,9 @@
-//! A reactor on a thread of its own, for programs whose tasks run on any thread, such as those of tokio's multi-threaded runtime. Needs
+//! A reactor on a separate thread, for programs whose tasks run on any thread, such as those of tokio's multi-threaded runtime. Needs
 //! the feature `tokio`.
 //!
-//! A [`ThreadedReactor`] starts the thread; its connections are `Send`, and their futures run on any executor. What the reactor's thread
-//! is asked for goes through a queue without a lock, and wakes it once for all that comes until it looks. [`crate::aio`] has the
-//! connections of a reactor on the tasks' own thread, which need no queue.
+//! A [`ThreadedReactor`] starts the thread. Its connections are `Send`, and their futures run on any executor. Tasks post commands to a
+//! lock-free queue, and wake the reactor's thread once for all commands that are queued until it reads them. In [`crate::aio`] the reactor
+//! and its tasks share one thread, and need no queue.
 //!
 //! ```
 //! use rdma_reactor::threaded::ThreadedReactor;
@@ -32,39 +32,37 @@
 //!
 //! # Back-pressure
 //!
-//! [`Sender::send`] waits while 64 messages of its connection have not been accepted by the device, be it that the peer's window
-//! is closed or that the reactor's thread is busy. Messages that nobody has received take receives of their connection, so that the
-//! peer waits in turn.
+//! [`Sender::send`] waits while 64 messages of its connection are queued, because the peer's window is closed or the reactor's thread is
+//! busy. Messages that the program has not received hold receives of their connection, so the peer waits in turn.
 //!
-//! # What happens to a future that is dropped
+//! # Cancellation
 //!
 //! | future | if it is dropped before it is done |
 //! |---|---|
 //! | [`Sender::send`] | the message is not sent |
-//! | [`Sender::deliver`] | the message is not sent, or it is sent and nobody hears of its outcome |
-//! | [`Caller::call`] | the call is cancelled: the peer is notified, and may serve it all the same |
+//! | [`Sender::deliver`] | the message may or may not be sent; its outcome is not reported |
+//! | [`Caller::call`] | the call is cancelled: the peer is notified, but may have served it |
 //! | [`Requests::next`] | nothing is lost: the next call gets the request |
-//! | [`Receiver::recv`], [`Listener::accept`] | nothing is lost: the next call gets the message, or the connection |
-//! | [`ThreadedReactor::connect`] | the attempt is given up |
-//! | [`ThreadedReactor::with`] | what was asked for is done all the same |
+//! | [`Receiver::recv`], [`ThreadedListener::accept`] | nothing is lost: the next call gets the message, or the connection |
+//! | [`ThreadedReactor::connect`] | the attempt is cancelled |
+//! | [`ThreadedReactor::with`] | the closure runs all the same |
 //!
 //! # The end
 //!
-//! A connection is closed when its sender, with all clones, and its receiver are dropped, after what was accepted for sending has been
-//! sent. The thread ends when all of its connections, listeners and [`ThreadedReactor`]s are dropped, and after
-//! [`ThreadedReactor::drain`]; [`ThreadedReactor::ended`] waits for that. If the thread panics, every future that waits for it is done
-//! with an error.
+//! A connection is closed when its sender, with all clones, and its receiver are dropped. Queued messages are sent first. The thread ends
+//! when all of its connections, listeners and [`ThreadedReactor`]s are dropped, and after [`ThreadedReactor::drain`].
+//! [`ThreadedReactor::ended`] waits for that. If the thread panics, every future that waits for it ends with an error.
 //!
 //! # Without an executor
 //!
-//! [`ThreadedReactor::block_on`] waits for any of these futures on the caller's own thread.
+//! [`ThreadedReactor::block_on`] blocks the calling thread until any of these futures is done.
 
 mod calls;
 mod connection;
 mod error;
+mod handler;
 mod link;
 mod listener;
-mod owner;
 
 use std::fmt;
 use std::future::Future;
@@ -78,25 +76,25 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
-pub use self::calls::{Caller, Request, Requests};
-pub use self::connection::{Connection, Receiver, Sender};
+pub use self::calls::{Caller, Requests, ThreadedRequest};
+pub use self::connection::{Receiver, Sender, ThreadedConnection};
 pub use self::error::{ConnectionEnd, DeliverError, OwnThread, ThreadError};
-use self::link::{Command, Link};
-pub use self::listener::Listener;
-use self::owner::Owner;
+use self::handler::ThreadHandler;
+use self::link::{ThreadCommand, ThreadLink};
+pub use self::listener::ThreadedListener;
 use crate::call::CallLimits;
 use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor};
 
-/// Largest number of messages of a connection that tasks have sent and the device has not accepted.
-const DEPTH: u32 = 64;
+/// Largest number of queued messages of a connection.
+const MAX_QUEUED: u32 = 64;
 
-/// Length of the queue to the reactor's thread. The messages of all connections fit, and leave room for other commands.
-const QUEUE: u32 = 1 << 24;
+/// Length of the command queue of the reactor's thread. The messages of all connections fit, and leave room for other commands.
+const COMMAND_QUEUE: u32 = 1 << 24;
 
-/// A reactor on a thread of its own; see the [module](self). Clones are the same reactor.
+/// A reactor on a separate thread; see the [module](self). Clones share the reactor.
 #[derive(Clone)]
 pub struct ThreadedReactor {
-    link: Arc<Link>,
+    link: Arc<ThreadLink>,
 }
 
 impl fmt::Debug for ThreadedReactor {
@@ -106,21 +104,22 @@ impl fmt::Debug for ThreadedReactor {
 }
 
 impl ThreadedReactor {
-    /// Makes a reactor and its thread. [`Config::quiet_sends`] is set, and [`Config::handle_queue`] to its maximum, since what is queued is
-    /// bounded by the number of connections: 64 messages of each, or fewer with more than 240,000 of them.
+    /// Creates a reactor and starts its thread. Sets [`Config::quiet_sends`], and [`Config::handle_queue`] to its maximum: the number of
+    /// queued messages is bounded by 64 per connection instead, or fewer if [`Config::max_connections`] is above 240,000.
     ///
     /// # Errors
     /// As [`Reactor::new`]; [`Error::Thread`].
     pub fn start(config: Config) -> Result<Self, Error> {
-        let config = config.quiet_sends(true).handle_queue(QUEUE);
-        let depth = DEPTH.min((QUEUE - QUEUE / 16) / config.max_connections.max(1)).max(1) as usize;
-        let mut reactor = Reactor::<Command>::with_messages(config)?;
-        let (handle, (tell, end)) = (reactor.handle(), watch::channel(None));
-        let (give, link) = std::sync::mpsc::sync_channel::<Weak<Link>>(1);
+        let config = config.quiet_sends(true).handle_queue(COMMAND_QUEUE);
+        let depth =
+            MAX_QUEUED.min((COMMAND_QUEUE - COMMAND_QUEUE / 16) / config.max_connections.max(1)).max(1) as usize;
+        let mut reactor = Reactor::<ThreadCommand>::with_messages(config)?;
+        let (handle, (end_sender, end)) = (reactor.handle(), watch::channel(None));
+        let (link_sender, link) = std::sync::mpsc::sync_channel::<Weak<ThreadLink>>(1);
         let work = move || {
             let result = catch_unwind(AssertUnwindSafe(|| {
-                let mut owner = Owner::new(link.recv().unwrap_or_default());
-                reactor.run(&mut owner)
+                let mut handler = ThreadHandler::new(link.recv().unwrap_or_default());
+                reactor.run(&mut handler)
             }));
             let end = match result {
                 Ok(run) => run.map_err(|error| ThreadError::Failed(error.to_string())),
@@ -129,46 +128,46 @@ impl ThreadedReactor {
             if let Err(error) = &end {
                 log::error!("{error}");
             }
-            // Commands that the reactor has not taken are dropped with it, and whoever waits for their answers hears of that.
+            // Dropping the reactor drops the commands in its queue, which wakes the tasks that wait for their results.
             drop(reactor);
-            tell.send_replace(Some(end));
+            end_sender.send_replace(Some(end));
         };
         let spawned = thread::Builder::new().name("rdma-reactor".into()).spawn(work).map_err(Error::Thread)?;
-        let link = Arc::new(Link { handle, thread: spawned.thread().id(), end, depth });
-        // The thread waits for it.
-        let _ = give.send(Arc::downgrade(&link));
+        let link = Arc::new(ThreadLink { handle, thread: spawned.thread().id(), end, depth });
+        // Cannot fail: the thread waits for the link.
+        let _ = link_sender.send(Arc::downgrade(&link));
         Ok(Self { link })
     }
 
-    /// Listens on an address; port 0 takes a free one.
+    /// Listens on an address. Port 0 selects a free port.
     ///
     /// Example: the [module](self).
     ///
     /// # Errors
     /// As [`Context::listen`]; [`Error::Gone`] if the reactor's thread has ended.
-    pub async fn listen(&self, address: SocketAddr) -> Result<Listener, Error> {
+    pub async fn listen(&self, address: SocketAddr) -> Result<ThreadedListener, Error> {
         self.listen_with(address, ListenOptions::new()).await
     }
 
-    /// As [`ThreadedReactor::listen`], with options.
+    /// Listens on an address, with options.
     ///
     /// ```
-    /// use rdma_reactor::threaded::{Listener, ThreadedReactor};
+    /// use rdma_reactor::threaded::{ThreadedListener, ThreadedReactor};
     /// use rdma_reactor::{Error, ListenOptions};
     ///
-    /// async fn listen(reactor: &ThreadedReactor) -> Result<Listener, Error> {
+    /// async fn listen(reactor: &ThreadedReactor) -> Result<ThreadedListener, Error> {
     ///     reactor.listen_with(([0, 0, 0, 0], 7471).into(), ListenOptions::new().type_of_service(0x68)).await
     /// }
     /// ```
     ///
     /// # Errors
     /// As [`ThreadedReactor::listen`].
-    pub async fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
-        let opening = self.ask(|answer| Command::Listen(address, options, answer)).await;
-        opening.map(|(hold, address, backlog)| Listener::new(hold, address, backlog))
+    pub async fn listen_with(&self, address: SocketAddr, options: ListenOptions) -> Result<ThreadedListener, Error> {
+        let opening = self.request(|answer| ThreadCommand::Listen(address, options, answer)).await;
+        opening.map(|(handle, address, backlog)| ThreadedListener::new(handle, address, backlog))
     }
 
-    /// Sets the limits of the calls of this reactor ([`Connection::calls`]).
+    /// Sets the limits of the calls of this reactor ([`ThreadedConnection::calls`]).
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
@@ -178,26 +177,26 @@ impl ThreadedReactor {
     /// }
     /// ```
     pub fn call_limits(&self, set: impl FnOnce(&mut CallLimits) + Send + 'static) {
-        self.link.post(Command::LimitCalls(Box::new(set)));
+        self.link.post(ThreadCommand::LimitCalls(Box::new(set)));
     }
 
-    /// Opens a connection. A future that is dropped gives the attempt up.
+    /// Opens a connection. Dropping the future cancels the attempt.
     ///
     /// Example: the [module](self).
     ///
     /// # Errors
-    /// The reason why the connection did not come up.
-    pub async fn connect(&self, peer: SocketAddr) -> Result<Connection, ConnectError> {
+    /// The reason why the connection was not established.
+    pub async fn connect(&self, peer: SocketAddr) -> Result<ThreadedConnection, ConnectError> {
         self.connect_with(peer, ConnectOptions::new()).await
     }
 
-    /// As [`ThreadedReactor::connect`], with options.
+    /// Opens a connection, with options.
     ///
     /// ```
-    /// use rdma_reactor::threaded::{Connection, ThreadedReactor};
+    /// use rdma_reactor::threaded::{ThreadedConnection, ThreadedReactor};
     /// use rdma_reactor::{ConnectError, ConnectOptions};
     ///
-    /// async fn connect(reactor: &ThreadedReactor) -> Result<Connection, ConnectError> {
+    /// async fn connect(reactor: &ThreadedReactor) -> Result<ThreadedConnection, ConnectError> {
     ///     let options = ConnectOptions::new().private_data(b"who I am");
     ///     reactor.connect_with(([192, 0, 2, 1], 7471).into(), options).await
     /// }
@@ -205,17 +204,22 @@ impl ThreadedReactor {
     ///
     /// # Errors
     /// As [`ThreadedReactor::connect`].
-    pub async fn connect_with(&self, peer: SocketAddr, options: ConnectOptions) -> Result<Connection, ConnectError> {
+    pub async fn connect_with(
+        &self,
+        peer: SocketAddr,
+        options: ConnectOptions,
+    ) -> Result<ThreadedConnection, ConnectError> {
         self.connect_by(move |cx| cx.connect_with(peer, options)).await
     }
 
-    /// As [`Context::connect_host`]: looks the name up on another thread, and tries one address after the other.
+    /// Opens a connection to a host name, as [`Context::connect_host`] does: resolves the name on another thread, and tries the addresses
+    /// sequentially.
     ///
     /// ```
-    /// use rdma_reactor::threaded::{Connection, ThreadedReactor};
+    /// use rdma_reactor::threaded::{ThreadedConnection, ThreadedReactor};
     /// use rdma_reactor::{ConnectError, ConnectOptions};
     ///
-    /// async fn connect(reactor: &ThreadedReactor) -> Result<Connection, ConnectError> {
+    /// async fn connect(reactor: &ThreadedReactor) -> Result<ThreadedConnection, ConnectError> {
     ///     reactor.connect_host("server.example", 7471, ConnectOptions::new()).await
     /// }
     /// ```
@@ -227,7 +231,7 @@ impl ThreadedReactor {
         host: &str,
         port: u16,
         options: ConnectOptions,
-    ) -> Result<Connection, ConnectError> {
+    ) -> Result<ThreadedConnection, ConnectError> {
         let host = host.to_owned();
         self.connect_by(move |cx| cx.connect_host(&host, port, options)).await
     }
@@ -235,15 +239,15 @@ impl ThreadedReactor {
     async fn connect_by(
         &self,
         connect: impl FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error> + Send + 'static,
-    ) -> Result<Connection, ConnectError> {
-        let (carried, up) = self.ask(|answer| Command::Connect(Box::new(connect), answer)).await?;
-        // If this future is dropped, so is the connection, which closes it.
+    ) -> Result<ThreadedConnection, ConnectError> {
+        let (parts, up) = self.request(|answer| ThreadCommand::Connect(Box::new(connect), answer)).await?;
+        // Dropping this future drops `parts`, which closes the connection.
         up.await.unwrap_or_else(|_| Err(Error::Gone("reactor").into()))?;
-        Ok(Connection::new(carried))
+        Ok(ThreadedConnection::new(parts))
     }
 
-    /// Has something done on the reactor's thread, where it delays all connections, and waits for its result. It is for what has no
-    /// future here, such as [`Context::stats`].
+    /// Runs a closure on the reactor's thread, and waits for its result. This gives access to the [`Context`] operations that have no async
+    /// version, such as [`Context::stats`]. The closure delays all connections while it runs, so it must not block.
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
@@ -260,18 +264,21 @@ impl ThreadedReactor {
         &self,
         act: impl FnOnce(&mut Context<'_>) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        self.ask(|answer| Command::Act(Box::new(move |cx| _ = answer.send(Ok(act(cx)))))).await
+        self.request(|answer| ThreadCommand::Run(Box::new(move |cx| _ = answer.send(Ok(act(cx)))))).await
     }
 
-    /// Asks the reactor's thread for something.
-    async fn ask<R>(&self, command: impl FnOnce(oneshot::Sender<Result<R, Error>>) -> Command) -> Result<R, Error> {
+    /// Posts a command, and waits for its result.
+    async fn request<R>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<R, Error>>) -> ThreadCommand,
+    ) -> Result<R, Error> {
         let (answer, answered) = oneshot::channel();
         self.link.post(command(answer));
         answered.await.unwrap_or(Err(Error::Gone("reactor")))
     }
 
-    /// Drains the reactor, as [`Context::drain`]: it accepts and opens no connections any more, and closes those that there are, which have
-    /// until `deadline` to send what is queued. The thread ends after that.
+    /// Drains the reactor, as [`Context::drain`] does: the reactor accepts and opens no more connections, and closes the existing ones,
+    /// which have until `deadline` to send their queued messages. The thread ends after that.
     pub fn drain(&self, deadline: Duration) {
         self.link.drain(deadline);
     }
@@ -279,15 +286,15 @@ impl ThreadedReactor {
     /// Waits until the reactor's thread has ended.
     ///
     /// # Errors
-    /// The reason, if it was not drained.
+    /// The reason, if the thread ended without a drain.
     pub async fn ended(&self) -> Result<(), ThreadError> {
         let mut end = self.link.end.clone();
         let ended = end.wait_for(Option::is_some).await;
-        // The thread says how it ends, whatever happens there.
+        // The thread sends its result even after a panic.
         ended.ok().and_then(|end| end.clone()).unwrap_or(Ok(()))
     }
 
-    /// Waits on this thread until a future is done, such as one of those here. In a task of an executor, await it instead.
+    /// Blocks the calling thread until a future is done. In a task of an executor, await the future instead.
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
@@ -302,7 +309,7 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// [`OwnThread`], if it is called in a closure of [`ThreadedReactor::with`].
+    /// [`OwnThread`] if it is called on the reactor's thread, in a closure of [`ThreadedReactor::with`].
     pub fn block_on<F: Future>(&self, future: F) -> Result<F::Output, OwnThread> {
         let this = thread::current();
         if this.id() == self.link.thread {
@@ -319,7 +326,7 @@ impl ThreadedReactor {
     }
 }
 
-/// Wakes a thread that waits in [`ThreadedReactor::block_on`].
+/// The waker of a thread that waits in [`ThreadedReactor::block_on`].
 struct Unpark(Thread);
 
 impl Wake for Unpark {

@@ -1,0 +1,327 @@
+//! The handler on the reactor's thread: carries out commands, and passes messages, requests and ends on to tasks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{mpsc, oneshot};
+
+use super::link::{
+    Connect, ConnectionHandle, ConnectionParts, ListenerHandle, NewConnection, NewListener, QueuedCall, QueuedMessage,
+    ReceivedRequest, SharedState, ThreadCommand, ThreadLink,
+};
+use crate::call::{CallError, CallEvent, Calls, RefusedCall};
+use crate::{
+    ConnectError, ConnectionId, Context, DetachedMessage, DisconnectReason, Error, Handler, ListenOptions, ListenerId,
+    Message, Outcome, SendErrorKind, SendId, TimerId,
+};
+
+/// The channel to the task that waits for the end of a call.
+type AnswerSender = oneshot::Sender<Result<Bytes, CallError>>;
+
+/// The entry of a connection that has not ended.
+struct ConnectionEntry {
+    id: ConnectionId,
+    state: Arc<SharedState>,
+    inbox: mpsc::UnboundedSender<DetachedMessage>,
+    /// The channel for requests, if the connection is used for calls.
+    requests: Option<mpsc::UnboundedSender<ReceivedRequest>>,
+    /// The channel to the task that waits until the connection is up.
+    opening: Option<oneshot::Sender<Result<(), ConnectError>>>,
+    /// Messages that wait for room, in order.
+    waiting: VecDeque<QueuedMessage>,
+    /// Channels to the tasks that wait for the completion of a send, in the order of the sends.
+    reports: VecDeque<(SendId, oneshot::Sender<Outcome>)>,
+    /// True if the connection is closed once `waiting` is empty.
+    closing: bool,
+}
+
+/// The handler, see the [module](self).
+pub(super) struct ThreadHandler {
+    link: Weak<ThreadLink>,
+    /// The connections that have not ended, by slot.
+    entries: Vec<Option<ConnectionEntry>>,
+    listeners: BTreeMap<ListenerId, mpsc::UnboundedSender<ConnectionParts>>,
+    calls: Calls<AnswerSender>,
+}
+
+impl ConnectionEntry {
+    /// Sends waiting messages while there is room.
+    fn send_queued(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
+        while let Some(first) = self.waiting.pop_front() {
+            if let Err(first) = self.send(cx, first) {
+                self.waiting.push_front(first);
+                return;
+            }
+        }
+        if self.closing {
+            calls.finish(cx, self.id);
+        }
+    }
+
+    /// Closes the connection once its waiting messages are sent and its calls and requests have ended.
+    fn close(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
+        self.closing = true;
+        self.send_queued(cx, calls);
+    }
+
+    /// Sends a message, or returns it if there is no room.
+    fn send(&mut self, cx: &mut Context<'_>, message: QueuedMessage) -> Result<(), QueuedMessage> {
+        let sent = match message.report {
+            None => cx.send(self.id, &message.payload),
+            Some(_) => cx.reporting(self.id, |cx| cx.send(self.id, &message.payload)),
+        };
+        match sent {
+            Ok(send) => self.reports.extend(message.report.map(|report| (send, report))),
+            Err(SendErrorKind::WouldBlock(_)) => return Err(message),
+            // The connection is ending. Dropping `message.report` wakes the task that waits for it.
+            Err(SendErrorKind::Closed) => {}
+            // `Sender::send` has accepted the message: if it cannot be sent, the connection must end.
+            Err(error) => {
+                log::warn!("{}: {error}", self.id);
+                cx.abort(self.id);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ThreadHandler {
+    pub(super) fn new(link: Weak<ThreadLink>) -> Self {
+        Self { link, entries: Vec::new(), listeners: BTreeMap::new(), calls: Calls::new() }
+    }
+
+    fn entry(&mut self, conn: ConnectionId) -> Option<&mut ConnectionEntry> {
+        self.entry_and_calls(conn).map(|(entry, _)| entry)
+    }
+
+    fn entry_and_calls(&mut self, conn: ConnectionId) -> Option<(&mut ConnectionEntry, &mut Calls<AnswerSender>)> {
+        let entry = self.entries.get_mut(conn.slot())?.as_mut().filter(|entry| entry.id == conn)?;
+        Some((entry, &mut self.calls))
+    }
+
+    fn add(
+        &mut self,
+        link: Arc<ThreadLink>,
+        id: ConnectionId,
+        opening: Option<oneshot::Sender<Result<(), ConnectError>>>,
+    ) -> ConnectionParts {
+        let (state, (sender, inbox)) = (SharedState::new(link.depth), mpsc::unbounded_channel());
+        let handle = Arc::new(ConnectionHandle { link, id, state: Arc::clone(&state) });
+        let (waiting, reports) = (VecDeque::new(), VecDeque::new());
+        if self.entries.len() <= id.slot() {
+            self.entries.resize_with(id.slot() + 1, || None);
+        }
+        self.entries[id.slot()] = Some(ConnectionEntry {
+            id,
+            state,
+            inbox: sender,
+            requests: None,
+            opening,
+            waiting,
+            reports,
+            closing: false,
+        });
+        ConnectionParts { handle, inbox }
+    }
+
+    fn link(&self) -> Result<Arc<ThreadLink>, Error> {
+        self.link.upgrade().ok_or(Error::Gone("reactor"))
+    }
+
+    fn connect(&mut self, cx: &mut Context<'_>, connect: Connect) -> Result<NewConnection, Error> {
+        let (link, (up, is_up)) = (self.link()?, oneshot::channel());
+        let id = connect(cx)?;
+        Ok((self.add(link, id, Some(up)), is_up))
+    }
+
+    fn listen(
+        &mut self,
+        cx: &mut Context<'_>,
+        address: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<NewListener, Error> {
+        let link = self.link()?;
+        let id = cx.listen_with(address, options)?;
+        let (handle, (accepted, backlog)) = (ListenerHandle { link, id }, mpsc::unbounded_channel());
+        let address = cx.local_address(id).ok_or(Error::Gone("listener"))?;
+        self.listeners.insert(id, accepted);
+        Ok((handle, address, backlog))
+    }
+
+    /// Uses a connection for calls. Handles the messages that have arrived before.
+    fn enable_calls(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnectionId,
+        mut arrived: mpsc::UnboundedReceiver<DetachedMessage>,
+        requests: mpsc::UnboundedSender<ReceivedRequest>,
+    ) {
+        let Some(entry) = self.entry(conn) else { return };
+        entry.requests = Some(requests.clone());
+        while let Ok(message) = arrived.try_recv() {
+            self.on_frame(cx, conn, message, &requests);
+        }
+    }
+
+    /// Handles a message of a connection that is used for calls.
+    fn on_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnectionId,
+        message: impl Deref<Target = [u8]>,
+        requests: &mpsc::UnboundedSender<ReceivedRequest>,
+    ) {
+        match self.calls.on_recv(cx, conn, message) {
+            // Payloads are copied, so that requests and answers that wait for their tasks hold no receives.
+            Some(CallEvent::Request { id, payload }) => {
+                let until = cx.now() + self.calls.time_left(cx, id).unwrap_or_default();
+                if requests.send((id, Bytes::copy_from_slice(&payload), until)).is_err() {
+                    self.calls.dismiss(cx, id);
+                }
+            }
+            // A failed send means that the task does not wait any more.
+            Some(CallEvent::Answer { tag, payload, .. }) => _ = tag.send(Ok(Bytes::copy_from_slice(&payload))),
+            Some(CallEvent::Failed(failed)) => _ = failed.tag.send(Err(failed.error)),
+            _ => {}
+        }
+    }
+
+    /// Makes a call for the remaining time. A call whose time is over ends in the next turn.
+    fn call(&mut self, cx: &mut Context<'_>, conn: ConnectionId, call: QueuedCall) {
+        let QueuedCall { payload, until, answer, call_id, _permit } = call;
+        let within = until.saturating_duration_since(cx.now());
+        match self.calls.call(cx, conn, &payload, within, answer) {
+            Ok(call) => _ = call_id.set(call),
+            Err(RefusedCall { why, tag }) => _ = tag.send(Err(why.into())),
+        }
+    }
+
+    /// Notifies the tasks whose calls have ended without an answer.
+    fn report_failed_calls(&mut self) {
+        while let Some(failed) = self.calls.next_failed() {
+            let _ = failed.tag.send(Err(failed.error));
+        }
+    }
+
+    /// Removes and returns the entry of a connection that has ended.
+    fn take(&mut self, conn: ConnectionId) -> Option<ConnectionEntry> {
+        self.entries.get_mut(conn.slot())?.take_if(|entry| entry.id == conn)
+    }
+}
+
+impl Handler<ThreadCommand> for ThreadHandler {
+    fn on_wake(&mut self, cx: &mut Context<'_>, command: ThreadCommand) {
+        match command {
+            // If the task does not wait any more, dropping the result closes the connection or the listener.
+            ThreadCommand::Connect(connect, answer) => _ = answer.send(self.connect(cx, connect)),
+            ThreadCommand::Listen(address, options, answer) => _ = answer.send(self.listen(cx, address, options)),
+            // The program has dropped its handle. The connection is closed after its waiting messages.
+            ThreadCommand::Close(conn) => {
+                if let Some((entry, calls)) = self.entry_and_calls(conn) {
+                    entry.close(cx, calls);
+                }
+            }
+            ThreadCommand::StopListening(listener) => {
+                self.listeners.remove(&listener);
+                cx.close_listener(listener);
+            }
+            ThreadCommand::Run(act) => act(cx),
+            ThreadCommand::LimitCalls(set) => set(self.calls.limits()),
+            ThreadCommand::EnableCalls(conn, arrived, requests) => self.enable_calls(cx, conn, arrived, requests),
+            ThreadCommand::Call(conn, call) => self.call(cx, conn, call),
+            ThreadCommand::CancelCall(call_id) => _ = call_id.get().and_then(|&call| self.calls.cancel(cx, call)),
+            // If the caller does not wait any more, the answer is dropped.
+            ThreadCommand::Answer(request, payload) => _ = self.calls.answer(cx, request, &payload),
+            ThreadCommand::Dismiss(request) => self.calls.dismiss(cx, request),
+            ThreadCommand::Send(conn, message) => {
+                // A message for a connection that has ended is dropped, which wakes the task that waits for its report.
+                if let Some((entry, calls)) = self.entry_and_calls(conn) {
+                    entry.waiting.push_back(message);
+                    if entry.waiting.len() == 1 {
+                        entry.send_queued(cx, calls);
+                    }
+                }
+            }
+        }
+    }
+
+    fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        let peer = (cx.max_message(conn).unwrap_or(0), cx.peer_address(conn));
+        if let Some(entry) = self.entry(conn) {
+            let _ = entry.state.peer.set(peer);
+            if let Some(opening) = entry.opening.take() {
+                let _ = opening.send(Ok(()));
+            }
+            return;
+        }
+        let accepted = cx.listener(conn).and_then(|listener| self.listeners.get(&listener).cloned());
+        let Some((accepted, link)) = accepted.zip(self.link.upgrade()) else { return cx.close(conn) };
+        let parts = self.add(link, conn, None);
+        let _ = parts.handle.state.peer.set(peer);
+        // If the listener was dropped meanwhile, dropping `parts` closes the connection.
+        let _ = accepted.send(parts);
+    }
+
+    fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
+        let Some(entry) = self.entry(conn) else { return };
+        match entry.requests.clone() {
+            Some(requests) => self.on_frame(cx, conn, message, &requests),
+            // If the receiver was dropped, so is the message.
+            None => _ = entry.inbox.send(message.detach()),
+        }
+    }
+
+    fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
+        self.calls.on_timer(cx, timer);
+        self.report_failed_calls();
+    }
+
+    fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
+        self.calls.on_writable(cx, conn);
+        if let Some((entry, calls)) = self.entry_and_calls(conn) {
+            entry.send_queued(cx, calls);
+        }
+    }
+
+    fn on_send_complete(&mut self, _: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
+        let Some(entry) = self.entry(conn) else { return };
+        if let Some(at) = entry.reports.iter().position(|&(id, _)| id == send) {
+            if let Some((_, report)) = entry.reports.remove(at) {
+                let _ = report.send(outcome);
+            }
+        }
+    }
+
+    fn on_disconnect(&mut self, _: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
+        self.calls.on_disconnect(conn, &reason);
+        self.report_failed_calls();
+        if let Some(entry) = self.take(conn) {
+            let _ = entry.state.end.set(reason);
+            entry.state.room.close();
+        }
+    }
+
+    fn on_connect_error(&mut self, _: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
+        if let Some(opening) = self.take(conn).and_then(|entry| entry.opening) {
+            let _ = opening.send(Err(error));
+        }
+    }
+
+    fn on_drain(&mut self, cx: &mut Context<'_>, _: Duration) {
+        // Tasks in `accept` get `None`.
+        self.listeners.clear();
+        let Self { entries, calls, .. } = self;
+        entries.iter_mut().flatten().for_each(|entry| entry.close(cx, calls));
+    }
+}
+
+impl Drop for ThreadHandler {
+    fn drop(&mut self) {
+        // Wakes the tasks that wait for room: the reactor's thread ends.
+        self.entries.iter().flatten().for_each(|entry| entry.state.room.close());
+    }
+}
