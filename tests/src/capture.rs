@@ -6,11 +6,10 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// The UDP port of RoCE version 2.
-pub const PORT: u16 = 4791;
+const PORT: u16 = 4791;
 /// Lengths of the headers of UDP and of the transport (InfiniBand Architecture Specification, volume 1, section 9.2).
-pub const UDP: usize = 8;
-/// See above.
-pub const TRANSPORT: usize = 12;
+const UDP: usize = 8;
+const TRANSPORT: usize = 12;
 
 /// A packet of RoCE version 2 over IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +32,7 @@ impl Packet {
     }
 
     /// Parses a packet that begins with the IP header; `None` for all others.
-    #[must_use]
-    pub fn parse(packet: &[u8]) -> Option<Self> {
+    fn parse(packet: &[u8]) -> Option<Self> {
         let header = usize::from(*packet.first()? & 15) * 4;
         let udp = packet.get(header..header + UDP + TRANSPORT)?;
         let is_roce = packet[0] >> 4 == 4 && packet[9] == 17 && u16::from_be_bytes([udp[2], udp[3]]) == PORT;
@@ -91,5 +89,27 @@ impl Capture {
             let Ok(len) = usize::try_from(len) else { return seen };
             seen.extend(Packet::parse(&packet[..len]));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_roce_are_told_from_others() {
+        let mut packet = vec![0_u8; 20 + UDP + TRANSPORT];
+        (packet[0], packet[1], packet[9]) = (0x45, 0x68, 17);
+        packet[12..16].copy_from_slice(&[10, 77, 2, 1]);
+        packet[22..24].copy_from_slice(&PORT.to_be_bytes());
+        packet[28] = 4;
+        let source = Ipv4Addr::new(10, 77, 2, 1);
+        let parsed = Packet { source, type_of_service: 0x68, opcode: 4, len: packet.len() };
+        assert_eq!(Packet::parse(&packet), Some(parsed));
+        assert!(parsed.is_of_connection() && !Packet { opcode: 0x64, ..parsed }.is_of_connection());
+        assert_eq!(Packet::parse(&packet[..30]), None, "cut short");
+        packet[9] = 6;
+        assert_eq!(Packet::parse(&packet), None, "not of UDP");
+        assert_eq!(Packet::parse(&[]), None);
     }
 }

@@ -1,6 +1,4 @@
 //! The parts that the tests share: the conformance suite, the simulation, recorded exchanges, providers that fail.
-// Their tests are in `tests/helpers.rs`: unit tests would be a second build of all this.
-#![cfg(not(test))]
 
 pub mod auto;
 pub mod capture;

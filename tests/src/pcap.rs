@@ -276,3 +276,107 @@ impl Direction {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SYN: u8 = 2;
+    const ACK: u8 = 16;
+    const FIN: u8 = 1;
+    const RST: u8 = 4;
+
+    fn packet(client: bool, sequence: u32, flags: u8, data: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; 12];
+        out.extend([8, 0, 0x45, 0]);
+        out.extend((40 + data.len() as u16).to_be_bytes());
+        out.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+        let (source, target) = if client { ([10, 0, 0, 1], [10, 0, 0, 2]) } else { ([10, 0, 0, 2], [10, 0, 0, 1]) };
+        out.extend(source);
+        out.extend(target);
+        out.extend(if client { [0x80, 0, 0x1b, 0x58] } else { [0x1b, 0x58, 0x80, 0] });
+        out.extend(sequence.to_be_bytes());
+        out.extend([0, 0, 0, 0, 0x50, flags, 0, 0, 0, 0, 0, 0]);
+        out.extend(data);
+        out.resize(out.len().max(60), 0xee);
+        out
+    }
+
+    fn file(packets: &[Vec<u8>]) -> Vec<u8> {
+        let mut out = vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
+        for packet in packets {
+            out.extend([0; 8]);
+            out.extend((packet.len() as u32).to_le_bytes());
+            out.extend((packet.len() as u32).to_le_bytes());
+            out.extend(packet);
+        }
+        out
+    }
+
+    /// Packets that are lost, repeated, overtaken and overlapping, with a sequence number that wraps.
+    fn awkward() -> Vec<Vec<u8>> {
+        let at = |offset: u32| (u32::MAX - 3).wrapping_add(offset);
+        vec![
+            packet(true, at(u32::MAX), SYN, b""),
+            packet(true, at(u32::MAX), SYN, b""),
+            packet(false, 99, SYN | ACK, b""),
+            packet(true, at(0), ACK, b"abcd"),
+            packet(true, at(8), ACK, b"ijkl"),
+            packet(true, at(u32::MAX), ACK, b"?"),
+            packet(true, at(0), ACK, b"abcd"),
+            packet(true, at(2), ACK, b"cdefghi"),
+            packet(false, 100, FIN | ACK, b"answer"),
+            packet(true, at(12), FIN | ACK, b""),
+        ]
+    }
+
+    #[test]
+    fn reassembles_awkward_streams() {
+        let capture = parse(&file(&awkward())).unwrap();
+        assert_eq!(capture.client_to_server, b"abcdefghijkl");
+        assert_eq!(capture.server_to_client, b"answer");
+        assert_eq!((capture.client_end, capture.server_end), (End::Fin, End::Fin));
+        assert_eq!(capture.holes, []);
+        let pieces: Vec<_> = capture.segments.iter().map(|s| (s.from_client, s.start, s.len)).collect();
+        assert_eq!(pieces, [(true, 0, 4), (true, 4, 5), (true, 9, 3), (false, 0, 6)]);
+    }
+
+    #[test]
+    fn refuses_what_it_cannot_read() {
+        let whole = file(&awkward());
+        for len in 0..whole.len() {
+            // A file cut between packets is a capture that stopped early, not one that cannot be read.
+            if let Ok(capture) = parse(&whole[..len]) {
+                assert_eq!(capture.server_to_client.len() % 6, 0);
+            }
+        }
+        let mut gap = awkward();
+        gap.remove(7);
+        let capture = parse(&file(&gap)).unwrap();
+        assert_eq!(capture.client_to_server, b"abcdijkl");
+        assert_eq!(capture.holes, [Hole { from_client: true, at: 4, len: 4 }]);
+        gap.remove(4);
+        assert_eq!(parse(&file(&gap)).unwrap().holes, [Hole { from_client: true, at: 4, len: 8 }]);
+        gap.push(packet(true, 9, ACK, b"?"));
+        assert!(parse(&file(&gap)).unwrap_err().contains("octets behind the FIN"));
+        let mut other = awkward();
+        other[4][37] ^= 1;
+        assert!(parse(&file(&other)).unwrap_err().contains("packet 5: of another connection"));
+        let mut cut = whole.clone();
+        cut[24 + 12] += 1;
+        assert!(parse(&cut).unwrap_err().contains("octets captured"));
+        let mut again = awkward();
+        again.push(packet(true, 5, SYN, b""));
+        assert!(parse(&file(&again)).unwrap_err().contains("a second connection"));
+        let mut arp = awkward();
+        arp[3][13] = 6;
+        assert!(parse(&file(&arp)).unwrap_err().contains("not IPv4"));
+    }
+
+    #[test]
+    fn sees_a_reset() {
+        let mut packets = awkward();
+        packets.push(packet(false, 107, RST, b""));
+        assert_eq!(parse(&file(&packets)).unwrap().server_end, End::Reset);
+    }
+}

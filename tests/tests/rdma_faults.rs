@@ -67,9 +67,10 @@ struct Side {
 }
 
 impl Side {
-    /// Makes a side that sends so many messages on each connection that comes up, and sends returned messages again.
+    /// Makes a side that sends so many messages on each connection that comes up, and sends returned messages again. No silence of a busy
+    /// machine ends its connections.
     fn new(messages: usize) -> Self {
-        Self::with(config(), messages)
+        Self::with(config().timeouts(|t| t.keepalive = PATIENCE), messages)
     }
 
     fn with(config: Config, messages: usize) -> Self {
@@ -283,8 +284,7 @@ fn killed_client(device: Device, load: Load) {
 fn stopped_peer(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
-    let soon = config().timeouts(|t| t.keepalive = Duration::from_secs(6));
-    let mut side = Side::with(soon, load.messages()).witnessed(device);
+    let mut side = Side::with(config(), load.messages()).witnessed(device);
     let conns = side.connected(to[0], HIT, load);
     peer.signal("STOP");
     side.all_end(device, load, &conns, &DisconnectReason::KeepaliveTimeout);

@@ -80,9 +80,8 @@ pub struct Verdict {
     pub missed: Vec<String>,
 }
 
-/// Compares an outcome with the targets; returns those that it misses.
-#[must_use]
-pub fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
+/// Compares an outcome with the targets.
+fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
     let Attacked { honest, attackers, server, .. } = attacked;
     let mut missed = Vec::new();
     let share = if row.is_unnoticed() { 1.0 } else { SHARE };
@@ -145,5 +144,74 @@ impl Verdict {
             pool_seconds: left.and_then(|left| left.pool).map(|time| time.as_secs_f64()),
             resident_kib: left.map(|left| left.resident_kib),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::floods::Kind;
+    use crate::hostile_run::attacker::{End, Plan, Source, Stage};
+    use crate::hostile_run::row::{Attack, short};
+
+    fn outcome(up: usize, refused: usize, micros: u64) -> Outcome {
+        let failed = [("rejected".to_owned(), refused)].into_iter().filter(|&(_, count)| count > 0).collect();
+        Outcome { micros: vec![micros; up], failed }
+    }
+
+    fn judged(source: Source, honest: Outcome, highest_unknown: usize) -> Vec<String> {
+        let left = Left { pool: Some(Duration::ZERO), resident_kib: RESIDENT_KIB };
+        let plan = Plan { stage: Stage::Started, held: 1, rate: None, source, end: End::Server };
+        judge(Attack::Connects(plan), (honest, highest_unknown), 0, left)
+    }
+
+    fn judge(attack: Attack, (honest, highest_unknown): (Outcome, usize), least: u64, left: Left) -> Vec<String> {
+        let row = Row { attack, is_first: true, least, ..short()[0] };
+        let server = server::Report { highest: 2000, highest_unknown, ..server::Report::default() };
+        let attackers = attacker::Report { opened: 10, ..attacker::Report::default() };
+        let attacked = Attacked { honest, attackers, server, load: 0.5, waited: 0.0 };
+        missed(&row, &attacked, Some(&outcome(100, 0, 500)), Some(left))
+    }
+
+    #[test]
+    fn each_target_can_be_missed() {
+        assert_eq!(judged(Source::One, outcome(100, 0, 1500), 1024), [""; 0]);
+        assert_eq!(judged(Source::One, outcome(99, 1, 500), 0), ["99 of 100 are up"]);
+        assert_eq!(judged(Source::One, outcome(100, 0, 1501), 0), ["p99 is 3.0 times that of the control"]);
+        for source in [Source::Many, Source::Shared] {
+            assert_eq!(judged(source, outcome(90, 10, 9000), 0), [""; 0]);
+            assert_eq!(judged(source, outcome(89, 11, 500), 0), ["89 of 100 are up"]);
+            assert_eq!(judged(source, outcome(0, 100, 0), 0), ["0 of 100 are up"]);
+        }
+        assert_eq!(judged(Source::One, outcome(100, 0, 500), 1025), ["1025 connections are not up, of 1024 at most"]);
+        let flood = Attack::Flood(Kind::Data);
+        let good = || (outcome(100, 0, 500), 0);
+        let left = Left { pool: Some(Duration::ZERO), resident_kib: 0 };
+        assert_eq!(judge(flood, (outcome(100, 0, 9000), 0), 10, left), ["p99 is 18.0 times that of the control"]);
+        assert_eq!(judge(flood, good(), 10, left), [""; 0]);
+        assert_eq!(judge(flood, (outcome(99, 1, 500), 0), 10, left), ["99 of 100 are up"]);
+        assert_eq!(judge(flood, good(), 11, left), ["10 connections of attackers, of 11 at least"]);
+        assert_eq!(judge(flood, good(), 0, Left { pool: None, ..left }), ["the pool is not small again after 60 s"]);
+        let scribbles = |reached, micros| {
+            let attackers = attacker::Report { opened: 10, reached, refused: 0 };
+            let row = Row { is_first: true, ..crate::hostile_run::row::scribbles(100) };
+            let server = server::Report { touched: reached as usize, ..server::Report::default() };
+            let attacked = Attacked { honest: outcome(100, 0, micros), attackers, server, load: 0.5, waited: 0.0 };
+            missed(&row, &attacked, Some(&outcome(100, 0, 500)), None)
+        };
+        assert_eq!(scribbles(0, 1000), [""; 0]);
+        assert_eq!(scribbles(0, 1001), ["p99 is 2.0 times that of the control"]);
+        assert_eq!(scribbles(1, 500), ["1 regions were written and 1 things were done by peers without the right"]);
+        let large = Left { resident_kib: RESIDENT_KIB + 1024, ..left };
+        assert_eq!(judge(flood, good(), 0, large), ["65 MiB are resident afterwards, of 64 at most"]);
+    }
+
+    #[test]
+    fn a_quantile_is_that_of_the_nearest_rank() {
+        let outcome = Outcome { micros: (1..=200).collect(), failed: Default::default() };
+        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| outcome.quantile(share)), [1, 100, 198, 200].map(Some));
+        assert_eq!(Outcome::default().quantile(0.5), None);
     }
 }
