@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use rdma_transport::cm::{CmEventKind, CmId, ConnectFailure, ConnectParam};
 use rdma_transport::datagram::{AddressId, DatagramPeer, Destination, QUEUE_KEY};
+use rdma_transport::iwarp;
 use rdma_transport::provider::Provider;
 use rdma_transport::roles::Datagrams;
 use rdma_transport::slab::Key;
@@ -42,7 +43,10 @@ impl Endpoints {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let (device, cm) = (endpoint.resources.device, endpoint.resources.cm.id);
         let route = datagrams(driver, device)?.route_back(cm, &origin.completion, &origin.header)?;
-        let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key: QUEUE_KEY };
+        // Nothing in a datagram says which key its sender demands: the peers of one provider agree on one.
+        let embedded = driver.providers_mut().of_device(device).name() == iwarp::NAME;
+        let queue_key = if embedded { driver.config().iwarp.roce.queue_key } else { QUEUE_KEY };
+        let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key };
         self.add_peer(driver, key, &peer)
     }
 

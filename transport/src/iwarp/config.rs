@@ -182,6 +182,10 @@ impl IwarpConfig {
         if self.roce.port == Some(0) || self.roce.group_port == 0 {
             return range("UDP port of datagrams or groups", 0, "at least 1");
         }
+        // The highest bit is for management (InfiniBand Architecture Specification, volume 1, §10.2.5).
+        if self.roce.queue_key >> 31 != 0 {
+            return range("queue key of datagrams", self.roce.queue_key.into(), "below 0x80000000");
+        }
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use super::endpoint::{Endpoint, State};
 use super::net::{Channel, Net, SocketId};
 use super::provider::{DEVICE, Iwarp, Owner, STALE_ID, STALE_QP};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenOptions, ReadDepth};
-use crate::datagram::{AddressId, DatagramPeer, GRH_LEN, QUEUE_KEY, Route};
+use crate::datagram::{AddressId, DatagramPeer, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 use crate::qp::{QpAttr, QpId};
@@ -270,7 +270,7 @@ impl<N: Net> Iwarp<N> {
         check_private_data(private_data, mad::ANSWER_DATA)?;
         let without = Error::InvalidState { call, state: "without a queue pair" };
         let number = self.datagram(owner)?.qp.as_ref().ok_or(without)?.number;
-        let status = Status::Known { number, queue_key: QUEUE_KEY };
+        let status = Status::Known { number, queue_key: self.config.roce.queue_key };
         let (request, to, port) = (ask.request, *to, id.port);
         let answer = ask.answer(status, private_data).emit();
         self.send_mad(port, to, &answer);
@@ -409,7 +409,8 @@ impl<N: Net> Datagrams for Iwarp<N> {
         if let Some(of) = self.datagram_mut(id.0) {
             of.groups.push((group, port));
         }
-        let peer = DatagramPeer { route: self.route_to(address), qp_number: GROUP, queue_key: QUEUE_KEY };
+        let queue_key = self.config.roce.queue_key;
+        let peer = DatagramPeer { route: self.route_to(address), qp_number: GROUP, queue_key };
         self.raise(id.0, CmEventKind::Joined { group, peer });
         Ok(())
     }

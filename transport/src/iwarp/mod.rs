@@ -72,7 +72,7 @@ pub use provider::{Entropy, Iwarp};
 pub use tcp::{TcpConfig, TcpNet};
 
 /// Name of the provider.
-const NAME: &str = "iwarp";
+pub const NAME: &str = "iwarp";
 
 /// Its name if it connects within the host only.
 const WITHIN_HOST: &str = "shm";

@@ -9,7 +9,7 @@ use super::endpoint::{Endpoint, State, connect_failure};
 use super::net::{Net, Ready, SocketId};
 use super::provider::{DEVICE, Iwarp};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ReadDepth};
-use crate::datagram::{DatagramPeer, DatagramSource, QUEUE_KEY};
+use crate::datagram::{DatagramPeer, DatagramSource};
 use crate::mem::Packets;
 use crate::roce::frame::{self, HEADROOM};
 use crate::roce::id::Phase;
@@ -222,7 +222,7 @@ impl<N: Net> Iwarp<N> {
                     }
                 }
             }
-            _ if header.queue_key != QUEUE_KEY => {}
+            _ if header.queue_key != self.config.roce.queue_key => {}
             Kind::Address { .. } => {
                 let Some(key) = self.exchange.numbers.find(header.destination) else { return };
                 // A queue pair hears what is for its own address.

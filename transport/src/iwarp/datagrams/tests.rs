@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::cm::{CmEvent, ConnectParam};
 use crate::cq::CqAttr;
-use crate::datagram::Destination;
+use crate::datagram::{Destination, QUEUE_KEY};
 use crate::iwarp::{IwarpConfig, TcpNet};
 use crate::mem::Memory;
 use crate::patience;
@@ -301,8 +301,16 @@ fn send(socket: &UdpSocket, to: SocketAddr, header: Header, payload: &[u8], dama
 
 #[test]
 fn what_is_wrong_is_dropped_without_a_word() {
-    let allowed = IwarpConfig { allowed_peers: Some(vec!["127.0.0.1/32".parse().unwrap()]), ..IwarpConfig::default() };
-    let mut side = Side::new(allowed);
+    for queue_key in [QUEUE_KEY, 0x1111_1111] {
+        strangers_meet(queue_key);
+    }
+}
+
+fn strangers_meet(queue_key: u32) {
+    let mut config =
+        IwarpConfig { allowed_peers: Some(vec!["127.0.0.1/32".parse().unwrap()]), ..IwarpConfig::default() };
+    config.roce.queue_key = queue_key;
+    let mut side = Side::new(config);
     let (id, _, max) = side.iwarp.bind_datagram("127.0.0.1:0".parse().unwrap()).unwrap();
     assert_eq!(max as usize, MAX_PAYLOAD, "the loopback carries the longest");
     let qp = side.qp(id, DEPTH);
@@ -310,9 +318,9 @@ fn what_is_wrong_is_dropped_without_a_word() {
     let socket = |ip: &str| UdpSocket::bind((ip, 0)).unwrap();
     let (friend, stranger) = (socket("127.0.0.1"), socket("127.0.0.9"));
     let number = side.iwarp.qp_number(qp).unwrap();
-    let good = Header { destination: number, source: 77, queue_key: QUEUE_KEY, immediate: None, solicited: false };
+    let good = Header { destination: number, source: 77, queue_key, immediate: None, solicited: false };
     send(&stranger, to, good, b"from elsewhere", 0);
-    send(&friend, to, Header { queue_key: QUEUE_KEY + 1, ..good }, b"another key", 0);
+    send(&friend, to, Header { queue_key: queue_key + 1, ..good }, b"another key", 0);
     send(&friend, to, Header { destination: number + 1, ..good }, b"nobody", 0);
     send(&friend, to, Header { destination: GROUP, ..good }, b"no group", 0);
     send(&friend, to, good, b"damaged", 21);
