@@ -2,11 +2,12 @@
 # Our programs against those of rdmacm-utils, which know nothing of this library: raw-echo against rdma_client,
 # rdma_server and ucmatose, rping-server and rping-client against rping; both roles each, on siw and rxe; the embedded
 # provider against the kernel's siw; raw-datagram against udaddy and mckey, both roles each, on rxe, and from another network
-# namespace on the embedded provider; and raw-echo against solicited.c. Builds on the host, runs in the guest, prints a table, fails
-# when one exchange does.
+# namespace on the embedded provider, there rdma-ud-peer against ibv_ud_pingpong and raw-datagram against group.c, too; and raw-echo
+# against solicited.c. Builds on the host, runs in the guest, prints a table, fails when one exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
 #   INTEROP_LIMIT=300                 seconds per exchange
+#   INTEROP_CAPTURE=FILE              has the packets of datagrams from the other network namespace captured in FILE, below target/vm
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,9 +16,10 @@ cd "$(dirname "$0")/../.."
 if [ "${1:-}" != --inside ]; then
     bin=$(tests/vm/build.sh raw-echo) || exit 1
     bin=${bin%/*} own=${CARGO_TARGET_DIR:-target}/vm
-    mkdir -p "$own" && cc -O2 -Wall -Werror -o "$own/solicited" tests/vm/solicited.c -lrdmacm -libverbs || exit 1
+    mkdir -p "$own" && cc -O2 -Wall -Werror -o "$own/solicited" tests/vm/solicited.c -lrdmacm -libverbs &&
+        cc -O2 -Wall -Werror -o "$own/group" tests/vm/group.c -libverbs || exit 1
     command=$(printf '%q ' bash tests/vm/interop.sh --inside "$bin" "$own" "${INTEROP_LIMIT:-300}" "${1:-}")
-    VM_TIMEOUT=${VM_TIMEOUT:-5400} exec tests/vm/run.sh "$command"
+    VM_PASS="${VM_PASS:-} INTEROP_CAPTURE" VM_TIMEOUT=${VM_TIMEOUT:-5400} exec tests/vm/run.sh "$command"
 fi
 
 # --- in the guest ------------------------------------------------------------------------------------------------
@@ -27,8 +29,8 @@ logs=$(mktemp -d) || exit 1
 trap 'rm -rf "$logs"' EXIT
 port=20000 ran=0 failed=0 tries=1
 
-for tool in rdma_client rdma_server ucmatose rping udaddy mckey; do
-    type "$tool" >/dev/null || { echo "$tool is missing: install the package rdmacm-utils" >&2; exit 1; }
+for tool in rdma_client rdma_server ucmatose rping udaddy mckey ibv_ud_pingpong ibv_devinfo; do
+    type "$tool" >/dev/null || { echo "$tool is missing: install the packages rdmacm-utils and ibverbs-utils" >&2; exit 1; }
 done
 
 # Whether a server listens, or is in its group: ours says so, and mckey; what others have in the kernel is listed.
@@ -36,6 +38,8 @@ listening() {
     case $1:${server[*]} in
         ours:*) grep -q '^listening on\|^joined' "$logs/server" ;;
         *mckey*) grep -q 'joined dgid' "$logs/server" ;;
+        *"$own/group "*) grep -q '^joined' "$logs/server" ;;
+        *ibv_ud_pingpong*) ss -Hltn "sport = :$port" | grep -q . ;;
         *udaddy*) rdma resource show cm_id | grep -q "state LISTEN.*:7174\>" ;;
         *) rdma resource show cm_id | grep -q "state LISTEN.*:$port\>" ;;
     esac
@@ -191,11 +195,38 @@ datagrams() {
     fi
     # This table can tell. The other way round, udaddy would wait for ever.
     exchange noticed theirs udaddy -b "$theirs" -C 1 -- "${client[@]}" "$theirs" -n 1 -s 99
-    # The kernel's rdma_cm joins no group of IPv6 on rxe (ENOTSUPP).
+    # The kernel's rdma_cm joins no group of IPv6, see README.md: there a member on plain verbs.
     [[ $group == *:* ]] && return
     exchange done ours "${program[@]}" receive "${member[@]}" -- "${mckey[@]}" -m "$group" -b "$theirs" -s
     exchange done theirs "${mckey[@]}" -m "$group" -b "$theirs" -C 50 -S 1024 -- \
         "${program[@]}" send "${member[@]}" -n 50 -s 1024
+}
+
+# The index of the GID of RoCE version 2 that an address of a device is.
+gid_index() { # DEVICE ADDRESS
+    ibv_devinfo -v -d "$1" | sed -nE "s/.*GID\[ *([0-9]+)\]:[[:space:]]*(::ffff:)?$2, RoCE v2.*/\1/p"
+}
+
+# plain DEVICE OUR-ADDRESS THEIR-ADDRESS GROUP NAMESPACE: programs that know no rdma_cm, against the embedded provider in a namespace.
+plain() {
+    local device=$1 provider=iwarp ours=$2 theirs=$3 group=$4 index
+    local inside=(ip netns exec "$5") peer=(ip netns exec "$5" "$bin/rdma-ud-peer") common=(--timeout $((limit - 5)) --provider iwarp)
+    index=$(gid_index "$RDMA_RXE_DEV" "$theirs")
+    # Its server listens on IPv4, whatever the GIDs are.
+    local pingpong=(ibv_ud_pingpong -d "$RDMA_RXE_DEV" -g "$index" -p PORT)
+    exchange done ours "${peer[@]}" server "$ours" PORT 1000 64 -- "${pingpong[@]}" -n 1000 -s 64 "$ours"
+    exchange done theirs "${pingpong[@]}" -n 1000 -s 64 -- "${peer[@]}" client "$ours" PORT 1000 64 "$RDMA_RXE_ADDR"
+    exchange done ours "${peer[@]}" server "$ours" PORT 100 1023 -- "${pingpong[@]}" -e -n 100 -s 1023 "$ours"
+    exchange done theirs "${pingpong[@]}" -e -n 100 -s 1024 -- "${peer[@]}" client "$ours" PORT 100 1024 "$RDMA_RXE_ADDR"
+    # This table can tell. The other way round, ours would wait for an answer that ibv_ud_pingpong has no receive for.
+    exchange noticed ours "${peer[@]}" server "$ours" PORT 10 101 -- "${pingpong[@]}" -n 10 -s 100 "$ours"
+    # A group with two embedded providers in it, which share its port.
+    local member=("${inside[@]}" "$bin/raw-datagram") where=(--bind "$ours" "${common[@]}" "$group" -n 50 -s 1024)
+    exchange done ours "${member[@]}" receive "${where[@]}" -- "${member[@]}" send "${where[@]}"
+    [[ $group == *:* ]] || return
+    local other=("$own/group" "$RDMA_RXE_DEV" "$index" "$RDMA_RXE_NETDEV" "$group")
+    exchange done ours "${member[@]}" receive "${where[@]}" -- "${other[@]}" send 50 1024
+    exchange done theirs "${other[@]}" receive 50 1024 -- "${member[@]}" send "${where[@]}"
 }
 
 : "${RDMA_SIW_ADDR:?}" "${RDMA_SIW_PEER:?}" "${RDMA_RXE_ADDR:?}" "${RDMA_RXE_PEER:?}"
@@ -217,8 +248,16 @@ addr add 10.77.2.9/24 dev $own_end
 addr add fd77:2::9/64 dev $own_end nodad
 link set $own_end up
 B
+if [ -n "${INTEROP_CAPTURE:-}" ]; then
+    dumpcap -q -P -i "$RDMA_RXE_NETDEV" -f 'udp port 4791' -w "$INTEROP_CAPTURE" 2>"$logs/dumpcap" &
+    capture=$!
+    until grep -q '^File:' "$logs/dumpcap"; do kill -0 $capture || { cat "$logs/dumpcap" >&2; exit 1; }; sleep 0.1; done
+fi
 datagrams rxe iwarp 10.77.2.9 "$RDMA_RXE_ADDR" 239.77.2.41 apart
 datagrams rxe iwarp fd77:2::9 "$RDMA_RXE_ADDR6" ff15::4d:41 apart
+plain rxe 10.77.2.9 "$RDMA_RXE_ADDR" 239.77.2.42 apart
+plain rxe fd77:2::9 "$RDMA_RXE_ADDR6" ff15::4d:42 apart
+[ -z "${INTEROP_CAPTURE:-}" ] || { kill -INT $capture; wait $capture; }
 ip -n apart link set "$own_end" netns 1 && ip link set "$own_end" up
 ip netns del apart
 echo "$ran exchanges, $failed failed"
