@@ -46,6 +46,7 @@ if [ "$*" = --full ]; then
     start faults tests/vm/faults.sh
     start small tests/vm/small.sh
     start interop tests/vm/interop.sh
+    start dissector tests/vm/dissector.sh
     start pingpong tests/vm/pingpong.sh
     start mesh tests/vm/mesh.sh
     start interop_siw tests/vm/interop_siw.sh
