@@ -20,6 +20,7 @@ use super::swarm::{Fault, FaultOptions, MS, NetOptions};
 use super::tcp::{Kind, Pipe, Socket};
 use super::threads::Threads;
 use super::trace::Trace;
+use super::udp::{Flying, UdpOptions};
 
 /// The fabric, as its users hold it.
 pub type Shared = Arc<Mutex<Fabric>>;
@@ -64,6 +65,8 @@ pub(super) enum Event {
     Hardware(usize),
     /// A packet within the host arrives, or the end.
     Packet(Key),
+    /// A packet of UDP arrives, or what the network says about one, or room for more.
+    Udp(Key),
     /// Stores of a node to memory that it shares are seen.
     Stores(Key),
     /// Something breaks.
@@ -158,6 +161,9 @@ pub struct Fabric {
     faults: FaultOptions,
     pub(super) sockets: Slab<Socket>,
     pub(super) pipes: Slab<Pipe>,
+    /// What happens to packets; `None` if the nodes have no sockets for them.
+    pub udp: Option<UdpOptions>,
+    pub(super) flying: Slab<Flying>,
     /// The links of all connects so far, and the nodes at both ends.
     pub(super) dialled: Vec<(SocketAddr, [usize; 2])>,
     /// All nodes are on one host.
@@ -227,6 +233,8 @@ impl Fabric {
             faults,
             sockets: Slab::default(),
             pipes: Slab::default(),
+            udp: None,
+            flying: Slab::default(),
             dialled: Vec::new(),
             one_host: false,
             views: Slab::default(),
@@ -330,6 +338,7 @@ impl Fabric {
             Event::Reset(socket) => self.fail_socket(socket, std::io::ErrorKind::ConnectionReset),
             Event::Hardware(node) => self.hardware_arrives(node),
             Event::Packet(socket) => self.packet_arrives(socket),
+            Event::Udp(flying) => self.lands(flying),
             Event::Stores(view) => self.stores_arrive(view, false),
             Event::Fault => {
                 self.fault();

@@ -9,6 +9,7 @@
 //! | [`swarm`] | what a seed decides first: sizes, and which faults are on |
 //! | [`fabric`] | virtual time, the heap of things to come, descriptors |
 //! | [`tcp`], [`net`] | byte streams and their faults; the provider's view of them |
+//! | [`udp`] | packets, which datagrams are made of, and their faults |
 //! | [`poller`] | a node's poller and clock |
 //! | [`environment`] | both, for providers below a reactor |
 //! | [`hardware`] | completions and events that arrive in their own time |
@@ -54,4 +55,5 @@ pub mod tcp;
 pub mod threads;
 pub mod trace;
 pub mod twins;
+pub mod udp;
 pub mod world;

@@ -1,15 +1,16 @@
 //! The sockets of one node, for the embedded provider.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use rdma_transport::iwarp::net::{Channel, Net, Ready, SocketId};
-use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
+use rdma_transport::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
 
 use super::fabric::{Shared, index, lock};
 use super::local::{SimSegment, bind};
+use super::tcp::address;
 
 /// [`Net`] of one node. Its sockets go with it.
 pub struct SimNet {
@@ -150,5 +151,37 @@ impl Net for SimNet {
 
     fn take(&mut self, socket: SocketId, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
         lock(&self.fabric).take(socket.0, room)
+    }
+
+    fn has_packets(&self) -> bool {
+        lock(&self.fabric).udp.is_some()
+    }
+
+    fn interface(&self, at: IpAddr) -> io::Result<Interface> {
+        lock(&self.fabric).interface(self.node, at)
+    }
+
+    fn source(&self, _: SocketAddr) -> io::Result<IpAddr> {
+        Ok(address(self.node, 0).ip())
+    }
+
+    fn open_packets(&mut self, at: SocketAddr) -> io::Result<SocketId> {
+        lock(&self.fabric).open_udp(self.node, at, false).map(SocketId)
+    }
+
+    fn open_group(&mut self, group: SocketAddr, _: IpAddr, _: Interface) -> io::Result<SocketId> {
+        lock(&self.fabric).open_udp(self.node, group, true).map(SocketId)
+    }
+
+    fn send_packets(&mut self, socket: SocketId, packets: &Packets, first: usize) -> io::Result<usize> {
+        lock(&self.fabric).send_packets(socket.0, packets, first)
+    }
+
+    fn receive_packets(&mut self, socket: SocketId, packets: &mut Packets) -> io::Result<(usize, bool)> {
+        lock(&self.fabric).receive_packets(socket.0, packets)
+    }
+
+    fn take_refusal(&mut self, socket: SocketId) -> io::Result<(Option<SocketAddr>, io::Error)> {
+        lock(&self.fabric).take_refusal(socket.0)
     }
 }

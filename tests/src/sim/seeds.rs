@@ -16,13 +16,21 @@ const THREADS: usize = 2;
 /// # Panics
 /// When a world does, with its seed.
 pub fn each_world<T>(name: &str, world: impl Fn(u64) -> T + Sync, sum: impl FnMut(T) + Send) -> u64 {
+    each_world_of(name, WORLDS, world, sum)
+}
+
+/// As [`each_world`], with another number of worlds unless the environment sets it.
+///
+/// # Panics
+/// When a world does, with its seed.
+pub fn each_world_of<T>(name: &str, worlds: u64, world: impl Fn(u64) -> T + Sync, sum: impl FnMut(T) + Send) -> u64 {
     let number = |what: &str| {
         let text = std::env::var(format!("{name}_{what}")).ok();
         text.map(|text| text.parse::<u64>().expect("a number"))
     };
     let seeds = match number("SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("WORLDS").unwrap_or(WORLDS),
+        None => 0..number("WORLDS").unwrap_or(worlds),
     };
     let (next, failed) = (AtomicU64::new(seeds.start), AtomicU64::new(u64::MAX));
     let sum = Mutex::new(sum);

@@ -11,6 +11,7 @@ use rdma_transport::slab::Key;
 use super::fabric::{Event, Fabric, disturbed, index};
 use super::local::Local;
 use super::swarm::{Fault, MS};
+use super::udp::Udp;
 
 /// Largest number of pieces that one write is shredded into.
 const PIECES: usize = 48;
@@ -26,6 +27,8 @@ pub(super) enum Kind {
     Connected,
     /// Within a host, for packets.
     Local(Box<Local>),
+    /// For packets of UDP.
+    Udp(Box<Udp>),
 }
 
 /// One end.
@@ -84,7 +87,7 @@ pub fn address(node: usize, port: u16) -> SocketAddr {
 }
 
 /// The node of an address.
-fn node_of(address: SocketAddr) -> usize {
+pub(super) fn node_of(address: SocketAddr) -> usize {
     match address {
         SocketAddr::V4(v4) => usize::from(v4.ip().octets()[3]).saturating_sub(1),
         SocketAddr::V6(_) => 0,
@@ -124,6 +127,7 @@ impl Fabric {
         Some(match &s.kind {
             Kind::Listening { queue, .. } => Ready { readable: !queue.is_empty(), ..Ready::default() },
             Kind::Local(local) => Ready { readable: local.is_readable(), writable: false, closed: local.eof },
+            Kind::Udp(udp) => udp.mask(),
             Kind::Connecting => Ready { readable: failed, writable: failed, closed: failed },
             Kind::Connected => {
                 let closed = s.eof || failed;
@@ -181,6 +185,9 @@ impl Fabric {
             }
             if ready != Ready::default() {
                 out.push((key, ready));
+            }
+            if let Some(Kind::Udp(udp)) = self.sockets.get_mut(key).map(|socket| &mut socket.kind) {
+                udp.polled();
             }
         }
         if self.rng.chance(self.net.spurious) {
@@ -370,6 +377,7 @@ impl Fabric {
                 return;
             }
             Kind::Local(local) => return self.close_local(*local),
+            Kind::Udp(_) => return,
             Kind::Connecting | Kind::Connected => {}
         }
         let Some(pipe) = s.tx else { return };

@@ -77,6 +77,17 @@ impl Packets {
         self.filled.push((place.start.min(end)..end, peer));
     }
 
+    /// Adds a packet that has come, for implementations of [`Net`](crate::iwarp::Net). What is longer than any packet of RoCE is cut, and so
+    /// it is dropped.
+    pub fn arrive(&mut self, peer: SocketAddr, octets: &[u8]) {
+        let start = self.headroom;
+        self.push(peer, |buffer| {
+            let len = octets.len().min(buffer.len() - start);
+            buffer[start..start + len].copy_from_slice(&octets[..len]);
+            start..start + len
+        });
+    }
+
     fn buffer(&mut self, nth: usize) -> &mut [u8] {
         &mut self.octets[nth * self.stride..][..self.stride]
     }

@@ -179,11 +179,7 @@ impl Net for Post {
         let mut wire = self.wire();
         let Some((.., queue)) = wire.sockets.get_mut(socket.0) else { return nothing() };
         while let Some((from, octets)) = (!packets.is_full()).then(|| queue.pop_front()).flatten() {
-            packets.push(from, |buffer| {
-                let len = octets.len().min(buffer.len() - HEADROOM);
-                buffer[HEADROOM..HEADROOM + len].copy_from_slice(&octets[..len]);
-                HEADROOM..HEADROOM + len
-            });
+            packets.arrive(from, &octets);
         }
         if packets.is_empty() { nothing() } else { Ok((packets.len(), queue.is_empty())) }
     }

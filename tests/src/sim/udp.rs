@@ -1,0 +1,211 @@
+//! UDP as a program sees it: packets that are lost, doubled, damaged, late and out of order, and what the network says of those that
+//! nobody takes.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+
+use rdma_transport::iwarp::net::{Channel, Ready};
+use rdma_transport::mem::{Interface, Packets};
+use rdma_transport::slab::Key;
+
+use super::fabric::{Event, Fabric};
+use super::tcp::{Kind, address, node_of};
+
+/// Packets that a socket keeps until its program reads them. Those that come beyond that are lost.
+const UNREAD: usize = 48;
+/// What a socket keeps of what the network says.
+const REFUSALS: usize = 8;
+
+/// What happens to packets.
+#[derive(Clone, Debug)]
+pub struct UdpOptions {
+    /// Per thousand: a packet is lost.
+    pub lost: u32,
+    /// Per thousand: it arrives twice.
+    pub doubled: u32,
+    /// Per thousand: a bit of it arrives wrong.
+    pub damaged: u32,
+    /// Per thousand: a socket has no room for a while.
+    pub full: u32,
+    /// Per thousand: the network says that nobody takes a packet, if that is so.
+    pub told: u32,
+    /// Shortest and longest time on the way, ns. Each packet has its own, so they overtake each other.
+    pub latency: (u64, u64),
+    /// The longest IP packet of every interface, octets.
+    pub mtu: u32,
+}
+
+/// A socket for packets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Udp {
+    /// It hears a group.
+    is_group: bool,
+    unread: VecDeque<(SocketAddr, Vec<u8>)>,
+    refusals: VecDeque<SocketAddr>,
+    /// It has no room.
+    full: bool,
+    /// There is room again, of which the program has not heard.
+    room: bool,
+}
+
+/// What is on its way.
+#[derive(Debug)]
+pub(super) enum Flying {
+    Packet { from: SocketAddr, to: SocketAddr, octets: Vec<u8> },
+    Refusal { from: SocketAddr, to: SocketAddr },
+    Room(Key),
+}
+
+impl Udp {
+    pub(super) fn mask(&self) -> Ready {
+        let closed = !self.refusals.is_empty();
+        Ready { readable: !self.unread.is_empty() || closed, writable: self.room, closed }
+    }
+
+    /// The program has heard of the room that there is.
+    pub(super) fn polled(&mut self) {
+        self.room = false;
+    }
+}
+
+impl Fabric {
+    fn udp(&mut self, key: Key) -> io::Result<&mut Udp> {
+        match self.sockets.get_mut(key).map(|socket| &mut socket.kind) {
+            Some(Kind::Udp(udp)) => Ok(udp),
+            _ => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// The interface of a node that has an address.
+    pub(super) fn interface(&self, node: usize, at: IpAddr) -> io::Result<Interface> {
+        let mtu = self.udp.as_ref().map_or(0, |udp| udp.mtu);
+        if at == address(node, 0).ip() {
+            Ok(Interface { index: 1, mtu })
+        } else {
+            Err(ErrorKind::AddrNotAvailable.into())
+        }
+    }
+
+    pub(super) fn open_udp(&mut self, node: usize, mut local: SocketAddr, is_group: bool) -> io::Result<Key> {
+        self.tick();
+        if !self.calm && self.rng.chance(self.net.exhausted) {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        if local.port() == 0 {
+            local.set_port(self.next_port);
+            self.next_port += 1;
+        }
+        let taken = |(_, other): (Key, &super::tcp::Socket)| {
+            other.node == node && other.local == local && matches!(&other.kind, Kind::Udp(_))
+        };
+        if self.sockets.iter().any(taken) {
+            return Err(ErrorKind::AddrInUse.into());
+        }
+        let kind = Kind::Udp(Box::new(Udp { is_group, ..Udp::default() }));
+        let key = self.insert_socket(node, kind, local, local, local);
+        self.watch(key, Channel::Completion);
+        Ok(key)
+    }
+
+    pub(super) fn send_packets(&mut self, key: Key, packets: &Packets, first: usize) -> io::Result<usize> {
+        self.tick();
+        let Some(options) = self.udp.clone() else { return Err(ErrorKind::Unsupported.into()) };
+        let from = self.sockets.get(key).map(|socket| socket.local).ok_or(ErrorKind::NotConnected)?;
+        if let Some(peer) = self.udp(key)?.refusals.front() {
+            log::debug!("{from}: an error about an earlier packet to {peer}");
+            return Err(ErrorKind::ConnectionRefused.into());
+        }
+        if self.udp(key)?.full || self.rng.chance(options.full) {
+            if !std::mem::replace(&mut self.udp(key)?.full, true) {
+                let after = self.latency();
+                let room = self.flying.insert(Flying::Room(key));
+                self.at(self.now + after, Event::Udp(room));
+            }
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let most = packets.len() - first;
+        let count = if self.rng.chance(self.net.short_write) { 1 + self.rng.index(most) } else { most };
+        for nth in first..first + count {
+            let Some((octets, to)) = packets.read(nth) else { continue };
+            let copies = u32::from(!self.rng.chance(options.lost)) + u32::from(self.rng.chance(options.doubled));
+            for _ in 0..copies {
+                let mut octets = octets.to_vec();
+                if self.rng.chance(options.damaged) {
+                    let at = self.rng.index(octets.len());
+                    octets[at] ^= 1 << self.rng.below(8);
+                }
+                let after = self.rng.skewed(options.latency.0..=options.latency.1);
+                let packet = self.flying.insert(Flying::Packet { from, to, octets });
+                self.at(self.now + after, Event::Udp(packet));
+            }
+        }
+        Ok(count)
+    }
+
+    pub(super) fn receive_packets(&mut self, key: Key, packets: &mut Packets) -> io::Result<(usize, bool)> {
+        self.tick();
+        packets.clear();
+        let udp = self.udp(key)?;
+        if !udp.refusals.is_empty() {
+            return Err(ErrorKind::ConnectionRefused.into());
+        }
+        while let Some((from, octets)) = (!packets.is_full()).then(|| udp.unread.pop_front()).flatten() {
+            packets.arrive(from, &octets);
+        }
+        if packets.is_empty() { Err(ErrorKind::WouldBlock.into()) } else { Ok((packets.len(), udp.unread.is_empty())) }
+    }
+
+    pub(super) fn take_refusal(&mut self, key: Key) -> io::Result<(Option<SocketAddr>, io::Error)> {
+        let peer = self.udp(key)?.refusals.pop_front().ok_or(ErrorKind::WouldBlock)?;
+        Ok((Some(peer), ErrorKind::ConnectionRefused.into()))
+    }
+
+    /// Something has come to its end.
+    pub(super) fn lands(&mut self, flying: Key) {
+        match self.flying.remove(flying) {
+            Some(Flying::Packet { from, to, octets }) => self.packet_lands(from, to, &octets),
+            Some(Flying::Refusal { from, to }) => {
+                let sender = self.sockets.iter().find(|(_, socket)| socket.local == from);
+                if let Some(key) = sender.map(|(key, _)| key) {
+                    if let Ok(udp) = self.udp(key) {
+                        udp.refusals.push_back(to);
+                        udp.refusals.truncate(REFUSALS);
+                        self.edge(key);
+                    }
+                }
+            }
+            Some(Flying::Room(key)) => {
+                if let Ok(udp) = self.udp(key) {
+                    (udp.full, udp.room) = (false, true);
+                    self.edge(key);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn packet_lands(&mut self, from: SocketAddr, to: SocketAddr, octets: &[u8]) {
+        let mut heard = false;
+        for key in self.sockets.keys() {
+            let Some(socket) = self.sockets.get(key) else { continue };
+            let (node, is_group) = (socket.node, matches!(&socket.kind, Kind::Udp(udp) if udp.is_group));
+            if socket.local != to || is_group != to.ip().is_multicast() || self.is_silent(node_of(from), node) {
+                continue;
+            }
+            let Ok(udp) = self.udp(key) else { continue };
+            heard = true;
+            if udp.unread.len() < UNREAD {
+                udp.unread.push_back((from, octets.to_vec()));
+                self.edge(key);
+            }
+        }
+        let Some(options) = self.udp.clone().filter(|_| !heard && !to.ip().is_multicast()) else { return };
+        let (there, back) = (node_of(to), node_of(from));
+        let reached = !self.is_silent(back, there) && !self.is_silent(there, back);
+        if reached && self.rng.chance(options.told) {
+            let refusal = self.flying.insert(Flying::Refusal { from, to });
+            self.at(self.now + options.latency.0, Event::Udp(refusal));
+        }
+    }
+}
