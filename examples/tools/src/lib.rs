@@ -6,6 +6,7 @@ pub mod bench;
 #[cfg(feature = "completions")]
 mod completions;
 pub mod doctor;
+pub mod hw_counters;
 pub mod kv;
 #[cfg(feature = "mesh")]
 pub mod mesh;

@@ -1,11 +1,16 @@
 //! `rdma-doctor` on machines that are made up of files, see `data/doctor`.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
+mod patience;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use patience::PATIENCE;
 use serde_json::Value;
 
 /// A machine to look at: a changed copy of one of the two in `data/doctor`.
@@ -121,6 +126,66 @@ fn software_devices_are_described() {
     } else {
         one(&lines, "note", "address", &["auto takes iwarp for 10.77.1.1", "siw0", "cargo build --release"]);
     }
+}
+
+/// Ends a thread, also when a check has failed.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The counters of a device move for as long as it takes until the program has seen it.
+#[test]
+fn hardware_counters_that_move_are_named() {
+    let machine = Machine::new("software", "counters");
+    let counters = machine.0.join("sys/class/infiniband/rxe0/ports/1/hw_counters");
+    fs::create_dir_all(&counters).unwrap();
+    let put = |name: &str, value: u64| {
+        fs::write(counters.join("../new"), value.to_string()).unwrap();
+        fs::rename(counters.join("../new"), counters.join(name)).unwrap();
+    };
+    for (name, value) in [("sent_pkts", 7), ("completer_retry_err", 3), ("rcvd_seq_err", 5), ("lifespan", 10)] {
+        put(name, value);
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let over = Over(&over);
+        scope.spawn(|| {
+            let mut value = 7;
+            while !over.0.load(Ordering::Relaxed) {
+                value += 1;
+                ["sent_pkts", "completer_retry_err", "lifespan"].into_iter().for_each(|name| put(name, value));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let until = Instant::now() + PATIENCE;
+        let seen = loop {
+            let lines = machine.lines(&["--watch", "0.2"]);
+            if lines.iter().any(|line| line.contains("sent_pkts +") && !line.contains("_err")) {
+                break lines;
+            }
+            assert!(Instant::now() < until, "nothing moves: {lines:#?}");
+        };
+        let json: Value = serde_json::from_slice(&machine.doctor(&["--watch", "0.2", "--json"]).stdout).unwrap();
+        one(
+            &seen,
+            "note",
+            "counters",
+            &["rxe0 in 0.2 s: sent again, since no acknowledgement came", "completer_retry_err +"],
+        );
+        one(&seen, "ok", "counters", &["rxe0 in 0.2 s: sent_pkts +"]);
+        one(&seen, "note", "counters", &["siw0 has no hw_counters"]);
+        assert!(!seen.iter().any(|line| line.contains("lifespan") || line.contains("rcvd_seq_err")), "{seen:#?}");
+        let moved = &json["moved"];
+        assert!(
+            moved.as_array().is_some_and(|all| all.iter().any(|one| one["device"] == "siw0" && one["by"].is_null())),
+            "{json:#}"
+        );
+        assert!(moved.as_array().is_some_and(|all| all.iter().any(|one| one["by"]["lifespan"].is_null())), "{json:#}");
+    });
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Parser;
+
+use crate::pingpong::cli::parse_interval;
 
 /// What this machine can do with RDMA, and why not more. Changes nothing.
 ///
@@ -17,6 +20,9 @@ pub struct Cli {
     /// One JSON object instead of lines
     #[arg(long)]
     pub json: bool,
+    /// Read the hardware counters of the devices, wait, read them again, and name what moved
+    #[arg(long, value_name = "SECONDS", value_parser = parse_interval)]
+    pub watch: Option<Duration>,
     /// Look at the files under this directory: for tests
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     pub root: PathBuf,

@@ -5,6 +5,7 @@
 
 pub mod account;
 pub mod cli;
+pub mod counters;
 pub mod device;
 pub mod embedded;
 pub mod finding;
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 
 use self::account::Account;
 use self::cli::Cli;
+use self::counters::Moved;
 use self::device::Device;
 use self::finding::Finding;
 use self::module::Modules;
@@ -74,7 +76,9 @@ pub fn examine(cli: &Cli) -> Result<Report, Failure> {
     findings.extend(library::findings(&tree, &devices));
     let ways: Vec<Way> = targets.iter().map(|target| Way::find(*target, &tree, &netdevs, &devices)).collect();
     findings.extend(ways.iter().map(Way::finding));
-    Ok(Report { embedded: embedded.is_ok(), verbs: way::HAS_VERBS, findings, devices, addresses: ways })
+    let moved = cli.watch.map_or_else(Vec::new, |time| Moved::watch(&tree, &devices, time));
+    findings.extend(moved.iter().flat_map(|moved| moved.findings(cli.watch.unwrap_or_default())));
+    Ok(Report { embedded: embedded.is_ok(), verbs: way::HAS_VERBS, findings, devices, addresses: ways, moved })
 }
 
 /// Reports the features that this program was built with.

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::counters::Moved;
 use super::device::Device;
 use super::finding::{Finding, Level};
 use super::way::Way;
@@ -21,6 +22,9 @@ pub struct Report {
     pub devices: Vec<Device>,
     /// The addresses that were asked for.
     pub addresses: Vec<Way>,
+    /// What has moved on each device, with `--watch`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<Moved>,
 }
 
 impl Report {

@@ -1,6 +1,7 @@
 //! The messages between rank 0 and the others, as JSON: they are few, and a rank of another version is told apart by the
 //! [`super::hello`].
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -12,6 +13,9 @@ use crate::text::is_hidden;
 const MAX_NAME: usize = 64;
 /// Longest reason in a report, bytes. The rest is cut off.
 const MAX_REASON: usize = 300;
+
+/// Most hardware counters in a report. The rest is left out.
+const MAX_COUNTERS: usize = 256;
 
 /// Largest figures that a rank may report. What is above them, or is no number of zero or more, was not measured.
 const MOST_GBIT: f64 = 1e5;
@@ -132,6 +136,8 @@ pub enum Report {
         /// Its result, or the reason why there is none.
         result: Result<Measured, String>,
     },
+    /// The hardware counters of the rank's device that have moved since the rank began, by how much.
+    Moved(BTreeMap<String, u64>),
     /// A link has ended.
     Lost {
         /// The other rank.
@@ -170,6 +176,13 @@ impl Report {
             }
             Self::Connected { failed, .. } => failed.iter_mut().for_each(|(_, why)| tidy(why, MAX_REASON)),
             Self::Result { result: Err(why), .. } | Self::Lost { why, .. } => tidy(why, MAX_REASON),
+            Self::Moved(counters) => {
+                let tidied = std::mem::take(counters).into_iter().take(MAX_COUNTERS).map(|(mut name, by)| {
+                    tidy(&mut name, MAX_NAME);
+                    (name, by)
+                });
+                *counters = tidied.collect();
+            }
             Self::Progress(_) | Self::Result { .. } | Self::Loaded { .. } => {}
         }
         Ok(report)
@@ -197,7 +210,8 @@ impl Report {
                 }
                 plausible(*memory_kib as f64, MOST_KIB, "KiB")
             }
-            Self::Joined(_) | Self::Progress(_) | Self::Result { .. } | Self::Lost { .. } => Ok(()),
+            // A counter may be any number, and one that was reset may seem to have moved by much.
+            Self::Moved(_) | Self::Joined(_) | Self::Progress(_) | Self::Result { .. } | Self::Lost { .. } => Ok(()),
         }
     }
 }
@@ -258,6 +272,8 @@ mod tests {
         };
         let good =
             [latency(0.0, MOST_US, 0), rate(MOST_GBIT), rate(0.0), heard(400.0, 1 << 40, 3), connected(60, 9, 9)];
+        let moved = Report::Moved([("rcvd_seq_err".to_owned(), u64::MAX)].into());
+        let good = good.into_iter().chain([moved]);
         for report in good {
             assert_eq!(Report::read(&write(&report)), Ok(report));
         }
@@ -275,6 +291,9 @@ mod tests {
             connected(1, u64::MAX, 1),
             connected(1, 1, u64::MAX),
         ];
+        let many = Report::Moved((0..1000).map(|nth| (format!("\n{nth}{}", "x".repeat(100)), 1)).collect());
+        let Ok(Report::Moved(few)) = Report::read(&write(&many)) else { panic!("a report") };
+        assert!(few.len() <= MAX_COUNTERS && few.keys().all(|name| name.len() <= MAX_NAME && !name.contains('\n')));
         for report in bad {
             let why = Report::read(&write(&report)).expect_err("no rank has that");
             assert!(why.starts_with("it reports ") && why.len() < 100, "{why}");

@@ -195,6 +195,7 @@ impl Coordinator {
                 self.results.member_mut(rank).memory_kib = Some(memory_kib);
                 self.connected(rank, took, attempts, &failed, &shm);
             }
+            Report::Moved(counters) => self.results.member_mut(rank).moved = counters,
             Report::Result { task, result } => self.result(rank, task, result),
             Report::Lost { peer, why } if self.is_peer(rank, peer) => self.results.fails(rank, peer, &why),
             Report::Lost { .. } => {}

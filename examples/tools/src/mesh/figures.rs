@@ -18,6 +18,7 @@ pub fn json(report: &Report<'_>) -> Value {
             "connected_seconds": member.connected.map(|took| took.as_secs_f64()),
             "connects": member.attempts,
             "memory_kib": member.memory_kib,
+            "hw_counters": member.moved,
         })
     });
     let pairs = results.pairs().map(|(a, b, pair)| {
@@ -58,6 +59,7 @@ mod tests {
         let shm = json["pairs"].as_array().unwrap().iter().filter(|pair| pair["shm"] == true);
         assert_eq!(shm.map(|pair| (&pair["a"], &pair["b"])).collect::<Vec<_>>(), [(&json!(3), &json!(6))]);
         assert_eq!(json["odd_ways"][0]["times"], 12.0);
+        assert_eq!(json["ranks"][6]["hw_counters"], json!({ "completer_retry_err": 12, "sent_pkts": 99 }));
         assert_eq!(super::json(&Report::new(&sample::even(3), 3.0))["good"], true);
     }
 }

@@ -15,6 +15,8 @@ use super::memory;
 use super::role::Role;
 use super::storm::{Next, Storm, connects};
 use super::task::{Done, Extent, Task};
+use crate::doctor::tree::Tree;
+use crate::hw_counters::HwCounters;
 
 /// The provider of a connection in shared memory.
 const SHM: &str = "shm";
@@ -57,6 +59,9 @@ pub struct Member {
     limits: Limits,
     /// The number of the run.
     run: u64,
+    /// The device that carries the links, and its hardware counters when the rank began.
+    device: String,
+    counters: HwCounters,
     /// Where the others are; empty before the order to connect.
     addresses: Vec<Option<SocketAddr>>,
     links: Vec<Option<Link>>,
@@ -75,12 +80,15 @@ pub struct Member {
 impl Member {
     /// Makes a rank without links.
     #[must_use]
-    pub fn new(rank: usize, ranks: usize, limits: Limits, now: Instant) -> Self {
+    pub fn new(rank: usize, ranks: usize, limits: Limits, device: String, now: Instant) -> Self {
+        let counters = HwCounters::read(&Tree::new("/"), &device);
         Self {
             rank,
             ranks,
             limits,
             run: 0,
+            device,
+            counters,
             addresses: Vec::new(),
             links: (0..ranks).map(|_| None).collect(),
             ended: Vec::new(),
@@ -110,8 +118,14 @@ impl Member {
             && connects(hello.rank, self.rank, self.ranks)
     }
 
-    /// Takes the reports that have gathered.
+    /// Takes the reports that have gathered. In front of the end of a measurement is what the hardware counters have done since the rank
+    /// began.
     pub fn take_reports(&mut self) -> Vec<Report> {
+        let ends = |report: &Report| matches!(report, Report::Result { .. } | Report::Loaded { .. });
+        if !self.counters.is_empty() && self.reports.iter().any(ends) {
+            let moved = HwCounters::read(&Tree::new("/"), &self.device).moved_since(&self.counters);
+            self.reports.insert(0, Report::Moved(moved));
+        }
         std::mem::take(&mut self.reports)
     }
 

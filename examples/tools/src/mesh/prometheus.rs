@@ -36,6 +36,18 @@ pub fn text(report: &Report<'_>) -> String {
     );
     family(
         &mut text,
+        "hw_counter_moved",
+        "Hardware counters of the rank's device, since the rank began",
+        members.iter().enumerate().flat_map(|(rank, member)| {
+            let host = escape(member.host());
+            let row = move |(name, by): (&String, &u64)| {
+                (format!("rank=\"{rank}\",host=\"{host}\",counter=\"{}\"", escape(name)), *by as f64)
+            };
+            member.moved.iter().map(row).collect::<Vec<_>>()
+        }),
+    );
+    family(
+        &mut text,
         "link_up",
         "Whether the pair works",
         pairs().map(|(a, b, pair)| (labels(a, b), f64::from(u8::from(pair.broken.is_none())))),
@@ -122,6 +134,8 @@ mod tests {
         assert!(text.contains(&format!("rdma_mesh_link_up{pair}}} 1\n")));
         assert!(text.contains(&format!("rdma_mesh_link_shm{pair}}} 0\n")));
         assert!(text.contains("rdma_mesh_link_shm{from=\"3\",from_host=\"n3\",to=\"6\",to_host=\"n6\"} 1\n"));
+        let counted = "rdma_mesh_hw_counter_moved{rank=\"6\",host=\"n6\",counter=\"completer_retry_err\"} 12\n";
+        assert!(text.contains(counted), "{text}");
         assert!(text.contains("rdma_mesh_rank_up{rank=\"5\",host=\"n5\"} 0\n"));
         assert_eq!(escape("a\"b\\c"), "a\\\"b\\\\c");
     }

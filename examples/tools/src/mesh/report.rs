@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::control::Figure;
 use super::odd::{Judgement, OddRank, OddWay};
 use super::results::{Pair, Results};
+use crate::hw_counters::troubles;
 
 /// The judgement of a run.
 #[derive(Debug)]
@@ -126,7 +127,14 @@ impl<'a> Report<'a> {
                 odd.times
             )
         });
-        gone.chain(odd).collect()
+        // A device counts for all its ranks: each is named.
+        let counted = members.iter().enumerate().filter_map(|(rank, member)| {
+            let troubles = troubles(&member.moved);
+            let device = member.entry.as_ref().map_or("?", |entry| &entry.device);
+            let line = || format!("rank {rank} on {}: {device} counted: {}", member.host(), troubles.join("; "));
+            (!troubles.is_empty()).then(line)
+        });
+        gone.chain(odd).chain(counted).collect()
     }
 
     /// The tables, of at most `most` pairs.
@@ -218,6 +226,8 @@ mod tests {
         assert!(rows[1].contains("latency is 12.0 times worse than its row and column"), "{text}");
         assert!(rows[1].contains("bandwidth from 2 to 1 is 10.0 times worse"), "{text}");
         assert!(text.contains("rank 5 on n5 is gone: it does not answer"), "{text}");
+        let counted = "rank 6 on n6: iwarp0 counted: sent again, since no acknowledgement came in time (completer_retry_err +12)\n";
+        assert!(text.contains(counted), "{text}");
         let text = report.text(21);
         let rows: Vec<_> = text.lines().filter(|line| line.contains(" shm ")).collect();
         assert!(rows.len() == 1 && rows[0].contains(" 3 n3 ") && rows[0].contains(" 6 n6 "), "{text}");

@@ -1,5 +1,6 @@
 //! The results of each rank and of each pair.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -19,6 +20,8 @@ pub struct Member {
     pub attempts: u64,
     /// Largest amount of memory that it had, KiB.
     pub memory_kib: Option<u64>,
+    /// The hardware counters of its device that have moved, by how much.
+    pub moved: BTreeMap<String, u64>,
 }
 
 impl Member {

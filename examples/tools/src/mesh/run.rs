@@ -171,12 +171,6 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
     let measure = cli.bandwidth + cli.silence + Duration::from_secs(5);
     let (ranks, patience, silence) = (place.ranks, cli.patience, cli.silence);
     let connects = cli.connects as usize;
-    let member = Member::new(
-        place.rank,
-        ranks,
-        Limits { connects, patience, silence, extent, measure, load: cli.all_to_all },
-        now,
-    );
     let mut entropy = system_entropy();
     let mut run = [0; 8];
     entropy(&mut run);
@@ -204,6 +198,8 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
     let ip = own.unwrap_or_else(|| root.map_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), anywhere));
     let port = place.port.unwrap_or(if place.rank == 0 { root_port(place, cli.port) } else { 0 });
     let (provider, device) = device(cli, own.or_else(|| source_of(SocketAddr::new(root?, cli.port))));
+    let limits = Limits { connects, patience, silence, extent, measure, load: cli.all_to_all };
+    let member = Member::new(place.rank, ranks, limits, device.clone(), now);
     let host = place.label.clone().unwrap_or_else(host_name);
     let entry = Entry { host, address: None, port, provider, device };
     log::info!("rank {} of {ranks}, from {}; rank 0 is at {}", place.rank, place.launcher, place.root);

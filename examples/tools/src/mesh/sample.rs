@@ -27,10 +27,11 @@ pub(crate) fn even(ranks: usize) -> Results {
     ranks_with(ranks, false)
 }
 
-/// Seven ranks, with a slow link, a cut link, a stopped rank, and a link in shared memory.
+/// Seven ranks, with a slow link, a cut link, a stopped rank, a link in shared memory, and a device that sent again.
 pub(crate) fn faulty() -> Results {
     let mut results = ranks_with(7, true);
     results.shares(3, 6);
+    results.member_mut(6).moved = [("completer_retry_err".to_owned(), 12), ("sent_pkts".to_owned(), 99)].into();
     results.fails(0, 4, "no connection: timeout");
     results.gone(5, "it does not answer: stopped, or cut off, in round 1 of latency");
     results

@@ -218,7 +218,7 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     number(text, 0.01..=1e9, "0.01 to 1000000000 messages per second")
 }
 
-fn parse_interval(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     number(text, 0.01..=3600.0, "0.01 to 3600 seconds").map(Duration::from_secs_f64)
 }
 

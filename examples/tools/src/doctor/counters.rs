@@ -1,0 +1,50 @@
+//! What the hardware counters of the devices do while somebody watches.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::device::Device;
+use super::finding::Finding;
+use super::tree::Tree;
+use crate::hw_counters::{HwCounters, meaning, troubles};
+
+/// What has moved on a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// The device.
+    pub device: String,
+    /// The counters that have moved, by how much; `None` if the device has no counters.
+    pub by: Option<BTreeMap<String, u64>>,
+}
+
+impl Moved {
+    /// Reads the counters of all devices, waits, and reads them again.
+    #[must_use]
+    pub fn watch(tree: &Tree, devices: &[Device], time: Duration) -> Vec<Self> {
+        let read = || devices.iter().map(|device| HwCounters::read(tree, &device.name)).collect::<Vec<_>>();
+        let before = read();
+        std::thread::sleep(time);
+        let both = devices.iter().zip(before.iter().zip(read()));
+        let moved = both.map(|(device, (before, after))| {
+            let by = (!after.is_empty()).then(|| after.moved_since(before));
+            Self { device: device.name.clone(), by }
+        });
+        moved.collect()
+    }
+
+    /// Says what has moved: a line for what was not as it should be, and one for the rest.
+    pub(super) fn findings(&self, time: Duration) -> Vec<Finding> {
+        let (device, time) = (&self.device, time.as_secs_f64());
+        let Some(by) = &self.by else {
+            return vec![Finding::note("counters", format!("{device} has no hw_counters"))];
+        };
+        let troubles =
+            troubles(by).into_iter().map(|what| Finding::note("counters", format!("{device} in {time} s: {what}")));
+        let rest: Vec<String> =
+            by.iter().filter(|(name, _)| meaning(name).is_none()).map(|(name, by)| format!("{name} +{by}")).collect();
+        let rest = if rest.is_empty() { "nothing moved".into() } else { rest.join(", ") };
+        troubles.chain([Finding::ok("counters", format!("{device} in {time} s: {rest}"))]).collect()
+    }
+}
