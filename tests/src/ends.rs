@@ -123,6 +123,12 @@ impl End {
         (self.id, self.device) = (id, device);
     }
 
+    /// Its completion queue, which both queues of each queue pair complete on; `None` before it has a queue pair.
+    #[must_use]
+    pub const fn cq(&self) -> Option<CqId> {
+        self.cq
+    }
+
     /// A place in the end's memory, as a peer names it.
     ///
     /// # Panics

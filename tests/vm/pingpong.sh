@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `rdma-pingpong demo` on siw and on rxe: by the device's name, by an address, and with names that are wrong. Builds on
-# the host, runs in the guest, fails when one run does not do what it should.
+# the host, runs in the guest, fails when one run does not do what it should. `rdma-solicited`, too, which counts how often a
+# receiver is woken that has asked for solicited completions only.
 #
 #   tests/vm/pingpong.sh
 set -uo pipefail
@@ -64,5 +65,10 @@ expect 0 'provider verbs' t_typical -- demo --provider verbs -n 300
 expect 1 "$RDMA_SIW_DEV" "$RDMA_RXE_DEV" iwarp0 -- demo -d mlx5_9
 expect 1 "$RDMA_SIW_DEV" "$RDMA_RXE_DEV" iwarp0 -- server -d mlx5_9
 expect 1 "$RDMA_RXE_DEV" "$RDMA_SIW_ADDR" -- client "$RDMA_SIW_ADDR" -d "$RDMA_RXE_DEV"
+# Receivers that are woken by each message, or by each tenth, which is solicited. siw has no such events, and the embedded provider raises more.
+program=${program%/*}/rdma-solicited
+expect 0 '300 messages, armed for any: 300 wake-ups' '1 of 10: 30 wake-ups' -- verbs "$RDMA_RXE_ADDR" 300 10
+expect 0 'armed for any: 300 wake-ups' 'armed for solicited ones: ' -- verbs "$RDMA_SIW_ADDR" 300 10
+expect 0 '300 messages, armed for any: 300 wake-ups' '1 of 10: 300 wake-ups' -- iwarp 127.0.0.1 300 10
 echo "$failed failed"
 [ $failed = 0 ]

@@ -1,0 +1,112 @@
+//! Counts the wake-ups of a receiver that arms its completion queue for solicited completions, and of one that arms it for any.
+//!
+//! `rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY` sends messages from one queue pair to another, on a device or on the embedded provider,
+//! in bursts of EVERY of which the last is solicited, and prints how often the receiver was woken. It fails if a message that has to wake the
+//! receiver does not, and says so if the device has no events of that kind (`Features::SOLICITED_EVENTS`). A device may raise more events than
+//! the receiver asked for: rxe does not, and the embedded provider raises one for each message.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "a program, not the library")]
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use rdma_reactor_tests::ends::{End, Pair};
+use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
+use rdma_transport::verbs::Verbs;
+use rdma_transport::{Channel, Drive, Features, Notify, Provider, SendFlags, SendOp, WcOpcode};
+
+/// Length of a message, and of the memory of each side, bytes.
+const SIZE: usize = 64;
+const MEMORY: usize = 1 << 16;
+/// How long a receiver waits for the event that it has armed for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sends messages in bursts of `every`, the last of which is solicited; returns how often the receiver was woken.
+fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
+    let device = pair.passive.device;
+    let cq = pair.passive.cq().expect("it has a queue pair");
+    let channel = pair.passive.station.provider().channel(Channel::Completions(device)).expect("a channel");
+    let mut poll = Poll::new().expect("epoll");
+    poll.registry().register(&mut SourceFd(&channel), Token(0), Interest::READABLE).expect("a descriptor");
+    let mut woken = 0;
+    let mut events = Events::with_capacity(8);
+    for burst in 0..messages / every {
+        for nth in 0..every {
+            let start = nth as usize * SIZE;
+            pair.passive.recv(nth, &[start..start + SIZE]);
+        }
+        pair.passive.station.provider().req_notify(cq, notify).expect("a queue to arm");
+        let mut left = every;
+        for nth in 0..every {
+            let (last, flags) = (nth + 1 == every, SendFlags::SIGNALED);
+            let flags = if last { flags | SendFlags::SOLICITED } else { flags };
+            pair.active.post(nth, SendOp::Send, &[0..SIZE], flags);
+            // When the send has completed, the message has.
+            while pair.active.done.pop().is_none() {
+                pair.active.turn();
+            }
+            // Only what has to wake the receiver is waited for.
+            let must = last || notify == Notify::Any;
+            let provider = pair.passive.station.provider();
+            let before = woken;
+            loop {
+                poll.poll(&mut events, Some(if must { PATIENCE } else { Duration::ZERO })).expect("a wait");
+                assert!(!must || !events.is_empty(), "message {nth} of burst {burst} has not woken the receiver");
+                // The embedded provider wakes its process to read from a socket, too, which is no event of the queue.
+                provider.progress(Instant::now(), Drive::Full);
+                while provider.next_completion_event(device).expect("an event").is_some() {
+                    woken += 1;
+                }
+                if woken > before || !must {
+                    break;
+                }
+            }
+            if woken > before {
+                // It is armed before it is drained: what completes meanwhile wakes.
+                provider.req_notify(cq, notify).expect("a queue to arm");
+                pair.passive.turn();
+                left -= pair.passive.done.drain(..).filter(|wc| wc.opcode == WcOpcode::Recv).count() as u64;
+            }
+        }
+        assert_eq!(left, 0, "the last message has woken the receiver, and all others were there");
+    }
+    woken
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [kind, address, messages, every] = &args[..] else {
+        panic!("rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY")
+    };
+    let address: SocketAddr = SocketAddr::new(address.parse().expect("an address"), 0);
+    let (messages, every): (u64, u64) = (messages.parse().expect("a number"), every.parse().expect("a number"));
+    assert!((1..=64).contains(&every) && messages >= every, "1 to 64 messages a burst");
+    let provider = || -> Box<dyn Provider> {
+        if kind == "verbs" {
+            return Box::new(Verbs::open().expect("a device"));
+        }
+        let net = TcpNet::new().expect("epoll");
+        Box::new(Iwarp::new(IwarpConfig::default(), net, Box::new(|bytes| bytes.fill(7))).expect("default settings"))
+    };
+    let [active, passive] = [(), ()].map(|()| End::new(provider(), MEMORY));
+    let mut pair = Pair::connect(active, passive, address, 1);
+    let (device, provider) = (pair.passive.device, pair.passive.station.provider());
+    let has =
+        provider.device(device).is_some_and(|info| info.capabilities.features.contains(Features::SOLICITED_EVENTS));
+    let messages = messages / every * every;
+    // A queue that is armed for any completion stays so until one comes: that comes second.
+    if has {
+        let solicited = wakeups(&mut pair, messages, every, Notify::Solicited);
+        println!("{messages} messages, armed for solicited ones, 1 of {every}: {solicited} wake-ups");
+        assert!((messages / every..=messages).contains(&solicited), "one for each that was solicited, at least");
+    } else {
+        let cq = pair.passive.cq().expect("it has a queue pair");
+        let refused = pair.passive.station.provider().req_notify(cq, Notify::Solicited);
+        println!("armed for solicited ones: {}", refused.expect_err("the device has no such events"));
+    }
+    let any = wakeups(&mut pair, messages, every, Notify::Any);
+    println!("{messages} messages, armed for any: {any} wake-ups");
+    assert_eq!(any, messages, "one for each");
+}
