@@ -310,6 +310,15 @@ impl Receiver {
     #[inline]
     fn whole(&mut self, body: &[u8], cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
+        if let Some(payload) = Untagged::whole_send(body, self.queue.msn()) {
+            if let Some(wr_id) = self.queue.fill_whole(payload) {
+                self.seen = true;
+                self.forecast.saw(forecast::Kind::Send, payload.len(), true);
+                self.forecast.ended(payload.len());
+                out(Message { wr_id, len: payload.len() as u32, invalidated: None, immediate: None });
+                return Ok(());
+            }
+        }
         let header = Header::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
         let (octets, payload) = body.split_at(header.octets().min(body.len()));
         let send = match &header {

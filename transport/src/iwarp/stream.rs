@@ -15,7 +15,7 @@ use super::wire::mpa::CRC_LEN;
 use super::wire::opcode::UNTAGGED_HEADER_LEN;
 use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{Crc32c, Quote, Terminate, TerminateCause, Untagged, crc32c};
-use crate::mem::{MAX_SLICES, SendSlice, Sge, Span};
+use crate::mem::{MAX_SLICES, SendSlice, Sge, Span, frame};
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::soft::keys::KeyTable;
@@ -135,6 +135,37 @@ impl Stream {
     #[inline]
     pub(crate) fn copy_entry(&mut self, entry: &Sge) {
         entry.append_to(&mut self.control);
+    }
+
+    /// Adds an FPDU of a header and of the bytes of an entry, which are copied.
+    #[inline]
+    pub(crate) fn small_entry<const N: usize>(&mut self, header: &[u8; N], entry: &Sge) {
+        let (start, pad) = (self.control.len(), (N + entry.len()).wrapping_neg() & 3);
+        frame::append_entry(&mut self.control, header, entry, pad + CRC_LEN);
+        self.close_copied(start);
+    }
+
+    /// The same, with bytes.
+    #[inline]
+    pub(crate) fn small<const N: usize>(&mut self, header: &[u8; N], bytes: &[u8]) {
+        let (start, pad) = (self.control.len(), (N + bytes.len()).wrapping_neg() & 3);
+        frame::append_bytes(&mut self.control, header, bytes, pad + CRC_LEN);
+        self.close_copied(start);
+    }
+
+    /// Ends an FPDU that was copied as a whole to the end of the control buffer, from `start` on, with zeros for its CRC.
+    #[inline]
+    fn close_copied(&mut self, start: usize) {
+        let end = self.control.len() - CRC_LEN;
+        if self.markers {
+            self.control.truncate(end);
+            return self.seal(start);
+        }
+        if self.crc {
+            let sum = crc32c(&self.control[start..end]);
+            self.control[end..].copy_from_slice(&sum.to_le_bytes());
+        }
+        self.extend_control(start);
     }
 
     /// Copies memory of a region. Its owner may write it at any time, so the CRC is over the copy.

@@ -218,7 +218,8 @@ impl Transmitter {
                     && self.frames_at_once(len, responder) =>
             {
                 let opcode = if wr.flags.contains(SendFlags::SOLICITED) { Opcode::SendSolicited } else { Opcode::Send };
-                self.frame_small(opcode, len, |stream| stream.copy_entry(sge));
+                let header = self.next_header(opcode, len);
+                self.stream.small_entry(&header, sge);
                 let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
                 self.framed.push_back(Framed { done, answered: false, end: self.stream.framed() });
             }
@@ -265,37 +266,39 @@ impl Transmitter {
     /// Frames a Send that [`Transmitter::frames_at_once`] has allowed and that is no work request.
     #[inline]
     pub(crate) fn frame_bytes(&mut self, header: &[u8], payload: &[u8]) {
-        self.frame_small(Opcode::Send, header.len() + payload.len(), |stream| {
-            stream.copy(header);
-            stream.copy(payload);
-        });
+        let fpdu = self.next_header(Opcode::Send, header.len() + payload.len());
+        if let Ok(header) = <&[u8; 8]>::try_from(header) {
+            // As long as headers of messages are. Both are one piece.
+            let mut both = [0; UNTAGGED_FPDU_HEADER_LEN + 8];
+            both[..UNTAGGED_FPDU_HEADER_LEN].copy_from_slice(&fpdu);
+            both[UNTAGGED_FPDU_HEADER_LEN..].copy_from_slice(header);
+            return self.stream.small(&both, payload);
+        }
+        let start = self.stream.begin(&fpdu);
+        self.stream.copy(header);
+        self.stream.copy(payload);
+        self.stream.seal(start);
     }
 
-    /// Frames a Send of one segment, whose payload `copy` adds to the stream.
-    #[inline(always)]
-    fn frame_small(&mut self, opcode: Opcode, len: usize, copy: impl FnOnce(&mut Stream)) {
+    /// The header of the next message, which is a Send of one segment.
+    #[inline]
+    fn next_header(&mut self, opcode: Opcode, len: usize) -> [u8; UNTAGGED_FPDU_HEADER_LEN] {
         let (queue, msn) = (SEND_QUEUE, self.msn);
         self.msn = msn.wrapping_add(1);
+        // An answer to the peer that is owed by then goes first.
+        self.answer_next = true;
         let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
         header.emit_into((UNTAGGED_HEADER_LEN + len) as u16, &mut bytes);
-        let start = self.stream.begin(&bytes);
-        copy(&mut self.stream);
-        self.stream.seal(start);
-        // An answer to the peer that is owed by then goes first.
-        self.answer_next = true;
+        bytes
     }
 
     /// Frames a Write of one segment.
     #[inline]
     fn frame_write(&mut self, remote: &RemoteAddress, wr: &SendWr, sge: &Sge, len: usize) {
-        let header = Tagged { last: true, opcode: Opcode::Write, stag: remote.key.0, offset: remote.address };
-        let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
-        header.emit_into((TAGGED_HEADER_LEN + len) as u16, &mut bytes);
+        let bytes = write_header(remote, len);
         if len <= COPY_MAX {
-            let start = self.stream.begin(&bytes);
-            self.stream.copy_entry(sge);
-            self.stream.seal(start);
+            self.stream.small_entry(&bytes, sge);
         } else {
             self.stream.refer(&bytes, &wr.sges, 0, len);
         }
@@ -697,6 +700,15 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], off
 /// The Tagged Offset of an entry that an answer goes to.
 pub(crate) fn address(sge: &Sge) -> u64 {
     sge.address() as u64
+}
+
+/// The header of a Write of one segment.
+#[inline]
+fn write_header(remote: &RemoteAddress, len: usize) -> [u8; TAGGED_FPDU_HEADER_LEN] {
+    let header = Tagged { last: true, opcode: Opcode::Write, stag: remote.key.0, offset: remote.address };
+    let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
+    header.emit_into((TAGGED_HEADER_LEN + len) as u16, &mut bytes);
+    bytes
 }
 
 fn request_header(opcode: Opcode, msn: u32) -> Untagged {

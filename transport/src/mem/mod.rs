@@ -9,6 +9,7 @@
 //! | `span.rs` | parts of a region that a peer may reach |
 //! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
 //! | `passing.rs` | descriptors that are sent from process to process, and the user of the peer |
+//! | `frame.rs` | frames, copied to the end of a vector |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
 //! | `packets.rs` | [`Packets`]: UDP packets in batches |
 //! | `interfaces.rs` | the interface that has an address |
@@ -34,6 +35,7 @@ use std::sync::atomic::AtomicU64;
 use crate::mr::LocalKey;
 
 mod foreign;
+pub(crate) mod frame;
 mod interfaces;
 mod iovec;
 mod packets;

@@ -184,7 +184,7 @@ impl Sge {
     /// # Safety
     /// The entry has `len` bytes, and the caller may write `len` bytes at `to`.
     #[inline]
-    unsafe fn copy(&self, to: *mut u8, len: usize) {
+    pub(super) unsafe fn copy(&self, to: *mut u8, len: usize) {
         // SAFETY: the bytes are valid by the promise of the entry. An entry of `new` belongs to a posted send, which
         // nobody writes, or to a posted receive, which only the provider writes, and not now. The bytes of one of
         // `shared_entry` are a part of a `Memory`, used by atomic operations and devices. The bytes at `to` belong to

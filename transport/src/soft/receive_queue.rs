@@ -127,6 +127,22 @@ impl ReceiveQueue {
         });
     }
 
+    /// Puts a whole message into the next receive if that has one entry, with room for all of it, and no message has begun. Returns the
+    /// number of the receive, which is filled then.
+    #[inline]
+    pub(crate) fn fill_whole(&mut self, bytes: &[u8]) -> Option<u64> {
+        let wr = self.posted.front().filter(|_| self.placed == 0)?;
+        let &[sge] = wr.sges.as_slice() else { return None };
+        if bytes.len() > sge.len() {
+            return None;
+        }
+        let wr_id = wr.wr_id;
+        sge.fill(bytes);
+        self.posted.pop_front();
+        self.msn = self.msn.wrapping_add(1);
+        Some(wr_id)
+    }
+
     /// As [`ReceiveQueue::fill`], of memory that others may write meanwhile.
     #[inline]
     pub(crate) fn fill_from(&mut self, from: Span<'_>) {

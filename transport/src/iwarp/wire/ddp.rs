@@ -1,7 +1,7 @@
 //! DDP segment headers with the RDMAP control octet inside (RFC 5041 §4, RFC 5040 §4.1).
 
 use super::cause::TerminateCause;
-use super::opcode::{Opcode, TAGGED_HEADER_LEN, TERMINATE_QUEUE, UNTAGGED_HEADER_LEN};
+use super::opcode::{Opcode, SEND_QUEUE, TAGGED_HEADER_LEN, TERMINATE_QUEUE, UNTAGGED_HEADER_LEN};
 use super::read::READ_REQUEST_LEN;
 use super::{be32, be64};
 
@@ -36,6 +36,7 @@ pub struct Tagged {
 
 impl Tagged {
     /// Writes the ULPDU_Length field and the header.
+    #[inline]
     pub fn emit_into(&self, ulpdu_len: u16, out: &mut [u8; TAGGED_FPDU_HEADER_LEN]) {
         out[..4].copy_from_slice(&emit_prefix(ulpdu_len, TAGGED, self.last, self.opcode));
         out[4..8].copy_from_slice(&self.stag.to_be_bytes());
@@ -66,7 +67,18 @@ impl Untagged {
     pub const TERMINATE: Self =
         Self { last: true, opcode: Opcode::Terminate, reserved_or_stag: 0, queue: TERMINATE_QUEUE, msn: 1, offset: 0 };
 
+    /// The payload of an FPDU without its CRC, if that is all of a plain Send with this number.
+    #[inline]
+    pub(in crate::iwarp) fn whole_send(body: &[u8], msn: u32) -> Option<&[u8]> {
+        let (header, rest) = body.split_first_chunk::<UNTAGGED_FPDU_HEADER_LEN>()?;
+        let control = u32::from_be_bytes([0, 0, LAST | DDP_VERSION, RDMAP_VERSION | Opcode::Send.raw()]);
+        let (prefix, place) = (be32(header, 0), (be32(header, 8), be32(header, 12), be32(header, 16)));
+        let plain = prefix & 0xffff == control && place == (SEND_QUEUE, msn, 0);
+        rest.get(..((prefix >> 16) as usize).checked_sub(UNTAGGED_HEADER_LEN)?).filter(|_| plain)
+    }
+
     /// Writes the ULPDU_Length field and the header.
+    #[inline]
     pub fn emit_into(&self, ulpdu_len: u16, out: &mut [u8; UNTAGGED_FPDU_HEADER_LEN]) {
         out[..4].copy_from_slice(&emit_prefix(ulpdu_len, 0, self.last, self.opcode));
         out[4..8].copy_from_slice(&self.reserved_or_stag.to_be_bytes());
