@@ -56,7 +56,7 @@ impl ConnectionId {
 
     /// Returns the slot and the generation, as a work request id has them.
     #[inline]
-    const fn place(self) -> u64 {
+    pub(crate) const fn place(self) -> u64 {
         self.0 & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1)
     }
 }
@@ -155,6 +155,12 @@ impl SendId {
         Self { sequence, kind }
     }
 
+    /// Returns the name of the send that was posted `count` sends after this one, of the same kind.
+    #[inline]
+    pub(crate) const fn after(self, count: u32) -> Self {
+        Self::new(self.sequence + count as u64, self.kind)
+    }
+
     /// Returns the position among all sends of the connection or endpoint, from 0.
     #[must_use]
     pub const fn sequence(self) -> u64 {
@@ -205,10 +211,11 @@ impl fmt::Debug for TransferId {
 /// completion of a connection that does not exist any more is detected, even if another connection uses the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkRequestId {
-    /// A send of a connection. `sequence` has the low bits of its position among all sends.
-    Send { slot: u32, generation: u32, sequence: u16 },
+    /// A send of a connection. `place` has the slot and the generation of the connection, `sequence` the low bits of its position
+    /// among all sends.
+    Send { place: u64, sequence: u16 },
     /// A receive of a connection that does not share its receives.
-    Recv { slot: u32, generation: u32 },
+    Recv { place: u64 },
     /// A receive of a device's shared receive queue, by its slot there.
     SharedRecv { place: u16 },
     /// A work request of a datagram endpoint, with a number that the layer `datagram` encodes.
@@ -255,11 +262,10 @@ pub(crate) const fn endpoint_wr_id(number: u64) -> u64 {
 impl WorkRequestId {
     #[inline]
     pub(crate) const fn of(wr_id: u64) -> Self {
-        let slot = (wr_id >> 16) as u32 & ((1 << SLOT_BITS) - 1);
-        let generation = (wr_id >> (16 + SLOT_BITS)) as u32 & ((1 << GENERATION_BITS) - 1);
+        let place = (wr_id >> 16) & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1);
         match wr_id >> KIND {
-            SEND => Self::Send { slot, generation, sequence: wr_id as u16 },
-            RECV => Self::Recv { slot, generation },
+            SEND => Self::Send { place, sequence: wr_id as u16 },
+            RECV => Self::Recv { place },
             SHARED_RECV => Self::SharedRecv { place: wr_id as u16 },
             ENDPOINT => Self::Endpoint(wr_id & ((1 << ENDPOINT_WORK_BITS) - 1)),
             _ => Self::Unknown,
@@ -278,8 +284,8 @@ mod tests {
         for (slot, generation, sequence) in [(0, 1, 0), (0xff_ffff, 0xf_ffff, 0xffff), (77, 3, 1)] {
             let id = ConnectionId::new(ReactorTag(0xf_ffff), slot, generation);
             assert_eq!((id.slot(), id.generation()), (slot as usize, generation));
-            assert_eq!(WorkRequestId::of(send_wr_id(id, sequence)), WorkRequestId::Send { slot, generation, sequence });
-            assert_eq!(WorkRequestId::of(recv_wr_id(id)), WorkRequestId::Recv { slot, generation });
+            assert_eq!(WorkRequestId::of(send_wr_id(id, sequence)), WorkRequestId::Send { place: id.place(), sequence });
+            assert_eq!(WorkRequestId::of(recv_wr_id(id)), WorkRequestId::Recv { place: id.place() });
             assert!(send_wr_id(id, sequence).max(recv_wr_id(id)) < 1 << 63, "the highest bit is the provider's");
         }
         assert_eq!(WorkRequestId::of(shared_recv_wr_id(9)), WorkRequestId::SharedRecv { place: 9 });

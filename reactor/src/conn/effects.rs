@@ -35,8 +35,8 @@ pub(crate) enum Event {
     Landed(Box<(Offered, Result<(), Failure>)>),
     /// A write with immediate data by the peer was placed.
     Immediate(Immediate),
-    /// A send has ended.
-    Sent { send: SendId, outcome: Outcome },
+    /// So many sends that follow one another have ended, each in this way. There is one callback for each.
+    Sent { send: SendId, count: u32, outcome: Outcome },
     /// A transfer of a list has ended.
     Transferred(Box<(TransferId, TransferEnd)>),
     /// A send like one that was refused would be taken now.

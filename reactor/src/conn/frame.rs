@@ -122,6 +122,9 @@ impl Header {
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let (header, payload) = message.split_first_chunk::<HEADER_LEN>()?;
         let word = u64::from_le_bytes(*header);
+        if word & 0xffff_ffff == Kind::Data as u64 {
+            return Some(Self { kind: Kind::Data, grant: (word >> 32) as u32 });
+        }
         let kind = *Kind::ALL.get((word & 0xffff_ffff) as usize)?;
         let sound = !kind.is_bare() || payload.is_empty();
         sound.then_some(Self { kind, grant: (word >> 32) as u32 })

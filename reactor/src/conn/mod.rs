@@ -322,6 +322,12 @@ impl Connection {
         }
     }
 
+    /// Whether the connection is on the list of those with something to post.
+    #[inline]
+    pub(crate) const fn is_marked(&self) -> bool {
+        self.marked
+    }
+
     /// Notes that the connection was taken off the list of those with something to post.
     pub(crate) const fn unmark(&mut self) {
         self.marked = false;
@@ -347,7 +353,7 @@ impl Connection {
     }
 
     /// Whether a message may be queued now, as far as credits and places go.
-    #[inline]
+    #[inline(always)]
     fn room_for_message(&self) -> Result<(), Blocked> {
         match (self.credits() > 0, self.has_place()) {
             (false, _) => Err(Blocked::Window),

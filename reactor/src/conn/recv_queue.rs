@@ -247,7 +247,7 @@ impl Connection {
             self.want(env, Action::Invalidated { device: env.device, key });
         }
         if wc.immediate.is_some() || self.framing == Framing::Raw {
-            self.received_bare(buffer, wc, env);
+            self.received_bare(buffer, (wc.len, wc.immediate), env);
             return true;
         }
         // A message that does not open is none of the peer's, and nothing of it is believed.
@@ -296,7 +296,7 @@ impl Connection {
         if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
             env.effects.to_ask.push_back(self.id);
         }
-        if self.has_to_post() {
+        if !self.is_marked() && self.has_to_post() {
             self.mark(env);
         }
     }
@@ -335,7 +335,7 @@ impl Connection {
     }
 
     /// Passes a message to the program.
-    #[inline]
+    #[inline(always)]
     pub(super) fn deliver(&mut self, arrived: Arrived, env: &mut Env<'_>) {
         env.stats.messages.received += 1;
         env.stats.messages.bytes_received += u64::from(arrived.end - arrived.start);
@@ -361,7 +361,7 @@ impl Connection {
     pub(crate) fn message_returned(&mut self, buffer: Buffer, env: &mut Env<'_>) {
         self.receives.unkeep();
         env.buffers.free_receive(buffer, self.receives.is_shared());
-        if self.has_to_post() {
+        if !self.is_marked() && self.has_to_post() {
             self.mark(env);
         }
     }
@@ -477,7 +477,7 @@ impl Connection {
     }
 
     /// Handles a message without a header: a write with immediate data, or any message with `Framing::Raw`.
-    fn received_bare(&mut self, buffer: Buffer, wc: &Completed, env: &mut Env<'_>) {
+    fn received_bare(&mut self, buffer: Buffer, (len, immediate): (u32, Option<u32>), env: &mut Env<'_>) {
         let early = !self.state.is_announced();
         if self.is_secured() {
             // It has no header, so nothing says that the peer has sent it.
@@ -495,7 +495,7 @@ impl Connection {
         if early && self.is_active() {
             // The peer has accepted, and the event that says so is still to come.
             return match self.state.setup_mut() {
-                Some(setup) => setup.early.push_back(Early { buffer, len: wc.len, immediate: wc.immediate }),
+                Some(setup) => setup.early.push_back(Early { buffer, len, immediate }),
                 None => self.discard(buffer, env),
             };
         }
@@ -503,8 +503,8 @@ impl Connection {
             self.announce(env);
         }
         self.receives.count();
-        self.deliver_bare(Early { buffer, len: wc.len, immediate: wc.immediate }, env);
-        if self.has_to_post() {
+        self.deliver_bare(Early { buffer, len, immediate }, env);
+        if !self.is_marked() && self.has_to_post() {
             self.mark(env);
         }
     }

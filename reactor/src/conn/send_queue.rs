@@ -334,8 +334,14 @@ impl SendQueue {
     }
 
     /// Adds a work request.
-    #[inline]
-    pub(super) fn push(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
+    #[inline(never)]
+    pub(super) fn push(&mut self, entry: Entry, op: SendOp, sges: SgeList) {
+        self.push_now(entry, op, sges);
+    }
+
+    /// The same, where it is known what the work request is.
+    #[inline(always)]
+    fn push_now(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
         entry.answered = op.answered();
         self.answers += usize::from(entry.answered);
         self.has_carrier |= entry.buffer.is_some();
@@ -552,6 +558,33 @@ impl SendQueue {
     pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<Entry> {
         let mut entry = self.entries.pop_front()?;
         self.answers -= usize::from(entry.answered);
+    /// Takes messages in buffers, of at most `most` sends, out of the front of the queue: those that the program is to be told of and
+    /// that follow one another, or those that it is not to be told of. Their buffers go back to the pool. Returns their number, and the
+    /// name of the first one that is to be told of.
+    #[inline]
+    fn pop_messages(&mut self, most: usize, pool: &mut Pool) -> (usize, Option<SendId>) {
+        let (mut count, mut first) = (0, None::<SendId>);
+        for entry in self.entries.iter_mut().take(most) {
+            let told = entry.id.filter(|_| !entry.quiet);
+            let goes_on = match first {
+                _ if entry.role != Role::Plain => false,
+                None => told.is_none() || count == 0,
+                Some(first) => told == Some(first.after(count)),
+            };
+            if !goes_on {
+                break;
+            }
+            first = first.or(told);
+            count += 1;
+            if let Some(buffer) = entry.buffer.take() {
+                pool.give(buffer.done());
+            }
+        }
+        self.entries.drain(..count as usize);
+        self.first = self.first.wrapping_add(count as u16);
+        (count as usize, first)
+    }
+
         self.first = self.first.wrapping_add(1);
         if let Some(buffer) = entry.buffer.take() {
             pool.give(buffer.done());
@@ -579,7 +612,7 @@ impl SendQueue {
 
 impl Connection {
     /// Whether a message of `len` bytes fits one buffer of the peer and can be queued now.
-    #[inline]
+    #[inline(always)]
     fn check_message(&mut self, len: usize, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
             return Err(SendErrorKind::Closed);
@@ -595,7 +628,7 @@ impl Connection {
     }
 
     /// Queues a message with a copy of `payload`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<SendId, SendErrorKind> {
         self.check_message(payload.len(), env)?;
         let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
@@ -764,7 +797,7 @@ impl Connection {
     #[inline]
     fn push_data(&mut self, (posted, sge): (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Message);
-        self.sends.push(Entry::message(posted, Some(id)), SendOp::Send, SgeList::one(sge));
+        self.sends.push_now(Entry::message(posted, Some(id)), SendOp::Send, SgeList::one(sge));
         self.count_sent(len, env);
         id
     }
@@ -777,7 +810,7 @@ impl Connection {
     }
 
     /// Takes a credit, and returns the header of the message that uses it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn header(&mut self, kind: Kind) -> Header {
         self.tx.take();
         Header { kind, grant: self.rx.told() }
@@ -1008,14 +1041,17 @@ impl Connection {
                 self.end_send(outcome, env);
             }
         } else {
-            for nth in 1..=count {
-                // The sends before the last one have succeeded; they had no signal.
-                self.end_send(if nth < count { Outcome::Sent } else { last }, env);
+            // Those before the last one had no signal.
+            let succeeded = if last.is_sent() { count } else { count - 1 };
+            self.end_sends(succeeded, env);
+            if succeeded < count {
+                self.end_send(last, env);
             }
         }
         self.ask_writable(env);
-        let waits = self.sends.is_chained() || self.feeds_itself();
-        if waits || self.owes_control() || self.state.is_securing() {
+        if !self.is_marked()
+            && (self.sends.is_chained() || self.feeds_itself() || self.owes_control() || self.state.is_securing())
+        {
             // Messages and reads that are to be posted may have waited for a place.
             self.mark(env);
         }
@@ -1043,7 +1079,7 @@ impl Connection {
             self.end_role(entry.role, entry.regions, outcome, env);
         }
         if let Some(send) = entry.id.filter(|_| !entry.quiet) {
-            self.tell(env, Event::Sent { send, outcome });
+            self.tell(env, Event::Sent { send, count: 1, outcome });
         }
     }
 
@@ -1053,6 +1089,23 @@ impl Connection {
         for _ in 0..regions {
             let Some((key, hold)) = self.sends.holds.pop_front() else { return };
             if hold.done() {
+    /// Ends the oldest sends, which have succeeded and wait for no answer.
+    #[inline]
+    fn end_sends(&mut self, mut count: usize, env: &mut Env<'_>) {
+        while count > 0 {
+            if self.sends.entries.front().is_none_or(|entry| entry.role != Role::Plain) {
+                self.end_send(Outcome::Sent, env);
+                count -= 1;
+                continue;
+            }
+            let (ended, first) = self.sends.pop_messages(count, &mut env.buffers.pool);
+            if let Some(send) = first {
+                self.tell(env, Event::Sent { send, count: ended as u32, outcome: Outcome::Sent });
+            }
+            count -= ended;
+        }
+    }
+
                 self.want(env, Action::Unused(key));
             }
         }

@@ -367,7 +367,7 @@ impl Connection {
             }
         };
         if told {
-            self.tell(env, Event::Sent { send: outgoing.send, outcome });
+            self.tell(env, Event::Sent { send: outgoing.send, count: 1, outcome });
         }
     }
 

@@ -49,9 +49,7 @@ impl Driver {
         let (device, wc) = queues.completion(nth)?;
         let work = WorkRequestId::of(wc.wr_id);
         let seat = match work {
-            WorkRequestId::Send { slot, generation, .. } | WorkRequestId::Recv { slot, generation } => {
-                table.of_work(slot, generation)
-            }
+            WorkRequestId::Send { place, .. } | WorkRequestId::Recv { place } => table.of_work(place),
             WorkRequestId::SharedRecv { place } => {
                 // The receive of a connection that ended before its completion was polled is posted again.
                 let shared = devices.get_mut(device).and_then(|device| device.buffers.shared.as_mut());
@@ -207,7 +205,7 @@ fn take(seat: &mut Seat, work: WorkRequestId, wc: &WorkCompletion, env: &mut Env
         WorkRequestId::Send { sequence, .. } => seat.conn.sent(sequence, wc.result(), env),
         _ => {
             let place = if let WorkRequestId::SharedRecv { place } = work { place } else { 0 };
-            let written = wc.opcode == WcOpcode::RecvWriteWithImmediate && wc.status.is_success();
+            let written = matches!(wc.opcode, WcOpcode::RecvWriteWithImmediate);
             let immediate = if written { wc.immediate } else { None };
             let completed = Completed { result: wc.result(), len: wc.byte_len, immediate, invalidated: wc.invalidated };
             seat.conn.received(place, &completed, env)

@@ -17,6 +17,14 @@ pub(crate) struct Limits {
     bytes: usize,
 }
 
+impl Limits {
+    /// Whether anything may be handled. Then nothing needs to be counted: the next turn counts anew.
+    #[inline]
+    const fn are_none(&self) -> bool {
+        self.completions == u32::MAX
+    }
+}
+
 /// What of a connection was handled in a turn, and what waits. The connection's work requests bound the backlog.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance {
@@ -53,7 +61,7 @@ impl Allowance {
         spared: impl FnOnce() -> bool,
     ) -> bool {
         if self.backlog.is_empty() {
-            if self.take(wc, &fair.limits) || spared() {
+            if fair.limits.are_none() || self.take(wc, &fair.limits) || spared() {
                 return true;
             }
             fair.waiting.push_back(id);

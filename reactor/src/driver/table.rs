@@ -216,11 +216,11 @@ impl Table {
         self.slots.get_mut(id.slot()).filter(|slot| slot.id == id)?.seat.as_mut()
     }
 
-    /// The connection that a work request id names.
+    /// The connection whose slot and generation a work request id names.
     #[inline]
-    pub(crate) fn of_work(&mut self, slot: u32, generation: u32) -> Option<&mut Seat> {
-        let right = |slot: &&mut Slot| slot.id.generation() == generation || cfg!(planted = "no-generation-check");
-        self.slots.get_mut(slot as usize).filter(right)?.seat.as_mut()
+    pub(crate) fn of_work(&mut self, place: u64) -> Option<&mut Seat> {
+        let right = |slot: &&mut Slot| slot.id.place() == place || cfg!(planted = "no-generation-check");
+        self.slots.get_mut((place & ((1 << SLOT_BITS) - 1)) as usize).filter(right)?.seat.as_mut()
     }
 
     /// The reactor that the connections belong to.

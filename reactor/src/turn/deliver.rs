@@ -18,7 +18,8 @@ use crate::datagram::{Datagram, EndpointId};
 use crate::device::pool::Slabs;
 use crate::device::return_channel::ReturnChannel;
 use crate::driver::{DeviceEvent, Driver, Request};
-use crate::id::{ConnectionId, IoId, TimerId};
+use crate::error::Outcome;
+use crate::id::{ConnectionId, IoId, SendId, TimerId};
 use crate::memory::landing::Offered;
 use crate::memory::region::Region;
 use crate::seam::poller::Readiness;
@@ -121,7 +122,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         // A callback that has panicked is dealt with.
         let _ = match event {
             Event::Message(arrived) => return self.message(id, arrived),
-            Event::Sent { send, outcome } => callback!(self.on_send_complete(of, id, send, outcome)),
+            Event::Sent { send, count, outcome } => return self.sent(id, (send, count), outcome),
             Event::Writable => callback!(self.on_writable(of, id)),
             Event::Identified => return self.identified(id),
             Event::Connected => callback!(self.on_connect(of, id)),
@@ -141,6 +142,13 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let Arrived { mut buffer, start, end, device, shared } = arrived;
         let device = usize::from(device);
         let known =
+    #[inline]
+    fn sent(&mut self, id: ConnectionId, (first, count): (SendId, u32), outcome: Outcome) {
+        for nth in 0..count {
+            callback!(self.on_send_complete(Of::Connection(id), id, first.after(nth), outcome));
+        }
+    }
+
             self.lender.as_ref().is_some_and(|(of, slabs, _)| *of == device && self.driver.is_lender(device, slabs));
         if !known {
             *self.lender = self.driver.lender(device).map(|(slabs, channel)| (device, slabs, channel));

@@ -332,7 +332,7 @@ impl Side {
                 assert!(placed || !self.trusts, "told before write {value} was placed");
                 self.hear(Said::Immediate { value });
             }
-            Event::Sent { send, outcome } => self.sent(send, outcome),
+            Event::Sent { send, count, outcome } => (0..count).for_each(|nth| self.sent(send.after(nth), outcome)),
             Event::Writable => assert!(std::mem::take(&mut self.refused) && !self.closed, "nothing was refused"),
             Event::Transferred(_) => panic!("no list was begun"),
             Event::Disconnected(_) | Event::ConnectError(_) => {
