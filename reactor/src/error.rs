@@ -230,7 +230,8 @@ pub enum MemoryLocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The send has completed, and its buffer is free. This does not prove that the peer's program has seen the
+    /// The transport has taken over the send, and its buffer is free. A short message of the embedded provider reaches this
+    /// point when it is posted: it is copied into the stream. This does not prove that the peer's program has seen the
     /// message: only an answer of that program does.
     Sent,
     /// The connection ended before the send completed. The peer may or may not have received the message.

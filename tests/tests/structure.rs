@@ -68,8 +68,8 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("Endpoint", &["blocked", "marked"], "an endpoint that has refused a datagram may have receives to post"),
     (
         "SendQueue",
-        &["wants_signal", "has_carrier", "is_awaited", "unrung"],
-        "three facts about the chain: what the peer waits for may carry a grant, and need a signal; messages that are in front of it",
+        &["wants_signal", "has_carrier", "is_awaited", "immediate"],
+        "three facts about the chain: what the peer waits for may carry a grant, and need a signal; what the provider can",
     ),
     ("Batch", &["full", "early"], "a batch that was polled before its stage may have left some in the queue"),
     ("Device", &["has_events", "removed"], "a device may be removed while its channel has events"),

@@ -227,7 +227,8 @@ impl Config {
     ///
     /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
     /// program waits to reuse its memory. The buffers of up to a quarter of the send queue are held until later sends
-    /// end. The embedded provider holds none for short messages, which end when they are sent. `AsyncReactor` always
+    /// end. The embedded provider holds none for short messages, which end when they are posted (with or
+    /// without this setting, if no earlier send is outstanding). `AsyncReactor` always
     /// uses this, except for messages that `Connection::operate` waits for. Default: false.
     ///
     /// ```

@@ -161,6 +161,14 @@ impl ReceiveWindow {
         free > 0 && (free >= depth.div_ceil(4) || self.update_due_after(free))
     }
 
+    /// Whether it is time to post `free` receives of a window of `depth` again, or a grant is due without them.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn grant_due(&self, free: u32, depth: u32) -> bool {
+        // More receives never make a grant less due.
+        (free > 0 && free >= depth.div_ceil(4)) || self.update_due_after(free)
+    }
+
     /// Returns the grant to send now, and counts it as told to the peer.
     #[inline]
     pub(crate) fn grant(&mut self) -> u32 {

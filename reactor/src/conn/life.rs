@@ -41,9 +41,9 @@ impl Connection {
     // Beginning.
 
     /// Gives the connection its places for sends and its receives once its device is known. `window`: how many of the
-    /// receives the peer is granted.
-    pub(crate) fn equip(&mut self, sends: u32, receives: RecvQueue, window: u32) {
-        self.sends.reserve(sends);
+    /// receives the peer is granted. `immediate`: the provider has sends that end with their post.
+    pub(crate) fn equip(&mut self, (sends, immediate): (u32, bool), receives: RecvQueue, window: u32) {
+        self.sends.reserve(sends, immediate && self.framing == Framing::Credits);
         self.receives = receives;
         self.rx = ReceiveWindow::new(window);
     }

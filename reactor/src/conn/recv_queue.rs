@@ -168,6 +168,15 @@ impl RecvQueue {
         }
     }
 
+    /// Whether it is time to post own receives again, or a grant is due.
+    #[inline]
+    pub(crate) fn owes_grant(&self, window: &ReceiveWindow) -> bool {
+        match &self.source {
+            Source::Own { depth, .. } => window.grant_due(self.to_post(), *depth),
+            Source::Shared(_) => window.update_due(),
+        }
+    }
+
     /// Takes buffers for the receives that are to be posted again, and makes their work requests. Returns the number of
     /// buffers that the pool had.
     pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {

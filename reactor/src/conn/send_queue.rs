@@ -129,8 +129,10 @@ pub(crate) struct SendQueue {
     is_awaited: bool,
     /// Flags that the next work requests are to have.
     next: SendFlags,
-    /// Messages that have ended with their post wait for the doorbell.
-    unrung: bool,
+    /// The provider has sends that end with their post.
+    immediate: bool,
+    /// Number of messages and Writes that have ended with their post and wait for the doorbell.
+    unrung: usize,
     /// Lists whose pieces get into the queue as there is room.
     pub(super) lists: Lists,
 }
@@ -154,14 +156,15 @@ impl SendQueue {
             has_carrier: false,
             is_awaited: false,
             next: SendFlags::empty(),
-            unrung: false,
+            immediate: false,
+            unrung: 0,
             lists: Lists::default(),
         }
     }
 
-    /// Allocates the memory for as many sends as the queue pair has places, once.
-    pub(crate) fn reserve(&mut self, slots: u32) {
-        self.slots = slots as usize;
+    /// Allocates the memory for as many sends as the queue pair has places, once. `immediate`: messages may end with their post.
+    pub(crate) fn reserve(&mut self, slots: u32, immediate: bool) {
+        (self.slots, self.immediate) = (slots as usize, immediate);
         self.entries.reserve(self.slots);
         self.chain.reserve(self.slots);
     }
@@ -208,26 +211,28 @@ impl SendQueue {
     /// Whether one work request is to be posted, or the doorbell is to be rung and no more.
     #[inline]
     pub(crate) fn is_single(&self) -> bool {
-        self.chain.len() + usize::from(self.unrung) == 1
+        self.chain.len() + usize::from(self.is_unrung()) == 1
     }
 
-    /// Whether a message that ends with its post may overtake nothing here, and is like the others that the program sends now.
+    /// Whether a message or a Write that ends with its post overtakes nothing here. `told`: the program is told of its end, which is to be
+    /// behind that of each send before it. There are no more of them in a turn than the queue has places, as of others.
     #[inline]
-    fn takes_immediate(&self) -> bool {
-        let first = self.chain.is_empty() || cfg!(planted = "an-immediate-send-overtakes");
-        first && self.next.is_empty() && !self.tells_of_copies()
+    fn takes_immediate(&self, told: bool) -> bool {
+        let before = if told { self.entries.len() } else { self.chain.len() };
+        let first = before == 0 || cfg!(planted = "an-immediate-send-overtakes");
+        self.immediate && first && self.next.is_empty() && self.unrung < self.slots
     }
 
     /// Whether messages have ended with their post since the last doorbell.
     #[inline]
     pub(crate) const fn is_unrung(&self) -> bool {
-        self.unrung
+        self.unrung > 0
     }
 
     /// Notes that the doorbell was rung.
     #[inline]
     pub(crate) const fn rung(&mut self) {
-        self.unrung = false;
+        self.unrung = 0;
     }
 
     /// Whether the chain takes half of the queue, or more.
@@ -553,11 +558,6 @@ impl SendQueue {
         self.entries.front()?.ended
     }
 
-    /// Takes the oldest send out of the queue; its buffer goes back to the pool.
-    #[inline]
-    pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<Entry> {
-        let mut entry = self.entries.pop_front()?;
-        self.answers -= usize::from(entry.answered);
     /// Takes messages in buffers, of at most `most` sends, out of the front of the queue: those that the program is to be told of and
     /// that follow one another, or those that it is not to be told of. Their buffers go back to the pool. Returns their number, and the
     /// name of the first one that is to be told of.
@@ -585,6 +585,11 @@ impl SendQueue {
         (count as usize, first)
     }
 
+    /// Takes the oldest send out of the queue; its buffer goes back to the pool.
+    #[inline]
+    pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<Entry> {
+        let mut entry = self.entries.pop_front()?;
+        self.answers -= usize::from(entry.answered);
         self.first = self.first.wrapping_add(1);
         if let Some(buffer) = entry.buffer.take() {
             pool.give(buffer.done());
@@ -639,26 +644,20 @@ impl Connection {
         Ok(self.push_data(message, payload.len(), env))
     }
 
-    /// Whether a message of `len` bytes may end with its post: it reports nothing, overtakes nothing, and nothing is owed to the peer that
-    /// would have to go first, such as the grant of receives that are to be posted.
+    /// Whether a message of `len` bytes may end with its post: it overtakes nothing, and nothing is owed to the peer that would have to
+    /// go first, such as the grant of receives that are to be posted.
     #[inline]
     fn may_send_now(&self, len: usize) -> bool {
-        self.sends.takes_immediate()
+        self.sends.takes_immediate(self.sends.tells_of_copies())
             && self.state.is_open()
             && !self.corked
             && self.sealer.is_none()
             && !self.receives.is_shared()
             && !self.transfers.is_active()
-            && !self.owes_control()
-            && !self.receives.worth_posting(&self.rx)
+            && !(self.keepalive.owes_ping || self.keepalive.owes_pong)
+            && !self.receives.owes_grant(&self.rx)
             && len <= self.terms.buffer_size
             && self.room_for_message().is_ok()
-    }
-
-    /// Whether nobody is to be notified of the ends of messages that are copied now.
-    #[inline]
-    pub(crate) const fn sends_quietly(&self) -> bool {
-        !self.sends.tells_of_copies()
     }
 
     /// Sends a message that ends with its post. `send` gets the header, and returns false if the provider cannot send the message now.
@@ -680,9 +679,13 @@ impl Connection {
             return None;
         }
         self.tx.take();
-        self.sends.unrung = true;
+        self.sends.unrung += 1;
         self.count_sent(len, env);
-        Some(self.sends.name(SendKind::Message))
+        let send = self.sends.name(SendKind::Message);
+        if self.sends.tells_of_copies() {
+            self.tell(env, Event::Sent { send, count: 1, outcome: Outcome::Sent });
+        }
+        Some(send)
     }
 
     /// Queues a message with a payload that is already in a buffer, behind room for a header.
@@ -794,7 +797,7 @@ impl Connection {
     }
 
     /// Queues a message of the program. `len`: length of the payload, bytes.
-    #[inline]
+    #[inline(always)]
     fn push_data(&mut self, (posted, sge): (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Message);
         self.sends.push_now(Entry::message(posted, Some(id)), SendOp::Send, SgeList::one(sge));
@@ -810,7 +813,7 @@ impl Connection {
     }
 
     /// Takes a credit, and returns the header of the message that uses it.
-    #[inline(always)]
+    #[inline]
     pub(super) fn header(&mut self, kind: Kind) -> Header {
         self.tx.take();
         Header { kind, grant: self.rx.told() }
@@ -1071,6 +1074,23 @@ impl Connection {
         self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due()
     }
 
+    /// Ends the oldest sends, which have succeeded and wait for no answer.
+    #[inline]
+    fn end_sends(&mut self, mut count: usize, env: &mut Env<'_>) {
+        while count > 0 {
+            if self.sends.entries.front().is_none_or(|entry| entry.role != Role::Plain) {
+                self.end_send(Outcome::Sent, env);
+                count -= 1;
+                continue;
+            }
+            let (ended, first) = self.sends.pop_messages(count, &mut env.buffers.pool);
+            if let Some(send) = first {
+                self.tell(env, Event::Sent { send, count: ended as u32, outcome: Outcome::Sent });
+            }
+            count -= ended;
+        }
+    }
+
     /// Ends the oldest send.
     #[inline]
     pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
@@ -1089,23 +1109,6 @@ impl Connection {
         for _ in 0..regions {
             let Some((key, hold)) = self.sends.holds.pop_front() else { return };
             if hold.done() {
-    /// Ends the oldest sends, which have succeeded and wait for no answer.
-    #[inline]
-    fn end_sends(&mut self, mut count: usize, env: &mut Env<'_>) {
-        while count > 0 {
-            if self.sends.entries.front().is_none_or(|entry| entry.role != Role::Plain) {
-                self.end_send(Outcome::Sent, env);
-                count -= 1;
-                continue;
-            }
-            let (ended, first) = self.sends.pop_messages(count, &mut env.buffers.pool);
-            if let Some(send) = first {
-                self.tell(env, Event::Sent { send, count: ended as u32, outcome: Outcome::Sent });
-            }
-            count -= ended;
-        }
-    }
-
                 self.want(env, Action::Unused(key));
             }
         }

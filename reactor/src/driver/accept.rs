@@ -341,7 +341,8 @@ impl Driver {
                 return Err(error);
             }
         };
-        seat.conn.equip(attr.max_send_wr, receives, window);
+        let immediate = provider.immediate_sends().is_some();
+        seat.conn.equip((attr.max_send_wr, immediate), receives, window);
         (seat.link.place, seat.link.qp) = (Some(Place { device: index, room }), Some(qp));
         if sharing.is_none() {
             let mut chain = self.devices.take_receive_chain();

@@ -18,16 +18,13 @@ use crate::id::{ConnectionId, SendId, WorkRequestId};
 
 impl Driver {
     /// Sends a copy of `payload`, which the peer fetches if it does not fit one buffer.
-    #[inline]
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let Some((seat, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
-        if let Some(qp) = seat.link.qp.filter(|_| seat.conn.sends_quietly()) {
-            if let Some(role) = provider.immediate_sends() {
-                let send = |header: &[u8]| role.send_now(qp, header, payload);
-                if let Some(id) = seat.conn.send_now(payload.len(), &mut env, send) {
-                    self.act();
-                    return Ok(id);
-                }
+        if let Some(qp) = seat.link.qp {
+            let now = |header: &[u8]| provider.immediate_sends().is_some_and(|role| role.send_now(qp, header, payload));
+            if let Some(id) = seat.conn.send_now(payload.len(), &mut env, now) {
+                self.act();
+                return Ok(id);
             }
         }
         match seat.conn.send(payload, &mut env) {

@@ -63,6 +63,8 @@ impl Driver {
     /// Whether something is left to do, so that nothing sleeps before the next turn.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        self.stages.intersects(Stages::WORK) || self.has_unseen() || self.fair.is_behind()
+        // Callbacks wait if a message ended with its post outside of a turn.
+        let calls = !self.effects.events.is_empty();
+        calls || self.stages.intersects(Stages::WORK) || self.has_unseen() || self.fair.is_behind()
     }
 }

@@ -107,12 +107,17 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         if let Some((id, arrived)) = self.driver.next_arrived() {
             self.message(id, arrived);
         }
-        while let Some((id, event)) = self.driver.next_event() {
-            self.event(id, event);
-        }
-        #[cfg(feature = "datagram")]
-        while let Some(event) = self.endpoints.next_event() {
-            self.datagram_event(event);
+        loop {
+            while let Some((id, event)) = self.driver.next_event() {
+                self.progressed = true;
+                self.event(id, event);
+            }
+            #[cfg(feature = "datagram")]
+            if let Some(event) = self.endpoints.next_event() {
+                self.datagram_event(event);
+                continue;
+            }
+            return;
         }
     }
 
@@ -138,17 +143,17 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     }
 
     #[inline]
-    fn message(&mut self, id: ConnectionId, arrived: Arrived) {
-        let Arrived { mut buffer, start, end, device, shared } = arrived;
-        let device = usize::from(device);
-        let known =
-    #[inline]
     fn sent(&mut self, id: ConnectionId, (first, count): (SendId, u32), outcome: Outcome) {
         for nth in 0..count {
             callback!(self.on_send_complete(Of::Connection(id), id, first.after(nth), outcome));
         }
     }
 
+    #[inline]
+    fn message(&mut self, id: ConnectionId, arrived: Arrived) {
+        let Arrived { mut buffer, start, end, device, shared } = arrived;
+        let device = usize::from(device);
+        let known =
             self.lender.as_ref().is_some_and(|(of, slabs, _)| *of == device && self.driver.is_lender(device, slabs));
         if !known {
             *self.lender = self.driver.lender(device).map(|(slabs, channel)| (device, slabs, channel));

@@ -69,6 +69,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     pub(super) fn resume(&mut self) -> bool {
         let mut budget = self.driver.config().completions.per_turn as usize;
         let found = self.driver.resume_polling() && self.batches(true, &mut budget);
+        self.events();
         self.post_and_look(&mut budget) || found
     }
 

@@ -120,6 +120,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                 self.io_ready(key, readiness);
             }
         }
+        self.events();
     }
 
     /// Takes the second part of stage 9: buffers and regions that other threads gave back, and calls to stop.

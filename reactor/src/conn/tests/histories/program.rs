@@ -77,7 +77,7 @@ impl Side {
         let bytes = &bytes[..len];
         let mut now = None;
         let free = self.device.sends_now();
-        let sent = self.tell(|conn, env| {
+        let sent = self.input(|conn, env| {
             let send = |header: &[u8]| {
                 now = free.then(|| [header, bytes].concat());
                 free
@@ -91,6 +91,8 @@ impl Side {
             self.device.send_now(&message);
         }
         self.copied(sent, said);
+        // It may have ended already.
+        self.tell(|_, _| ());
     }
 
     /// `Context::buffer` and `Context::send_buffer`.

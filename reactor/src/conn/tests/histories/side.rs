@@ -246,12 +246,12 @@ impl Side {
         if let Some(shared) = &mut self.buffers.shared {
             let claim = shared.claims.join(self.now).expect("room for one");
             let window = claim.receives();
-            conn.equip(self.config.send_slots(), RecvQueue::shared(claim), window);
+            conn.equip((self.config.send_slots(), true), RecvQueue::shared(claim), window);
             self.post_shared();
             return;
         }
         let size = if terms.framing == Framing::Raw { BUFFER } else { buffer_len(BUFFER as u32) };
-        conn.equip(self.config.send_slots(), RecvQueue::own(self.config.receive_depth, size), 0);
+        conn.equip((self.config.send_slots(), true), RecvQueue::own(self.config.receive_depth, size), 0);
         self.post_receives();
         self.input(|conn, env| conn.grant_initial(env.config.receive_depth));
     }
