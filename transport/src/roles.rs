@@ -13,7 +13,7 @@ use crate::mr::{Access, MemoryRegion};
 use crate::registrar::{Registrar, Registration};
 use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
-use crate::wr::{PostError, Posted, RecvWr};
+use crate::wr::{PostError, Posted, RecvWr, RemoteAddress, Sge};
 
 /// Receives that several queue pairs share ([`QpAttr::srq`](crate::QpAttr::srq)).
 pub trait SharedReceives {
@@ -170,6 +170,10 @@ pub trait ImmediateSends {
     /// Returns `false`, and sends nothing, if that is not possible now: the message is too long, the connection is not up or has ended,
     /// sends before it wait, or the peer's window of the network is full. Post the message then.
     fn send_now(&mut self, qp: QpId, header: &[u8], payload: &[u8]) -> bool;
+
+    /// Writes the bytes of `local` to the peer's memory, as an RDMA Write without flags would, and otherwise as
+    /// [`ImmediateSends::send_now`] sends. The entry is not used any more when this returns.
+    fn write_now(&mut self, qp: QpId, local: &Sge, remote: RemoteAddress) -> bool;
 
     /// Hands what [`ImmediateSends::send_now`] has sent to the network, as far as the network takes it; the rest follows by itself.
     fn ring(&mut self, qp: QpId) -> Posted;

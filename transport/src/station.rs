@@ -14,7 +14,7 @@ use crate::mr::{Access, LocalKey, MemoryRegion};
 use crate::provider::{DeviceId, PostError, Posted, Provider};
 use crate::qp::{QpId, SrqId};
 use crate::roles::SharedReceives;
-use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
+use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 /// A provider and the memory of its work requests. Ranges of the memory are given by their offsets.
 #[derive(Debug)]
@@ -114,6 +114,16 @@ impl Station {
         let request = |(wr_id, op, part, flags)| Ok(SendWr { wr_id, op, sges: self.sges(&[part])?, flags });
         let chain = chain.into_iter().map(request).collect::<Result<Vec<_>>>().map_err(none_posted)?;
         self.provider.post_send(qp, &chain)
+    }
+
+    /// Writes a part of the memory to the peer's at once, as [`write_now`](crate::roles::ImmediateSends::write_now) does; `false` if the provider cannot do so now.
+    ///
+    /// # Errors
+    /// The part is outside of the memory.
+    pub fn write_now(&mut self, qp: QpId, part: Range<usize>, remote: RemoteAddress) -> Result<bool> {
+        let sges = self.sges(&[part])?;
+        let (role, entry) = (self.provider.immediate_sends(), sges.as_slice().first());
+        Ok(role.zip(entry).is_some_and(|(role, entry)| role.write_now(qp, entry, remote)))
     }
 
     /// Posts one receive into `parts` of the memory.

@@ -688,6 +688,21 @@ impl Connection {
         Some(send)
     }
 
+    /// Carries out a Write that ends with its post, as [`Connection::send_now`] sends a message. `write` returns false if the provider
+    /// cannot do so now. Returns `None` if the Write is to be queued.
+    #[inline]
+    pub(crate) fn write_now(&mut self, env: &mut Env<'_>, write: impl FnOnce() -> bool) -> Option<SendId> {
+        let may = self.sends.takes_immediate(true) && self.state.is_open() && !self.corked && !self.feeds_itself();
+        if !(may && write()) {
+            return None;
+        }
+        self.sends.unrung += 1;
+        self.mark(env);
+        let send = self.sends.name(SendKind::Write);
+        self.tell(env, Event::Sent { send, count: 1, outcome: Outcome::Sent });
+        Some(send)
+    }
+
     /// Queues a message with a payload that is already in a buffer, behind room for a header.
     pub(crate) fn send_filled(
         &mut self,

@@ -262,18 +262,32 @@ impl Driver {
         if tells && self.config.send_depth < 2 {
             return Err(self.lacks(id, "writes with immediate data while send_depth is 1"));
         }
-        self.input(id, |conn, env| {
-            conn.check_operation(if tells { 2 } else { 1 }, immediate.is_some(), env)?;
-            let (locals, to) = (Locals::to_read(locals)?, remote.address());
+        let Some((seat, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
+        let (conn, to) = (&mut seat.conn, remote.address());
+        if let ([(region, range)], None, Some(qp)) = (locals, immediate, seat.link.qp) {
+            let now = || {
+                let role = region.entry(range.clone()).zip(provider.immediate_sends());
+                role.is_some_and(|(entry, role)| role.write_now(qp, &entry, to))
+            };
+            if let Some(id) = conn.write_now(&mut env, now) {
+                self.act();
+                return Ok(id);
+            }
+        }
+        let mut post = || {
+            conn.check_operation(if tells { 2 } else { 1 }, immediate.is_some(), &mut env)?;
+            let locals = Locals::to_read(locals)?;
             Ok(match immediate {
-                None => conn.operate(SendKind::Write, SendOp::Write(to), locals, env),
+                None => conn.operate(SendKind::Write, SendOp::Write(to), locals, &mut env),
                 Some(value) if native => {
-                    conn.operate(SendKind::Write, SendOp::WriteWithImmediate(to, value), locals, env)
+                    conn.operate(SendKind::Write, SendOp::WriteWithImmediate(to, value), locals, &mut env)
                 }
-                Some(value) => conn.write_and_tell(to, locals, Immediate { value, len }, env),
+                Some(value) => conn.write_and_tell(to, locals, Immediate { value, len }, &mut env),
             })
-        })
-        .ok_or(SendErrorKind::Closed)?
+        };
+        let posted = post();
+        self.act();
+        posted
     }
 
     /// An atomic operation on the 8 bytes at the beginning of `remote`, whose old value lands at `offset` of `local`.

@@ -163,8 +163,8 @@ impl Bytes {
     #[inline]
     fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         match self {
-            // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry keeps
-            // the owner from handing out references that would conflict; all else here goes by the functions of `Memory`, and
+            // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry, or the
+            // borrow of the region that `RegionMemory::entry` speaks of, keeps the owner from handing out references that would conflict; all else here goes by the functions of `Memory`, and
             // so do the other shares of memory that is not the region's own.
             Self::Own(memory) | Self::Shared(memory) => unsafe { memory.shared_entry(range, key) },
             // SAFETY: the range is inside of the region that was registered from this address on; operations name it on
@@ -300,6 +300,12 @@ impl RegionMemory {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Read, Some(range))))
     }
 
+    /// An entry for something that reads the memory while the region is borrowed, and not longer; `None` if the range is not inside.
+    #[inline]
+    pub(crate) fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
+        self.sge(range, key)
+    }
+
     /// An entry for a work request that writes the memory; `None` if the range is not inside.
     pub(crate) fn lend_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Write, Some(range))))
@@ -332,6 +338,7 @@ impl RegionMemory {
         Some(Lease { bytes, whole, range: range.clone(), key, hold: self.hold(what, Some(range)) })
     }
 
+    #[inline]
     fn sge(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         self.contains(&range).then_some(())?;
         self.bytes.entry(range, key)

@@ -338,6 +338,12 @@ impl Region {
         self.memory.lend(range, self.local_key)
     }
 
+    /// See [`RegionMemory::entry`].
+    #[inline]
+    pub(crate) fn entry(&self, range: Range<usize>) -> Option<Sge> {
+        self.memory.entry(range, self.local_key)
+    }
+
     /// See [`RegionMemory::lend_mut`].
     pub(crate) fn lend_mut(&mut self, range: Range<usize>) -> Option<(Sge, Hold)> {
         self.memory.lend_mut(range, self.local_key)

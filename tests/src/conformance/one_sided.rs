@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{
-    Access, Blocked, ConnectionId, Context, MemoryLocation, Outcome, Region, RegionOptions, RemoteRegion,
+    Access, Blocked, ConnectionId, Context, MemoryLocation, Outcome, ProviderChoice, Region, RegionOptions, RemoteRegion,
     SendErrorKind, SendId, SendKind,
 };
 
@@ -81,7 +81,10 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
         let target = remote.remote().part(8, len as u64).expect("inside");
         let write = p.client.context().write(here, target, &source, 0..len).expect("room");
         assert_eq!((write.kind(), write.sequence()), (SendKind::Write, 2 * i as u64));
-        assert!(source.bytes_mut().is_none() && source.bytes().is_some(), "lent to be read");
+        // The embedded provider copies a short one at once.
+        let may_be_copied = setup.provider == ProviderChoice::Iwarp && len <= 256;
+        assert!(may_be_copied || source.bytes_mut().is_none(), "lent to be read");
+        assert!(source.bytes().is_some(), "it is only read");
         p.client.context().fence(here);
         let read = p.client.context().read(here, target, &mut sink, 8..8 + len).expect("room");
         assert_eq!(read.kind(), SendKind::Read);

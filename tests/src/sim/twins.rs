@@ -27,7 +27,7 @@ use rdma_transport::roles::{
 use rdma_transport::slab::Key;
 use rdma_transport::srq::SrqAttr;
 use rdma_transport::wc::WorkCompletion;
-use rdma_transport::wr::{RecvWr, SendWr};
+use rdma_transport::wr::{RecvWr, RemoteAddress, SendWr, Sge};
 
 use super::fabric::Shared;
 use super::net::{SimNet, descriptor};
@@ -383,6 +383,10 @@ impl ImmediateSends for Twins {
     fn send_now(&mut self, qp: QpId, header: &[u8], payload: &[u8]) -> bool {
         let (_, provider, key) = self.of(qp.0);
         provider.immediate_sends().is_some_and(|role| role.send_now(QpId(key), header, payload))
+    }
+    fn write_now(&mut self, qp: QpId, local: &Sge, remote: RemoteAddress) -> bool {
+        let (_, provider, key) = self.of(qp.0);
+        provider.immediate_sends().is_some_and(|role| role.write_now(QpId(key), local, remote))
     }
     fn ring(&mut self, qp: QpId) -> Posted {
         let (_, provider, key) = self.of(qp.0);

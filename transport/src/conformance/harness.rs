@@ -197,6 +197,14 @@ impl HarnessSide {
         out
     }
 
+    /// Sends an immediate write of a part of the memory, then overwrites the part. Returns false if the provider cannot
+    /// send it now.
+    pub(super) fn write_now(&mut self, end: &ConnectionEnd, part: &Range<usize>, remote: RemoteAddress) -> bool {
+        let written = self.station.write_now(end.qp, part.clone(), remote).expect("a part of the memory");
+        self.station.write(part.start, &vec![0xee; part.len()]).expect("a part of the memory");
+        written
+    }
+
     /// Allocates `len` bytes of the memory that were never used.
     pub(super) fn allocate(&mut self, len: usize) -> Range<usize> {
         let start = self.free;

@@ -321,6 +321,28 @@ pub(super) fn an_immediate_send_is_no_work_request(harness: &mut Harness) {
     }
 }
 
+/// The bytes of an immediate write are placed before a message that was sent after it arrives. The source may be
+/// overwritten when the call returns.
+pub(super) fn an_immediate_write_keeps_its_place(harness: &mut Harness) {
+    let [active, passive] = harness.pair();
+    let target = harness.side(PASSIVE).allocate_with(&[0; 9]);
+    let (_, remote) = harness.side(PASSIVE).expose(&target, Access::REMOTE_WRITE);
+    for round in 1..20_u8 {
+        let source = harness.side(ACTIVE).allocate_with(&[round; 9]);
+        if harness.side(ACTIVE).write_now(&active, &source, remote) {
+            if round % 2 == 0 {
+                ring(harness, &active);
+            }
+            harness.message(&active, &passive, b"behind it");
+            assert_eq!(harness.side(PASSIVE).bytes(&target), [round; 9]);
+        }
+    }
+    harness.disconnect(&active);
+    harness.disconnected(&passive);
+    let late = harness.side(ACTIVE).allocate_with(b"late");
+    assert!(!harness.side(ACTIVE).write_now(&active, &late, remote), "after the end");
+}
+
 /// Nothing is sent without a connection. A message that was sent before the end arrives.
 pub(super) fn an_immediate_send_needs_a_connection(harness: &mut Harness) {
     let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());

@@ -28,7 +28,7 @@ use crate::cm::{
 };
 use crate::cq::{CqAttr, Notify};
 use crate::error::{Error, Result};
-use crate::mem::Memory;
+use crate::mem::{Memory, Sge};
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
@@ -43,7 +43,7 @@ use crate::soft::checks::{EXTENSIONS, MAX_MESSAGE};
 use crate::soft::resources::Resources;
 use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
-use crate::wr::{RecvWr, SendWr};
+use crate::wr::{RecvWr, RemoteAddress, SendWr};
 
 pub(super) const DEVICE: DeviceId = DeviceId(0);
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
@@ -712,6 +712,13 @@ impl<N: Net> ImmediateSends for Iwarp<N> {
         match self.endpoints.get_mut(id.0) {
             Some(Endpoint { state: State::Live, link: Some(link), .. }) => link.send_now(header, payload),
             Some(Endpoint { state: State::Live, qp: Some(qp), .. }) => qp.send_now(header, payload),
+            _ => false,
+        }
+    }
+
+    fn write_now(&mut self, id: QpId, local: &Sge, remote: RemoteAddress) -> bool {
+        match self.endpoints.get_mut(id.0) {
+            Some(Endpoint { state: State::Live, link: None, qp: Some(qp), .. }) => qp.write_now(local, &remote),
             _ => false,
         }
     }

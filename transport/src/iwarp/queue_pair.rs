@@ -13,7 +13,7 @@ use super::startup::Agreement;
 use super::transmit::{Sent, Transmitter};
 use super::wire::{Layer, Quote, Terminate, TerminateCause};
 use crate::cm::ReadDepth;
-use crate::mem::{RecvSlice, SendSlice};
+use crate::mem::{RecvSlice, SendSlice, Sge};
 use crate::provider::PostError;
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::shm::link::QueuePairParts;
@@ -23,7 +23,7 @@ use crate::soft::cq::CompletionQueues;
 use crate::soft::keys::KeyTable;
 use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
-use crate::wr::{RecvWr, SendWr};
+use crate::wr::{RecvWr, RemoteAddress, SendWr};
 
 /// Most work requests of a work queue.
 pub(crate) const MAX_QUEUE_DEPTH: u32 = 32768;
@@ -179,6 +179,12 @@ impl QueuePair {
             self.tx.frame_bytes(header, payload);
             true
         }
+    }
+
+    /// Frames a Write that ends with this call, as [`QueuePair::send_now`] does a message.
+    #[inline]
+    pub(crate) fn write_now(&mut self, local: &Sge, remote: &RemoteAddress) -> bool {
+        self.tx.frame_write_now(local, remote, &self.responder)
     }
 
     /// Makes a receive call, which brings at most `room` octets besides the rest of a payload that has begun. Returns the number of

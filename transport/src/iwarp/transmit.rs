@@ -293,6 +293,18 @@ impl Transmitter {
         bytes
     }
 
+    /// Frames a Write that is no work request, if it is one small segment that nothing is in front of.
+    #[inline]
+    pub(crate) fn frame_write_now(&mut self, entry: &Sge, remote: &RemoteAddress, responder: &Responder) -> bool {
+        let fits = entry.len() <= COPY_MAX.min(self.tagged_segment) && !entry.is_of_device();
+        let frames = fits && self.is_clear(responder);
+        if frames {
+            self.stream.small_entry(&write_header(remote, entry.len()), entry);
+            self.answer_next = true;
+        }
+        frames
+    }
+
     /// Frames a Write of one segment.
     #[inline]
     fn frame_write(&mut self, remote: &RemoteAddress, wr: &SendWr, sge: &Sge, len: usize) {
