@@ -592,7 +592,8 @@ fn kept_messages_withhold_no_grant_that_is_due() {
 fn a_control_message_that_found_no_place_is_tried_again() {
     let mut history = connected(16, 1);
     let side = &mut history.sides[0];
-    side.send(4);
+    // A message that does not end with its post.
+    side.send_filled(4);
     for _ in 0..3 {
         side.ask_peer();
         side.post();

@@ -438,7 +438,7 @@ impl Side {
             return;
         }
         // The program is told of a refusal of what is quiet otherwise.
-        if outcome == Outcome::Refused && self.is_quiet() {
+        if outcome == Outcome::Refused && !self.sends.contains(&Some(send)) {
             return;
         }
         let first = self.sends.pop_front().expect("a send that has not ended");
