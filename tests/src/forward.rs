@@ -511,7 +511,8 @@ unsafe impl Provider for Forward {
         Some(self)
     }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> {
-        self.inner.immediate_sends()
+        // The message that is to take a key back has to be posted.
+        if self.gate.is_to_take_key() { None } else { self.inner.immediate_sends() }
     }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
         self.inner.shared_memory()

@@ -262,6 +262,12 @@ impl Gate {
         self.state().taken_back.push_back(key);
     }
 
+    /// Whether a message that is posted takes a key back.
+    #[must_use]
+    pub fn is_to_take_key(&self) -> bool {
+        !self.state().taken_back.is_empty()
+    }
+
     /// Takes the key that the next message takes back.
     #[must_use]
     pub fn takes_key(&self) -> Option<RemoteKey> {
