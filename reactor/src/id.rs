@@ -284,7 +284,10 @@ mod tests {
         for (slot, generation, sequence) in [(0, 1, 0), (0xff_ffff, 0xf_ffff, 0xffff), (77, 3, 1)] {
             let id = ConnectionId::new(ReactorTag(0xf_ffff), slot, generation);
             assert_eq!((id.slot(), id.generation()), (slot as usize, generation));
-            assert_eq!(WorkRequestId::of(send_wr_id(id, sequence)), WorkRequestId::Send { place: id.place(), sequence });
+            assert_eq!(
+                WorkRequestId::of(send_wr_id(id, sequence)),
+                WorkRequestId::Send { place: id.place(), sequence }
+            );
             assert_eq!(WorkRequestId::of(recv_wr_id(id)), WorkRequestId::Recv { place: id.place() });
             assert!(send_wr_id(id, sequence).max(recv_wr_id(id)) < 1 << 63, "the highest bit is the provider's");
         }

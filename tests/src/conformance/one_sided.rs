@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{
-    Access, Blocked, ConnectionId, Context, MemoryLocation, Outcome, ProviderChoice, Region, RegionOptions, RemoteRegion,
-    SendErrorKind, SendId, SendKind,
+    Access, Blocked, ConnectionId, Context, MemoryLocation, Outcome, ProviderChoice, Region, RegionOptions,
+    RemoteRegion, SendErrorKind, SendId, SendKind,
 };
 
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
