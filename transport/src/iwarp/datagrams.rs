@@ -62,7 +62,7 @@ impl<N: Net> Iwarp<N> {
         };
         let bound = self.net.local_address(socket);
         let bound = bound.inspect_err(|_| self.net.close(socket, false)).map_err(listen)?;
-        let key = self.exchange.add(Port::new(socket.0, bound, interface, kind));
+        let key = self.datagrams.add(Port::new(socket.0, bound, interface, kind));
         self.own(socket, Owner::Port(key));
         self.live += 1;
         Ok(key)
@@ -70,18 +70,18 @@ impl<N: Net> Iwarp<N> {
 
     /// Has one more id use a port.
     pub(super) fn use_port(&mut self, key: Key) {
-        if let Some(port) = self.exchange.ports.get_mut(key) {
+        if let Some(port) = self.datagrams.ports.get_mut(key) {
             port.users += 1;
         }
     }
 
     /// Has one id less use a port, which is closed after the last one.
     fn leave_port(&mut self, key: Key) {
-        let Some(port) = self.exchange.ports.get_mut(key) else { return };
+        let Some(port) = self.datagrams.ports.get_mut(key) else { return };
         port.users = port.users.saturating_sub(1);
         if port.users == 0 {
             let socket = SocketId(port.socket);
-            self.exchange.ports.remove(key);
+            self.datagrams.ports.remove(key);
             self.live -= 1;
             self.close(socket, false);
         }
@@ -90,7 +90,7 @@ impl<N: Net> Iwarp<N> {
     /// The port of an address for an id that needs no port of its own.
     fn port_at(&mut self, ip: IpAddr) -> Result<Key> {
         let common = self.config.roce.port;
-        match self.exchange.shared(ip, common) {
+        match self.datagrams.shared(ip, common) {
             Some(port) => Ok(port),
             None => self.open_port(SocketAddr::new(ip, common.unwrap_or(0)), None),
         }
@@ -111,7 +111,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     pub(super) fn address_of(&self, id: &Id) -> Option<SocketAddr> {
-        let mut address = self.exchange.ports.get(id.port)?.address;
+        let mut address = self.datagrams.ports.get(id.port)?.address;
         if let Phase::Listening(service) = id.phase {
             address.set_port(service);
         }
@@ -136,10 +136,10 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn make_queue_pair(&mut self, key: Key, attr: &QpAttr, salt: u8) -> Result<Box<QueuePair>> {
-        let port = self.exchange.ports.get(self.datagram(key)?.port).ok_or(STALE_ID)?;
+        let port = self.datagrams.ports.get(self.datagram(key)?.port).ok_or(STALE_ID)?;
         let full =
             Error::OutOfRange { what: "another datagram queue pair", value: 1, range: "0: all numbers are in use" };
-        let number = self.exchange.numbers.assign(key, salt).ok_or(full)?;
+        let number = self.datagrams.numbers.assign(key, salt).ok_or(full)?;
         Ok(Box::new(QueuePair::new(QpId(key), attr, number, port)))
     }
 
@@ -173,10 +173,10 @@ impl<N: Net> Iwarp<N> {
             self.leave_group(key, port);
         }
         if let Some(qp) = &mut id.qp {
-            self.exchange.numbers.remove(qp.number);
+            self.datagrams.numbers.remove(qp.number);
             qp.release(&mut self.resources);
         }
-        if let (Phase::Listening(service), Some(port)) = (&id.phase, self.exchange.ports.get_mut(id.port)) {
+        if let (Phase::Listening(service), Some(port)) = (&id.phase, self.datagrams.ports.get_mut(id.port)) {
             if let Kind::Address { services } = &mut port.kind {
                 services.remove(service);
             }
@@ -185,7 +185,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn leave_group(&mut self, key: Key, port: Key) {
-        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.exchange.ports.get_mut(port) {
+        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.datagrams.ports.get_mut(port) {
             ids.retain(|member| *member != key);
         }
         self.leave_port(port);
@@ -197,17 +197,17 @@ impl<N: Net> Iwarp<N> {
     fn forget_question(&mut self, key: Key, phase: &Phase) {
         match phase {
             Phase::Asking(asking) => {
-                self.exchange.questions.remove(&asking.ask.request);
+                self.datagrams.questions.remove(&asking.ask.request);
             }
             Phase::Offered(ask, to) => {
-                self.exchange.asked.remove(&(*to, ask.request));
+                self.datagrams.asked.remove(&(*to, ask.request));
             }
             Phase::Answered(request, to, _) => {
-                self.exchange.asked.remove(&(*to, *request));
+                self.datagrams.asked.remove(&(*to, *request));
             }
             _ => {}
         }
-        self.exchange.fresh.retain(|fresh| *fresh != key);
+        self.datagrams.fresh.retain(|fresh| *fresh != key);
     }
 
     /// Changes how far an id is; returns how far it was.
@@ -238,12 +238,12 @@ impl<N: Net> Iwarp<N> {
             return Err(Error::InvalidState { call: "connect", state: id.name() });
         };
         check_private_data(private_data, mad::ASK_DATA)?;
-        let from = self.exchange.ports.get(id.port).ok_or(STALE_ID)?.address;
+        let from = self.datagrams.ports.get(id.port).ok_or(STALE_ID)?.address;
         let mut octets = [0; 12];
         (self.entropy)(&mut octets);
         let [a, b, c, d, transaction @ ..] = octets;
         let mut request = u32::from_ne_bytes([a, b, c, d]);
-        while self.exchange.questions.contains_key(&request) {
+        while self.datagrams.questions.contains_key(&request) {
             request = request.wrapping_add(1);
         }
         let mut data = [0; mad::ASK_DATA];
@@ -254,8 +254,8 @@ impl<N: Net> Iwarp<N> {
         to.set_port(self.port_of_service(peer.port()));
         self.set_phase(key, Phase::Asking(Box::new(Asking { ask, to, until, wait: super::ports::FIRST_WAIT })));
         self.set_deadline(key, Some(until));
-        self.exchange.questions.insert(request, key);
-        self.exchange.fresh.push(key);
+        self.datagrams.questions.insert(request, key);
+        self.datagrams.fresh.push(key);
         self.net.wake(Channel::Completion);
         self.send_question(key);
         Ok(())
@@ -275,7 +275,7 @@ impl<N: Net> Iwarp<N> {
         let answer = ask.answer(status, private_data).emit();
         self.send_mad(port, to, &answer);
         self.set_phase(asked, Phase::Answered(request, to, Box::new(answer)));
-        self.exchange.asked.insert((to, request), asked);
+        self.datagrams.asked.insert((to, request), asked);
         if asked == owner {
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
             self.raise(asked, CmEventKind::Established { private_data, read_depth });
@@ -318,7 +318,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
             (None, own @ 1..) => self.open_port(SocketAddr::new(address.ip(), own), None)?,
             _ => self.port_at(address.ip())?,
         };
-        let max = self.exchange.ports.get(port).ok_or(STALE_ID)?.max_payload();
+        let max = self.datagrams.ports.get(port).ok_or(STALE_ID)?.max_payload();
         Ok((self.add_datagram(Phase::Bound, port), DEVICE, max))
     }
 
@@ -339,7 +339,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
             Some(_) => self.port_at(address.ip())?,
         };
         let Some(Port { address: bound, kind: Kind::Address { services }, users, .. }) =
-            self.exchange.ports.get_mut(key)
+            self.datagrams.ports.get_mut(key)
         else {
             return Err(STALE_ID);
         };
@@ -353,7 +353,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
             return Err(Error::Listen { address, source: std::io::ErrorKind::AddrInUse.into() });
         };
         let id = self.add_datagram(Phase::Listening(service), key);
-        if let Some(Port { kind: Kind::Address { services }, .. }) = self.exchange.ports.get_mut(key) {
+        if let Some(Port { kind: Kind::Address { services }, .. }) = self.datagrams.ports.get_mut(key) {
             services.insert(service, id.0);
         }
         Ok(id)
@@ -396,14 +396,14 @@ impl<N: Net> Datagrams for Iwarp<N> {
             let (value, range) = (joined as u64 + 1, "at most 64");
             return Err(Error::OutOfRange { what: "multicast groups of an id", value, range });
         }
-        let at = self.exchange.ports.get(of.port).ok_or(STALE_ID)?.address.ip();
+        let at = self.datagrams.ports.get(of.port).ok_or(STALE_ID)?.address.ip();
         let address = SocketAddr::new(group, self.config.roce.group_port);
-        let port = match self.exchange.group(group, at) {
+        let port = match self.datagrams.group(group, at) {
             Some(port) => port,
             None => self.open_port(address, Some(at))?,
         };
         self.use_port(port);
-        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.exchange.ports.get_mut(port) {
+        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.datagrams.ports.get_mut(port) {
             ids.push(id.0);
         }
         if let Some(of) = self.datagram_mut(id.0) {
@@ -439,11 +439,11 @@ impl<N: Net> Datagrams for Iwarp<N> {
         }
         let port = if route.lid == 0 { self.config.roce.port.unwrap_or(ROCE_PORT) } else { route.lid };
         let address = SocketAddr::new(Ipv6Addr::from(route.gid).to_canonical(), port);
-        Ok(AddressId(self.exchange.addresses.insert(address)))
+        Ok(AddressId(self.datagrams.addresses.insert(address)))
     }
 
     fn destroy_address(&mut self, address: AddressId) -> Result<()> {
-        self.exchange.addresses.remove(address.0).map(drop).ok_or(Error::Stale { object: "address" })
+        self.datagrams.addresses.remove(address.0).map(drop).ok_or(Error::Stale { object: "address" })
     }
 
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {

@@ -62,10 +62,10 @@ impl<N: Net> Iwarp<N> {
                 if self.receive(hot, now) {
                     self.enqueue(hot);
                 }
-                return !(self.ready.is_empty() && self.exchange.ready.is_empty());
+                return !(self.ready.is_empty() && self.datagrams.ready.is_empty());
             }
         }
-        if spins && self.hot.is_none() && self.exchange.ready.is_empty() {
+        if spins && self.hot.is_none() && self.datagrams.ready.is_empty() {
             if let Some(more) = self.spin_port(now) {
                 return more;
             }
@@ -93,7 +93,7 @@ impl<N: Net> Iwarp<N> {
         }
         self.serve_ports(now);
         self.timers(now);
-        more || !(self.ready.is_empty() && self.exchange.ready.is_empty())
+        more || !(self.ready.is_empty() && self.datagrams.ready.is_empty())
     }
 
     pub(super) fn enqueue(&mut self, key: Key) {

@@ -35,11 +35,11 @@ impl<N: Net> Iwarp<N> {
     /// a datagram is not told.
     pub(super) fn send_datagrams(&mut self, key: Key) {
         let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) else { return };
-        let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.exchange.ports.get_mut(id.port)) else { return };
+        let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.datagrams.ports.get_mut(id.port)) else { return };
         if qp.is_waiting() {
             return qp.wait();
         }
-        let batch = &mut self.exchange.sending;
+        let batch = &mut self.datagrams.sending;
         while qp.is_ready() {
             batch.clear();
             qp.fill(port.address, batch);
@@ -67,7 +67,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Sends a management datagram, or loses it: whoever asks does so again.
     pub(super) fn send_mad(&mut self, port: Key, to: SocketAddr, octets: &Octets) {
-        let Some(port) = self.exchange.ports.get(port) else { return };
+        let Some(port) = self.datagrams.ports.get(port) else { return };
         let header = Header {
             destination: mad::QUEUE_PAIR,
             source: mad::QUEUE_PAIR,
@@ -75,7 +75,7 @@ impl<N: Net> Iwarp<N> {
             immediate: None,
             solicited: false,
         };
-        let batch = &mut self.exchange.sending;
+        let batch = &mut self.datagrams.sending;
         batch.clear();
         batch.push(to, |buffer| {
             let start = HEADROOM + header.len();
@@ -99,9 +99,9 @@ impl<N: Net> Iwarp<N> {
             self.hear_refusals(key);
         }
         if ready.readable {
-            self.exchange.enqueue(key);
+            self.datagrams.enqueue(key);
         }
-        let waiting = match self.exchange.ports.get_mut(key) {
+        let waiting = match self.datagrams.ports.get_mut(key) {
             Some(port) if ready.writable => std::mem::take(&mut port.waiting),
             _ => return,
         };
@@ -115,7 +115,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Takes what the network says about packets that were sent. A question that did not get there is answered so.
     fn hear_refusals(&mut self, key: Key) {
-        let Some(socket) = self.exchange.ports.get(key).map(|port| SocketId(port.socket)) else { return };
+        let Some(socket) = self.datagrams.ports.get(key).map(|port| SocketId(port.socket)) else { return };
         for _ in 0..REFUSALS {
             let Ok((Some(peer), why)) = self.net.take_refusal(socket) else { return };
             let failure = connect_failure(&why);
@@ -129,7 +129,7 @@ impl<N: Net> Iwarp<N> {
                 }
                 _ => false,
             };
-            let ended: Vec<Key> = self.exchange.questions.values().copied().filter(asks).collect();
+            let ended: Vec<Key> = self.datagrams.questions.values().copied().filter(asks).collect();
             for id in ended {
                 self.fail_datagram(id, Some(failure.clone()));
             }
@@ -138,12 +138,12 @@ impl<N: Net> Iwarp<N> {
 
     /// Reads from the ports that have something, a part of it if it is much.
     pub(super) fn serve_ports(&mut self, now: Instant) {
-        for _ in 0..self.exchange.ready.len() {
-            let Some(key) = self.exchange.ready.pop_front() else { return };
-            if let Some(port) = self.exchange.ports.get_mut(key) {
+        for _ in 0..self.datagrams.ready.len() {
+            let Some(key) = self.datagrams.ready.pop_front() else { return };
+            if let Some(port) = self.datagrams.ports.get_mut(key) {
                 port.queued = false;
                 if self.serve_port(key, now) {
-                    self.exchange.enqueue(key);
+                    self.datagrams.enqueue(key);
                 }
             }
         }
@@ -153,29 +153,29 @@ impl<N: Net> Iwarp<N> {
     /// there may be more.
     #[cold]
     pub(super) fn spin_port(&mut self, now: Instant) -> Option<bool> {
-        let key = self.exchange.hot?;
-        let Some(port) = self.exchange.ports.get(key) else {
-            self.exchange.hot = None;
+        let key = self.datagrams.hot?;
+        let Some(port) = self.datagrams.ports.get(key) else {
+            self.datagrams.hot = None;
             return None;
         };
         self.spins = self.spins.wrapping_add(1);
-        let full = if self.live > self.exchange.ports.len() { 2 } else { SPIN_FULL };
+        let full = if self.live > self.datagrams.ports.len() { 2 } else { SPIN_FULL };
         // Ids that wait for room in the socket need the edges.
         if self.spins % full == 0 || !port.waiting.is_empty() {
             return None;
         }
         if self.serve_port(key, now) {
-            self.exchange.enqueue(key);
+            self.datagrams.enqueue(key);
         }
-        Some(!self.exchange.ready.is_empty())
+        Some(!self.datagrams.ready.is_empty())
     }
 
     /// Reads from a port. Returns `true` if there may be more.
     pub(super) fn serve_port(&mut self, key: Key, now: Instant) -> bool {
         let mut count = 0;
         for _ in 0..CALLS {
-            let Some(port) = self.exchange.ports.get(key) else { return false };
-            let mut received = std::mem::take(&mut self.exchange.received);
+            let Some(port) = self.datagrams.ports.get(key) else { return false };
+            let mut received = std::mem::take(&mut self.datagrams.received);
             let result = self.net.receive_packets(SocketId(port.socket), &mut received);
             let more = match &result {
                 Ok((came, drained)) => {
@@ -185,9 +185,9 @@ impl<N: Net> Iwarp<N> {
                 }
                 Err(error) => error.kind() != io::ErrorKind::WouldBlock,
             };
-            self.exchange.received = received;
+            self.datagrams.received = received;
             if result.is_ok() {
-                self.exchange.hot = Some(key);
+                self.datagrams.hot = Some(key);
             } else if more {
                 // It is about a packet that was sent, or a signal came.
                 self.hear_refusals(key);
@@ -208,7 +208,7 @@ impl<N: Net> Iwarp<N> {
         if !self.config.admits(from.ip()) {
             return;
         }
-        let Some(port) = self.exchange.ports.get_mut(at) else { return };
+        let Some(port) = self.datagrams.ports.get_mut(at) else { return };
         let Some((header, payload)) = Header::parse(&buffer[place.clone()]) else { return };
         let (to, len, payload) = (port.address, place.len(), payload.start + place.start..payload.end + place.start);
         match &mut port.kind {
@@ -224,10 +224,10 @@ impl<N: Net> Iwarp<N> {
             }
             _ if header.queue_key != self.config.roce.queue_key => {}
             Kind::Address { .. } => {
-                let Some(key) = self.exchange.numbers.find(header.destination) else { return };
+                let Some(key) = self.datagrams.numbers.find(header.destination) else { return };
                 // A queue pair hears what is for its own address.
                 let own = self.datagram_mut(key).map(|id| id.port);
-                let own = own.and_then(|own| self.exchange.ports.get(own)).map(|port| port.address.ip());
+                let own = own.and_then(|own| self.datagrams.ports.get(own)).map(|port| port.address.ip());
                 if own == Some(to.ip()) && frame::fits(buffer, len, from, to) {
                     self.deliver(key, &self.arrival(&header, from, to, len), &buffer[payload]);
                 }
@@ -239,7 +239,7 @@ impl<N: Net> Iwarp<N> {
                     for key in &ids {
                         self.deliver(*key, &arrival, &buffer[payload.clone()]);
                     }
-                    if let Some(Port { kind: Kind::Group { ids: place, .. }, .. }) = self.exchange.ports.get_mut(at) {
+                    if let Some(Port { kind: Kind::Group { ids: place, .. }, .. }) = self.datagrams.ports.get_mut(at) {
                         *place = ids;
                     }
                 }
@@ -272,7 +272,7 @@ impl<N: Net> Iwarp<N> {
     fn asked(&mut self, at: Key, from: SocketAddr, ask: Box<Ask>, now: Instant) {
         let mut to = from;
         to.set_port(self.config.roce.port.unwrap_or(from.port()));
-        if let Some(&known) = self.exchange.asked.get(&(to, ask.request)) {
+        if let Some(&known) = self.datagrams.asked.get(&(to, ask.request)) {
             // The answer was lost, or the user is deciding.
             let id = self.datagram_mut(known);
             if let Some((port, Phase::Answered(_, _, answer))) = id.map(|id| (id.port, &id.phase)) {
@@ -281,18 +281,18 @@ impl<N: Net> Iwarp<N> {
             }
             return;
         }
-        let Some(listener) = self.exchange.ports.get(at).and_then(|port| port.service(ask.service)) else {
+        let Some(listener) = self.datagrams.ports.get(at).and_then(|port| port.service(ask.service)) else {
             let answer = ask.answer(Status::Unsupported, &[]).emit();
             return self.send_mad(at, to, &answer);
         };
-        if self.exchange.asked.len() >= self.config.max_handshakes {
+        if self.datagrams.asked.len() >= self.config.max_handshakes {
             log::debug!("{to}: too many have asked and were not answered: dropped");
             return;
         }
         let (request, private_data) = (ask.request, Box::from(ask.data));
         let peer = SocketAddr::new(from.ip(), ask.from.port());
         let id = self.add_datagram(Phase::Offered(ask, to), at);
-        self.exchange.asked.insert((to, request), id.0);
+        self.datagrams.asked.insert((to, request), id.0);
         self.set_deadline(id.0, Some(now + self.config.accept_timeout));
         let (listener, read_depth) = (CmId(listener), ReadDepth::default());
         self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
@@ -300,7 +300,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Takes an answer, if it is to a question of this side and from where that went.
     fn answered(&mut self, from: SocketAddr, answer: &Answer) {
-        let Some(&key) = self.exchange.questions.get(&answer.request) else { return };
+        let Some(&key) = self.datagrams.questions.get(&answer.request) else { return };
         let shared = self.config.roce.port.is_some();
         let Some(Phase::Asking(asking)) = self.datagram_mut(key).map(|id| &id.phase) else { return };
         let to = asking.to;
@@ -341,7 +341,7 @@ impl<N: Net> Iwarp<N> {
     /// Gives the questions that were sent without knowledge of the time the time at which they are sent again.
     #[inline]
     pub(super) fn time_questions(&mut self, now: Instant) {
-        while let Some(key) = self.exchange.fresh.pop() {
+        while let Some(key) = self.datagrams.fresh.pop() {
             self.time_question(key, now);
         }
     }

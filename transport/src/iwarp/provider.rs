@@ -32,8 +32,8 @@ use crate::mem::{Memory, Sge};
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
-use crate::roce::exchange::Exchange;
 use crate::roce::packet::MAX_PAYLOAD;
+use crate::roce::tables::Tables;
 use crate::roles::{
     Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
@@ -89,7 +89,7 @@ pub struct Iwarp<N: Net> {
     /// The connection that received something last.
     pub(super) hot: Option<Key>,
     pub(super) links: Links,
-    pub(super) exchange: Exchange,
+    pub(super) datagrams: Tables,
     /// Number of live connections, and of sockets for datagrams.
     pub(super) live: usize,
     pub(super) spins: u32,
@@ -152,7 +152,7 @@ impl<N: Net> Iwarp<N> {
             handshakes: Handshakes::default(),
             hot: None,
             links: Links::default(),
-            exchange: Exchange::default(),
+            datagrams: Tables::default(),
             live: 0,
             spins: 0,
             within_cm: false,
@@ -601,7 +601,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             Some(Endpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.resources),
             Some(Endpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.resources),
             Some(Endpoint { state: State::Datagram(datagrams), .. }) => {
-                let (addresses, cqs) = (&self.exchange.addresses, &mut self.resources.cqs);
+                let (addresses, cqs) = (&self.datagrams.addresses, &mut self.resources.cqs);
                 let result = datagrams.queue_pair().and_then(|qp| qp.post_send(chain, addresses, cqs));
                 self.send_datagrams(id.0);
                 self.wake_completions();

@@ -10,14 +10,13 @@
 //! | `queue_pair` | a queue pair: datagrams out, and datagrams into its receives |
 //! | `port` | a UDP port: of an address, or of a group |
 //! | `id` | a connection-manager id |
-//! | `exchange` | what all of these share |
+//! | `tables` | what all of these share |
 //! | `config` | the UDP ports |
 //!
 //! Nothing here knows a socket: packets go in and come out, with the addresses of both ends.
 #![deny(unsafe_code)]
 
 mod config;
-pub(crate) mod exchange;
 pub(crate) mod frame;
 mod icrc;
 pub(crate) mod id;
@@ -26,5 +25,6 @@ mod numbers;
 pub(crate) mod packet;
 pub(crate) mod port;
 pub(crate) mod queue_pair;
+pub(crate) mod tables;
 
 pub use config::{ROCE_PORT, RoceConfig};

@@ -680,9 +680,9 @@ impl World<'_> {
             self.iwarp.destroy_address(handle).expect("it was made");
         }
         self.iwarp.destroy_cq(self.cq).expect("nobody uses it");
-        let exchange = &self.iwarp.exchange;
-        assert!(exchange.ports.is_empty() && exchange.questions.is_empty() && exchange.asked.is_empty());
-        assert!(exchange.addresses.is_empty() && self.post.wire().sockets.is_empty());
+        let tables = &self.iwarp.datagrams;
+        assert!(tables.ports.is_empty() && tables.questions.is_empty() && tables.asked.is_empty());
+        assert!(tables.addresses.is_empty() && self.post.wire().sockets.is_empty());
         assert_eq!(self.iwarp.live, 0);
         (self.heard, self.questions)
     }

@@ -169,7 +169,7 @@ fn a_question_an_answer_and_a_talk() {
         assert_eq!(active.done.drain(..).filter(|wc| !wc.status.is_success()).count(), DEPTH);
         active.iwarp.destroy_id(CmId(here.0), far()).unwrap();
         active.iwarp.destroy_cq(active.cq).unwrap();
-        assert!(active.iwarp.exchange.ports.is_empty() && active.iwarp.exchange.questions.is_empty());
+        assert!(active.iwarp.datagrams.ports.is_empty() && active.iwarp.datagrams.questions.is_empty());
         assert_eq!(active.iwarp.live, 0);
     }
 }
@@ -203,7 +203,7 @@ fn nobody_there_and_a_no() {
             }
             sides[0].iwarp.destroy_id(id, far()).unwrap();
         }
-        assert!(passive.iwarp.exchange.asked.is_empty());
+        assert!(passive.iwarp.datagrams.asked.is_empty());
     }
 }
 
@@ -284,7 +284,7 @@ fn groups_reach_everyone_in_them() {
         assert!(other.heard().is_none());
         one.iwarp.destroy_id(CmId(first.0), far()).unwrap();
         other.iwarp.destroy_id(CmId(second.0), far()).unwrap();
-        assert!(one.iwarp.exchange.ports.is_empty() && other.iwarp.exchange.ports.is_empty());
+        assert!(one.iwarp.datagrams.ports.is_empty() && other.iwarp.datagrams.ports.is_empty());
     }
 }
 

@@ -11,7 +11,7 @@ use crate::slab::{Key, Slab};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(crate) struct Exchange {
+pub(crate) struct Tables {
     pub(crate) ports: Slab<Port>,
     pub(crate) numbers: Numbers,
     /// The addresses that datagrams are sent to.
@@ -30,7 +30,7 @@ pub(crate) struct Exchange {
     pub(crate) sending: Packets,
 }
 
-impl Exchange {
+impl Tables {
     /// Adds a port.
     pub(crate) fn add(&mut self, port: Port) -> Key {
         if self.sending.is_without_room() {
