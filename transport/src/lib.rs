@@ -13,6 +13,7 @@
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
 //! | [`shm`] | its connections within one host: rings in shared memory |
 //! | `roce` | its datagrams: RoCE version 2 over UDP |
+//! | `exchange` | the messages by which queue pairs connect without a connection manager |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with its own memory, for posting work requests without unsafe code |
 //! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
@@ -34,6 +35,8 @@ pub mod cq;
 pub mod datagram;
 pub mod error;
 pub mod event;
+#[cfg(any(feature = "verbs", fuzz_targets))]
+mod exchange;
 pub mod handle;
 pub mod iwarp;
 pub mod mem;

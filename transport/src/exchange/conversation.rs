@@ -1,0 +1,290 @@
+//! [`Conversation`]: which message may come when. Octets go in, octets and steps come out.
+//!
+//! ```text
+//! active                        passive
+//!   Request  ->                              the queue pair can receive
+//!                 <-  Accept or Refuse       the queue pair can send, too
+//!   Ready    ->                              both are up
+//!   Goodbye  <->  Goodbye                    in either order, from Request on
+//! ```
+//!
+//! A conversation takes no more octets than it needs for the message that is next, so a peer can neither fill memory nor keep the
+//! reader busy: what it may send is six messages in all.
+
+use super::message::{Endpoint, HEADER, Header, MAX_MESSAGE, Message, Refusal, Violation};
+
+/// Where the conversation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Active: nothing was said.
+    Silent,
+    /// Active: the request was sent.
+    Asking,
+    /// Active: the peer has accepted.
+    Accepted,
+    /// Passive: nothing has come.
+    Waiting,
+    /// Passive: the request has come.
+    Asked,
+    /// Passive: this side has accepted.
+    Answered,
+    /// Both sides are up.
+    Up,
+    /// Over: what comes now is not looked at.
+    Over,
+}
+
+/// What a message of the peer means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The peer asks for a connection.
+    Requested(Endpoint, Box<[u8]>),
+    /// The peer accepts.
+    Accepted(Endpoint, Box<[u8]>),
+    /// The peer refuses.
+    Refused(Refusal, Box<[u8]>),
+    /// The peer is up.
+    Ready,
+    /// The peer has ended the connection in order.
+    Goodbye,
+    /// The peer has broken the protocol.
+    Violated(Violation),
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    phase: Phase,
+    /// This side has said goodbye, or has refused.
+    parted: bool,
+    /// The part of the next message that has come.
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// The octets of `output` that the stream has taken.
+    sent: usize,
+}
+
+impl Conversation {
+    fn new(phase: Phase) -> Self {
+        Self { phase, parted: false, input: Vec::with_capacity(MAX_MESSAGE), output: Vec::new(), sent: 0 }
+    }
+
+    /// The side that asks.
+    pub(crate) fn active() -> Self {
+        Self::new(Phase::Silent)
+    }
+
+    /// The side that is asked.
+    pub(crate) fn passive() -> Self {
+        Self::new(Phase::Waiting)
+    }
+
+    // What this side says.
+
+    pub(crate) fn ask(&mut self, own: Endpoint, private_data: &[u8]) {
+        debug_assert_eq!(self.phase, Phase::Silent);
+        self.say(Phase::Asking, &Message::Request(own, private_data));
+    }
+
+    pub(crate) fn accept(&mut self, own: Endpoint, private_data: &[u8]) {
+        debug_assert_eq!(self.phase, Phase::Asked);
+        self.say(Phase::Answered, &Message::Accept(own, private_data));
+    }
+
+    pub(crate) fn refuse(&mut self, refusal: Refusal, private_data: &[u8]) {
+        self.parted = true;
+        self.say(Phase::Over, &Message::Refuse(refusal, private_data));
+    }
+
+    pub(crate) fn ready(&mut self) {
+        debug_assert_eq!(self.phase, Phase::Accepted);
+        self.say(Phase::Up, &Message::Ready);
+    }
+
+    /// Ends the connection in order, unless this side has done so. A peer that was not told of it needs no goodbye.
+    pub(crate) fn part(&mut self) {
+        if !std::mem::replace(&mut self.parted, true) && !matches!(self.phase, Phase::Silent | Phase::Waiting) {
+            self.say(self.phase, &Message::Goodbye);
+        }
+    }
+
+    fn say(&mut self, next: Phase, message: &Message<'_>) {
+        message.emit(&mut self.output);
+        self.phase = next;
+    }
+
+    /// What the stream has not taken yet.
+    pub(crate) fn unsent(&self) -> &[u8] {
+        &self.output[self.sent..]
+    }
+
+    /// The stream has taken so many octets.
+    pub(crate) fn sent(&mut self, octets: usize) {
+        self.sent = self.output.len().min(self.sent + octets);
+        if self.sent == self.output.len() {
+            self.output.clear();
+            self.sent = 0;
+        }
+    }
+
+    // What the peer says.
+
+    /// The number of octets to read next; 0 once nothing more is expected.
+    pub(crate) fn wanted(&self) -> usize {
+        if self.phase == Phase::Over {
+            return 0;
+        }
+        let whole = match self.header() {
+            Some(Ok(header)) => HEADER + header.body(),
+            _ => HEADER,
+        };
+        whole.saturating_sub(self.input.len())
+    }
+
+    fn header(&self) -> Option<Result<Header, Violation>> {
+        self.input.first_chunk().map(|octets| Header::parse(*octets))
+    }
+
+    /// Takes at most as many octets as were wanted. Returns a step if they complete a message, or break the protocol.
+    pub(crate) fn received(&mut self, octets: &[u8]) -> Option<Step> {
+        self.input.extend_from_slice(&octets[..octets.len().min(self.wanted())]);
+        let header = match self.header()? {
+            Ok(header) => header,
+            Err(violation) => return Some(self.violated(violation)),
+        };
+        if self.input.len() < HEADER + header.body() {
+            return None;
+        }
+        let input = std::mem::take(&mut self.input);
+        let step = match header.message(&input[HEADER..]) {
+            Ok(message) => self.heard(&message),
+            Err(violation) => Err(violation),
+        };
+        self.input = input;
+        self.input.clear();
+        Some(step.unwrap_or_else(|violation| self.violated(violation)))
+    }
+
+    fn violated(&mut self, violation: Violation) -> Step {
+        self.phase = Phase::Over;
+        Step::Violated(violation)
+    }
+
+    fn heard(&mut self, message: &Message<'_>) -> Result<Step, Violation> {
+        let (next, step) = match (self.phase, *message) {
+            (Phase::Waiting, Message::Request(endpoint, data)) => {
+                (Phase::Asked, Step::Requested(endpoint, data.into()))
+            }
+            (Phase::Asking, Message::Accept(endpoint, data)) => {
+                (Phase::Accepted, Step::Accepted(endpoint, data.into()))
+            }
+            (Phase::Asking, Message::Refuse(refusal, data)) => (Phase::Over, Step::Refused(refusal, data.into())),
+            (Phase::Answered, Message::Ready) => (Phase::Up, Step::Ready),
+            (Phase::Waiting, Message::Goodbye) => return Err("a goodbye without a request"),
+            (Phase::Over, _) => return Err("a message after the end"),
+            (_, Message::Goodbye) => (Phase::Over, Step::Goodbye),
+            _ => return Err("a message that is not due"),
+        };
+        self.phase = next;
+        Ok(step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::tests::endpoint;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Moves what one side has to say to the other, in pieces; returns the steps there.
+    fn pass(from: &mut Conversation, to: &mut Conversation, piece: usize) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while !from.unsent().is_empty() && to.wanted() > 0 {
+            let octets = &from.unsent()[..piece.min(to.wanted()).min(from.unsent().len())];
+            steps.extend(to.received(octets));
+            let taken = octets.len();
+            from.sent(taken);
+        }
+        steps
+    }
+
+    #[test]
+    fn two_sides_connect_and_part() {
+        for piece in [1, 3, MAX_MESSAGE] {
+            let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
+            active.ask(endpoint(), b"ask");
+            assert_eq!(pass(&mut active, &mut passive, piece), [Step::Requested(endpoint(), b"ask".as_slice().into())]);
+            passive.accept(endpoint(), b"answer");
+            assert_eq!(
+                pass(&mut passive, &mut active, piece),
+                [Step::Accepted(endpoint(), b"answer".as_slice().into())]
+            );
+            active.ready();
+            assert_eq!(pass(&mut active, &mut passive, piece), [Step::Ready]);
+            passive.part();
+            passive.part();
+            assert_eq!(pass(&mut passive, &mut active, piece), [Step::Goodbye]);
+            active.part();
+            assert_eq!(pass(&mut active, &mut passive, piece), [Step::Goodbye]);
+            assert_eq!((active.wanted(), passive.wanted()), (0, 0), "nothing is read after the end");
+        }
+    }
+
+    #[test]
+    fn a_refusal_ends_it() {
+        let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
+        active.ask(endpoint(), b"");
+        pass(&mut active, &mut passive, 7);
+        passive.refuse(Refusal::Program, b"no");
+        passive.part();
+        let wanted = [Step::Refused(Refusal::Program, b"no".as_slice().into())];
+        assert_eq!(pass(&mut passive, &mut active, 7), wanted);
+        assert!(passive.unsent().is_empty(), "a refusal needs no goodbye");
+    }
+
+    #[test]
+    fn messages_come_when_they_are_due() {
+        let mut early = Conversation::passive();
+        let mut octets = Vec::new();
+        Message::Ready.emit(&mut octets);
+        assert!(matches!(early.received(&octets), Some(Step::Violated(_))));
+        assert_eq!((early.wanted(), early.received(&octets)), (0, None), "nothing is taken after a violation");
+        let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
+        active.ask(endpoint(), b"");
+        pass(&mut active, &mut passive, 64);
+        assert!(matches!(passive.received(&octets), Some(Step::Violated(_))), "ready before the answer");
+        let mut garbage = Conversation::passive();
+        assert!(matches!(garbage.received(b"GET / HT"), Some(Step::Violated(_))));
+        // A peer that gives up while it is asking says so.
+        let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
+        active.ask(endpoint(), b"");
+        active.part();
+        let steps = pass(&mut active, &mut passive, 64);
+        assert!(matches!(steps[..], [Step::Requested(..), Step::Goodbye]), "{steps:?}");
+    }
+
+    proptest! {
+        /// Whatever comes, and however it is cut: the memory is bounded, and it ends.
+        #[test]
+        fn any_octets_end(mut octets in prop::collection::vec(any::<u8>(), 0..600), cuts in prop::collection::vec(1usize..40, 1..40), answers: bool) {
+            if octets.len() > 8 {
+                octets[..6].copy_from_slice(b"RdXg\x01\x01");
+            }
+            let (mut passive, mut at, mut steps) = (Conversation::passive(), 0, 0);
+            for cut in cuts.iter().cycle().take(1000) {
+                let end = octets.len().min(at + cut.min(&passive.wanted()));
+                if end == at {
+                    break;
+                }
+                match passive.received(&octets[at..end]) {
+                    Some(Step::Requested(..)) if answers => passive.accept(endpoint(), b""),
+                    Some(_) => steps += 1,
+                    None => {}
+                }
+                at = end;
+                prop_assert!(passive.input.len() < MAX_MESSAGE && passive.input.capacity() <= 2 * MAX_MESSAGE);
+            }
+            prop_assert!(steps <= 6);
+        }
+    }
+}

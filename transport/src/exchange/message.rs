@@ -1,0 +1,401 @@
+//! The octets of the messages. Every field is checked before anything is built from it.
+
+/// Octets of the header: magic, version, kind, length of the body.
+pub(crate) const HEADER: usize = 8;
+/// Octets of private data at most, as InfiniBand's connection manager carries with a request.
+pub(crate) const MAX_PRIVATE_DATA: usize = 56;
+/// Octets of the longest message.
+pub(crate) const MAX_MESSAGE: usize = HEADER + ENDPOINT + MAX_PRIVATE_DATA;
+
+const MAGIC: [u8; 4] = *b"RdXg";
+const VERSION: u8 = 1;
+/// Octets of an [`Endpoint`].
+const ENDPOINT: usize = 36;
+
+/// The kind of network that a port is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// InfiniBand, where a subnet manager gives out LIDs.
+    InfiniBand = 1,
+    /// RoCE version 2: UDP over Ethernet.
+    RoceV2 = 2,
+}
+
+/// One side's queue pair, and what the side asks for or has agreed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    pub(crate) network: Network,
+    /// The code of the port's largest packet, 1 (256 octets) to 5 (4096).
+    pub(crate) mtu: u8,
+    /// The code of the time after which this side sends again.
+    pub(crate) ack_timeout: u8,
+    /// How often a request is sent again. The side that connects decides for both.
+    pub(crate) retry_count: u8,
+    /// How often the peer is to send again what found no receive here.
+    pub(crate) rnr_retry_count: u8,
+    /// The type of service of every packet. The side that connects decides for both.
+    pub(crate) traffic_class: u8,
+    /// Reads of the peer that may be outstanding here.
+    pub(crate) responder_resources: u8,
+    /// Reads of this side that may be outstanding at the peer.
+    pub(crate) initiator_depth: u8,
+    /// The LID of the port; 0 on RoCE.
+    pub(crate) lid: u16,
+    pub(crate) qp_number: u32,
+    /// The number of the first packet that this side sends.
+    pub(crate) psn: u32,
+    pub(crate) gid: [u8; 16],
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The program refuses; the private data is its answer.
+    Program,
+    /// No port of the passive side has the address that the stream came to.
+    NoPort,
+    /// The two ports are on networks of different kinds.
+    OtherNetwork,
+    /// The passive side's device refuses what the request names.
+    Device,
+    /// Too many requests wait for the program.
+    Busy,
+    /// A reason that this version does not know.
+    Other(u8),
+}
+
+impl Refusal {
+    const fn code(self) -> u8 {
+        match self {
+            Self::Program => 1,
+            Self::NoPort => 2,
+            Self::OtherNetwork => 3,
+            Self::Device => 4,
+            Self::Busy => 5,
+            Self::Other(code) => code,
+        }
+    }
+
+    const fn of(code: u8) -> Self {
+        match code {
+            1 => Self::Program,
+            2 => Self::NoPort,
+            3 => Self::OtherNetwork,
+            4 => Self::Device,
+            5 => Self::Busy,
+            other => Self::Other(other),
+        }
+    }
+
+    /// What the active side reports.
+    pub(crate) const fn reason(self) -> &'static str {
+        match self {
+            Self::Program => "the peer refuses",
+            Self::NoPort => {
+                "no port of the peer has the address that it was reached at: name its device and GID index there"
+            }
+            Self::OtherNetwork => "one side is on InfiniBand and the other on RoCE",
+            Self::Device => "the device of the peer refuses this side's queue pair",
+            Self::Busy => "too many requests wait for the peer's program",
+            Self::Other(_) => "the peer refuses for a reason that this version does not know",
+        }
+    }
+}
+
+/// A message, as it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message<'a> {
+    /// The active side asks.
+    Request(Endpoint, &'a [u8]),
+    /// The passive side accepts: its queue pair can send and receive.
+    Accept(Endpoint, &'a [u8]),
+    /// The passive side refuses.
+    Refuse(Refusal, &'a [u8]),
+    /// The active side's queue pair can send and receive, too.
+    Ready,
+    /// The connection ends in order.
+    Goodbye,
+}
+
+/// Why octets are no message.
+pub(crate) type Violation = &'static str;
+
+/// The header of a message: its kind, and the length of its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    kind: u8,
+    len: u16,
+}
+
+impl Header {
+    /// The octets of the body, at most [`MAX_MESSAGE`] without the header.
+    pub(crate) const fn body(self) -> usize {
+        self.len as usize
+    }
+
+    pub(crate) fn parse(octets: [u8; HEADER]) -> Result<Self, Violation> {
+        let [a, b, c, d, version, kind, high, low] = octets;
+        if [a, b, c, d] != MAGIC {
+            return Err("it does not speak the protocol of the exchange");
+        }
+        if version != VERSION {
+            return Err("it speaks another version of the exchange");
+        }
+        let header = Self { kind, len: u16::from_be_bytes([high, low]) };
+        let range = match kind {
+            1 | 2 => ENDPOINT..=ENDPOINT + MAX_PRIVATE_DATA,
+            3 => 1..=1 + MAX_PRIVATE_DATA,
+            4 | 5 => 0..=0,
+            _ => return Err("a message of an unknown kind"),
+        };
+        if range.contains(&header.body()) { Ok(header) } else { Err("a message of a wrong length") }
+    }
+
+    /// The message of this header, from its whole body.
+    pub(crate) fn message(self, body: &[u8]) -> Result<Message<'_>, Violation> {
+        let short = "a message of a wrong length";
+        match self.kind {
+            1 | 2 => {
+                let (endpoint, private_data) = body.split_first_chunk().ok_or(short)?;
+                let endpoint = Endpoint::parse(endpoint)?;
+                let is_request = self.kind == 1;
+                Ok(if is_request {
+                    Message::Request(endpoint, private_data)
+                } else {
+                    Message::Accept(endpoint, private_data)
+                })
+            }
+            3 => body.split_first().map(|(code, data)| Message::Refuse(Refusal::of(*code), data)).ok_or(short),
+            4 => Ok(Message::Ready),
+            _ => Ok(Message::Goodbye),
+        }
+    }
+}
+
+impl Message<'_> {
+    /// Appends the octets. The private data is at most [`MAX_PRIVATE_DATA`] long; longer data is cut.
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        let kind = match self {
+            Self::Request(..) => 1,
+            Self::Accept(..) => 2,
+            Self::Refuse(..) => 3,
+            Self::Ready => 4,
+            Self::Goodbye => 5,
+        };
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&[VERSION, kind, 0, 0]);
+        let data = match self {
+            Self::Request(endpoint, data) | Self::Accept(endpoint, data) => {
+                endpoint.emit(out);
+                *data
+            }
+            Self::Refuse(refusal, data) => {
+                out.push(refusal.code());
+                *data
+            }
+            Self::Ready | Self::Goodbye => &[],
+        };
+        out.extend_from_slice(&data[..data.len().min(MAX_PRIVATE_DATA)]);
+        let len = (out.len() - start - HEADER) as u16;
+        out[start + 6..start + HEADER].copy_from_slice(&len.to_be_bytes());
+    }
+}
+
+/// Largest number of a queue pair or a packet: both have 24 bits.
+const MAX_24: u32 = 0xff_ffff;
+/// From here on LIDs name groups.
+const MULTICAST_LID: u16 = 0xc000;
+
+impl Endpoint {
+    fn parse(octets: &[u8; ENDPOINT]) -> Result<Self, Violation> {
+        let [
+            network,
+            mtu,
+            ack_timeout,
+            retry_count,
+            rnr_retry_count,
+            traffic_class,
+            responder_resources,
+            initiator_depth,
+            ..,
+        ] = *octets;
+        let word = |at: usize| u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&octets[20..]);
+        let (lids, qp_number, psn) = (word(8), word(12), word(16));
+        let network = match network {
+            1 => Network::InfiniBand,
+            2 => Network::RoceV2,
+            _ => return Err("a port on an unknown kind of network"),
+        };
+        // The lower half is reserved.
+        let lid = (lids >> 16) as u16;
+        let lid_is_good = match network {
+            Network::InfiniBand => (1..MULTICAST_LID).contains(&lid),
+            Network::RoceV2 => lid == 0,
+        };
+        let checks = [
+            ((1..=5).contains(&mtu), "a path MTU that does not exist"),
+            (ack_timeout <= 31, "an ack timeout out of its range"),
+            (retry_count <= 7 && rnr_retry_count <= 7, "a retry count out of its range"),
+            (lid_is_good, "a LID that names no port"),
+            // 0 and 1 are the queue pairs of management.
+            ((2..MAX_24).contains(&qp_number), "a number that no queue pair of a program has"),
+            (psn <= MAX_24, "a packet number out of its range"),
+            (gid != [0; 16] && gid[0] != 0xff && !is_group(gid), "a GID that names no port"),
+        ];
+        match checks.into_iter().find(|check| !check.0) {
+            Some((_, violation)) => Err(violation),
+            None => Ok(Self {
+                network,
+                mtu,
+                ack_timeout,
+                retry_count,
+                rnr_retry_count,
+                traffic_class,
+                responder_resources,
+                initiator_depth,
+                lid,
+                qp_number,
+                psn,
+                gid,
+            }),
+        }
+    }
+
+    fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&[
+            self.network as u8,
+            self.mtu,
+            self.ack_timeout,
+            self.retry_count,
+            self.rnr_retry_count,
+            self.traffic_class,
+            self.responder_resources,
+            self.initiator_depth,
+        ]);
+        out.extend_from_slice(&self.lid.to_be_bytes());
+        out.extend_from_slice(&[0, 0]);
+        out.extend_from_slice(&self.qp_number.to_be_bytes());
+        out.extend_from_slice(&self.psn.to_be_bytes());
+        out.extend_from_slice(&self.gid);
+    }
+}
+
+/// Whether a GID is that of an IPv4 address which names no single host.
+fn is_group(gid: [u8; 16]) -> bool {
+    let v4 = std::net::Ipv6Addr::from(gid).to_ipv4_mapped();
+    v4.is_some_and(|v4| v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn endpoint() -> Endpoint {
+        Endpoint {
+            network: Network::RoceV2,
+            mtu: 3,
+            ack_timeout: 19,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            traffic_class: 0x68,
+            responder_resources: 16,
+            initiator_depth: 8,
+            lid: 0,
+            qp_number: 0x12_3456,
+            psn: 0xab_cdef,
+            gid: *b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01",
+        }
+    }
+
+    fn parse(octets: &[u8]) -> Result<Message<'_>, Violation> {
+        let (header, body) = octets.split_first_chunk().expect("a header");
+        let header = Header::parse(*header)?;
+        assert_eq!(header.body(), body.len());
+        header.message(body)
+    }
+
+    fn octets(message: &Message<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        message.emit(&mut out);
+        out
+    }
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let infiniband = Endpoint { network: Network::InfiniBand, lid: 9, ..endpoint() };
+        for message in [
+            Message::Request(endpoint(), b"hello"),
+            Message::Request(infiniband, &[7; MAX_PRIVATE_DATA]),
+            Message::Accept(endpoint(), b""),
+            Message::Refuse(Refusal::Program, b"no"),
+            Message::Refuse(Refusal::Other(77), b""),
+            Message::Ready,
+            Message::Goodbye,
+        ] {
+            let octets = octets(&message);
+            assert!(octets.len() <= MAX_MESSAGE);
+            assert_eq!(parse(&octets), Ok(message));
+        }
+    }
+
+    /// The layout of `docs/wire.md`.
+    #[test]
+    fn a_request_has_its_layout() {
+        let wanted = b"RdXg\x01\x01\x00\x26\x02\x03\x13\x07\x07\x68\x10\x08\0\0\0\0\0\x12\x34\x56\0\xab\xcd\xef\
+                       \0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01hi";
+        assert_eq!(octets(&Message::Request(endpoint(), b"hi")), wanted);
+    }
+
+    #[test]
+    fn every_field_is_checked() {
+        let good = octets(&Message::Request(endpoint(), b""));
+        for (at, value, violation) in [
+            (0, b'r', "protocol"),
+            (4, 2, "version"),
+            (5, 9, "unknown kind"),
+            (7, 35, "wrong length"),
+            (8, 3, "unknown kind of network"),
+            (9, 0, "MTU"),
+            (9, 6, "MTU"),
+            (10, 32, "ack timeout"),
+            (11, 8, "retry count"),
+            (12, 8, "retry count"),
+            (17, 1, "LID"),
+            (20, 1, "queue pair"),
+            (24, 1, "packet number"),
+            (28, 0xff, "GID"),
+            (40, 224, "GID"),
+        ] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            let found = Header::parse(*bad.first_chunk().unwrap()).and_then(|header| header.message(&bad[HEADER..]));
+            assert!(found.is_err_and(|found| found.contains(violation)), "octet {at} is {value}: {found:?}");
+        }
+        for number in [0, 1, MAX_24] {
+            let bad = octets(&Message::Accept(Endpoint { qp_number: number, ..endpoint() }, b""));
+            assert!(parse(&bad).is_err(), "queue pair {number}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_octets_are_a_message_or_a_violation(header: [u8; 4], body in prop::collection::vec(any::<u8>(), 0..120)) {
+            let [a, b, c, d] = MAGIC;
+            let [version, kind, high, low] = header;
+            for octets in [[a, b, c, d, version, kind, high, low], [a, b, c, d, VERSION, kind % 7, 0, body.len() as u8]] {
+                let Ok(header) = Header::parse(octets) else { continue };
+                prop_assert!(header.body() <= MAX_MESSAGE - HEADER);
+                if let Ok(message) = header.message(&body) {
+                    let _ = format!("{message:?}");
+                    let mut again = Vec::new();
+                    message.emit(&mut again);
+                    prop_assert!(again.len() <= MAX_MESSAGE);
+                }
+            }
+        }
+    }
+}
