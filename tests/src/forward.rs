@@ -19,7 +19,7 @@ use rdma_reactor::transport::mr::{MemoryRegion, MrId};
 use rdma_reactor::transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use rdma_reactor::transport::qp::{QpAttr, QpId, SrqId};
 use rdma_reactor::transport::roles::{
-    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_reactor::transport::slab::Key;
@@ -516,6 +516,9 @@ unsafe impl Provider for Forward {
     }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
         self.inner.shared_memory()
+    }
+    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
+        None
     }
     fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
         Some(self)

@@ -16,7 +16,7 @@ use rdma_transport::mr::{Access, MemoryRegion, MrId};
 use rdma_transport::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use rdma_transport::qp::{QpAttr, QpId};
 use rdma_transport::roles::{
-    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_transport::slab::Key;
@@ -393,6 +393,9 @@ unsafe impl<P: Provider> Provider for Mutant<P> {
     }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
         self.inner.shared_memory()
+    }
+    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
+        None
     }
     fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
         None

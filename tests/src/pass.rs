@@ -55,5 +55,6 @@ unsafe impl<P: Provider> Provider for Pass<P> {
     fn adapter(&self) -> Option<&dyn Adapter> { self.0.adapter() }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { self.0.immediate_sends() }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { self.0.shared_memory() }
+    fn exchange(&mut self) -> Option<&mut dyn Exchange> { self.0.exchange() }
     fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> { self.0.device_events() }
 }

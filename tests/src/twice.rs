@@ -117,5 +117,6 @@ unsafe impl<P: Provider> Provider for Twice<P> {
     fn adapter(&self) -> Option<&dyn Adapter> { None }
     fn immediate_sends(&mut self) -> Option<&mut dyn ImmediateSends> { None }
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> { None }
+    fn exchange(&mut self) -> Option<&mut dyn Exchange> { None }
     fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> { None }
 }

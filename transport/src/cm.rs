@@ -159,6 +159,19 @@ impl ListenOptions {
     }
 }
 
+/// The port and the GID of a queue pair that connects by exchange ([`Exchange`](crate::roles::Exchange)). What is `None` follows
+/// from the address that this host has on the stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExchangeOptions {
+    /// The device by its name, such as `mlx5_0`: needed where the stream is on another network than the device, or on none.
+    pub device: Option<String>,
+    /// The port of the device, from 1.
+    pub port: Option<u8>,
+    /// The index in the port's table of GIDs: of type RoCE version 2 on Ethernet. By default that of the stream's address, and on
+    /// InfiniBand 0.
+    pub gid_index: Option<u8>,
+}
+
 /// The limits of RDMA Reads and atomics that may be outstanding on a connection. Further ones of this side wait in the
 /// send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

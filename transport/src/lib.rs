@@ -61,8 +61,8 @@ pub mod wr;
 
 pub use caps::{Capabilities, Features};
 pub use cm::{
-    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ListenOptions, PathOptions,
-    ReadDepth, Retries, Source,
+    CmEvent, CmEventKind, CmId, ConnectFailure, ConnectParam, Detached, DisconnectCause, ExchangeOptions,
+    ListenOptions, PathOptions, ReadDepth, Retries, Source,
 };
 pub use cq::{CqAttr, Notify};
 pub use datagram::{AddressId, DatagramPeer, DatagramSource, Destination, Route};

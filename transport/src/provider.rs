@@ -57,7 +57,7 @@ use crate::mem::Memory;
 use crate::mr::{Access, MemoryRegion};
 use crate::qp::QpAttr;
 use crate::roles::{
-    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
 use crate::wc::WorkCompletion;
@@ -319,6 +319,9 @@ pub unsafe trait Provider: Send + fmt::Debug {
 
     /// Returns the role of connections within the host, in memory that both processes map.
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory>;
+
+    /// Returns the role of connecting without a connection manager.
+    fn exchange(&mut self) -> Option<&mut dyn Exchange>;
 
     /// Returns the role of device events that belong to no connection.
     fn device_events(&mut self) -> Option<&mut dyn DeviceEvents>;

@@ -1,10 +1,10 @@
 //! Roles of providers: what some of them do and others do not. A [`Provider`](crate::Provider) returns each role that it has, and `None` for the others.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use crate::cm::{Detached, ListenOptions};
+use crate::cm::{Detached, ExchangeOptions, ListenOptions, PathOptions};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::Result;
 use crate::event::DeviceEvent;
@@ -91,6 +91,52 @@ pub trait Handover {
     /// Takes a detached connect request in. Go on as after `ConnectRequest`: make a queue pair and `accept`, or
     /// `reject`. On failure the peer's attempt ends.
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)>;
+}
+
+/// Connections without a connection manager: the two sides tell each other of their queue pairs over a TCP connection, or over
+/// another stream that the program brings (`docs/guide/exchange.md`). The ids behave as any others from then on: the same events come, and
+/// the same calls follow. The stream stays open for as long as the connection does, and its end is that of the connection.
+pub trait Exchange {
+    /// As [`Provider::listen`](crate::Provider::listen), for peers that connect by exchange. The address may be any of this host.
+    ///
+    /// # Errors
+    /// [`Error::Listen`](crate::Error::Listen) if the address is in use or is not of this host.
+    fn listen_exchange(
+        &mut self,
+        address: SocketAddr,
+        options: &ListenOptions,
+        exchange: &ExchangeOptions,
+    ) -> Result<CmId>;
+
+    /// Takes a stream that the program has accepted, as if it had come to `listener`. A peer that sends no request for 10 s is dropped.
+    ///
+    /// # Errors
+    /// The descriptor is no stream socket; `listener` does not listen for exchange.
+    fn take_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()>;
+
+    /// As [`Provider::resolve`](crate::Provider::resolve), for a peer that listens for exchange.
+    ///
+    /// # Errors
+    /// No port of a device has the address that leads to the peer, or what the options name; the error says which ports there are.
+    fn resolve_exchange(
+        &mut self,
+        peer: SocketAddr,
+        options: &PathOptions,
+        exchange: &ExchangeOptions,
+        deadline: Instant,
+    ) -> Result<CmId>;
+
+    /// As [`Exchange::resolve_exchange`], over a stream that the program has connected. It is made non-blocking, and is closed with the id.
+    ///
+    /// # Errors
+    /// As there; and the descriptor is no stream socket.
+    fn resolve_over(
+        &mut self,
+        stream: OwnedFd,
+        options: &PathOptions,
+        exchange: &ExchangeOptions,
+        deadline: Instant,
+    ) -> Result<CmId>;
 }
 
 /// Registration on other threads, for memory that takes too long to pin within a turn of the loop. Memory registered in pieces between

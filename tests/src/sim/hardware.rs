@@ -23,7 +23,7 @@ use rdma_transport::mr::{Access, MemoryRegion, MrId};
 use rdma_transport::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use rdma_transport::qp::{QpAttr, QpId};
 use rdma_transport::roles::{
-    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
 use rdma_transport::slab::Key;
@@ -665,6 +665,10 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     }
 
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
+        None
+    }
+
+    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
         None
     }
 

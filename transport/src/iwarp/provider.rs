@@ -35,7 +35,7 @@ use crate::qp::{QpAttr, QpId, SrqId};
 use crate::roce::packet::MAX_PAYLOAD;
 use crate::roce::tables::Tables;
 use crate::roles::{
-    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
 use crate::slab::{Key, Slab};
@@ -700,6 +700,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn shared_memory(&mut self) -> Option<&mut dyn SharedMemory> {
         (self.config.shared_memory != SharedMemoryPolicy::Off).then_some(self)
+    }
+
+    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
+        None
     }
 
     fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {

@@ -25,7 +25,7 @@ impl Verbs {
         };
         let ListenOptions { backlog, type_of_service, ack_timeout, ipv6_only } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
-        let raw = RawId::create(&self.channel, service)?;
+        let raw = RawId::create(self.manager()?, service)?;
         raw.reuse_address().map_err(listen)?;
         if let Some(only) = ipv6_only.filter(|_| address.is_ipv6()) {
             raw.ipv6_only(only).map_err(listen)?;
@@ -48,9 +48,9 @@ impl Verbs {
     pub(super) fn resolve_from(&mut self, peer: SocketAddr, options: &PathOptions, deadline: Instant) -> Result<CmId> {
         options.check()?;
         let raw = match &options.source {
-            Source::Any => RawId::create(&self.channel, Service::Connected)?,
+            Source::Any => RawId::create(self.manager()?, Service::Connected)?,
             Source::Address(address) => {
-                let raw = RawId::create(&self.channel, Service::Connected)?;
+                let raw = RawId::create(self.manager()?, Service::Connected)?;
                 raw.bind(&RawAddress::new(SocketAddr::new(*address, 0))).map_err(|error| Error::NoDevice {
                     reason: format!("a connection cannot leave from {address}: {error}"),
                 })?;
@@ -68,7 +68,7 @@ impl Verbs {
             if address.is_ipv6() != peer.is_ipv6() {
                 continue;
             }
-            let raw = RawId::create(&self.channel, Service::Connected)?;
+            let raw = RawId::create(self.manager()?, Service::Connected)?;
             if raw.bind(&RawAddress::new(address)).is_err() || raw.context().is_null() {
                 // Most addresses are on no device.
                 continue;

@@ -1,7 +1,9 @@
 //! [`Verbs`]: the provider's tables, and how their entries are found.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,13 +19,15 @@ use super::cq::{Batch, Cq};
 use super::devices::Device;
 use super::entry::{Id, Retiring, State};
 use super::ffi::check;
+use super::gid::{Place, SYSFS};
 use super::id::Terms;
 use super::mr::Region;
 use super::srq::Srq;
 use super::sys::ibv_fork_init;
-use crate::cm::{CmId, ConnectParam, ReadDepth};
+use crate::cm::{CmId, ConnectParam, ExchangeOptions, ReadDepth};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
+use crate::newcomers::Newcomers;
 use crate::provider::DeviceId;
 use crate::slab::{Key, Slab};
 
@@ -51,6 +55,28 @@ pub(super) struct Watch {
     pub(super) channel: bool,
     /// Devices that may have asynchronous events.
     pub(super) devices: Vec<u32>,
+    /// Ids whose streams may have something.
+    pub(super) streams: VecDeque<Key>,
+}
+
+/// A source of random octets.
+type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
+
+/// The address of this host on a stream, the options of its connection, and the port and GID that were found for them.
+pub(super) type Known = (Option<SocketAddr>, ExchangeOptions, Place);
+
+/// What the connections by exchange share.
+pub(super) struct Exchanges {
+    /// Numbers of first packets. Without it the provider does not have the role.
+    pub(super) entropy: Option<Entropy>,
+    /// Where the kernel shows the devices and their GIDs.
+    pub(super) sysfs: PathBuf,
+    /// Peers that have sent no request yet.
+    pub(super) newcomers: Newcomers<Key>,
+    /// Ids that wait for something, and until when.
+    pub(super) due: BTreeSet<(Instant, Key)>,
+    /// What was found last, so that a connect does not read whole tables.
+    pub(super) known: VecDeque<Known>,
 }
 
 /// RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] makes one.
@@ -58,7 +84,8 @@ pub(super) struct Watch {
 /// Its connection-manager channel is an epoll set over the event channel of librdmacm, the asynchronous events of the devices in
 /// use, and what the private threads for iWARP report.
 pub struct Verbs {
-    pub(super) channel: Arc<EventChannel>,
+    /// The connection manager, or why there is none: then queue pairs connect by exchange only.
+    manager: std::result::Result<Arc<EventChannel>, String>,
     pub(super) watch: Watch,
     pub(super) connector: Connector,
     pub(super) ids: Slab<Id>,
@@ -72,6 +99,7 @@ pub struct Verbs {
     pub(super) devices: Vec<Device>,
     /// Queue pairs that are destroyed when their last shared receive has come back, the earliest time limit first.
     pub(super) retiring: VecDeque<Retiring>,
+    pub(super) exchanges: Exchanges,
     /// Ids that wait for their peer to close, and until when, the earliest first. An id may have been destroyed meanwhile.
     pub(super) closing: VecDeque<(Instant, Key)>,
     /// Events to be handed out.
@@ -104,15 +132,24 @@ pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -
 }
 
 impl Verbs {
-    pub(super) fn on_channel(channel: Arc<EventChannel>) -> Result<Self> {
+    /// A provider with a connection manager, or with the reason why there is none.
+    pub(super) fn on_channel(manager: std::result::Result<Arc<EventChannel>, String>) -> Result<Self> {
         protect_from_forks();
         let io = |source| Error::io("opening the connection-manager channel", source);
         let poll = Poll::new().map_err(io)?;
-        poll.registry().register(&mut SourceFd(&channel.fd()), CM, Interest::READABLE).map_err(io)?;
+        if let Ok(channel) = &manager {
+            poll.registry().register(&mut SourceFd(&channel.fd()), CM, Interest::READABLE).map_err(io)?;
+        }
         let waker = Waker::new(poll.registry(), WAKE).map_err(io)?;
         Ok(Self {
-            channel,
-            watch: Watch { poll, ready: Events::with_capacity(16), channel: true, devices: Vec::new() },
+            watch: Watch {
+                poll,
+                ready: Events::with_capacity(64),
+                channel: manager.is_ok(),
+                devices: Vec::new(),
+                streams: VecDeque::new(),
+            },
+            manager,
             connector: Connector::new(waker),
             ids: Slab::default(),
             cqs: Slab::default(),
@@ -123,6 +160,13 @@ impl Verbs {
             batch: Batch::default(),
             devices: Vec::new(),
             retiring: VecDeque::new(),
+            exchanges: Exchanges {
+                entropy: None,
+                sysfs: SYSFS.into(),
+                newcomers: Newcomers::default(),
+                due: BTreeSet::new(),
+                known: VecDeque::new(),
+            },
             closing: VecDeque::new(),
             events: VecDeque::new(),
             device_events: VecDeque::new(),
@@ -132,12 +176,30 @@ impl Verbs {
         })
     }
 
+    /// Gives the provider a source of random octets, with which it has the role [`Exchange`](crate::roles::Exchange): the numbers of
+    /// the first packets of a connection are as unpredictable as that is.
+    #[must_use]
+    pub fn with_entropy(mut self, entropy: Box<dyn FnMut(&mut [u8]) + Send>) -> Self {
+        self.exchanges.entropy = Some(entropy);
+        self
+    }
+
+    /// The connection manager.
+    ///
+    /// # Errors
+    /// There is none, for the reason that the error names.
+    pub(super) fn manager(&self) -> Result<&Arc<EventChannel>> {
+        self.manager.as_ref().map_err(|why| Error::NoDevice {
+            reason: format!("{why}; connecting by exchange needs none of it (docs/guide/exchange.md)"),
+        })
+    }
+
     pub(super) fn id(&self, id: CmId) -> Result<&Id> {
-        self.ids.get(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
+        self.ids.get(id.0).filter(|id| !matches!(id.state, State::Watching | State::Arriving)).ok_or(STALE_ID)
     }
 
     pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut Id> {
-        self.ids.get_mut(id.0).filter(|id| id.state != State::Watching).ok_or(STALE_ID)
+        self.ids.get_mut(id.0).filter(|id| !matches!(id.state, State::Watching | State::Arriving)).ok_or(STALE_ID)
     }
 
     pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {

@@ -27,7 +27,7 @@ const GROUPS: usize = 64;
 impl Verbs {
     /// Makes an id of the datagram kind at `address`.
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
-        let raw = RawId::create(&self.channel, Service::Datagram)?;
+        let raw = RawId::create(self.manager()?, Service::Datagram)?;
         raw.bind(&RawAddress::new(address)).map_err(|error| match error {
             Error::Io { source, .. } => Error::Listen { address, source },
             other => other,
@@ -83,7 +83,7 @@ impl Verbs {
         from: Option<SocketAddr>,
         deadline: Instant,
     ) -> Result<CmId> {
-        let raw = RawId::create(&self.channel, Service::Datagram)?;
+        let raw = RawId::create(self.manager()?, Service::Datagram)?;
         if let Some(from) = from {
             raw.bind(&RawAddress::new(from))?;
         }

@@ -21,7 +21,8 @@ use super::sys::{
 };
 use crate::error::{Error, Result};
 
-/// What keeps a context open: an id of the provider's own that is bound to the device, for as long as it lives.
+/// What keeps a context open for as long as it lives: an id of the provider's own that is bound to the device, or the owner of
+/// a context that the provider has opened itself.
 pub(super) type Anchor = Arc<dyn Any + Send + Sync>;
 
 /// The driver behind a device, as far as the provider has to know it.
@@ -66,6 +67,8 @@ pub(super) struct RawDevice {
     channel: *mut ibv_comp_channel,
     /// On siw, the queue that `guard` makes; else null.
     guard: *mut ibv_cq,
+    /// Whether librdmacm has the device open, and so closes it.
+    managed: bool,
     /// Whether the device is going away.
     removed: AtomicBool,
     /// `None` while the device is being closed.
@@ -108,11 +111,11 @@ unsafe impl Send for RawDevice {}
 unsafe impl Sync for RawDevice {}
 
 impl RawDevice {
-    /// Opens what the provider needs on the device of `context`, which `anchor` keeps open.
+    /// Opens what the provider needs on the device of `context`, which `anchor` keeps open. `managed`: librdmacm has opened it.
     ///
     /// # Safety
     /// `context` is live for as long as `anchor` is.
-    pub(super) unsafe fn open(context: *mut ibv_context, anchor: Anchor) -> Result<Self> {
+    pub(super) unsafe fn open(context: *mut ibv_context, anchor: Anchor, managed: bool) -> Result<Self> {
         // SAFETY: a live context has a live device, whose name ends in zero.
         let (device, name) = unsafe { (&*(*context).device, CStr::from_ptr((*(*context).device).name.as_ptr())) };
         let name: Box<str> = name.to_string_lossy().into();
@@ -137,6 +140,7 @@ impl RawDevice {
             threads: (ptr::null_mut(), ptr::null_mut()),
             channel: ptr::null_mut(),
             guard: if driver == Driver::Siw { guard(context) } else { ptr::null_mut() },
+            managed,
             removed: AtomicBool::new(false),
             events: None,
             anchor: Some(anchor),
@@ -309,7 +313,7 @@ impl Drop for RawDevice {
         // SAFETY: regions and queue pairs hold a share of the device, so none is left in the domain.
         warn(check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.pd) }));
         let last = self.events.take().is_some_and(Subscription::end);
-        let removed = self.removed.load(Ordering::Relaxed);
+        let removed = self.managed && self.removed.load(Ordering::Relaxed);
         if removed && last && !forget_removed() {
             // It was the last device of the system. The library does not look for removed devices then, and would keep this
             // one open until the process ends.

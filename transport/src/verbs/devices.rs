@@ -39,9 +39,9 @@ impl Device {
     ///
     /// # Safety
     /// `context` is live for as long as `anchor` is.
-    pub(super) unsafe fn open(context: *mut ibv_context, anchor: Anchor, port: u8) -> Result<Self> {
+    pub(super) unsafe fn open(context: *mut ibv_context, anchor: Anchor, port: u8, managed: bool) -> Result<Self> {
         // SAFETY: the caller's promise.
-        let raw = unsafe { RawDevice::open(context, anchor) }?;
+        let raw = unsafe { RawDevice::open(context, anchor, managed) }?;
         let limits = Limits::of(&raw);
         let capabilities = capabilities::ask(&raw, &limits, port)?;
         let info = DeviceInfo { name: raw.name.to_string(), capabilities };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::id::RawId;
+use super::link::{Door, Link};
 use super::qp::Qp;
 use crate::cm::ReadDepth;
 use crate::provider::DeviceId;
@@ -23,6 +24,8 @@ pub(super) enum State {
     Resolving,
     /// On a device, and free to connect.
     Resolved,
+    /// The stream of a peer that has sent no request yet, of which the user knows nothing.
+    Arriving,
     /// Has asked the peer.
     Connecting,
     /// Was asked by a peer.
@@ -48,6 +51,7 @@ impl State {
             Self::Watching => "watching a device",
             Self::Resolving => "resolving",
             Self::Resolved => "resolved",
+            Self::Arriving => "arriving",
             Self::Connecting => "connecting",
             Self::Offered => "waiting for accept or reject",
             Self::Accepting => "being accepted",
@@ -80,6 +84,15 @@ pub(super) struct Id {
     pub(super) removal_told: bool,
     /// Multicast groups that it is in or joins, and the numbers of the joins.
     pub(super) groups: Vec<Option<(IpAddr, usize)>>,
+    /// The stream of a peer that is reached by exchange, or where such streams come in.
+    pub(super) exchange: Option<Box<Exchanged>>,
+}
+
+/// What an id has for an exchange.
+#[derive(Debug)]
+pub(super) enum Exchanged {
+    Door(Door),
+    Link(Link),
 }
 
 impl Id {
@@ -96,6 +109,28 @@ impl Id {
             handshaking: false,
             removal_told: false,
             groups: Vec::new(),
+            exchange: None,
+        }
+    }
+
+    pub(super) fn link(&self) -> Option<&Link> {
+        match self.exchange.as_deref() {
+            Some(Exchanged::Link(link)) => Some(link),
+            _ => None,
+        }
+    }
+
+    pub(super) fn link_mut(&mut self) -> Option<&mut Link> {
+        match self.exchange.as_deref_mut() {
+            Some(Exchanged::Link(link)) => Some(link),
+            _ => None,
+        }
+    }
+
+    pub(super) fn door_mut(&mut self) -> Option<&mut Door> {
+        match self.exchange.as_deref_mut() {
+            Some(Exchanged::Door(door)) => Some(door),
+            _ => None,
         }
     }
 }

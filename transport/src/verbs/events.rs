@@ -10,6 +10,7 @@ use super::core::{ASYNC, CM, Verbs, milliseconds_to};
 use super::entry::{Id, State};
 use super::ffi::QueueName;
 use super::id::{RawId, Service};
+use super::link;
 use super::srq::Srq;
 use super::status::{connect_failure, connect_outcome};
 use super::sys::rdma_cm_event_type as cm;
@@ -36,12 +37,14 @@ impl Verbs {
                 }
             }
             if self.watch.channel {
-                match self.channel.next()? {
+                match self.manager()?.next()? {
                     Some(event) => self.cm_event(event, now),
                     None => self.watch.channel = false,
                 }
             } else if let Some(device) = self.watch.devices.pop() {
                 self.async_events(device as usize);
+            } else if let Some(key) = self.watch.streams.pop_front() {
+                self.stream_ready(key, now);
             } else if !self.look()? {
                 return Ok(None);
             }
@@ -60,6 +63,7 @@ impl Verbs {
             any = true;
             match event.token() {
                 CM => self.watch.channel = true,
+                token if link::key_of(token).is_some() => self.watch.streams.extend(link::key_of(token)),
                 token if token.0 >= ASYNC => self.watch.devices.push((token.0 - ASYNC) as u32),
                 _ => woken = true,
             }
@@ -186,8 +190,9 @@ impl Verbs {
     }
 
     fn connect_request(&mut self, listener: Key, request: &Request, private_data: Box<[u8]>, read_depth: ReadDepth) {
+        let Ok(manager) = self.manager().cloned() else { return };
         // SAFETY: the event has brought a new id, which nobody else knows.
-        let raw = unsafe { RawId::from_raw(request.id, &self.channel) };
+        let raw = unsafe { RawId::from_raw(request.id, &manager) };
         let Some(listening) = self.ids.get(listener).filter(|id| id.state == State::Listening) else {
             // The listener is gone: dropping the id refuses the peer.
             return;
@@ -264,11 +269,11 @@ impl Verbs {
                 self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
             }
             State::Disconnecting { .. } => self.flush_closing(CmId(key)),
-            State::Listening | State::Bound | State::Watching | State::Offered | State::Dead => {}
+            State::Listening | State::Bound | State::Watching | State::Arriving | State::Offered | State::Dead => {}
         }
     }
 
-    fn disconnected(&mut self, key: Key, cause: DisconnectCause) {
+    pub(super) fn disconnected(&mut self, key: Key, cause: DisconnectCause) {
         if let Some(id) = self.ids.get_mut(key) {
             if !matches!(id.state, State::Disconnecting { .. }) {
                 id.state = State::Dead;
@@ -365,7 +370,9 @@ impl Verbs {
                 let why = format!("{name}: {why}");
                 self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why)));
             }
-            QpEvent::CommunicationEstablished if id.state == State::Accepting && !id.handshaking => {
+            QpEvent::CommunicationEstablished
+                if id.state == State::Accepting && !id.handshaking && !id.raw.is_exchanged() =>
+            {
                 if let Err(error) = id.raw.notify_established() {
                     log::debug!("{name}: {error}");
                 }

@@ -11,6 +11,7 @@ use super::channel::EventChannel;
 use super::core::{STALE_ID, Verbs};
 use super::entry::{Id, State};
 use super::id::RawId;
+use super::link::Moving;
 use crate::cm::{CmId, Detached, ReadDepth};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
@@ -31,7 +32,11 @@ impl Verbs {
         if entry.qp.is_some() {
             return Err(Error::InvalidState { call: "detach", state: "with a queue pair" });
         }
+        if entry.raw.is_exchanged() {
+            return self.hand_out_stream(id);
+        }
         let channel = Arc::new(EventChannel::open()?);
+        let entry = self.id_mut(id)?;
         let raw = Arc::get_mut(&mut entry.raw);
         raw.ok_or(Error::InvalidState { call: "detach", state: "in use" })?.migrate(&channel)?;
         let Id { raw, device, read_depth, .. } = self.ids.remove(id.0).ok_or(STALE_ID)?;
@@ -44,10 +49,14 @@ impl Verbs {
     }
 
     pub(super) fn take_in(&mut self, request: Detached) -> Result<(CmId, DeviceId)> {
+        let request = match request.into_state::<Moving>() {
+            Ok(moving) => return self.take_in_stream(moving),
+            Err(request) => request,
+        };
         let Request { mut id, read_depth } = request
             .into_state()
             .map_err(|_| Error::Unsupported { provider: NAME, feature: "connect requests of other providers" })?;
-        id.migrate(&self.channel)?;
+        id.migrate(self.manager()?)?;
         let mut entry = Id::new(Arc::new(id), State::Offered);
         entry.read_depth = read_depth;
         let key = self.add(entry);

@@ -8,16 +8,17 @@ use std::sync::{Arc, OnceLock};
 use super::channel::EventChannel;
 use super::cq::RawCq;
 use super::device::RawDevice;
-use super::ffi::{RawAddress, address, check, context_of};
+use super::ffi::{RawAddress, address, check, context_of, non_null};
 use super::srq::RawSrq;
 use super::sys::{
     RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
-    ibv_context, ibv_destroy_qp, ibv_event_type, ibv_modify_qp, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask,
-    ibv_qp_init_attr, ibv_qp_state, ibv_query_qp, rdma_accept, rdma_bind_addr, rdma_cm_id, rdma_conn_param,
-    rdma_connect, rdma_create_id, rdma_create_qp, rdma_destroy_id, rdma_disconnect, rdma_join_multicast,
-    rdma_leave_multicast, rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject, rdma_resolve_addr,
-    rdma_resolve_route, rdma_set_option,
+    ibv_atomic_cap, ibv_context, ibv_create_qp, ibv_destroy_qp, ibv_event_type, ibv_modify_qp, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_query_qp, rdma_accept, rdma_bind_addr, rdma_cm_id,
+    rdma_conn_param, rdma_connect, rdma_create_id, rdma_create_qp, rdma_destroy_id, rdma_disconnect,
+    rdma_join_multicast, rdma_leave_multicast, rdma_listen, rdma_migrate_id, rdma_notify, rdma_port_space, rdma_reject,
+    rdma_resolve_addr, rdma_resolve_route, rdma_set_option,
 };
+use super::transitions::{self, Change};
 use crate::cm::ReadDepth;
 use crate::error::{Error, Result};
 use crate::slab::Key;
@@ -31,16 +32,24 @@ pub(super) enum Service {
     Datagram,
 }
 
+/// How the peer of an id is reached.
+#[derive(Debug)]
+enum Way {
+    /// By the connection manager.
+    Managed { raw: *mut rdma_cm_id, _channel: Arc<EventChannel> },
+    /// By exchange over a stream; the port is 0 while it is not known.
+    Exchanged { port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr> },
+}
+
 /// Owns an id and its queue pair, and a share in everything that these depend on.
 #[derive(Debug)]
 pub(super) struct RawId {
-    raw: *mut rdma_cm_id,
+    way: Way,
     /// Set when nobody waits for this id any more: no call is to be started on it.
     abandoned: AtomicBool,
-    /// Set together with the queue pair: the queues that it uses.
-    queues: OnceLock<Queues>,
+    /// The queue pair, and the queues that it uses.
+    qp: OnceLock<(*mut ibv_qp, Queues)>,
     device: OnceLock<Arc<RawDevice>>,
-    _channel: Arc<EventChannel>,
 }
 
 // SAFETY: the library locks what ids share. The id's own fields are written by the calls below, and two threads call on
@@ -67,18 +76,37 @@ impl RawId {
     /// # Safety
     /// `raw` is a live id on `channel` that nobody else owns.
     pub(super) unsafe fn from_raw(raw: *mut rdma_cm_id, channel: &Arc<EventChannel>) -> Self {
-        Self {
-            raw,
-            abandoned: AtomicBool::new(false),
-            queues: OnceLock::new(),
-            device: OnceLock::new(),
-            _channel: Arc::clone(channel),
+        Self::on(Way::Managed { raw, _channel: Arc::clone(channel) })
+    }
+
+    /// An id whose peer is reached by exchange, on a port of a device.
+    pub(super) fn exchanged(port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
+        Self::on(Way::Exchanged { port, local, peer })
+    }
+
+    fn on(way: Way) -> Self {
+        Self { way, abandoned: AtomicBool::new(false), qp: OnceLock::new(), device: OnceLock::new() }
+    }
+
+    /// The id of the connection manager.
+    ///
+    /// # Errors
+    /// The peer is reached by exchange.
+    fn managed(&self) -> Result<*mut rdma_cm_id> {
+        match self.way {
+            Way::Managed { raw, .. } => Ok(raw),
+            Way::Exchanged { .. } => Err(Error::InvalidState { call: "a call of rdma_cm", state: "by exchange" }),
         }
     }
 
+    pub(super) const fn is_exchanged(&self) -> bool {
+        matches!(self.way, Way::Exchanged { .. })
+    }
+
     pub(super) fn service(&self) -> Service {
+        let Ok(raw) = self.managed() else { return Service::Connected };
         // SAFETY: the id is live; its port space never changes.
-        match unsafe { (*self.raw).ps } {
+        match unsafe { (*raw).ps } {
             rdma_port_space::RDMA_PS_UDP => Service::Datagram,
             _ => Service::Connected,
         }
@@ -86,34 +114,39 @@ impl RawId {
 
     /// Joins a group; `number` comes back in the events about it.
     pub(super) fn join(&self, group: IpAddr, number: usize) -> Result<()> {
+        let raw = self.managed()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
         let number = ptr::without_provenance_mut(number);
         // SAFETY: a live id with a queue pair; the address is read during the call, the context is a number.
-        check("rdma_join_multicast", unsafe { rdma_join_multicast(self.raw, group.as_ptr(), number) })
+        check("rdma_join_multicast", unsafe { rdma_join_multicast(raw, group.as_ptr(), number) })
     }
 
     pub(super) fn leave(&self, group: IpAddr) -> Result<()> {
+        let raw = self.managed()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
         // SAFETY: a live id; the address is read during the call, which waits until events about the group are
         // acknowledged. They are acknowledged as they are read.
-        check("rdma_leave_multicast", unsafe { rdma_leave_multicast(self.raw, group.as_ptr()) })
+        check("rdma_leave_multicast", unsafe { rdma_leave_multicast(raw, group.as_ptr()) })
     }
 
     /// Moves an id without a queue pair to another event channel, and off its device. The caller reads neither
     /// channel meanwhile.
     pub(super) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<()> {
+        let raw = self.managed()?;
         // SAFETY: a live id that nobody else has, as `self` is borrowed mutably, and a live channel. The call waits until
         // events of the id are acknowledged. They are acknowledged as they are read.
-        check("rdma_migrate_id", unsafe { rdma_migrate_id(self.raw, to.as_ptr()) })?;
-        self._channel = Arc::clone(to);
+        check("rdma_migrate_id", unsafe { rdma_migrate_id(raw, to.as_ptr()) })?;
+        self.way = Way::Managed { raw, _channel: Arc::clone(to) };
         self.device = OnceLock::new();
         Ok(())
     }
 
     /// Sets the key that events of the id carry from now on.
     pub(super) fn set_key(&self, key: Key) {
-        // SAFETY: the id is live, and only the driving thread, which calls this, reads its context.
-        unsafe { (*self.raw).context = context_of(key) }
+        if let Ok(raw) = self.managed() {
+            // SAFETY: the id is live, and only the driving thread, which calls this, reads its context.
+            unsafe { (*raw).context = context_of(key) }
+        }
     }
 
     /// Ties the id to the device it is on.
@@ -122,40 +155,60 @@ impl RawId {
     }
 
     #[cfg(all(test, not(feature = "rdma-sys")))]
-    pub(super) const fn as_ptr(&self) -> *mut rdma_cm_id {
-        self.raw
+    pub(super) fn as_ptr(&self) -> *mut rdma_cm_id {
+        self.managed().unwrap_or(ptr::null_mut())
+    }
+
+    /// The queue pair, to look at.
+    #[cfg(all(test, not(feature = "rdma-sys")))]
+    pub(super) fn qp_ptr(&self) -> *mut ibv_qp {
+        self.qp().unwrap_or(ptr::null_mut())
     }
 
     /// Context of the device that the id is on; null while it is on none.
     pub(super) fn context(&self) -> *mut ibv_context {
-        // SAFETY: the id is live.
-        unsafe { (*self.raw).verbs }
+        match self.way {
+            // SAFETY: the id is live.
+            Way::Managed { raw, .. } => unsafe { (*raw).verbs },
+            Way::Exchanged { .. } => self.device.get().map_or(ptr::null_mut(), |device| device.context()),
+        }
     }
 
     /// Number of the device's port that the id is on, from 1; 0 while it is on none.
     pub(super) fn port(&self) -> u8 {
-        // SAFETY: the id is live.
-        unsafe { (*self.raw).port_num }
+        match self.way {
+            // SAFETY: the id is live.
+            Way::Managed { raw, .. } => unsafe { (*raw).port_num },
+            Way::Exchanged { port, .. } => port,
+        }
     }
 
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: the id is live, and the union has room for every family.
-        unsafe { address((&raw const (*self.raw).route.addr.src_addr_union).cast()) }
+        match self.way {
+            // SAFETY: the id is live, and the union has room for every family.
+            Way::Managed { raw, .. } => unsafe { address((&raw const (*raw).route.addr.src_addr_union).cast()) },
+            Way::Exchanged { local, .. } => local,
+        }
     }
 
     pub(super) fn peer_address(&self) -> Option<SocketAddr> {
-        // SAFETY: as for the local address.
-        unsafe { address((&raw const (*self.raw).route.addr.dst_addr_union).cast()) }
+        match self.way {
+            // SAFETY: as for the local address.
+            Way::Managed { raw, .. } => unsafe { address((&raw const (*raw).route.addr.dst_addr_union).cast()) },
+            Way::Exchanged { peer, .. } => peer,
+        }
     }
 
     pub(super) fn bind(&self, to: &RawAddress) -> Result<()> {
+        let raw = self.managed()?;
         // SAFETY: a live id; the address is read during the call.
-        check("rdma_bind_addr", unsafe { rdma_bind_addr(self.raw, to.as_ptr()) })
+        check("rdma_bind_addr", unsafe { rdma_bind_addr(raw, to.as_ptr()) })
     }
 
     fn set_option<T>(&self, option: i32, mut value: T) -> Result<()> {
+        let raw = self.managed()?;
         // SAFETY: a live id; the option has this type, says each caller, and is read during the call.
-        let rc = unsafe { rdma_set_option(self.raw, RDMA_OPTION_ID, option, (&raw mut value).cast(), size_of::<T>()) };
+        let rc = unsafe { rdma_set_option(raw, RDMA_OPTION_ID, option, (&raw mut value).cast(), size_of::<T>()) };
         check("rdma_set_option", rc)
     }
 
@@ -180,26 +233,30 @@ impl RawId {
     }
 
     pub(super) fn listen(&self, backlog: u32) -> Result<()> {
+        let raw = self.managed()?;
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
         // SAFETY: a live id.
-        check("rdma_listen", unsafe { rdma_listen(self.raw, backlog) })
+        check("rdma_listen", unsafe { rdma_listen(raw, backlog) })
     }
 
     pub(super) fn resolve_address(&self, peer: &RawAddress, timeout_ms: i32) -> Result<()> {
+        let raw = self.managed()?;
         // SAFETY: a live id; no source address, and the peer's is read during the call.
-        check("rdma_resolve_addr", unsafe { rdma_resolve_addr(self.raw, ptr::null_mut(), peer.as_ptr(), timeout_ms) })
+        check("rdma_resolve_addr", unsafe { rdma_resolve_addr(raw, ptr::null_mut(), peer.as_ptr(), timeout_ms) })
     }
 
     pub(super) fn resolve_route(&self, timeout_ms: i32) -> Result<()> {
+        let raw = self.managed()?;
         // SAFETY: a live id.
-        check("rdma_resolve_route", unsafe { rdma_resolve_route(self.raw, timeout_ms) })
+        check("rdma_resolve_route", unsafe { rdma_resolve_route(raw, timeout_ms) })
     }
 
     /// Connects. May block on iWARP.
     pub(super) fn connect(&self, terms: &Terms) -> Result<()> {
+        let raw = self.managed()?;
         let mut param = terms.param();
         // SAFETY: a live id; the parameters and the private data they point to are read during the call.
-        check("rdma_connect", unsafe { rdma_connect(self.raw, &raw mut param) })
+        check("rdma_connect", unsafe { rdma_connect(raw, &raw mut param) })
     }
 
     pub(super) fn accept(&self, terms: &Terms) -> Result<()> {
@@ -208,27 +265,31 @@ impl RawId {
 
     /// Accepts for a queue pair of another id, if this one has none.
     pub(super) fn accept_for(&self, terms: &Terms, qp_number: u32) -> Result<()> {
+        let raw = self.managed()?;
         let mut param = terms.param();
         param.qp_num = qp_number;
         // SAFETY: a live id; the parameters and the private data they point to are read during the call.
-        check("rdma_accept", unsafe { rdma_accept(self.raw, &raw mut param) })
+        check("rdma_accept", unsafe { rdma_accept(raw, &raw mut param) })
     }
 
     pub(super) fn reject(&self, private_data: &[u8]) -> Result<()> {
+        let raw = self.managed()?;
         let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
         // SAFETY: a live id; at most as many bytes as there are, read during the call.
-        check("rdma_reject", unsafe { rdma_reject(self.raw, private_data.as_ptr().cast(), len) })
+        check("rdma_reject", unsafe { rdma_reject(raw, private_data.as_ptr().cast(), len) })
     }
 
     pub(super) fn disconnect(&self) -> Result<()> {
+        let raw = self.managed()?;
         // SAFETY: a live id.
-        check("rdma_disconnect", unsafe { rdma_disconnect(self.raw) })
+        check("rdma_disconnect", unsafe { rdma_disconnect(raw) })
     }
 
     /// Tells the connection manager that data has come before the word that the connection is up.
     pub(super) fn notify_established(&self) -> Result<()> {
+        let raw = self.managed()?;
         // SAFETY: a live id.
-        check("rdma_notify", unsafe { rdma_notify(self.raw, ibv_event_type::IBV_EVENT_COMM_EST) })
+        check("rdma_notify", unsafe { rdma_notify(raw, ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
     /// Makes the queue pair with `attr`, which names the given queues.
@@ -236,46 +297,60 @@ impl RawId {
         let Some(device) = self.device.get() else {
             return Err(Error::InvalidState { call: "create_qp", state: "on no device" });
         };
-        // SAFETY: a live id without a queue pair, a protection domain and queues of the id's device; the attributes are read
-        // and updated during the call.
-        check("rdma_create_qp", unsafe { rdma_create_qp(self.raw, device.queue_domain(), attr) })?;
-        let _ = self.queues.set(queues);
-        // SAFETY: the call succeeded: the id has its queue pair.
-        Ok(unsafe { (*self.raw).qp })
+        let qp = match self.way {
+            Way::Managed { raw, .. } => {
+                // SAFETY: a live id without a queue pair, a protection domain and queues of the id's device; the attributes are
+                // read and updated during the call.
+                check("rdma_create_qp", unsafe { rdma_create_qp(raw, device.queue_domain(), attr) })?;
+                // SAFETY: the call succeeded: the id has its queue pair.
+                unsafe { (*raw).qp }
+            }
+            Way::Exchanged { port, .. } => {
+                // SAFETY: a domain and queues of one device; the attributes are read and updated during the call.
+                let qp = non_null("ibv_create_qp", unsafe { ibv_create_qp(device.queue_domain(), attr) })?;
+                let atomics = device.attr.0.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
+                if let Err(error) = modify(qp, transitions::init(port, atomics)) {
+                    // SAFETY: made above, and used by nothing.
+                    unsafe { ibv_destroy_qp(qp) };
+                    return Err(error);
+                }
+                qp
+            }
+        };
+        let _ = self.qp.set((qp, queues));
+        Ok(qp)
     }
 
+    /// The queue pair, which lives as long as the id.
     fn qp(&self) -> Option<*mut ibv_qp> {
-        self.queues.get()?;
-        // SAFETY: the queue pair was made before `queues` was set and lives as long as the id.
-        Some(unsafe { (*self.raw).qp })
+        self.qp.get().map(|(qp, _)| *qp)
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<()> {
-        let Some(qp) = self.qp() else { return Ok(()) };
-        // SAFETY: a live queue pair; the attributes are read during the call.
-        check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, attr, mask.0 as i32) })
+    /// Changes the queue pair, if there is one.
+    pub(super) fn modify(&self, change: Change) -> Result<()> {
+        self.qp().map_or(Ok(()), |qp| modify(qp, change))
     }
 
     /// Puts the queue pair into the error state: every work request is flushed, and from here on the device touches no memory
     /// for this queue pair.
     pub(super) fn flush(&self) -> Result<()> {
-        let mut attr = no_attributes();
+        let mut attr = transitions::none();
         attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
-        self.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_STATE)
+        self.modify((attr, ibv_qp_attr_mask::IBV_QP_STATE))
     }
 
     /// Sets how long a peer waits that found no receive here, as a code. The connection manager leaves the longest time there
     /// is.
     pub(super) fn set_min_rnr_timer(&self, code: u8) -> Result<()> {
-        let mut attr = no_attributes();
+        let mut attr = transitions::none();
         attr.min_rnr_timer = code;
-        self.modify(&mut attr, ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER)
+        self.modify((attr, ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER))
     }
 
     /// Asks the queue pair for its attributes; `None` when the id has none.
     pub(super) fn query(&self, mask: ibv_qp_attr_mask) -> Result<Option<ibv_qp_attr>> {
         let Some(qp) = self.qp() else { return Ok(None) };
-        let mut attr = no_attributes();
+        let mut attr = transitions::none();
         // SAFETY: all fields are numbers and pointers for which null is good.
         let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
         // SAFETY: a live queue pair, and places for the results.
@@ -292,9 +367,10 @@ impl RawId {
     }
 }
 
-fn no_attributes() -> ibv_qp_attr {
-    // SAFETY: all fields are numbers.
-    unsafe { std::mem::zeroed() }
+/// Changes a queue pair, which is live.
+fn modify(qp: *mut ibv_qp, (mut attr, mask): Change) -> Result<()> {
+    // SAFETY: a live queue pair, says each caller in this file; the attributes are read during the call.
+    check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, &raw mut attr, mask.0 as i32) })
 }
 
 impl RawId {
@@ -306,13 +382,15 @@ impl RawId {
 
     /// Destroys the queue pair. If the device keeps it, what it uses is kept, too, until the process ends.
     fn destroy_qp(&mut self) -> Result<()> {
-        let Some(queues) = self.queues.take() else { return Ok(()) };
+        let Some((qp, queues)) = self.qp.take() else { return Ok(()) };
         // SAFETY: the queue pair is live, and goes before what it depends on; its asynchronous events are acknowledged as they
         // are read. `rdma_destroy_qp` would do the same, and would not say whether it has worked.
-        let rc = unsafe { ibv_destroy_qp((*self.raw).qp) };
+        let rc = unsafe { ibv_destroy_qp(qp) };
         let rc = if cfg!(planted = "a-failed-destroy-qp-counts-as-success") { 0 } else { rc };
-        // SAFETY: the id is live, and nobody asks for its queue pair any more.
-        unsafe { (*self.raw).qp = ptr::null_mut() };
+        if let Way::Managed { raw, .. } = self.way {
+            // SAFETY: the id is live, and nobody asks for its queue pair any more.
+            unsafe { (*raw).qp = ptr::null_mut() };
+        }
         let device = self.device.get();
         let destroyed =
             device.map_or_else(|| check("ibv_destroy_qp", rc), |device| device.given_back("ibv_destroy_qp", rc));
@@ -328,8 +406,9 @@ impl Drop for RawId {
         if let Err(error) = self.destroy_qp() {
             log::error!("{error}: the queue pair is left as it is");
         }
+        let Way::Managed { raw, .. } = self.way else { return };
         // SAFETY: the last owner; the id's events are acknowledged as they are read, so this waits for nobody.
-        if let Err(error) = check("rdma_destroy_id", unsafe { rdma_destroy_id(self.raw) }) {
+        if let Err(error) = check("rdma_destroy_id", unsafe { rdma_destroy_id(raw) }) {
             log::warn!("{error}");
         }
     }

@@ -6,12 +6,16 @@ use std::sync::Arc;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
+use super::NAME;
 use super::core::{ASYNC, STALE_ID, Verbs};
 use super::device::Anchor;
 use super::devices::Device;
 use super::entry::{Id, State};
 use super::ffi::{self, RawAddress};
+use super::gid::{self, Place};
 use super::id::{RawId, Service};
+use super::opened::Opened;
+use crate::cm::ExchangeOptions;
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 use crate::qp::QpId;
@@ -45,32 +49,63 @@ impl Verbs {
         }
         // An id of our own comes first, at the same address: it keeps the context open, and hears of the device's removal.
         let address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
-        let watch = Arc::new(RawId::create(&self.channel, Service::Connected)?);
+        let watch = Arc::new(RawId::create(self.manager()?, Service::Connected)?);
         watch.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0)))?;
         if watch.context() != context {
             return Err(Error::NoDevice { reason: format!("{address} is on more than one device") });
         }
         let anchor: Anchor = Arc::clone(&watch) as Anchor;
         // SAFETY: the id is on the device, whose context librdmacm keeps open for as long as the id lives.
-        let device = unsafe { Device::open(context, anchor, id.port()) }?;
+        let device = unsafe { Device::open(context, anchor, id.port(), true) }?;
+        let handle = self.add_device(device)?;
+        let mut watch = Id::new(watch, State::Watching);
+        watch.device = Some(handle);
+        self.devices[handle.0 as usize].watch = Some(self.add(watch));
+        Ok(handle)
+    }
+
+    /// Takes in a device that was opened, and has its events watched.
+    fn add_device(&mut self, device: Device) -> Result<DeviceId> {
         let index = self.devices.len();
         for fd in device.live()?.event_fds() {
             let registered =
                 self.watch.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
             registered.map_err(|source| Error::io("watching a device", source))?;
         }
-        let mut watch = Id::new(watch, State::Watching);
-        let handle = DeviceId(index as u32);
-        watch.device = Some(handle);
-        let key = self.add(watch);
         self.devices.push(device);
-        self.devices[index].watch = Some(key);
-        Ok(handle)
+        Ok(DeviceId(index as u32))
+    }
+
+    /// The device of a connection by exchange. The connection manager opens it if it can, as the removal of a device is then
+    /// noticed; else the provider does.
+    pub(super) fn device_for(&mut self, place: &Place) -> Result<DeviceId> {
+        let known = |device: &Device| device.info.name == place.device && device.live().is_ok();
+        if let Some(index) = self.devices.iter().position(known) {
+            return Ok(DeviceId(index as u32));
+        }
+        if self.manager().is_ok() {
+            match self.device_with(place.address()) {
+                Ok(device) if self.devices[device.0 as usize].info.name == place.device => return Ok(device),
+                other => log::debug!("{} is not opened by rdma_cm: {:?}", place.device, other.err()),
+            }
+        }
+        let opened = Arc::new(Opened::new(&place.device)?);
+        let context = opened.context();
+        // SAFETY: the context is open for as long as its owner lives, which is the anchor.
+        let device = unsafe { Device::open(context, opened as Anchor, place.port, false) }?;
+        if device.limits.iwarp {
+            let feature = "exchange on an iWARP device, whose queue pairs connect by rdma_cm only";
+            return Err(Error::Unsupported { provider: NAME, feature });
+        }
+        self.add_device(device)
     }
 
     /// The device that has an address of this host.
     pub(super) fn device_with(&mut self, address: IpAddr) -> Result<DeviceId> {
-        let id = RawId::create(&self.channel, Service::Connected)?;
+        if self.manager().is_err() {
+            return self.device_of_gid(address);
+        }
+        let id = RawId::create(self.manager()?, Service::Connected)?;
         id.bind(&RawAddress::new(SocketAddr::new(address, 0)))
             .map_err(|error| Error::NoDevice { reason: format!("the address {address}: {error}") })?;
         if id.context().is_null() {
@@ -79,11 +114,21 @@ impl Verbs {
         self.device_up(&id)?.map_err(|reason| Error::NoDevice { reason })
     }
 
+    /// The device that has an address, if there is no connection manager to ask.
+    fn device_of_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
+        let options = ExchangeOptions::default();
+        let place = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
+        let device = self.device_for(&place)?;
+        self.check_port(Some(device), place.port)?;
+        Ok(device)
+    }
+
     /// Watches every device that has an address. librdmacm opens them all when it looks for removed ones, and a device that it
     /// has opened and that nobody watches could not be removed in its turn.
     fn watch_all(&mut self) {
+        let Ok(manager) = self.manager().cloned() else { return };
         for address in ffi::local_addresses() {
-            let watched = RawId::create(&self.channel, Service::Connected).and_then(|id| {
+            let watched = RawId::create(&manager, Service::Connected).and_then(|id| {
                 id.bind(&RawAddress::new(address))?;
                 if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
             });
@@ -105,7 +150,8 @@ impl Verbs {
     /// given: then its place on its completion queue and on its shared queue stays taken.
     pub(super) fn remove(&mut self, key: Key) -> Result<()> {
         self.leave_all(key);
-        let Some(id) = self.ids.remove(key) else { return Ok(()) };
+        let Some(mut id) = self.ids.remove(key) else { return Ok(()) };
+        let exchange = id.exchange.take();
         let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
         let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
         // A queue pair on a shared queue stops first, so that the receive that it works on completes. One that a thread still
@@ -116,6 +162,9 @@ impl Verbs {
             self.set_aside(key, qp);
         }
         if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
+            if let Some(exchange) = exchange {
+                self.end_exchange(key, id.state, *exchange);
+            }
             self.retire(key, id, now);
             return Ok(());
         }
@@ -138,6 +187,9 @@ impl Verbs {
             if let Some(device) = device {
                 self.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
             }
+        }
+        if let Some(exchange) = exchange {
+            self.end_exchange(key, state, *exchange);
         }
         if let Some(device) = device.filter(|_| state != State::Watching) {
             self.devices[device.0 as usize].ids -= 1;

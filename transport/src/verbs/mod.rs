@@ -12,11 +12,13 @@
 //! | `capabilities` | what a device can do |
 //! | `mr`, `address`, `cq`, `srq` | owners of memory regions, address handles, completion queues, shared receive queues |
 //! | `chains`, `numbers`, `moderation` | work requests in the device's form; queue pairs by number; fewer completion events |
+//! | `opened`, `gid`, `transitions` | without a connection manager: the owner of a context, the tables of GIDs, the ways from state to state |
 //! | `id` | the owner of an id and its queue pair |
+//! | `link` | the stream of a connection by exchange |
 //! | `connector` | threads for the calls that block on iWARP |
 //! | `qp`, `entry`, `devices` | what the provider knows of a queue pair, an id, a device |
 //! | `core` | [`Verbs`]: the tables of all these |
-//! | `landing`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | what [`Verbs`] does, by subject |
+//! | `landing`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring`, `exchanging`, `streams` | what [`Verbs`] does, by subject |
 //! | `events` | what an event does |
 //! | `open` | [`Verbs::open`], and whether a device leads to an address |
 //! | `provider` | the implementation of [`crate::Provider`] |
@@ -72,18 +74,22 @@ mod devices;
 mod dispatcher;
 mod entry;
 mod events;
+mod exchanging;
 #[cfg(all(test, not(feature = "rdma-sys")))]
 pub(crate) mod fake;
 mod ffi;
+mod gid;
 mod handover;
 #[cfg(all(test, not(feature = "rdma-sys")))]
 mod hazards;
 mod id;
 mod landing;
+mod link;
 mod moderation;
 mod mr;
 mod numbers;
 mod open;
+mod opened;
 mod port;
 mod provider;
 mod qp;
@@ -92,7 +98,9 @@ mod retiring;
 mod route;
 mod srq;
 mod status;
+mod streams;
 mod sys;
+mod transitions;
 
 pub use self::core::Verbs;
 pub use open::Reach;

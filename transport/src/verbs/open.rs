@@ -36,7 +36,9 @@ pub enum Reach {
 }
 
 impl Verbs {
-    /// Opens the connection manager. Devices are opened when the first connection or listener is on them.
+    /// Opens the connection manager. Devices are opened when the first connection or listener is on them. Where rdma_cm cannot be
+    /// used, the provider opens all the same: it can connect by [`Exchange`](crate::roles::Exchange) then, if it has entropy
+    /// ([`Verbs::with_entropy`]).
     ///
     /// # Errors
     /// [`Error::NoLibrary`] when the libraries are not installed or too old; [`Error::NoDevice`] when a device, a kernel module or
@@ -44,11 +46,21 @@ impl Verbs {
     pub fn open() -> Result<Self> {
         sys::load().map_err(|missing| Error::NoLibrary { reason: missing.to_string() })?;
         check_devices()?;
-        let channel = EventChannel::open().map_err(|error| match error {
-            Error::Io { source, .. } => Error::NoDevice { reason: no_manager(&source) },
-            other => other,
-        })?;
-        Self::on_channel(Arc::new(channel))
+        let manager = match EventChannel::open() {
+            Ok(channel) => Ok(Arc::new(channel)),
+            Err(Error::Io { source, .. }) => Err(no_manager(&source)),
+            Err(other) => return Err(other),
+        };
+        if let Err(why) = &manager {
+            log::info!("provider verbs: {why}; queue pairs can be connected by exchange only");
+        }
+        Self::on_channel(manager)
+    }
+
+    /// Why queue pairs can be connected by exchange only, if so.
+    #[must_use]
+    pub fn without_manager(&self) -> Option<String> {
+        self.manager().err().map(|error| error.to_string())
     }
 
     /// Whether one of the devices leads to `peer`. Resolves its address, for at most `timeout`, and **blocks** so long:
@@ -57,6 +69,7 @@ impl Verbs {
     /// # Errors
     /// When there are no resources to find out.
     pub fn reaches(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Reach> {
+        self.manager()?;
         if peer.ip().is_loopback() {
             return Ok(Reach::No { reason: NO_LOOPBACK.into() });
         }
@@ -86,6 +99,7 @@ impl Verbs {
     /// # Errors
     /// When there are no resources to find out.
     pub fn serves(&mut self, address: SocketAddr) -> Result<Reach> {
+        self.manager()?;
         if address.ip().is_unspecified() {
             return self.serves_any();
         }

@@ -42,7 +42,8 @@ impl Verbs {
     ) -> Result<()> {
         let silent =
             matches!(state, State::Listening | State::Bound | State::Watching | State::Resolving | State::Resolved);
-        let Some(device) = device.filter(|_| !silent) else { return RawId::end(raw, stopped) };
+        // Nor is anything sent to the port of a peer that is reached by exchange.
+        let Some(device) = device.filter(|_| !silent && !raw.is_exchanged()) else { return RawId::end(raw, stopped) };
         let entry = &mut self.devices[device.0 as usize];
         if entry.limits.driver != Driver::Rxe || !entry.is_down(raw.port()) {
             return RawId::end(raw, stopped);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,26 @@ use super::cq;
 use super::entry::State;
 use super::ffi::QueueName;
 use super::id::Service;
+use super::link::{Link, adopt};
 use super::mr::{DeviceRegistrar, DmaBuf, Prepared, Region};
 use super::status::connect_failure;
 use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::Features;
-use crate::cm::{CmEvent, CmEventKind, CmId, ConnectParam, Detached, ListenOptions, PathOptions, ReadDepth};
+use crate::cm::{
+    CmEvent, CmEventKind, CmId, ConnectParam, Detached, ExchangeOptions, ListenOptions, PathOptions, ReadDepth,
+};
 use crate::cq::{CqAttr, Notify};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
+use crate::exchange::message::Refusal;
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 use crate::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::registrar::{Registrar, Registration};
 use crate::roles::{
-    Adapter, Datagrams, DeviceEvents, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
+    Adapter, Datagrams, DeviceEvents, Exchange, Extensions, ForeignMemory, Handover, ImmediateSends, Liveness,
     OffLoopRegistration, PathState, Paths, RemoteKeys, SharedMemory, SharedReceives,
 };
 use crate::srq::SrqAttr;
@@ -103,7 +107,8 @@ unsafe impl Provider for Verbs {
     fn next_deadline(&self) -> Option<Instant> {
         let closing = self.closing.front().map(|closing| closing.0);
         let retiring = self.retiring.front().map(|retiring| retiring.until);
-        closing.into_iter().chain(retiring).min()
+        let exchanges = self.exchanges.due.first().map(|due| due.0);
+        closing.into_iter().chain(retiring).chain(exchanges).min()
     }
 
     fn progress(&mut self, now: Instant, _drive: Drive) -> bool {
@@ -113,6 +118,7 @@ unsafe impl Provider for Verbs {
             self.flush_closing(CmId(key));
         }
         self.retire_overdue(now);
+        self.exchanges_overdue(now);
         false
     }
 
@@ -137,6 +143,9 @@ unsafe impl Provider for Verbs {
             return Err(Error::InvalidState { call: "connect", state: "without a queue pair" });
         }
         let terms = self.terms(entry, param, None)?;
+        if entry.raw.is_exchanged() {
+            return self.connect_by_exchange(id, &terms, param.retries.min_rnr_timer);
+        }
         let (iwarp, raw) = (self.is_iwarp(entry), Arc::clone(&entry.raw));
         let mut refused = None;
         if iwarp {
@@ -173,6 +182,9 @@ unsafe impl Provider for Verbs {
         let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
         self.check_port(device, port)?;
         let entry = self.id_mut(id)?;
+        if entry.raw.is_exchanged() {
+            return self.accept_by_exchange(id, &terms, param.retries.min_rnr_timer, now);
+        }
         entry.raw.accept(&terms)?;
         entry.handshaking = iwarp;
         entry.min_rnr_timer = param.retries.min_rnr_timer;
@@ -200,6 +212,10 @@ unsafe impl Provider for Verbs {
             self.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
         }
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
+        if raw.is_exchanged() {
+            self.refuse_exchange(id.0, Refusal::Program, private_data);
+            return Ok(());
+        }
         if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
             // The peer may have gone before.
             log::debug!("{error}");
@@ -211,6 +227,9 @@ unsafe impl Provider for Verbs {
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
         self.now = Some(now);
         let entry = self.id(id)?;
+        if entry.raw.is_exchanged() {
+            return self.disconnect_exchange(id);
+        }
         let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
         let up = self.check_port(device, port).is_ok();
         let entry = self.id_mut(id)?;
@@ -232,7 +251,7 @@ unsafe impl Provider for Verbs {
                 }
                 false
             }
-            State::Bound | State::Resolving | State::Resolved => false,
+            State::Bound | State::Resolving | State::Resolved | State::Arriving => false,
         };
         let mut told = false;
         if tell && up {
@@ -416,8 +435,48 @@ unsafe impl Provider for Verbs {
         None
     }
 
+    fn exchange(&mut self) -> Option<&mut dyn Exchange> {
+        if self.exchanges.entropy.is_some() { Some(self) } else { None }
+    }
+
     fn device_events(&mut self) -> Option<&mut dyn DeviceEvents> {
         Some(self)
+    }
+}
+
+impl Exchange for Verbs {
+    fn listen_exchange(
+        &mut self,
+        address: SocketAddr,
+        options: &ListenOptions,
+        exchange: &ExchangeOptions,
+    ) -> Result<CmId> {
+        self.open_door(address, options, exchange)
+    }
+
+    fn take_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
+        self.now = Some(now);
+        self.let_in(listener, stream, now)
+    }
+
+    fn resolve_exchange(
+        &mut self,
+        peer: SocketAddr,
+        options: &PathOptions,
+        exchange: &ExchangeOptions,
+        deadline: Instant,
+    ) -> Result<CmId> {
+        self.resolve_link(Link::active(Some(peer), None), options, exchange, deadline)
+    }
+
+    fn resolve_over(
+        &mut self,
+        stream: OwnedFd,
+        options: &PathOptions,
+        exchange: &ExchangeOptions,
+        deadline: Instant,
+    ) -> Result<CmId> {
+        self.resolve_link(Link::active(None, Some(adopt(stream)?)), options, exchange, deadline)
     }
 }
 

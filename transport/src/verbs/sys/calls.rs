@@ -165,6 +165,8 @@ functions! {
     required {
         verbs fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
         verbs fn ibv_free_device_list(list: *mut *mut ibv_device);
+        verbs fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
+        verbs fn ibv_close_device(context: *mut ibv_context) -> c_int;
         verbs fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
         verbs fn ibv_query_port(context: *mut ibv_context, port_num: u8, attr: *mut _compat_ibv_port_attr) -> c_int;
         verbs fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;

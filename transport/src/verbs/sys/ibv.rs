@@ -617,6 +617,9 @@ constants! {
         IBV_QPT_UD = 4,
     }
     mod ibv_qp_state: c_uint {
+        IBV_QPS_INIT = 1,
+        IBV_QPS_RTR = 2,
+        IBV_QPS_RTS = 3,
         IBV_QPS_ERR = 6,
     }
     mod ibv_wc_status: c_uint {
@@ -693,14 +696,20 @@ constants! {
     }
     flags ibv_qp_attr_mask {
         IBV_QP_STATE = 1,
+        IBV_QP_ACCESS_FLAGS = 8,
+        IBV_QP_PKEY_INDEX = 16,
+        IBV_QP_PORT = 32,
         IBV_QP_AV = 128,
         IBV_QP_PATH_MTU = 256,
         IBV_QP_TIMEOUT = 512,
         IBV_QP_RETRY_CNT = 1024,
         IBV_QP_RNR_RETRY = 2048,
+        IBV_QP_RQ_PSN = 4096,
         IBV_QP_MAX_QP_RD_ATOMIC = 8192,
         IBV_QP_MIN_RNR_TIMER = 32768,
+        IBV_QP_SQ_PSN = 65536,
         IBV_QP_MAX_DEST_RD_ATOMIC = 131_072,
+        IBV_QP_DEST_QPN = 1 << 20,
     }
     flags ibv_send_flags {
         IBV_SEND_FENCE = 1,

@@ -1,0 +1,246 @@
+//! The tables of GIDs of this host's ports, as the kernel shows them in `/sys/class/infiniband`, and the entry that a connection
+//! by exchange uses. An entry of another address or of RoCE version 1 would send packets that the peer never gets.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use crate::cm::ExchangeOptions;
+use crate::error::{Error, Result};
+use crate::exchange::message::Network;
+use crate::mem;
+
+/// Where the kernel shows the devices.
+pub(super) const SYSFS: &str = "/sys/class/infiniband";
+
+/// A port, and the entry of its table that a queue pair uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) device: String,
+    pub(super) port: u8,
+    pub(super) network: Network,
+    pub(super) gid_index: u8,
+    pub(super) gid: [u8; 16],
+}
+
+/// An address as the entry of a table.
+fn gid_of(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+/// The port of a device, and what its table says.
+struct Port<'a> {
+    folder: PathBuf,
+    device: &'a str,
+    number: u8,
+}
+
+fn line(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let Ok(list) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<String> = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+impl<'a> Port<'a> {
+    fn all(root: &Path, device: &'a str) -> Vec<Self> {
+        let ports = root.join(device).join("ports");
+        let port = |name: String| Some(Port { folder: ports.join(&name), device, number: name.parse().ok()? });
+        names(&ports).into_iter().filter_map(port).collect()
+    }
+
+    fn is_ethernet(&self) -> bool {
+        line(&self.folder.join("link_layer")).is_some_and(|layer| layer == "Ethernet")
+    }
+
+    /// The GID of an entry; `None` if the entry is empty.
+    fn gid(&self, index: u8) -> Option<[u8; 16]> {
+        let text = line(&self.folder.join("gids").join(index.to_string()))?;
+        let gid = text.parse::<Ipv6Addr>().ok()?;
+        (!gid.is_unspecified()).then_some(gid.octets())
+    }
+
+    fn is_roce_v2(&self, index: u8) -> bool {
+        let of = self.folder.join("gid_attrs/types").join(index.to_string());
+        line(&of).is_some_and(|text| text == "RoCE v2")
+    }
+
+    /// Whether an entry belongs to the network interface of this number; 0 stands for any.
+    fn is_of(&self, index: u8, interface: u32) -> bool {
+        let name = || line(&self.folder.join("gid_attrs/ndevs").join(index.to_string()));
+        let number = |name: String| line(&Path::new("/sys/class/net").join(name).join("ifindex"))?.parse().ok();
+        interface == 0 || name().and_then(number) == Some(interface)
+    }
+
+    /// The entries that are not empty.
+    fn entries(&self) -> impl Iterator<Item = (u8, [u8; 16])> + '_ {
+        let mut indexes: Vec<u8> =
+            names(&self.folder.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
+        indexes.sort_unstable();
+        indexes.into_iter().filter_map(|index| Some((index, self.gid(index)?)))
+    }
+
+    /// The entries of RoCE version 2.
+    fn usable(&self) -> impl Iterator<Item = (u8, [u8; 16])> + '_ {
+        self.entries().filter(|entry| self.is_roce_v2(entry.0))
+    }
+
+    fn place(&self, network: Network, (gid_index, gid): (u8, [u8; 16])) -> Place {
+        Place { device: self.device.into(), port: self.number, network, gid_index, gid }
+    }
+
+    /// Whether an address of this host is on a network interface of this port (IPoIB).
+    fn has(&self, root: &Path, interface: u32) -> bool {
+        let interfaces = root.join(self.device).join("device/net");
+        names(&interfaces).iter().any(|name| {
+            let number = |file: &str| line(&interfaces.join(name).join(file))?.parse::<u32>().ok();
+            number("ifindex") == Some(interface) && number("dev_port").map(|port| port + 1) == Some(self.number.into())
+        })
+    }
+
+    /// The place that a connection uses here; `None` if the port is not for it.
+    fn choose(&self, root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<Option<Place>> {
+        let named = options.device.is_some();
+        if !self.is_ethernet() {
+            let on_it =
+                source.is_some_and(|source| interface_of(source.ip()).is_some_and(|found| self.has(root, found)));
+            let index = options.gid_index.unwrap_or(0);
+            let place = self.gid(index).map(|gid| self.place(Network::InfiniBand, (index, gid)));
+            return match place.filter(|_| named || on_it) {
+                None if named => Err(self.empty(index)),
+                place => Ok(place),
+            };
+        }
+        let of_source = |source: SocketAddr| {
+            let scope = if let SocketAddr::V6(v6) = source { v6.scope_id() } else { 0 };
+            let wanted = gid_of(source.ip());
+            self.usable().find(|&(index, gid)| gid == wanted && self.is_of(index, scope))
+        };
+        let found = source.and_then(of_source);
+        if !named && found.is_none() {
+            return Ok(None);
+        }
+        let Some(index) = options.gid_index else {
+            // A device on another network than the stream: an address of the same family, and none that is good for one link.
+            let same_family = |gid: [u8; 16]| source.is_none_or(|source| is_v4(gid) == source.is_ipv4());
+            let by_family = || {
+                let wide = |gid: [u8; 16]| !Ipv6Addr::from(gid).is_unicast_link_local();
+                self.usable()
+                    .find(|&(_, gid)| wide(gid) && same_family(gid))
+                    .or_else(|| self.usable().find(|&(_, gid)| wide(gid)))
+            };
+            return match found.or_else(by_family) {
+                Some(entry) => Ok(Some(self.place(Network::RoceV2, entry))),
+                None => Err(Error::NoDevice {
+                    reason: format!(
+                        "port {} of {} has no GID of RoCE version 2: give its network interface an address",
+                        self.number, self.device
+                    ),
+                }),
+            };
+        };
+        let gid = self.gid(index).ok_or_else(|| self.empty(index))?;
+        if !self.is_roce_v2(index) {
+            let usable: Vec<String> = self.usable().map(|entry| entry.0.to_string()).collect();
+            let reason = format!(
+                "the GID index {index} of port {} of {} is not of RoCE version 2; those that are: {}",
+                self.number,
+                self.device,
+                usable.join(", ")
+            );
+            return Err(Error::NoDevice { reason });
+        }
+        Ok(Some(self.place(Network::RoceV2, (index, gid))))
+    }
+
+    fn empty(&self, index: u8) -> Error {
+        let Self { device, number, .. } = self;
+        Error::NoDevice {
+            reason: format!(
+                "the GID index {index} of port {number} of {device} is empty; `show_gids` or /sys/class/infiniband/{device}/ports/{number}/gids show the table"
+            ),
+        }
+    }
+}
+
+fn is_v4(gid: [u8; 16]) -> bool {
+    Ipv6Addr::from(gid).to_ipv4_mapped().is_some()
+}
+
+/// The number of the network interface that has an address.
+fn interface_of(address: IpAddr) -> Option<u32> {
+    let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    Some(mem::interface_of(socket.as_fd(), address).ok()?.index)
+}
+
+/// The address of this host from which the system would send to `peer`.
+pub(super) fn source_for(peer: SocketAddr) -> io::Result<SocketAddr> {
+    let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    // Sends nothing.
+    socket.connect(peer)?;
+    socket.local_addr()
+}
+
+/// The place of a connection by exchange. `source` is the address of this host on its stream, if it has one.
+pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<Place> {
+    // A stream of IPv4 may have an address of IPv6 that stands for it.
+    let source = source.map(|source| match source.ip().to_canonical() {
+        IpAddr::V4(v4) => SocketAddr::new(v4.into(), 0),
+        IpAddr::V6(_) => source,
+    });
+    let devices = match &options.device {
+        Some(name) => vec![name.clone()],
+        None => names(root),
+    };
+    for device in &devices {
+        for port in Port::all(root, device) {
+            if options.port.is_some_and(|wanted| wanted != port.number) {
+                continue;
+            }
+            if let Some(place) = port.choose(root, source, options)? {
+                return Ok(place);
+            }
+        }
+    }
+    let reason = match (&options.device, source) {
+        (Some(name), _) => {
+            let port = options.port.map_or_else(String::new, |port| format!("port {port} of "));
+            format!("{port}{name} is not there; `rdma link` shows the devices")
+        }
+        (None, Some(source)) => format!(
+            "no port has a GID of RoCE version 2 for {}, the address of this host on the stream; name the device to exchange over another network",
+            source.ip()
+        ),
+        (None, None) => "the stream has no address of this host: name the device of the connection".into(),
+    };
+    Err(Error::NoDevice { reason })
+}
+
+impl Place {
+    /// Whether the table still has the entry.
+    pub(super) fn holds(&self, root: &Path) -> bool {
+        let port = Port {
+            folder: root.join(&self.device).join("ports").join(self.port.to_string()),
+            device: &self.device,
+            number: self.port,
+        };
+        port.gid(self.gid_index) == Some(self.gid)
+            && (self.network == Network::InfiniBand || port.is_roce_v2(self.gid_index))
+    }
+
+    /// The address that the GID stands for.
+    pub(super) fn address(&self) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::from(self.gid)).to_canonical()
+    }
+}

@@ -1,0 +1,279 @@
+//! [`Link`]: the stream of a connection by exchange, and [`Door`]: where such streams come in.
+
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+
+use super::gid::Place;
+use crate::cm::{ExchangeOptions, ListenOptions, ReadDepth};
+use crate::error::{Error, Result};
+use crate::exchange::conversation::{Conversation, Step};
+use crate::exchange::message::{Endpoint, MAX_MESSAGE};
+use crate::newcomers::Ticket;
+use crate::slab::Key;
+
+/// Silence of the stream after which TCP probes the peer, and the time between two of three probes.
+const KEEPALIVE: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(5)];
+/// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`).
+const USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A listener.
+#[derive(Debug)]
+pub(super) struct Door {
+    pub(super) socket: Socket,
+    pub(super) options: ListenOptions,
+    pub(super) exchange: ExchangeOptions,
+    /// Requests that the program has and did not answer.
+    pub(super) waiting: u32,
+    /// Nobody is let in before that time: there were no descriptors.
+    pub(super) due: Option<Instant>,
+}
+
+/// The stream of a connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// `None` until the active side connects, and once the stream has ended.
+    pub(super) socket: Option<Socket>,
+    pub(super) conversation: Conversation,
+    /// Where the active side connects to; `None` if the program brought the stream.
+    pub(super) to: Option<SocketAddr>,
+    /// The address that the stream leaves from, if the program has chosen one.
+    pub(super) from: Option<IpAddr>,
+    pub(super) place: Option<Place>,
+    pub(super) type_of_service: Option<u8>,
+    pub(super) ack_timeout: Option<u8>,
+    /// What this side has told the peer, and the peer this side.
+    pub(super) own: Option<Endpoint>,
+    pub(super) peer: Option<Endpoint>,
+    /// The number of the first packet of this side.
+    pub(super) psn: u32,
+    /// When the peer must have said what is due.
+    pub(super) due: Option<Instant>,
+    /// Among the peers that have sent no request.
+    pub(super) ticket: Option<Ticket>,
+    /// The listener that it came to.
+    pub(super) listener: Option<Key>,
+}
+
+/// What a stream had.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Step(Step),
+    /// The end of the stream.
+    End(io::Error),
+    /// Nothing for now.
+    Nothing,
+}
+
+/// Names an id in the provider's epoll set. Generations begin with 1, so this is no small number.
+pub(super) const fn token(key: Key) -> Token {
+    Token((key.generation() as usize) << 32 | key.slot() as usize)
+}
+
+/// The id that a token names; `None` for the small numbers.
+pub(super) const fn key_of(token: Token) -> Option<Key> {
+    let key = Key::new(token.0 as u32, (token.0 >> 32) as u32);
+    if key.generation() == 0 { None } else { Some(key) }
+}
+
+fn tune(socket: &Socket) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    let [silence, between] = KEEPALIVE;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(silence).with_interval(between).with_retries(3))?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    Ok(())
+}
+
+fn address(of: io::Result<SockAddr>) -> Option<SocketAddr> {
+    of.ok()?.as_socket()
+}
+
+impl Door {
+    /// Listens, without blocking.
+    pub(super) fn open(address: SocketAddr, options: &ListenOptions, exchange: &ExchangeOptions) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        if let SocketAddr::V6(v6) = address {
+            // The wildcard address accepts IPv4 too, whatever the system's default is.
+            let own_kind = *v6.ip() != Ipv6Addr::UNSPECIFIED;
+            socket.set_only_v6(options.ipv6_only.unwrap_or(own_kind))?;
+        }
+        socket.bind(&SockAddr::from(address))?;
+        socket.listen(i32::try_from(options.backlog.max(1)).unwrap_or(i32::MAX))?;
+        Ok(Self { socket, options: options.clone(), exchange: exchange.clone(), waiting: 0, due: None })
+    }
+
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        address(self.socket.local_addr())
+    }
+
+    /// The next stream that has come in.
+    pub(super) fn accept(&self) -> io::Result<Socket> {
+        let (socket, _) = self.socket.accept()?;
+        socket.set_nonblocking(true)?;
+        tune(&socket)?;
+        Ok(socket)
+    }
+
+    pub(super) fn watch(&self, registry: &Registry, key: Key) -> io::Result<()> {
+        registry.register(&mut SourceFd(&self.socket.as_raw_fd()), token(key), Interest::READABLE)
+    }
+}
+
+/// Makes a stream of a program's descriptor.
+pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
+    let socket = Socket::from(stream);
+    let no_stream = |source| Error::io("taking a stream for an exchange", source);
+    match socket.r#type() {
+        Ok(Type::STREAM) => {}
+        Ok(_) => return Err(no_stream(io::ErrorKind::InvalidInput.into())),
+        Err(error) => return Err(no_stream(error)),
+    }
+    socket.set_nonblocking(true).map_err(no_stream)?;
+    if let Err(error) = tune(&socket) {
+        // It is none of TCP: then its other end is on this host, or the program keeps watch.
+        log::debug!("a stream for an exchange has no keepalive: {error}");
+    }
+    Ok(socket)
+}
+
+impl Link {
+    pub(super) fn active(to: Option<SocketAddr>, socket: Option<Socket>) -> Self {
+        Self {
+            socket,
+            conversation: Conversation::active(),
+            to,
+            from: None,
+            place: None,
+            type_of_service: None,
+            ack_timeout: None,
+            own: None,
+            peer: None,
+            psn: 0,
+            due: None,
+            ticket: None,
+            listener: None,
+        }
+    }
+
+    pub(super) fn passive(socket: Socket, listener: Key) -> Self {
+        let mut link = Self::active(None, Some(socket));
+        (link.conversation, link.listener) = (Conversation::passive(), Some(listener));
+        link
+    }
+
+    pub(super) fn local_address(&self) -> Option<SocketAddr> {
+        address(self.socket.as_ref()?.local_addr())
+    }
+
+    pub(super) fn peer_address(&self) -> Option<SocketAddr> {
+        address(self.socket.as_ref()?.peer_addr())
+    }
+
+    /// Begins to connect, if the program has not brought the stream, and has the stream watched.
+    pub(super) fn open(&mut self, registry: &Registry, key: Key) -> io::Result<()> {
+        if let Some(to) = self.to.filter(|_| self.socket.is_none()) {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+            tune(&socket)?;
+            if let Some(from) = self.from {
+                socket.bind(&SockAddr::from(SocketAddr::new(from, 0)))?;
+            }
+            match socket.connect(&SockAddr::from(to)) {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+                Err(error) => return Err(error),
+            }
+            self.socket = Some(socket);
+        }
+        self.watch(registry, key)
+    }
+
+    pub(super) fn watch(&self, registry: &Registry, key: Key) -> io::Result<()> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        registry.register(&mut SourceFd(&socket.as_raw_fd()), token(key), Interest::READABLE | Interest::WRITABLE)
+    }
+
+    /// Ends the watch. Another descriptor of the program may keep the stream open, so that closing this one does not.
+    pub(super) fn forget(&self, registry: &Registry) {
+        let Some(socket) = &self.socket else { return };
+        if let Err(error) = registry.deregister(&mut SourceFd(&socket.as_raw_fd())) {
+            log::trace!("a stream that was not watched: {error}");
+        }
+    }
+
+    /// Hands what is to be said to the stream, as far as that takes it.
+    ///
+    /// # Errors
+    /// The stream has failed, or could not be connected.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        while !self.conversation.unsent().is_empty() {
+            match socket.send_with_flags(self.conversation.unsent(), libc::MSG_NOSIGNAL) {
+                Ok(octets) => self.conversation.sent(octets),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message of the peer. It reads no further than that, so a peer that goes on is not read from.
+    pub(super) fn hear(&mut self) -> Heard {
+        let Some(socket) = &self.socket else { return Heard::Nothing };
+        let mut room = [0; MAX_MESSAGE];
+        loop {
+            let wanted = self.conversation.wanted().min(MAX_MESSAGE);
+            if wanted == 0 {
+                return Heard::Nothing;
+            }
+            match (&*socket).read(&mut room[..wanted]) {
+                Ok(0) => return Heard::End(io::ErrorKind::ConnectionReset.into()),
+                Ok(octets) => {
+                    if let Some(step) = self.conversation.received(&room[..octets]) {
+                        return Heard::Step(step);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Heard::End(error),
+            }
+        }
+    }
+
+    /// Says goodbye and closes the stream.
+    pub(super) fn close(&mut self, registry: &Registry) {
+        self.conversation.part();
+        if let Err(error) = self.flush() {
+            log::trace!("a goodbye that nobody gets: {error}");
+        }
+        self.forget(registry);
+        if let Some(socket) = self.socket.take() {
+            // Also where the program keeps another descriptor of the stream.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// A connect request by exchange on its way to another provider. Dropping it refuses the peer.
+#[derive(Debug)]
+pub(super) struct Moving {
+    pub(super) link: Option<Link>,
+    pub(super) peer: SocketAddr,
+    pub(super) read_depth: ReadDepth,
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.conversation.part();
+            let _ = link.flush();
+        }
+    }
+}

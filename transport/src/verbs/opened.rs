@@ -1,0 +1,59 @@
+//! [`Opened`]: the owner of a context that the provider has opened itself, where no connection manager opens one.
+
+use std::ffi::CStr;
+
+use super::ffi::{check, non_null};
+use super::sys::{ibv_close_device, ibv_context, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
+use crate::error::{Error, Result};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Opened(*mut ibv_context);
+
+// SAFETY: libibverbs lets any thread use and close a context; its owner closes it once.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Opened {
+    /// Opens the device of a name.
+    pub(super) fn new(name: &str) -> Result<Self> {
+        let mut count = 0;
+        // SAFETY: a place for the count; the result is checked.
+        let list = non_null("ibv_get_device_list", unsafe { ibv_get_device_list(&raw mut count) })?;
+        let mut found = None;
+        for at in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the list has `count` devices, which live until it is freed; their names end in zero.
+            let (device, called) = unsafe {
+                let device = *list.add(at);
+                (device, CStr::from_ptr((*device).name.as_ptr()))
+            };
+            if called.to_bytes() == name.as_bytes() {
+                // SAFETY: a device of the list; the result is checked.
+                found = Some(non_null("ibv_open_device", unsafe { ibv_open_device(device) }));
+                break;
+            }
+        }
+        // SAFETY: given back once; a context keeps its device.
+        unsafe { ibv_free_device_list(list) }
+        match found {
+            Some(context) => Ok(Self(context.map_err(|error| error.on(name))?)),
+            None => Err(Error::NoDevice {
+                reason: format!("libibverbs has no device {name}; `rdma link` shows those of the kernel"),
+            }),
+        }
+    }
+
+    pub(super) const fn context(&self) -> *mut ibv_context {
+        self.0
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: closed once, after all that was made on it.
+        if let Err(error) = check("ibv_close_device", unsafe { ibv_close_device(self.0) }) {
+            log::warn!("{error}");
+        }
+    }
+}

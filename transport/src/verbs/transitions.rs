@@ -1,0 +1,101 @@
+//! The attributes with which a queue pair that connects by exchange gets from one state to the next (InfiniBand Architecture
+//! Specification, volume 1, 10.3.1; `ibv_modify_qp`(3)).
+
+use super::gid::Place;
+use super::route::ah_attr;
+use super::sys::{ibv_access_flags as access, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_state as state};
+use crate::cm::ReadDepth;
+use crate::datagram::Route;
+use crate::exchange::message::{Endpoint, Network};
+
+/// Attributes, and which of them are set.
+pub(super) type Change = (ibv_qp_attr, mask);
+
+/// What the two sides of a connection have agreed on, as one side uses it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreed {
+    pub(super) mtu: u8,
+    pub(super) traffic_class: u8,
+    pub(super) ack_timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) min_rnr_timer: u8,
+    pub(super) read_depth: ReadDepth,
+}
+
+/// Routers between the two sides at most.
+const HOP_LIMIT: u8 = 64;
+
+pub(super) fn none() -> ibv_qp_attr {
+    // SAFETY: all fields are numbers.
+    unsafe { std::mem::zeroed() }
+}
+
+fn narrow(depth: u16) -> u8 {
+    u8::try_from(depth).unwrap_or(u8::MAX)
+}
+
+/// To INIT, where receives may be posted. The rights are those that a region may give; each region gives its own.
+pub(super) fn init(port: u8, atomics: bool) -> Change {
+    let mut attr = none();
+    attr.qp_state = state::IBV_QPS_INIT;
+    attr.port_num = port;
+    let mut rights = access::IBV_ACCESS_LOCAL_WRITE | access::IBV_ACCESS_REMOTE_WRITE | access::IBV_ACCESS_REMOTE_READ;
+    if atomics {
+        rights |= access::IBV_ACCESS_REMOTE_ATOMIC;
+    }
+    attr.qp_access_flags = rights.0;
+    (attr, mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS)
+}
+
+/// To RTR, where the queue pair receives from the peer.
+pub(super) fn ready_to_receive(place: &Place, peer: &Endpoint, agreed: &Agreed) -> Change {
+    let mut attr = none();
+    attr.qp_state = state::IBV_QPS_RTR;
+    attr.path_mtu = agreed.mtu.into();
+    attr.dest_qp_num = peer.qp_number;
+    attr.rq_psn = peer.psn;
+    attr.max_dest_rd_atomic = narrow(agreed.read_depth.responder_resources);
+    attr.min_rnr_timer = agreed.min_rnr_timer;
+    // Within a subnet of InfiniBand the LID leads to the peer; between subnets, a router needs the GID.
+    let is_global = peer.network == Network::RoceV2 || peer.gid[..8] != place.gid[..8];
+    attr.ah_attr = ah_attr(&Route {
+        gid: peer.gid,
+        is_global,
+        source_gid_index: place.gid_index,
+        flow_label: 0,
+        hop_limit: HOP_LIMIT,
+        traffic_class: agreed.traffic_class,
+        lid: peer.lid,
+        service_level: 0,
+        path_bits: 0,
+        static_rate: 0,
+        port: place.port,
+    });
+    let set = mask::IBV_QP_STATE
+        | mask::IBV_QP_AV
+        | mask::IBV_QP_PATH_MTU
+        | mask::IBV_QP_DEST_QPN
+        | mask::IBV_QP_RQ_PSN
+        | mask::IBV_QP_MAX_DEST_RD_ATOMIC
+        | mask::IBV_QP_MIN_RNR_TIMER;
+    (attr, set)
+}
+
+/// To RTS, where the queue pair sends, too. `psn` is the number of its first packet.
+pub(super) fn ready_to_send(psn: u32, peer: &Endpoint, agreed: &Agreed) -> Change {
+    let mut attr = none();
+    attr.qp_state = state::IBV_QPS_RTS;
+    attr.sq_psn = psn;
+    attr.timeout = agreed.ack_timeout;
+    attr.retry_cnt = agreed.retry_count;
+    // The peer says how often it is to be asked again.
+    attr.rnr_retry = peer.rnr_retry_count;
+    attr.max_rd_atomic = narrow(agreed.read_depth.initiator_depth);
+    let set = mask::IBV_QP_STATE
+        | mask::IBV_QP_SQ_PSN
+        | mask::IBV_QP_TIMEOUT
+        | mask::IBV_QP_RETRY_CNT
+        | mask::IBV_QP_RNR_RETRY
+        | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+    (attr, set)
+}
