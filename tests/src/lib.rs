@@ -6,6 +6,8 @@ pub mod conformance;
 pub mod contract;
 pub mod device;
 pub mod ends;
+#[rustfmt::skip] // Made of the form of `pass`.
+pub mod exchanged;
 pub mod floods;
 pub mod forward;
 pub mod gate;

@@ -64,6 +64,9 @@ use crate::wc::WorkCompletion;
 pub use crate::wr::{PostError, Posted};
 use crate::wr::{RecvWr, SendWr};
 
+/// A source of randomness, which fills the slice that it gets.
+pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
+
 /// A descriptor of a provider, which becomes readable when there are events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {

@@ -64,11 +64,12 @@ mod udp;
 mod unix;
 pub mod wire;
 
+pub use crate::provider::Entropy;
 pub use crate::roce::{ROCE_PORT, RoceConfig};
 pub use config::{CrcPolicy, IwarpConfig, SharedMemoryPolicy, WithinHost};
 pub use ipnet::IpNet;
 pub use net::Net;
-pub use provider::{Entropy, Iwarp};
+pub use provider::Iwarp;
 pub use tcp::{TcpConfig, TcpNet};
 
 /// Name of the provider.

@@ -30,7 +30,7 @@ use crate::cq::{CqAttr, Notify};
 use crate::error::{Error, Result};
 use crate::mem::{Memory, Sge};
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
-use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
+use crate::provider::{self, CqId, DeviceId, DeviceInfo, Drive, Entropy, PostError, Posted, Provider};
 use crate::qp::{QpAttr, QpId, SrqId};
 use crate::roce::packet::MAX_PAYLOAD;
 use crate::roce::tables::Tables;
@@ -48,9 +48,6 @@ use crate::wr::{RecvWr, RemoteAddress, SendWr};
 pub(super) const DEVICE: DeviceId = DeviceId(0);
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
-
-/// A source of randomness, which fills the slice that it gets.
-pub type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 
 /// The owner of a socket or a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

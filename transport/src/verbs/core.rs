@@ -28,7 +28,7 @@ use crate::cm::{CmId, ConnectParam, ExchangeOptions, ReadDepth};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
 use crate::newcomers::Newcomers;
-use crate::provider::DeviceId;
+use crate::provider::{DeviceId, Entropy};
 use crate::slab::{Key, Slab};
 
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
@@ -58,9 +58,6 @@ pub(super) struct Watch {
     /// Ids whose streams may have something.
     pub(super) streams: VecDeque<Key>,
 }
-
-/// A source of random octets.
-type Entropy = Box<dyn FnMut(&mut [u8]) + Send>;
 
 /// The address of this host on a stream, the options of its connection, and the port and GID that were found for them.
 pub(super) type Known = (Option<SocketAddr>, ExchangeOptions, Place);
@@ -179,7 +176,7 @@ impl Verbs {
     /// Gives the provider a source of random octets, with which it has the role [`Exchange`](crate::roles::Exchange): the numbers of
     /// the first packets of a connection are as unpredictable as that is.
     #[must_use]
-    pub fn with_entropy(mut self, entropy: Box<dyn FnMut(&mut [u8]) + Send>) -> Self {
+    pub fn with_entropy(mut self, entropy: Entropy) -> Self {
         self.exchanges.entropy = Some(entropy);
         self
     }

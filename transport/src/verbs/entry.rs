@@ -85,14 +85,14 @@ pub(super) struct Id {
     /// Multicast groups that it is in or joins, and the numbers of the joins.
     pub(super) groups: Vec<Option<(IpAddr, usize)>>,
     /// The stream of a peer that is reached by exchange, or where such streams come in.
-    pub(super) exchange: Option<Box<Exchanged>>,
+    pub(super) exchange: Option<Exchanged>,
 }
 
 /// What an id has for an exchange.
 #[derive(Debug)]
 pub(super) enum Exchanged {
-    Door(Door),
-    Link(Link),
+    Door(Box<Door>),
+    Link(Box<Link>),
 }
 
 impl Id {
@@ -114,21 +114,21 @@ impl Id {
     }
 
     pub(super) fn link(&self) -> Option<&Link> {
-        match self.exchange.as_deref() {
+        match &self.exchange {
             Some(Exchanged::Link(link)) => Some(link),
             _ => None,
         }
     }
 
     pub(super) fn link_mut(&mut self) -> Option<&mut Link> {
-        match self.exchange.as_deref_mut() {
+        match &mut self.exchange {
             Some(Exchanged::Link(link)) => Some(link),
             _ => None,
         }
     }
 
     pub(super) fn door_mut(&mut self) -> Option<&mut Door> {
-        match self.exchange.as_deref_mut() {
+        match &mut self.exchange {
             Some(Exchanged::Door(door)) => Some(door),
             _ => None,
         }

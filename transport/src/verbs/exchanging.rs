@@ -45,7 +45,7 @@ impl Verbs {
         let listen = |source| Error::Listen { address, source };
         let door = Door::open(address, options, exchange).map_err(listen)?;
         let mut id = Id::new(Arc::new(RawId::exchanged(0, door.address(), None)), State::Listening);
-        id.exchange = Some(Box::new(Exchanged::Door(door)));
+        id.exchange = Some(Exchanged::Door(Box::new(door)));
         let key = self.add(id);
         let registry = self.watch.poll.registry();
         let watched = self.ids.get_mut(key).and_then(Id::door_mut).map_or(Ok(()), |door| door.watch(registry, key));
@@ -122,7 +122,7 @@ impl Verbs {
         let mut id = Id::new(Arc::new(RawId::exchanged(place.port, local, peer)), State::Resolved);
         id.deadline = Some(deadline);
         (link.type_of_service, link.ack_timeout, link.place) = (path.type_of_service, path.ack_timeout, Some(place));
-        id.exchange = Some(Box::new(Exchanged::Link(link)));
+        id.exchange = Some(Exchanged::Link(Box::new(link)));
         let key = self.add(id);
         self.put_on(key, device);
         self.set_due(key, Some(deadline));
@@ -333,7 +333,7 @@ impl Verbs {
         let read_depth = entry.read_depth;
         self.answered(id.0);
         self.set_due(id.0, None);
-        let Some(Exchanged::Link(mut link)) = self.id_mut(id)?.exchange.take().map(|exchange| *exchange) else {
+        let Some(Exchanged::Link(mut link)) = self.id_mut(id)?.exchange.take() else {
             return Err(STALE_ID);
         };
         link.forget(self.watch.poll.registry());
@@ -350,7 +350,7 @@ impl Verbs {
         let raw = RawId::exchanged(place.port, link.local_address(), Some(moving.peer));
         let mut id = Id::new(Arc::new(raw), State::Offered);
         id.read_depth = moving.read_depth;
-        id.exchange = Some(Box::new(Exchanged::Link(link)));
+        id.exchange = Some(Exchanged::Link(link));
         let key = self.add(id);
         self.put_on(key, device);
         let registry = self.watch.poll.registry();

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
+use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -66,6 +67,45 @@ struct State {
     /// The read ends of the completion channels, which are pipes.
     channels: Vec<c_int>,
     log: Vec<String>,
+}
+
+impl State {
+    /// Notes how a queue pair gets to INIT, RTR or RTS. As with a device, all that the state needs has to be set.
+    fn transition(&mut self, attr: &ibv_qp_attr, mask: c_int) -> c_int {
+        use ibv_qp_state::{IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
+        let (wanted, call, line) = match attr.qp_state {
+            IBV_QPS_INIT => {
+                (1 | 8 | 16 | 32, "to_init", format!("INIT port {} rights {}", attr.port_num, attr.qp_access_flags))
+            }
+            IBV_QPS_RTR => {
+                let route = attr.ah_attr.grh;
+                let line = format!(
+                    "RTR to {} from {} gid {} class {} mtu {} serves {} rnr timer {}",
+                    attr.dest_qp_num,
+                    attr.rq_psn,
+                    route.sgid_index,
+                    route.traffic_class,
+                    attr.path_mtu,
+                    attr.max_dest_rd_atomic,
+                    attr.min_rnr_timer
+                );
+                (1 | 128 | 256 | 4096 | 32768 | 131_072 | 1 << 20, "to_rtr", line)
+            }
+            IBV_QPS_RTS => {
+                let line = format!(
+                    "RTS from {} timeout {} retries {} rnr {} asks {}",
+                    attr.sq_psn, attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic
+                );
+                (1 | 512 | 1024 | 2048 | 8192 | 65536, "to_rts", line)
+            }
+            _ => return 0,
+        };
+        if let Some(&error) = self.failing.get(call) {
+            return error;
+        }
+        self.log.push(line);
+        if mask == wanted { 0 } else { libc::EINVAL }
+    }
 }
 
 /// A device, with the processes' view of it.
@@ -185,7 +225,19 @@ impl Fake {
 
     /// A provider on the device that was made last on this thread.
     pub(crate) fn provider() -> Verbs {
-        Verbs::on_channel(Arc::new(EventChannel::open().unwrap())).unwrap()
+        Verbs::on_channel(Ok(Arc::new(EventChannel::open().unwrap()))).unwrap()
+    }
+
+    /// The same, where there is no connection manager. `sysfs` is the folder that shows the devices.
+    pub(crate) fn provider_without_manager(sysfs: &Path) -> Verbs {
+        let mut verbs = Verbs::on_channel(Err("/dev/infiniband/rdma_cm is missing".into())).unwrap();
+        verbs.exchanges.sysfs = sysfs.into();
+        // Numbers that tell one from the next.
+        let mut next = 0_u8;
+        verbs.with_entropy(Box::new(move |octets| {
+            next += 1;
+            octets.fill(next);
+        }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -555,8 +607,29 @@ unsafe extern "C" fn fork_init() -> c_int {
     fake.returns("fork_init")
 }
 
-unsafe extern "C" fn no_device_list(_: *mut c_int) -> *mut *mut ibv_device {
-    ptr::null_mut()
+unsafe extern "C" fn device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let fake = CURRENT.get().expect("a fake on this thread");
+    // SAFETY: the context is never freed, nor its device; a place for the count, says the caller.
+    unsafe {
+        *count = 1;
+        forever([(*fake.context()).device, ptr::null_mut()]).cast()
+    }
+}
+
+unsafe extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
+    let fake = CURRENT.get().expect("a fake on this thread");
+    if fake.returns("open_device") != 0 {
+        errno(fake.returns("open_device"));
+        return ptr::null_mut();
+    }
+    fake.note("device opened");
+    fake.context()
+}
+
+unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: a fake's context.
+    unsafe { behind(context) }.note("device closed");
+    0
 }
 
 unsafe extern "C" fn free_device_list(_: *mut *mut ibv_device) {}
@@ -581,6 +654,7 @@ unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: 
     fake.note(format!("query port {port}"));
     let mut made: ibv_port_attr = zeroed();
     made.state = if fake.state().down.contains(&port) { 1 } else { 4 };
+    made.link_layer = 2;
     (made.active_mtu, made.max_msg_sz) = (5, 1 << 30);
     // SAFETY: a place for the result, says the caller.
     unsafe { *attr = made };
@@ -754,6 +828,12 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
     if mask & 32768 != 0 {
         state.log.push(format!("min rnr timer {}", attr.min_rnr_timer));
     }
+    if mask & 1 != 0 {
+        let rc = state.transition(attr, mask);
+        if rc != 0 {
+            return rc;
+        }
+    }
     if mask & 1 == 0 || attr.qp_state != ibv_qp_state::IBV_QPS_ERR {
         return 0;
     }
@@ -885,7 +965,9 @@ unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, _: *
 
 fn table() -> Calls {
     Calls {
-        ibv_get_device_list: no_device_list,
+        ibv_get_device_list: device_list,
+        ibv_open_device: open_device,
+        ibv_close_device: close_device,
         ibv_free_device_list: free_device_list,
         ibv_query_device: query_device,
         ibv_query_port: query_port_classic,

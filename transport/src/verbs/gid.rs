@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use super::NAME;
 use crate::cm::ExchangeOptions;
 use crate::error::{Error, Result};
 use crate::exchange::message::Network;
@@ -14,6 +15,12 @@ use crate::mem;
 
 /// Where the kernel shows the devices.
 pub(super) const SYSFS: &str = "/sys/class/infiniband";
+
+/// What an iWARP device lacks.
+pub(super) const IWARP: Error = Error::Unsupported {
+    provider: NAME,
+    feature: "exchange on an iWARP device, whose queue pairs connect by rdma_cm only",
+};
 
 /// A port, and the entry of its table that a queue pair uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +33,7 @@ pub(super) struct Place {
 }
 
 /// An address as the entry of a table.
-fn gid_of(address: IpAddr) -> [u8; 16] {
+pub(super) fn gid_of(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -204,7 +211,15 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
         None => names(root),
     };
     for device in &devices {
+        let is_iwarp = line(&root.join(device).join("node_type")).is_some_and(|kind| kind.starts_with("4:"));
         for port in Port::all(root, device) {
+            if is_iwarp {
+                let own = || interface_of(source?.ip()).filter(|&found| port.is_of(0, found));
+                if options.device.is_some() || own().is_some() {
+                    return Err(IWARP);
+                }
+                continue;
+            }
             if options.port.is_some_and(|wanted| wanted != port.number) {
                 continue;
             }

@@ -159,12 +159,6 @@ impl RawId {
         self.managed().unwrap_or(ptr::null_mut())
     }
 
-    /// The queue pair, to look at.
-    #[cfg(all(test, not(feature = "rdma-sys")))]
-    pub(super) fn qp_ptr(&self) -> *mut ibv_qp {
-        self.qp().unwrap_or(ptr::null_mut())
-    }
-
     /// Context of the device that the id is on; null while it is on none.
     pub(super) fn context(&self) -> *mut ibv_context {
         match self.way {

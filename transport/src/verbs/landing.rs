@@ -6,7 +6,6 @@ use std::sync::Arc;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
-use super::NAME;
 use super::core::{ASYNC, STALE_ID, Verbs};
 use super::device::Anchor;
 use super::devices::Device;
@@ -94,8 +93,7 @@ impl Verbs {
         // SAFETY: the context is open for as long as its owner lives, which is the anchor.
         let device = unsafe { Device::open(context, opened as Anchor, place.port, false) }?;
         if device.limits.iwarp {
-            let feature = "exchange on an iWARP device, whose queue pairs connect by rdma_cm only";
-            return Err(Error::Unsupported { provider: NAME, feature });
+            return Err(gid::IWARP);
         }
         self.add_device(device)
     }
@@ -163,7 +161,7 @@ impl Verbs {
         }
         if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
             if let Some(exchange) = exchange {
-                self.end_exchange(key, id.state, *exchange);
+                self.end_exchange(key, id.state, exchange);
             }
             self.retire(key, id, now);
             return Ok(());
@@ -189,7 +187,7 @@ impl Verbs {
             }
         }
         if let Some(exchange) = exchange {
-            self.end_exchange(key, state, *exchange);
+            self.end_exchange(key, state, exchange);
         }
         if let Some(device) = device.filter(|_| state != State::Watching) {
             self.devices[device.0 as usize].ids -= 1;

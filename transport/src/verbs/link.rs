@@ -264,7 +264,7 @@ impl Link {
 /// A connect request by exchange on its way to another provider. Dropping it refuses the peer.
 #[derive(Debug)]
 pub(super) struct Moving {
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<Box<Link>>,
     pub(super) peer: SocketAddr,
     pub(super) read_depth: ReadDepth,
 }

@@ -98,6 +98,8 @@ mod retiring;
 mod route;
 mod srq;
 mod status;
+#[cfg(all(test, not(feature = "rdma-sys")))]
+mod strangers;
 mod streams;
 mod sys;
 mod transitions;

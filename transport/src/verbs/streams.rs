@@ -29,7 +29,7 @@ impl Verbs {
     /// A stream or a listener may have something.
     pub(super) fn stream_ready(&mut self, key: Key, now: Instant) {
         let Some(id) = self.ids.get_mut(key) else { return };
-        match id.exchange.as_deref() {
+        match &id.exchange {
             Some(Exchanged::Door(_)) => self.answer_door(key, now),
             Some(Exchanged::Link(_)) => self.hear(key),
             None => {}
@@ -81,7 +81,7 @@ impl Verbs {
         }
         let raw = RawId::exchanged(0, link.local_address(), link.peer_address());
         let mut id = Id::new(Arc::new(raw), State::Arriving);
-        id.exchange = Some(Box::new(Exchanged::Link(link)));
+        id.exchange = Some(Exchanged::Link(Box::new(link)));
         let key = self.add(id);
         let ticket = self.exchanges.newcomers.add(key, host, now);
         let registry = self.watch.poll.registry();
@@ -297,7 +297,7 @@ impl Verbs {
     /// Sets when the peer of an id must have said what is due.
     pub(super) fn set_due(&mut self, key: Key, until: Option<Instant>) {
         let Some(id) = self.ids.get_mut(key) else { return };
-        let due = match id.exchange.as_deref_mut() {
+        let due = match &mut id.exchange {
             Some(Exchanged::Door(door)) => &mut door.due,
             Some(Exchanged::Link(link)) => &mut link.due,
             None => return,

@@ -1,0 +1,589 @@
+//! Connecting by exchange on a fake device, with peers that keep to the protocol and peers that do not. The streams are real ones, on the
+//! loopback; the time is virtual.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::core::Verbs;
+use super::fake::{Fake, Personality};
+use crate::cm::{
+    CmEventKind, CmId, ConnectFailure, ConnectParam, DisconnectCause, ExchangeOptions, ListenOptions, PathOptions,
+    Retries, Source,
+};
+use crate::cq::CqAttr;
+use crate::error::Error;
+use crate::exchange::message::{Endpoint, MAX_MESSAGE, Message, Network, Refusal};
+use crate::patience::until;
+use crate::provider::{DeviceId, Provider};
+use crate::qp::QpAttr;
+
+const LOOPBACK: &str = "127.0.0.1:0";
+const LONG: Duration = Duration::from_secs(3600);
+
+/// What the kernel would show of the device. Removed when it is dropped.
+struct Sysfs(PathBuf);
+
+impl Sysfs {
+    /// Port 1 with a GID of RoCE version 1 and one of version 2 for each of some addresses, in this order.
+    fn new(addresses: &[&str]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let root = std::env::temp_dir().join(format!("rdma-gids-{}-{number}", std::process::id()));
+        let this = Self(root);
+        this.write("ports/1/link_layer", "Ethernet\n");
+        this.write("node_type", "1: CA\n");
+        for index in 0..8 {
+            let address = addresses.get(index / 2);
+            let gid = address.map_or("::", |address| address).parse::<std::net::IpAddr>().expect("an address");
+            let octets = super::gid::gid_of(gid);
+            let words: Vec<String> = octets.chunks(2).map(|word| format!("{:02x}{:02x}", word[0], word[1])).collect();
+            let empty = "0000:".repeat(8);
+            let text = if address.is_some() { words.join(":") } else { empty.trim_end_matches(':').to_owned() };
+            this.write(&format!("ports/1/gids/{index}"), &text);
+            let kind = if index % 2 == 0 { "IB/RoCE v1" } else { "RoCE v2" };
+            this.write(&format!("ports/1/gid_attrs/types/{index}"), kind);
+        }
+        this
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.0.join("fake0").join(file);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(path, text).expect("a file");
+    }
+}
+
+impl Drop for Sysfs {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+struct World {
+    fake: &'static Fake,
+    sysfs: Sysfs,
+    verbs: Verbs,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(Personality::default())
+    }
+
+    fn with(personality: Personality) -> Self {
+        let (fake, sysfs) = (Fake::new(personality), Sysfs::new(&["127.0.0.1", "10.0.0.1"]));
+        #[expect(clippy::disallowed_methods, reason = "virtual time needs a beginning")]
+        let now = Instant::now();
+        let verbs = Fake::provider_without_manager(&sysfs.0);
+        fake.noted();
+        Self { fake, sysfs, verbs, now }
+    }
+
+    fn next(&mut self) -> Option<(CmId, CmEventKind)> {
+        self.verbs.next_cm_event(self.now).unwrap().map(|event| (event.id, event.kind))
+    }
+
+    /// The next event.
+    fn event(&mut self) -> (CmId, CmEventKind) {
+        until("an event", || self.next())
+    }
+
+    fn listen(&mut self) -> (CmId, SocketAddr) {
+        let address = LOOPBACK.parse().unwrap();
+        let id = self.verbs.open_door(address, &ListenOptions::default(), &ExchangeOptions::default()).unwrap();
+        (id, self.verbs.local_address(id).unwrap())
+    }
+
+    fn resolve(&mut self, to: SocketAddr) -> Result<(CmId, DeviceId), Error> {
+        self.resolve_with(to, &PathOptions::default(), &ExchangeOptions::default())
+    }
+
+    fn resolve_with(
+        &mut self,
+        to: SocketAddr,
+        path: &PathOptions,
+        options: &ExchangeOptions,
+    ) -> Result<(CmId, DeviceId), Error> {
+        let deadline = self.now + LONG;
+        let id = self.verbs.exchange().unwrap().resolve_exchange(to, path, options, deadline)?;
+        let event = self.event();
+        let (of, CmEventKind::Resolved { device }) = event else { panic!("{event:?}") };
+        assert_eq!(of, id);
+        Ok((id, device))
+    }
+
+    fn equip(&mut self, id: CmId, device: DeviceId) {
+        let cq = self.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
+        self.verbs.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
+    }
+
+    /// An attempt of this side.
+    fn connect(&mut self, to: SocketAddr) -> CmId {
+        let (id, device) = self.resolve(to).unwrap();
+        self.equip(id, device);
+        self.verbs.connect(id, &ConnectParam { private_data: b"ask", ..ConnectParam::default() }).unwrap();
+        id
+    }
+
+    fn request(&mut self) -> (CmId, DeviceId) {
+        let event = self.event();
+        let (id, CmEventKind::ConnectRequest { device, .. }) = event else { panic!("{event:?}") };
+        (id, device)
+    }
+
+    fn accept(&mut self) -> CmId {
+        let (id, device) = self.request();
+        self.equip(id, device);
+        self.verbs.accept(id, &ConnectParam { private_data: b"answer", ..ConnectParam::default() }, self.now).unwrap();
+        id
+    }
+
+    fn failure(&mut self, id: CmId) -> ConnectFailure {
+        let event = self.event();
+        let (of, CmEventKind::ConnectFailed(failure)) = event else { panic!("{event:?}") };
+        assert_eq!(of, id);
+        failure
+    }
+
+    /// Lets time pass.
+    fn later(&mut self, by: Duration) {
+        self.now += by;
+        self.verbs.progress(self.now, crate::Drive::Full);
+    }
+
+    /// Destroys ids, and checks that nothing is left but listeners.
+    fn nothing_is_left(&mut self, ids: &[CmId], listeners: usize) {
+        for id in ids {
+            self.verbs.destroy_id(*id, self.now).unwrap();
+        }
+        until("nothing is left", || {
+            assert!(self.next().is_none());
+            (self.verbs.ids.len() == listeners).then_some(())
+        });
+        assert!(self.verbs.exchanges.newcomers.is_empty() && self.verbs.exchanges.due.is_empty());
+    }
+}
+
+fn of(lines: &[String], start: &str) -> Vec<String> {
+    lines.iter().filter(|line| line.starts_with(start)).cloned().collect()
+}
+
+fn endpoint() -> Endpoint {
+    Endpoint {
+        network: Network::RoceV2,
+        mtu: 3,
+        ack_timeout: 14,
+        retry_count: 5,
+        rnr_retry_count: 6,
+        traffic_class: 0x68,
+        responder_resources: 4,
+        initiator_depth: 3,
+        lid: 0,
+        qp_number: 77,
+        psn: 0x12_3456,
+        gid: super::gid::gid_of([127, 0, 0, 1].into()),
+    }
+}
+
+fn octets(message: &Message<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    message.emit(&mut out);
+    out
+}
+
+/// Reads one message of the provider.
+fn read(stream: &mut TcpStream) -> Vec<u8> {
+    let mut head = [0; 8];
+    stream.read_exact(&mut head).unwrap();
+    let mut body = vec![0; usize::from(u16::from_be_bytes([head[6], head[7]]))];
+    stream.read_exact(&mut body).unwrap();
+    [&head[..], &body].concat()
+}
+
+#[test]
+fn two_sides_agree_and_part() {
+    let mut world = World::new();
+    let (listener, to) = world.listen();
+    let path = PathOptions { type_of_service: Some(0x68), ack_timeout: Some(14), source: Source::Any };
+    let (active, device) = world.resolve_with(to, &path, &ExchangeOptions::default()).unwrap();
+    world.equip(active, device);
+    let retries = Retries { path: 5, receiver_not_ready: 6, min_rnr_timer: 8 };
+    let (responder_resources, initiator_depth) = (4, 3);
+    let param = ConnectParam { private_data: b"ask", responder_resources, initiator_depth, retries };
+    world.verbs.connect(active, &param).unwrap();
+    let event = world.event();
+    let (passive, CmEventKind::ConnectRequest { listener: came_to, peer, private_data, read_depth, .. }) = event else {
+        panic!("{event:?}");
+    };
+    assert_eq!((came_to, &private_data[..], peer.ip().is_loopback()), (listener, &b"ask"[..], true));
+    assert_eq!((read_depth.responder_resources, read_depth.initiator_depth), (3, 4));
+    world.equip(passive, device);
+    world
+        .verbs
+        .accept(passive, &ConnectParam { private_data: b"answer", ..ConnectParam::default() }, world.now)
+        .unwrap();
+    let events = [world.event(), world.event()];
+    let [(first, CmEventKind::Established { private_data, read_depth }), (second, CmEventKind::Established { .. })] =
+        events
+    else {
+        panic!("{events:?}");
+    };
+    assert_eq!((first, second, &private_data[..]), (active, passive, &b"answer"[..]));
+    assert_eq!((read_depth.responder_resources, read_depth.initiator_depth), (4, 3));
+    let notes = world.fake.noted();
+    assert!(notes.contains(&"device opened".to_owned()), "{notes:?}");
+    assert_eq!(of(&notes, "INIT"), ["INIT port 1 rights 7", "INIT port 1 rights 7"]);
+    // The passive side is ready first. The numbers are those that the entropy of the test gives: 1 and 2 in each octet.
+    let [passive_rtr, active_rtr] = &of(&notes, "RTR")[..] else { panic!("{notes:?}") };
+    assert!(passive_rtr.contains("from 65793 gid 1 class 104 mtu 5 serves 3 rnr timer 12"), "{passive_rtr}");
+    assert!(active_rtr.contains("from 131586 gid 1 class 104 mtu 5 serves 4 rnr timer 8"), "{active_rtr}");
+    assert_eq!(
+        of(&notes, "RTS"),
+        ["RTS from 131586 timeout 14 retries 5 rnr 6 asks 4", "RTS from 65793 timeout 14 retries 5 rnr 7 asks 3"]
+    );
+    // One side ends it, and the other answers.
+    world.verbs.disconnect(active, world.now).unwrap();
+    let event = world.event();
+    assert!(matches!(event, (id, CmEventKind::Disconnected(DisconnectCause::Peer)) if id == passive), "{event:?}");
+    world.verbs.disconnect(passive, world.now).unwrap();
+    let event = world.event();
+    assert!(matches!(event, (id, CmEventKind::Disconnected(DisconnectCause::Local)) if id == active), "{event:?}");
+    assert_eq!(of(&world.fake.noted(), "error").len(), 2, "both are flushed");
+    world.nothing_is_left(&[active, passive], 1);
+}
+
+/// Index 0 is RoCE version 1, as on most devices.
+#[test]
+fn the_gid_index_is_that_of_the_address() {
+    let mut world = World::new();
+    let (_, to) = world.listen();
+    let at = |index, device: Option<&str>| ExchangeOptions {
+        device: device.map(str::to_owned),
+        gid_index: Some(index),
+        port: None,
+    };
+    let path = PathOptions::default();
+    for (options, wanted) in [
+        (at(0, None), "index 0 of port 1 of fake0 is not of RoCE version 2; those that are: 1, 3"),
+        (at(6, None), "index 6 of port 1 of fake0 is empty"),
+        (at(3, Some("mlx5_7")), "mlx5_7 is not there"),
+        (
+            ExchangeOptions { device: Some("fake0".into()), port: Some(2), gid_index: None },
+            "port 2 of fake0 is not there",
+        ),
+    ] {
+        let error = world.resolve_with(to, &path, &options).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+    let (id, device) = world.resolve_with(to, &path, &at(3, None)).unwrap();
+    world.equip(id, device);
+    world.verbs.connect(id, &ConnectParam::default()).unwrap();
+    world.accept();
+    let rtr = until("the peer's step", || {
+        world.next();
+        let rtr = of(&world.fake.noted(), "RTR");
+        (!rtr.is_empty()).then_some(rtr)
+    });
+    assert!(rtr.iter().any(|line| line.contains("gid 3") || line.contains("gid 1")), "{rtr:?}");
+    // An address that is on no port; and the entry of the address is gone.
+    world.sysfs.write("ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000");
+    let error = world.resolve(to).unwrap_err().to_string();
+    assert!(error.contains("no port has a GID of RoCE version 2 for 127.0.0.1"), "{error}");
+}
+
+#[test]
+fn without_a_connection_manager_the_error_names_the_cure() {
+    let mut world = World::new();
+    let to: SocketAddr = "10.0.0.1:7".parse().unwrap();
+    let deadline = world.now + LONG;
+    for error in [
+        world.verbs.resolve(to, &PathOptions::default(), deadline).unwrap_err(),
+        world.verbs.listen(to, &ListenOptions::default()).unwrap_err(),
+    ] {
+        let text = error.to_string();
+        assert!(matches!(error, Error::NoDevice { .. }), "{text}");
+        assert!(text.contains("rdma_cm is missing") && text.contains("by exchange"), "{text}");
+    }
+    let device = world.verbs.device_at([10, 0, 0, 1].into()).unwrap();
+    assert_eq!(world.verbs.device(device).unwrap().name, "fake0");
+    assert!(world.verbs.device_at([10, 0, 0, 2].into()).is_err());
+}
+
+#[test]
+fn an_iwarp_device_has_no_exchange() {
+    let mut world = World::with(Personality { iwarp: true, ..Personality::default() });
+    let error = world.resolve(LOOPBACK.parse().unwrap()).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("iWARP"), "{error}");
+    assert_eq!(of(&world.fake.noted(), "device"), ["device opened", "device closed"]);
+}
+
+/// Octets that are no message, a message that is not due, and one with a field that is wrong: the peer is dropped, and nobody else
+/// notices.
+#[test]
+fn garbage_leaves_nothing() {
+    let mut world = World::new();
+    let (_, to) = world.listen();
+    let bad = octets(&Message::Request(Endpoint { qp_number: 1, ..endpoint() }, b""));
+    for garbage in [b"GET / HTTP/1.1\r\n".to_vec(), octets(&Message::Ready), bad, vec![0xff; MAX_MESSAGE]] {
+        let mut stream = TcpStream::connect(to).unwrap();
+        stream.write_all(&garbage).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let _ = until("the end of the stream", || {
+            assert!(world.next().is_none());
+            match stream.read(&mut [0; 16]) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+                other => Some(other),
+            }
+        });
+    }
+    world.nothing_is_left(&[], 1);
+    // The listener goes on.
+    let active = world.connect(to);
+    let passive = world.accept();
+    assert!(matches!(world.event(), (id, CmEventKind::Established { .. }) if id == active));
+    world.event();
+    world.nothing_is_left(&[active, passive], 1);
+}
+
+/// A peer that says nothing has a time limit, and a host that does so many times keeps nobody else out.
+#[test]
+fn silent_peers_give_way() {
+    let mut world = World::new();
+    let (_, to) = world.listen();
+    let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(to).unwrap()).collect();
+    until("all are let in", || {
+        let (now, due) = (world.now, world.verbs.next_deadline());
+        if due.is_some_and(|due| due <= now) {
+            world.later(Duration::ZERO);
+        }
+        assert!(world.next().is_none());
+        (world.verbs.exchanges.newcomers.len() == 256).then_some(())
+    });
+    let active = world.connect(to);
+    let passive = loop {
+        world.later(Duration::ZERO);
+        if let Some((id, CmEventKind::ConnectRequest { device, .. })) = world.next() {
+            world.equip(id, device);
+            break id;
+        }
+    };
+    world.verbs.accept(passive, &ConnectParam::default(), world.now).unwrap();
+    world.event();
+    world.event();
+    world.later(Duration::from_secs(10));
+    world.nothing_is_left(&[active, passive], 1);
+    drop(silent);
+}
+
+/// An attempt at a server that accepts the stream and says nothing ends at its deadline; one where nobody listens ends at once.
+#[test]
+fn a_silent_server_is_given_up() {
+    let mut world = World::new();
+    let server = TcpListener::bind(LOOPBACK).unwrap();
+    let to = server.local_addr().unwrap();
+    let id = world.connect(to);
+    let stream = server.accept().unwrap().0;
+    until("the request", || {
+        assert!(world.next().is_none());
+        stream.set_nonblocking(true).unwrap();
+        let mut room = [0; MAX_MESSAGE];
+        stream.peek(&mut room).ok().filter(|octets| *octets > 40)
+    });
+    world.later(LONG - Duration::from_secs(1));
+    assert!(world.next().is_none(), "not before");
+    world.later(Duration::from_secs(1));
+    assert_eq!(world.failure(id), ConnectFailure::Timeout);
+    world.nothing_is_left(&[id], 0);
+    drop(server);
+    let id = world.connect(to);
+    assert_eq!(world.failure(id), ConnectFailure::Refused);
+    world.nothing_is_left(&[id], 0);
+}
+
+/// A device refuses a queue pair number or a GID that it cannot use: each side says so.
+#[test]
+fn a_device_that_refuses_is_an_error_on_both_sides() {
+    for step in ["to_rtr", "to_rts"] {
+        let mut world = World::new();
+        let (_, to) = world.listen();
+        let active = world.connect(to);
+        let (passive, device) = world.request();
+        world.equip(passive, device);
+        world.fake.fail(step, libc::EINVAL);
+        let refused = world.verbs.accept(passive, &ConnectParam::default(), world.now);
+        assert!(refused.is_err(), "{refused:?}");
+        world.verbs.destroy_id(passive, world.now).unwrap();
+        assert_eq!(world.failure(active), ConnectFailure::PeerClosed);
+        world.nothing_is_left(&[active], 1);
+        // The active side's device refuses.
+        world.fake.fail(step, 0);
+        let server = TcpListener::bind(LOOPBACK).unwrap();
+        let active = world.connect(server.local_addr().unwrap());
+        let mut stream = server.accept().unwrap().0;
+        assert!(world.next().is_none());
+        read(&mut stream);
+        world.fake.fail(step, libc::EINVAL);
+        stream.write_all(&octets(&Message::Accept(endpoint(), b""))).unwrap();
+        let ConnectFailure::System(why) = world.failure(active) else { panic!("a device that refuses") };
+        assert!(why.contains("the device refuses"), "{why}");
+        assert_eq!(read(&mut stream), octets(&Message::Goodbye), "the peer is told");
+        world.nothing_is_left(&[active], 1);
+    }
+}
+
+#[test]
+fn a_peer_that_goes_is_noticed_in_each_state() {
+    let mut world = World::new();
+    // After the request.
+    let server = TcpListener::bind(LOOPBACK).unwrap();
+    let asking = world.connect(server.local_addr().unwrap());
+    let mut stream = server.accept().unwrap().0;
+    assert!(world.next().is_none());
+    read(&mut stream);
+    drop(stream);
+    assert_eq!(world.failure(asking), ConnectFailure::PeerClosed);
+    // While it is up, by a reset; and with a message that is not due.
+    let up = |world: &mut World| {
+        let id = world.connect(server.local_addr().unwrap());
+        let mut stream = server.accept().unwrap().0;
+        assert!(world.next().is_none());
+        read(&mut stream);
+        stream.write_all(&octets(&Message::Accept(endpoint(), b""))).unwrap();
+        assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == id));
+        (id, stream)
+    };
+    let (connected, stream) = up(&mut world);
+    drop(stream);
+    assert!(matches!(world.event(), (of, CmEventKind::Disconnected(DisconnectCause::Peer)) if of == connected));
+    let (rude, mut stream) = up(&mut world);
+    stream.write_all(&octets(&Message::Accept(endpoint(), b""))).unwrap();
+    let event = world.event();
+    assert!(matches!(event, (of, CmEventKind::Disconnected(DisconnectCause::PeerViolation(_))) if of == rude));
+    // The passive side: before the answer, and after it.
+    let (_, to) = world.listen();
+    let mut client = TcpStream::connect(to).unwrap();
+    client.write_all(&octets(&Message::Request(endpoint(), b""))).unwrap();
+    let (asked, device) = world.request();
+    drop(client);
+    until("the end is noticed", || {
+        assert!(world.next().is_none());
+        matches!(world.verbs.id(asked).unwrap().state, super::entry::State::Dead).then_some(())
+    });
+    let cq = world.verbs.create_cq(device, &CqAttr::new(8)).unwrap();
+    assert!(world.verbs.create_qp(asked, &QpAttr::new(cq, cq, 2, 2)).is_err());
+    let mut client = TcpStream::connect(to).unwrap();
+    client.write_all(&octets(&Message::Request(endpoint(), b""))).unwrap();
+    let accepted = world.accept();
+    drop(client);
+    assert_eq!(world.failure(accepted), ConnectFailure::PeerClosed);
+    // It never says that it is up.
+    let mut client = TcpStream::connect(to).unwrap();
+    client.write_all(&octets(&Message::Request(endpoint(), b""))).unwrap();
+    let waiting = world.accept();
+    world.later(Duration::from_secs(10));
+    assert_eq!(world.failure(waiting), ConnectFailure::Timeout);
+    world.nothing_is_left(&[asking, connected, rude, asked, accepted, waiting], 1);
+}
+
+#[test]
+fn a_refusal_has_its_reason() {
+    let mut world = World::new();
+    let (listener, to) = world.listen();
+    let active = world.connect(to);
+    let (passive, _) = world.request();
+    world.verbs.reject(passive, b"not today", world.now).unwrap();
+    let event = world.event();
+    let (id, CmEventKind::Rejected { private_data }) = event else { panic!("{event:?}") };
+    assert_eq!((id, &private_data[..]), (active, &b"not today"[..]));
+    // A port on another kind of network, and a listener that has no port for the address.
+    for (refusal, wanted) in
+        [(Refusal::OtherNetwork, "InfiniBand"), (Refusal::NoPort, "device"), (Refusal::Other(9), "reason")]
+    {
+        let server = TcpListener::bind(LOOPBACK).unwrap();
+        let id = world.connect(server.local_addr().unwrap());
+        let mut stream = server.accept().unwrap().0;
+        assert!(world.next().is_none());
+        read(&mut stream);
+        stream.write_all(&octets(&Message::Refuse(refusal, b""))).unwrap();
+        let ConnectFailure::Protocol(why) = world.failure(id) else { panic!("a refusal") };
+        assert!(why.contains(wanted), "{why}");
+        world.verbs.destroy_id(id, world.now).unwrap();
+    }
+    let infiniband = Endpoint { network: Network::InfiniBand, lid: 7, ..endpoint() };
+    let mut client = TcpStream::connect(to).unwrap();
+    client.write_all(&octets(&Message::Request(infiniband, b""))).unwrap();
+    assert!(
+        until("an answer", || {
+            assert!(world.next().is_none());
+            client.set_nonblocking(true).unwrap();
+            client.peek(&mut [0; 9]).ok().filter(|octets| *octets == 9)
+        }) > 0
+    );
+    client.set_nonblocking(false).unwrap();
+    assert_eq!(read(&mut client), octets(&Message::Refuse(Refusal::OtherNetwork, b"")));
+    world.nothing_is_left(&[active, listener], 0);
+}
+
+/// A stream that the program has connected, here of another kind than TCP: the device is named.
+#[test]
+fn the_program_brings_the_stream() {
+    let mut world = World::new();
+    let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
+    let address = LOOPBACK.parse().unwrap();
+    let listener = world.verbs.open_door(address, &ListenOptions::default(), &options).unwrap();
+    let (one, other) = UnixStream::pair().unwrap();
+    let (now, deadline) = (world.now, world.now + LONG);
+    let role = world.verbs.exchange().unwrap();
+    role.take_stream(listener, OwnedFd::from(one), now).unwrap();
+    let id = role.resolve_over(OwnedFd::from(other), &PathOptions::default(), &options, deadline).unwrap();
+    let event = world.event();
+    let (_, CmEventKind::Resolved { device }) = event else { panic!("{event:?}") };
+    world.equip(id, device);
+    world.verbs.connect(id, &ConnectParam::default()).unwrap();
+    let passive = world.accept();
+    assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == id));
+    assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == passive));
+    world.verbs.destroy_id(id, world.now).unwrap();
+    assert!(matches!(world.event(), (of, CmEventKind::Disconnected(DisconnectCause::Peer)) if of == passive));
+    // Without a name there is no device, and a file is no stream.
+    let unnamed = ExchangeOptions::default();
+    let role = world.verbs.exchange().unwrap();
+    let stray = OwnedFd::from(UnixStream::pair().unwrap().0);
+    let error = role.resolve_over(stray, &PathOptions::default(), &unnamed, deadline).unwrap_err().to_string();
+    assert!(error.contains("name the device"), "{error}");
+    let file = OwnedFd::from(fs::File::open("/dev/null").unwrap());
+    assert!(role.take_stream(listener, file, now).is_err());
+    world.nothing_is_left(&[passive], 1);
+}
+
+/// A request moves to another provider, which accepts it there.
+#[test]
+fn a_request_is_handed_over() {
+    let mut world = World::new();
+    let verbs = Fake::provider_without_manager(&world.sysfs.0);
+    let mut other = World { fake: world.fake, sysfs: Sysfs(PathBuf::new()), verbs, now: world.now };
+    let (_, to) = world.listen();
+    let active = world.connect(to);
+    let (passive, _) = world.request();
+    let detached = world.verbs.handover().unwrap().detach(passive).unwrap();
+    let (moved, device) = other.verbs.handover().unwrap().attach(detached, other.now).unwrap();
+    other.equip(moved, device);
+    other.verbs.accept(moved, &ConnectParam::default(), other.now).unwrap();
+    assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == active));
+    assert!(matches!(other.event(), (of, CmEventKind::Established { .. }) if of == moved));
+    // One that nobody takes ends the attempt.
+    let second = world.connect(to);
+    let (passive, _) = world.request();
+    drop(world.verbs.handover().unwrap().detach(passive).unwrap());
+    assert_eq!(world.failure(second), ConnectFailure::PeerClosed);
+    other.nothing_is_left(&[moved], 0);
+    world.event();
+    world.nothing_is_left(&[active, second], 1);
+}
