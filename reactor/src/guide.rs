@@ -19,7 +19,8 @@
 //! 16. [Performance](performance), and [Scaling](scaling): what many connections cost
 //! 17. [Peers of the same host](same_host): shared memory
 //! 18. Datagrams: the page `datagrams`, with the feature `datagram`
-//! 19. [Writing a provider](writing_a_provider) of your own
+//! 19. [Connecting by exchange](exchange): without rdma_cm
+//! 20. [Writing a provider](writing_a_provider) of your own
 //!
 //! Behind it: [the architecture](architecture), whose index leads to the pages on its parts, and [the wire](wire).
 
@@ -102,6 +103,11 @@ pub mod reliability {}
 #[doc = ""]
 #[doc = include_str!("../docs/guide/same-host.md")]
 pub mod same_host {}
+#[doc = "[security.md]: self::security"]
+#[doc = "[wire.md]: self::wire"]
+#[doc = ""]
+#[doc = include_str!("../docs/guide/exchange.md")]
+pub mod exchange {}
 #[doc = "[mesh.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = ""]
 #[doc = include_str!("../docs/scaling.md")]

@@ -105,7 +105,7 @@ pub use rdma_transport as transport;
 #[doc(inline)]
 pub use rdma_transport::caps::{Capabilities, Features};
 #[doc(inline)]
-pub use rdma_transport::cm::{ConnectFailure, DisconnectCause, ReadDepth, Retries, Source};
+pub use rdma_transport::cm::{ConnectFailure, DisconnectCause, ExchangeOptions, ReadDepth, Retries, Source};
 pub use rdma_transport::event::DeviceEventKind;
 pub use rdma_transport::iwarp::IpNet;
 pub use rdma_transport::mr::Access;

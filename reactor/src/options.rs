@@ -1,6 +1,6 @@
 //! How a connection or a listener is opened: what differs from one to the next, where [`crate::Config`] is for all.
 
-use rdma_transport::cm::{self, ConnectParam, PathOptions, ReadDepth, Retries, Source};
+use rdma_transport::cm::{self, ConnectParam, ExchangeOptions, PathOptions, ReadDepth, Retries, Source};
 
 use crate::config::Framing;
 use crate::error::Error;
@@ -39,6 +39,7 @@ pub struct ConnectOptions {
     pub(crate) private_data: Vec<u8>,
     pub(crate) framing: Framing,
     pub(crate) path: PathOptions,
+    pub(crate) exchange: Option<ExchangeOptions>,
     pub(crate) service: Service,
     pub(crate) security: Option<Security>,
 }
@@ -115,6 +116,15 @@ impl ConnectOptions {
         self
     }
 
+    /// Connects by exchange: the two sides tell each other of their queue pairs over a TCP connection to the peer's address, without
+    /// rdma_cm. The peer listens with [`ListenOptions::exchange`]. The options say which port and GID the queue pair has, where that does
+    /// not follow from the address. See the [page about it](crate::guide::exchange). Default: none, which connects by rdma_cm.
+    #[must_use]
+    pub fn exchange(mut self, options: ExchangeOptions) -> Self {
+        self.exchange = Some(options);
+        self
+    }
+
     /// How the connection is secured. Default: as [`crate::Config::security`] says.
     #[must_use]
     pub fn security(mut self, security: Security) -> Self {
@@ -136,6 +146,7 @@ impl ConnectOptions {
 pub struct ListenOptions {
     pub(crate) framing: Framing,
     pub(crate) path: cm::ListenOptions,
+    pub(crate) exchange: Option<ExchangeOptions>,
     pub(crate) service: Service,
     pub(crate) security: Option<Security>,
 }
@@ -202,6 +213,15 @@ impl ListenOptions {
     #[must_use]
     pub const fn extensions(mut self, of_peers: bool) -> Self {
         self.service.extensions = of_peers;
+        self
+    }
+
+    /// Listens for peers that connect by exchange ([`ConnectOptions::exchange`]), on a port of TCP. The address may be any of this host;
+    /// the options say which port and GID the queue pairs have, where that does not follow from the address that a peer has
+    /// reached. Default: none, which listens by rdma_cm.
+    #[must_use]
+    pub fn exchange(mut self, options: ExchangeOptions) -> Self {
+        self.exchange = Some(options);
         self
     }
 

@@ -17,6 +17,9 @@ pub(crate) const MAX_PROVIDERS: usize = 8;
 /// The name of what is in shared memory.
 pub(crate) const SHARED_MEMORY: &str = "shm";
 
+/// The feature that is missing where queue pairs cannot connect by exchange.
+pub(crate) const EXCHANGE: &str = "connecting by exchange";
+
 /// The feature that is missing where connect requests cannot be handed over.
 pub(crate) const HANDOVER: &str = "connect requests to hand over";
 
@@ -166,6 +169,16 @@ impl Providers {
             }
         }
         last
+    }
+
+    /// The number of the first provider that connects by exchange.
+    ///
+    /// # Errors
+    /// None does.
+    pub(crate) fn exchanging(&mut self) -> rdma_transport::Result<usize> {
+        let found = self.all.iter_mut().position(|provider| provider.exchange().is_some());
+        let provider = self.get(0).name();
+        found.ok_or(rdma_transport::Error::Unsupported { provider, feature: EXCHANGE })
     }
 
     /// When [`Providers::progress`] must be called at the latest.

@@ -1,12 +1,14 @@
 //! Stage 4: what the connection manager says, from resolving an address to a connection that is up.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 
 use log::Level;
 use rdma_transport::QpAttr;
 use rdma_transport::caps::Features;
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId};
 use rdma_transport::newcomers::Host;
+use rdma_transport::provider::Provider;
 
 use super::Driver;
 use super::data_path::post_own_receives;
@@ -24,7 +26,7 @@ use crate::id::{ConnectionId, ListenerId};
 use crate::limits::buffer_len;
 use crate::log_limit::{Complaint, complain};
 use crate::options::{ConnectOptions, Service, check_security};
-use crate::providers::{Handle, SHARED_MEMORY, device_index};
+use crate::providers::{EXCHANGE, Handle, SHARED_MEMORY, device_index, role};
 use crate::security::Security;
 
 /// What came of asking for an event of the connection manager.
@@ -80,14 +82,32 @@ impl Driver {
     /// Opens a connection to the first of several addresses that lets itself be connected to.
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
-        let ConnectOptions { private_data, framing, path, service, .. } = options;
-        let mut fallback = Fallback::new(peers.iter().copied(), path);
+        let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
+        let mut fallback = Fallback::new(peers.iter().copied(), path, exchange);
         let Attempt { peer, cm, deadline } = fallback.resolve_next(&mut self.providers, &self.config, self.now)?;
         let opening = Opening { framing, peer, host: None, private_data, security };
         let id = self.insert(cm, service, Role::Active, opening);
         if let Some(seat) = self.table.get_mut(id) {
             seat.link.fallback = (!fallback.is_empty()).then_some(fallback);
         }
+        self.set_deadline(id, Some(deadline));
+        self.ring();
+        Ok(id)
+    }
+
+    /// Opens a connection by exchange, over a stream of the program.
+    pub(crate) fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        let security = self.may_connect(&options)?;
+        let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
+        // Any descriptor may be asked for a peer; one that is no socket of IP has none.
+        let stream = TcpStream::from(stream);
+        let peer = stream.peer_addr().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
+        let (exchange, deadline) = (exchange.unwrap_or_default(), self.now + self.config.timeouts.connect);
+        let provider = self.providers.exchanging()?;
+        let role = role(self.providers.numbered(provider), Provider::exchange, EXCHANGE)?;
+        let cm = Handle { provider, id: role.resolve_over(stream.into(), &path, &exchange, deadline)? };
+        let opening = Opening { framing, peer, host: None, private_data, security };
+        let id = self.insert(cm, service, Role::Active, opening);
         self.set_deadline(id, Some(deadline));
         self.ring();
         Ok(id)
@@ -101,11 +121,11 @@ impl Driver {
         options: ConnectOptions,
     ) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
-        let ConnectOptions { private_data, framing, path, service, .. } = options;
+        let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
         let unknown = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
         let opening = Opening { framing, peer: unknown, host: Some(host.into()), private_data, security };
         let id = self.insert(Handle::NONE, service, Role::Active, opening);
-        if let Err(error) = self.look_up(id, host.to_owned(), port, path) {
+        if let Err(error) = self.look_up(id, (host.to_owned(), port), path, exchange) {
             self.release(id);
             return Err(Error::Lookup(error));
         }

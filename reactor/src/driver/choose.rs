@@ -1,5 +1,7 @@
 //! Opening the providers that a configuration asks for.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use rdma_transport::iwarp::{Iwarp, IwarpConfig, SharedMemoryPolicy, TcpConfig, TcpNet};
 use rdma_transport::provider::Provider;
 
@@ -26,37 +28,47 @@ use crate::seam::poller::Entropy;
 /// # Errors
 /// There is no device, where one is asked for, or the system refused what the embedded provider needs.
 pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>, Error> {
-    let embedded = |policy| Ok::<_, Error>(Box::new(iwarp(config, policy, entropy)?));
     match config.provider {
         ProviderChoice::Verbs => {
-            let provider = devices::open()?;
+            let provider = devices::open(entropy)?;
             log::info!("provider verbs: as configured");
             Ok(vec![provider])
         }
         ProviderChoice::Iwarp => {
             log::info!("provider iwarp: as configured");
-            Ok(vec![embedded(SharedMemoryPolicy::Off)?])
+            Ok(vec![iwarp(config, SharedMemoryPolicy::Off, entropy)?])
         }
         ProviderChoice::Shm => {
             log::info!("provider shm: as configured");
-            Ok(vec![embedded(SharedMemoryPolicy::Require)?])
+            Ok(vec![iwarp(config, SharedMemoryPolicy::Require, entropy)?])
         }
-        ProviderChoice::Auto => match devices::open() {
-            Ok(devices) => Ok(vec![devices, embedded(config.iwarp.shared_memory)?]),
-            Err(why) => {
+        ProviderChoice::Auto => match {
+            let (one, other) = halves(entropy);
+            (devices::open(one), iwarp(config, config.iwarp.shared_memory, other)?)
+        } {
+            (Ok(devices), embedded) => Ok(vec![devices, embedded]),
+            (Err(why), embedded) => {
                 log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
-                Ok(vec![embedded(config.iwarp.shared_memory)?])
+                Ok(vec![embedded])
             }
         },
     }
 }
 
-fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Result<Iwarp<TcpNet>, Error> {
+/// A source of randomness for two.
+fn halves(entropy: Entropy) -> (Entropy, Entropy) {
+    let shared = Arc::new(Mutex::new(entropy));
+    let other = Arc::clone(&shared);
+    let draw = |from: &Mutex<Entropy>, octets: &mut [u8]| from.lock().unwrap_or_else(PoisonError::into_inner)(octets);
+    (Box::new(move |octets| draw(&shared, octets)), Box::new(move |octets| draw(&other, octets)))
+}
+
+fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
     let net = TcpNet::with_config(tcp(config));
     let net = net.map_err(|source| rdma_transport::Error::io("opening the channels", source))?;
     let mut settings = settings(config);
     settings.shared_memory = policy;
-    Ok(Iwarp::new(settings, net, entropy)?)
+    Ok(Box::new(Iwarp::new(settings, net, entropy)?))
 }
 
 /// What is set for the embedded provider alone counts there; what is not set is taken from the reactor's settings.
@@ -84,9 +96,10 @@ mod devices {
     use rdma_transport::verbs::Verbs;
 
     use crate::error::Error;
+    use crate::seam::poller::Entropy;
 
-    pub(super) fn open() -> Result<Box<dyn Provider>, Error> {
-        Ok(Box::new(Verbs::open()?))
+    pub(super) fn open(entropy: Entropy) -> Result<Box<dyn Provider>, Error> {
+        Ok(Box::new(Verbs::open()?.with_entropy(entropy)))
     }
 }
 
@@ -95,8 +108,9 @@ mod devices {
     use rdma_transport::provider::Provider;
 
     use crate::error::Error;
+    use crate::seam::poller::Entropy;
 
-    pub(super) fn open() -> Result<Box<dyn Provider>, Error> {
+    pub(super) fn open(_: Entropy) -> Result<Box<dyn Provider>, Error> {
         let reason = "this build has no support for RDMA devices (feature `verbs`); use the provider iwarp";
         Err(Error::NoProvider { provider: "verbs", reason: reason.into() })
     }

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use rdma_transport::cm::{CmId, PathOptions, Source};
+use rdma_transport::cm::{CmId, ExchangeOptions, PathOptions, Source};
+use rdma_transport::provider::Provider;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::providers::{Handle, Providers};
+use crate::providers::{EXCHANGE, Handle, Providers, role};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct Fallback {
     /// provider waits for its turn.
     limit: Option<Instant>,
     path: PathOptions,
+    /// By exchange, and with which port and GID.
+    exchange: Option<ExchangeOptions>,
 }
 
 /// An attempt to connect to one address over one provider.
@@ -33,8 +36,12 @@ pub(super) struct Attempt {
 }
 
 impl Fallback {
-    pub(super) fn new(addresses: impl IntoIterator<Item = SocketAddr>, path: PathOptions) -> Self {
-        Self { addresses: addresses.into_iter().collect(), tried: 0, limit: None, path }
+    pub(super) fn new(
+        addresses: impl IntoIterator<Item = SocketAddr>,
+        path: PathOptions,
+        exchange: Option<ExchangeOptions>,
+    ) -> Self {
+        Self { addresses: addresses.into_iter().collect(), tried: 0, limit: None, path, exchange }
     }
 
     /// Returns `true` if nothing is left to try.
@@ -74,7 +81,13 @@ impl Fallback {
             let (limit, provider) = (now + patience, providers.nth_for(peer.ip(), self.tried));
             self.tried += 1;
             let moves_on = any_source && self.tried < providers.len();
-            match providers.numbered(provider).resolve(peer, &self.path, limit) {
+            let by = providers.numbered(provider);
+            let resolving = match &self.exchange {
+                Some(options) => role(by, Provider::exchange, EXCHANGE)
+                    .and_then(|role| role.resolve_exchange(peer, &self.path, options, limit)),
+                None => by.resolve(peer, &self.path, limit),
+            };
+            match resolving {
                 Ok(id) => {
                     let mut deadline = limit;
                     if moves_on {
@@ -88,7 +101,9 @@ impl Fallback {
                 }
                 Err(error) => {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
-                    if any_source || refusal.is_none() {
+                    // Of an exchange, what a provider with the role says counts, and not that another one lacks it.
+                    let lacks_role = matches!(&refusal, Some(rdma_transport::Error::Unsupported { .. }));
+                    if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);
                     }
                     if self.tried == providers.len() {

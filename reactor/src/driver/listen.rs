@@ -1,9 +1,11 @@
 //! Listeners. They outlive the removal of their device.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rdma_transport::cm::{self, CmId};
+use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
 use super::owners::Owner;
@@ -11,7 +13,7 @@ use super::{Driver, Due};
 use crate::error::Error;
 use crate::id::ListenerId;
 use crate::options::{ListenOptions, check_security};
-use crate::providers::Handle;
+use crate::providers::{EXCHANGE, Handle, role};
 
 /// How often a listener without an id tries to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
@@ -36,7 +38,7 @@ impl Driver {
         }
         options.check()?;
         check_security(options.security.as_ref().unwrap_or(&self.config.security), options.framing, false)?;
-        let ids = self.listen_on(address, &options.path)?;
+        let ids = self.listen_on(address, &options)?;
         let address = ids.first().and_then(|&id| self.address_of(id)).unwrap_or(address);
         let key = self.listeners.insert(Listener { ids: Vec::new(), address, options });
         self.listens(key, ids);
@@ -95,7 +97,7 @@ impl Driver {
     /// Listens again if the address is on a device, else tries again later.
     pub(crate) fn listen_again(&mut self, key: Key) {
         let Some(listener) = self.listeners.get(key) else { return };
-        let (address, options) = (listener.address, listener.options.path.clone());
+        let (address, options) = (listener.address, listener.options.clone());
         match self.listen_on(address, &options) {
             Ok(ids) => {
                 log::info!("{address} is listened on again");
@@ -122,13 +124,53 @@ impl Driver {
     // Choosing the providers.
 
     /// Listens on an address: on every provider if it is unspecified, else on the first one that has it.
-    fn listen_on(&mut self, address: SocketAddr, options: &cm::ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
+    fn listen_on(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
+        if let Some(exchange) = &options.exchange {
+            let provider = self.providers.exchanging()?;
+            let by = self.providers.numbered(provider);
+            log::info!("provider {}: listens on {address} for exchange", by.name());
+            let id = role(by, Provider::exchange, EXCHANGE)?.listen_exchange(address, &options.path, exchange)?;
+            return Ok(vec![Handle { provider, id }]);
+        }
+        let options = &options.path;
         if address.ip().is_unspecified() && self.providers.len() > 1 {
             return self.listen_on_all(address, options);
         }
-        let provider = self.providers.serving(address.ip());
-        log::info!("provider {}: listens on {address}", self.providers.get(provider).name());
-        Ok(vec![self.listen_at(provider, address, options)?])
+        let first = self.providers.serving(address.ip());
+        self.listen_from(first, address, options)
+    }
+
+    /// Listens on the first provider, from one on, that can. One with a device and no connection manager cannot.
+    fn listen_from(
+        &mut self,
+        first: usize,
+        address: SocketAddr,
+        options: &cm::ListenOptions,
+    ) -> Result<Vec<Handle<CmId>>, Error> {
+        let last = self.providers.len() - 1;
+        for provider in first..=last {
+            let name = self.providers.get(provider).name();
+            match self.listen_at(provider, address, options) {
+                Err(error @ rdma_transport::Error::NoDevice { .. }) if provider < last => {
+                    log::info!("provider {name}: not for {address}: {error}");
+                }
+                listening => {
+                    log::info!("provider {name}: listens on {address}");
+                    return Ok(vec![listening?]);
+                }
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Takes a stream that the program has accepted, as if it had come to a listener for exchange.
+    pub(crate) fn take_stream(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
+        let key = listener.key(self.tag()).and_then(|key| self.listeners.get(key));
+        let id = *key.and_then(|listener| listener.ids.first()).ok_or(Error::Gone("listener"))?;
+        let (now, (provider, id)) = (self.now, self.providers.of(id));
+        role(provider, Provider::exchange, EXCHANGE)?.take_stream(id, stream, now)?;
+        self.ring();
+        Ok(())
     }
 
     fn listen_at(
@@ -153,6 +195,7 @@ impl Driver {
         let listening = loop {
             let first = match self.listen_at(0, address, options) {
                 Ok(first) => first,
+                Err(rdma_transport::Error::NoDevice { .. }) => break self.listen_from(1, address, options),
                 Err(error) => break Err(error.into()),
             };
             let same =

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use rdma_transport::cm::PathOptions;
+use rdma_transport::cm::{ExchangeOptions, PathOptions};
 
 use super::Driver;
 use super::fallback::{Fallback, by_turns};
@@ -27,6 +27,7 @@ struct Question {
     host: String,
     port: u16,
     path: PathOptions,
+    exchange: Option<ExchangeOptions>,
 }
 
 /// The addresses of a name.
@@ -74,14 +75,20 @@ impl Lookups {
 
 impl Driver {
     /// Has the name of a connection's peer looked up.
-    pub(super) fn look_up(&mut self, of: ConnectionId, host: String, port: u16, path: PathOptions) -> io::Result<()> {
-        self.lookups.ask(Question { of, host, port, path }, &self.os.wake)
+    pub(super) fn look_up(
+        &mut self,
+        of: ConnectionId,
+        (host, port): (String, u16),
+        path: PathOptions,
+        exchange: Option<ExchangeOptions>,
+    ) -> io::Result<()> {
+        self.lookups.ask(Question { of, host, port, path, exchange }, &self.os.wake)
     }
 
     /// Takes the addresses that were found, and connects to them.
     pub(super) fn take_lookups(&mut self) {
         while let Ok(Answer { question, addresses }) = self.lookups.answers.1.try_recv() {
-            let Question { of, host, path, .. } = question;
+            let Question { of, host, path, exchange, .. } = question;
             // The program may have given the connection up meanwhile, or its time may be over.
             if !self.table.get(of).is_some_and(|seat| seat.link.cm == Handle::NONE && seat.conn.state().is_handshake())
             {
@@ -91,7 +98,7 @@ impl Driver {
                 Err(error) => ConnectError::Lookup { host, why: error.to_string() },
                 Ok(addresses) => {
                     if let Some(seat) = self.table.get_mut(of) {
-                        seat.link.fallback = Some(Fallback::new(by_turns(&addresses), path));
+                        seat.link.fallback = Some(Fallback::new(by_turns(&addresses), path, exchange));
                     }
                     if self.attempt_next(of) {
                         continue;

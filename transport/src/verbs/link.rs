@@ -234,7 +234,7 @@ impl Link {
                 return Heard::Nothing;
             }
             match (&*socket).read(&mut room[..wanted]) {
-                Ok(0) => return Heard::End(io::ErrorKind::ConnectionReset.into()),
+                Ok(0) => return Heard::End(io::Error::from_raw_os_error(libc::ECONNRESET)),
                 Ok(octets) => {
                     if let Some(step) = self.conversation.received(&room[..octets]) {
                         return Heard::Step(step);

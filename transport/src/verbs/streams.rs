@@ -124,7 +124,7 @@ impl Verbs {
             Step::Accepted(peer, private_data) => self.accepted(key, &peer, private_data),
             Step::Refused(refusal, private_data) => self.refused(key, refusal, private_data),
             Step::Ready => self.up(key),
-            Step::Goodbye => self.stream_ended(key, &io::ErrorKind::ConnectionReset.into()),
+            Step::Goodbye => self.stream_ended(key, &io::Error::from_raw_os_error(libc::ECONNRESET)),
             Step::Violated(what) => self.violated(key, what),
         }
     }

@@ -10,6 +10,7 @@ mod time;
 mod transfers;
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rdma_transport::caps::Capabilities;
@@ -74,6 +75,17 @@ impl Context<'_> {
         self.driver.close_listener(listener);
     }
 
+    /// Takes a stream that the program has accepted, as if it had come to a listener for exchange ([`ListenOptions::exchange`]). It is a stream
+    /// socket, of TCP or another kind; it is made non-blocking, and belongs to the connection from now on. `on_connect_request` follows when the
+    /// peer has said what it wants, for which it has 10 s.
+    ///
+    /// # Errors
+    /// The descriptor is no stream socket; the listener is gone, or does not listen for exchange.
+    pub fn accept_over(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
+        self.driver.look_at_clock();
+        self.driver.take_stream(listener, stream)
+    }
+
     // Connections.
 
     /// Opens a connection. `on_connect` or `on_connect_error` follows.
@@ -106,6 +118,19 @@ impl Context<'_> {
     /// choose the source address.
     pub fn connect_with(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.connect_any(&[peer], options)
+    }
+
+    /// Opens a connection by exchange over a stream that the program has connected, such as one through a proxy or a Unix
+    /// socket. The peer's program passes the other end to [`Context::accept_over`]. The descriptor must be a stream socket. It
+    /// is made non-blocking, and belongs to the connection from now on. Name the device ([`ConnectOptions::exchange`]) if the
+    /// stream has no address of it.
+    ///
+    /// # Errors
+    /// As [`Context::connect_with`]. Also if the descriptor is no stream socket, and if no provider connects by exchange, or
+    /// none has the port.
+    pub fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
+        self.driver.look_at_clock();
+        self.driver.connect_over(stream, options)
     }
 
     /// Opens a connection to the first address of a peer that works, such as those of its adapters. If an address is
