@@ -218,6 +218,16 @@ fn device_files_without_permission_are_a_problem_each() {
 }
 
 #[test]
+fn without_rdma_cm_roce_can_connect_by_exchange() {
+    let machine = Machine::new("software", "exchange");
+    machine.ordinary().open_to_all().mode("dev/infiniband/rdma_cm", 0o644);
+    let lines = machine.lines(&[]);
+    problems(&lines, 1);
+    one(&lines, "note", "exchange", &["without rdma_cm, rxe0 can connect by exchange", "--exchange"]);
+    assert!(!lines.iter().any(|line| line.contains("exchange") && line.contains("siw0")), "{lines:#?}");
+}
+
+#[test]
 fn little_lockable_memory_is_a_problem_unless_privileged() {
     let machine = Machine::new("software", "memlock");
     machine.open_to_all().write("proc/self/limits", "Max locked memory         8388608   8388608   bytes\n");

@@ -31,6 +31,15 @@ pub fn findings(tree: &Tree, account: &Account, devices: &[Device]) -> Vec<Findi
             Err(finding) => findings.push(finding),
         }
     }
+    let able = devices
+        .iter()
+        .filter(|device| device.kind != "iWARP" && device.node.as_ref().is_some_and(|node| usable.contains(node)));
+    let able: Vec<&str> = able.map(|device| device.name.as_str()).collect();
+    if !usable.iter().any(|node| node == "rdma_cm") && !able.is_empty() {
+        let text =
+            format!("without rdma_cm, {} can connect by exchange: rdma-pingpong server --exchange", able.join(", "));
+        findings.push(Finding::note("exchange", text));
+    }
     if !usable.is_empty() {
         let text = format!("{DIRECTORY}: {} can be read and written", usable.join(", "));
         findings.insert(0, Finding::ok("permission", text));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rdma_reactor::ProviderChoice;
+use rdma_reactor::{ExchangeOptions, ProviderChoice};
 
 use super::job::{MAX_CONNECTIONS, MAX_SIZE, Mode, Op, WaitMode};
 use crate::program::number;
@@ -91,9 +91,33 @@ pub struct DeviceArgs {
     /// RDMA device to use, such as siw0; iwarp0 is the embedded provider's
     #[arg(short = 'd', long, value_name = "NAME")]
     pub ib_dev: Option<String>,
+    /// Connect queue pairs by exchange over TCP, without rdma_cm; on both sides
+    #[arg(long)]
+    pub exchange: bool,
+    /// GID index of the queue pairs [default: the RoCE v2 entry of the address]
+    #[arg(short = 'x', long, value_name = "N", requires = "exchange")]
+    pub gid_index: Option<u8>,
     /// How they are secured.
     #[command(flatten)]
     pub security: SecurityArgs,
+}
+
+impl DeviceArgs {
+    /// The options of an exchange, if queue pairs are to connect by one.
+    #[must_use]
+    pub fn exchange(&self) -> Option<ExchangeOptions> {
+        let options = || ExchangeOptions { device: self.ib_dev.clone(), gid_index: self.gid_index, port: None };
+        self.exchange.then(options)
+    }
+
+    /// The flags that [`DeviceArgs::exchange`] comes from, for another process.
+    #[must_use]
+    pub fn exchange_again(&self) -> Vec<String> {
+        let index = self.gid_index.map(|index| format!("--gid-index={index}"));
+        let device = self.ib_dev.as_ref().map(|name| format!("--ib-dev={name}"));
+        let flags = std::iter::once("--exchange".to_owned()).chain(index).chain(device);
+        if self.exchange { flags.collect() } else { Vec::new() }
+    }
 }
 
 /// Flags of the measurement.

@@ -183,7 +183,10 @@ impl Client<'_> {
     }
 
     fn connect(&mut self, cx: &mut Context<'_>) {
-        let options = ConnectOptions::new().private_data(self.plan.job.encode(self.number));
+        let mut options = ConnectOptions::new().private_data(self.plan.job.encode(self.number));
+        if let Some(exchange) = &self.plan.exchange {
+            options = options.exchange(exchange.clone());
+        }
         if let Err(error) = cx.connect_with(self.dial.address(), options) {
             let address = self.dial.address();
             self.fail(cx, Failure::new(format!("cannot connect to {address}: {error}")));

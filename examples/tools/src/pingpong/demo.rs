@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use rdma_reactor::ProviderChoice;
+use rdma_reactor::{ListenOptions, ProviderChoice};
 
 use super::address;
-use super::cli::DemoArgs;
+use super::cli::{DemoArgs, DeviceArgs};
 use super::device::Carrier;
 use super::failure::{Ending, Failure};
 use super::interrupt::Interrupt;
@@ -16,7 +16,6 @@ use super::plan::Plan;
 use super::series::{Outputs, Series};
 use super::server::{LISTENING, PROVIDER};
 use crate::doctor::embedded::probe_shared_memory;
-use crate::secure::SecurityArgs;
 
 /// Runs `rdma-pingpong demo`.
 ///
@@ -36,12 +35,14 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     // Mistakes that would stop the server process are found here first, so that there is one message and not two.
     if let Some(plan) = plans.first() {
         let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
-        let listening = reactor.context().listen(SocketAddr::new(bind, 0));
+        let exchange = args.run.device.exchange();
+        let options = exchange.map_or_else(ListenOptions::new, |exchange| ListenOptions::new().exchange(exchange));
+        let listening = reactor.context().listen_with(SocketAddr::new(bind, 0), options);
         listening.map_err(|error| Failure::new(format!("{error}; check --bind")))?;
     }
     let outputs = Outputs::open(&args.run)?;
     let interrupt = Interrupt::on_signals()?;
-    let server = ServerProcess::start(bind, carrier.provider, &args.run.device.security)?;
+    let server = ServerProcess::start(bind, carrier.provider, &args.run.device)?;
     for plan in &mut plans {
         plan.provider = server.provider;
     }
@@ -72,12 +73,12 @@ impl ServerProcess {
     ///
     /// # Errors
     /// The server did not come up.
-    pub fn start(bind: IpAddr, provider: ProviderChoice, security: &SecurityArgs) -> Result<Self, Failure> {
+    pub fn start(bind: IpAddr, provider: ProviderChoice, device: &DeviceArgs) -> Result<Self, Failure> {
         let cannot = |why: &str| Failure::new(format!("cannot start the server process: {why}"));
         let program = std::env::current_exe().map_err(|error| cannot(&error.to_string()))?;
         let mut command = Command::new(program);
         command.args(["server", "--bind", &bind.to_string(), "--port", "0", "--child"]);
-        command.args(security.again());
+        command.args(device.security.again()).args(device.exchange_again());
         match provider {
             ProviderChoice::Verbs => command.args(["--provider", "verbs"]),
             ProviderChoice::Iwarp => command.args(["--provider", "iwarp"]),

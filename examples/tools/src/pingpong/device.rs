@@ -33,7 +33,13 @@ impl Carrier {
     }
 
     fn among(args: &DeviceArgs, has_verbs: bool, devices: impl Fn() -> Vec<Device>) -> Result<Self, Failure> {
-        let provider = args.provider.into();
+        let mut provider = args.provider.into();
+        if args.exchange {
+            if let ProviderChoice::Iwarp | ProviderChoice::Shm = provider {
+                return Err(Failure::new("--exchange is for RDMA devices: leave --provider out"));
+            }
+            provider = ProviderChoice::Verbs;
+        }
         let Some(name) = args.ib_dev.as_deref() else { return Ok(Self { provider, device: None }) };
         if name == EMBEDDED && provider != ProviderChoice::Verbs {
             let provider = if provider == ProviderChoice::Shm { provider } else { ProviderChoice::Iwarp };
@@ -164,7 +170,13 @@ mod tests {
     }
 
     fn choose(provider: Provider, name: &str) -> Result<Carrier, String> {
-        let args = DeviceArgs { provider, ib_dev: Some(name.into()), security: SecurityArgs::default() };
+        let args = DeviceArgs {
+            provider,
+            ib_dev: Some(name.into()),
+            exchange: false,
+            gid_index: None,
+            security: SecurityArgs::default(),
+        };
         Carrier::among(&args, true, machine).map_err(|failure| failure.to_string())
     }
 
@@ -190,12 +202,22 @@ mod tests {
         assert!(choose(Provider::Verbs, "iwarp0").unwrap_err().contains("there is siw0, rxe0, down0"));
         assert!(choose(Provider::Iwarp, "siw0").unwrap_err().contains("--provider iwarp"));
         assert!(choose(Provider::Auto, "down0").unwrap_err().contains("active port"));
-        let args =
-            DeviceArgs { provider: Provider::Auto, ib_dev: Some("siw0".into()), security: SecurityArgs::default() };
+        let args = DeviceArgs {
+            provider: Provider::Auto,
+            ib_dev: Some("siw0".into()),
+            exchange: false,
+            gid_index: None,
+            security: SecurityArgs::default(),
+        };
         let failure = Carrier::among(&args, false, machine).unwrap_err().to_string();
         assert!(failure.contains("the feature verbs"), "{failure}");
-        let args =
-            DeviceArgs { provider: Provider::Verbs, ib_dev: Some("siw0".into()), security: SecurityArgs::default() };
+        let args = DeviceArgs {
+            provider: Provider::Verbs,
+            ib_dev: Some("siw0".into()),
+            exchange: false,
+            gid_index: None,
+            security: SecurityArgs::default(),
+        };
         assert!(Carrier::among(&args, true, Vec::new).unwrap_err().to_string().contains("no RDMA device at all"));
     }
 }

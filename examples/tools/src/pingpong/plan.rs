@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_reactor::{ProviderChoice, Security};
+use rdma_reactor::{ExchangeOptions, ProviderChoice, Security};
 
 use super::cli::RunArgs;
 use super::failure::Failure;
@@ -54,6 +54,8 @@ pub struct Plan {
     pub rate: Option<f64>,
     /// Provider that carries the connection.
     pub provider: ProviderChoice,
+    /// How queue pairs connect by exchange, if they do.
+    pub exchange: Option<ExchangeOptions>,
     /// How the connection is secured.
     pub security: Security,
     /// The time between two lines about the measurement, if there are any.
@@ -149,7 +151,8 @@ impl Plan {
             (None, iters) => Extent::Messages(iters.unwrap_or(usual)),
         };
         let warmup = args.warmup.unwrap_or_else(|| (args.iters.unwrap_or(usual) / 10).min(1000));
-        Self { job, extent, warmup, rate: args.rate, provider, security: security.clone(), interval: args.interval }
+        let (exchange, security) = (args.device.exchange(), security.clone());
+        Self { job, extent, warmup, rate: args.rate, provider, exchange, security, interval: args.interval }
     }
 }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rdma_reactor::transport;
 use rdma_reactor::{
-    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Error, Handler, Message, Outcome, Reactor,
-    Region, SendId,
+    ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Error, ExchangeOptions, Handler, ListenOptions,
+    Message, Outcome, Reactor, Region, SendId,
 };
 
 use super::address;
@@ -62,7 +62,7 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     loop {
         let mut reactor = job.reactor(provider, &security)?;
         interrupt.stops(reactor.handle());
-        address = listen(&mut reactor, address, first)?;
+        address = listen(&mut reactor, address, first, args.device.exchange())?;
         if first {
             output.line(format_args!("{LISTENING}{address} {PROVIDER}{})", reactor.provider_name()));
             first = false;
@@ -86,11 +86,17 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
 }
 
 /// Listens. If this is not the first time, the old listener may still have the address for a moment.
-fn listen(reactor: &mut Reactor, address: SocketAddr, first: bool) -> Result<SocketAddr, Failure> {
+fn listen(
+    reactor: &mut Reactor,
+    address: SocketAddr,
+    first: bool,
+    exchange: Option<ExchangeOptions>,
+) -> Result<SocketAddr, Failure> {
+    let options = exchange.map_or_else(ListenOptions::new, |exchange| ListenOptions::new().exchange(exchange));
     let mut tries = if first { 1 } else { RELISTEN.0 };
     loop {
         let mut cx = reactor.context();
-        let error = match cx.listen(address) {
+        let error = match cx.listen_with(address, options.clone()) {
             Ok(listener) => return Ok(cx.local_address(listener).unwrap_or(address)),
             Err(error) => error,
         };
