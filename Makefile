@@ -38,7 +38,7 @@ test: vm-setup ## Before each commit. 15 minutes on two cores with all building,
 	$(MAKE) test-host instructions test-layout test-cluster test-same-host test-rdma
 
 # What needs a device is left to the guest.
-DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_contract rdma_faults rdma_hidden rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw rdma_witnessed interop_siw misbehaviour_siw
+DEVICE_TESTS = adapter rdma rdma_auto rdma_churn rdma_contract rdma_exchange rdma_exchange_wire rdma_faults rdma_hidden rdma_queues rdma_scale rdma_secured rdma_wire rdma_without_siw rdma_witnessed interop_siw misbehaviour_siw
 HOST_TESTS = libraries corpus $(filter-out $(DEVICE_TESTS),$(basename $(notdir $(wildcard examples/tests/*.rs examples/tools/tests/*.rs tests/tests/*.rs))))
 # The programs that have tests of their own: each other one would be linked once more, with no test in it.
 TESTED_BINS = $(basename $(notdir $(shell grep -l 'cfg(test)' examples/tools/src/bin/*.rs tests/src/bin/*.rs)))

@@ -174,8 +174,14 @@ impl Peer {
     /// Starts a server on these addresses; returns it with the addresses that it listens on.
     #[must_use]
     pub fn serve(program: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
-        let words: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
-        let mut peer = Self::start(program, &format!("serve {}", words.join(" ")));
+        Self::serve_by(program, "", addresses)
+    }
+
+    /// The same, with words in front of the command.
+    #[must_use]
+    pub fn serve_by(program: &str, words: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
+        let texts: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        let mut peer = Self::start(program, &format!("{words} serve {}", texts.join(" ")));
         let until = now() + PATIENCE;
         while peer.count("listening ") < addresses.len() {
             assert!(now() < until, "the peer does not listen");

@@ -28,6 +28,15 @@ pub fn provider() -> Box<dyn Provider> {
     Box::new(Exchanged(verbs.with_entropy(rdma_reactor::system_entropy())))
 }
 
+/// A reactor on them.
+///
+/// # Errors
+/// None.
+#[cfg(feature = "verbs")]
+pub fn reactor(config: rdma_reactor::Config) -> std::result::Result<rdma_reactor::Reactor, rdma_reactor::Error> {
+    Ok(crate::parts::reactor_on_all(vec![provider()], config))
+}
+
 // SAFETY: all calls are forwarded, and answers are passed on as they are.
 unsafe impl<P: Provider> Provider for Exchanged<P> {
     fn name(&self) -> &'static str { self.0.name() }

@@ -4,7 +4,7 @@
 
 /// The written contract of `Provider`.
 mod contract {
-    use rdma_reactor_tests::contract::{KERNEL, Real};
+    use rdma_reactor_tests::contract::Real;
     use rdma_reactor_tests::device::RXE;
     use rdma_reactor_tests::exchanged;
     use rdma_transport::conformance::Need;
@@ -22,9 +22,221 @@ mod contract {
                 Need::ImmediateSends,
                 Need::SharedMemory,
             ],
-            deviations: KERNEL,
+            deviations: &[],
         }
     }
 
     provider_conformance!(rxe, real());
+}
+
+rdma_reactor_tests::conformance!(exchanged rxe, rdma_reactor_tests::conformance::Setup {
+    reactor: rdma_reactor_tests::exchanged::reactor,
+    datagrams: false,
+    ..rdma_reactor_tests::conformance::Setup::device("RXE")
+});
+
+/// The options of the reactor, and what goes wrong; the other end is a process of its own, or octets by hand.
+mod faults {
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener};
+    use std::os::unix::net::UnixStream;
+
+    use rdma_reactor::{
+        Config, ConnectError, ConnectFailure, ConnectOptions, DisconnectReason, ExchangeOptions, ListenOptions,
+        ProviderChoice, Reactor,
+    };
+    use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, with_watchdog};
+    use rdma_reactor_tests::device::{Peer, RXE, SIW, config};
+
+    const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
+
+    fn by_exchange() -> ConnectOptions {
+        ConnectOptions::new().exchange(ExchangeOptions::default())
+    }
+
+    fn pair_at(config: &Config, s: Probe, address: SocketAddr) -> Pair {
+        let [server, client] = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
+        Pair { server, s, client, c: Probe::default(), address, flushes: true, witness: None }
+    }
+
+    /// A server that listens for exchange, and a client.
+    fn pair(options: ListenOptions) -> Pair {
+        let mut p = pair_at(&config(), Probe::echo(), RXE.address());
+        let listener = p.server.context().listen_with(RXE.address(), options).expect("a listener");
+        p.address = p.server.context().local_address(listener).expect("its address");
+        p
+    }
+
+    fn error(p: &Pair) -> Option<ConnectError> {
+        p.c.events.iter().find_map(|event| match event {
+            Event::ConnectError(_, error) => Some(error.clone()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn rdma_cm_is_not_there_and_is_not_needed() {
+        with_watchdog("rdma_cm_is_not_there_and_is_not_needed", || {
+            assert!(!std::path::Path::new("/dev/infiniband/rdma_cm").exists(), "tests/vm/exchange.sh takes it away");
+            let mut p = pair(ListenOptions::new().exchange(ExchangeOptions::default()));
+            let without = p.client.context().connect(p.address).expect_err("no rdma_cm").to_string();
+            assert!(without.contains("rdma_ucm") && without.contains("by exchange"), "{without}");
+            let conn = p.client.context().connect_with(p.address, by_exchange()).expect("an attempt");
+            p.until("both sides are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
+            assert_eq!(p.client.context().device(conn), Some(&*RXE.name()));
+            for nth in 1..=20 {
+                p.client.context().send(conn, &[7; 5000]).expect("room");
+                p.until("it is back", |p| p.c.received == nth);
+            }
+            p.finish();
+        });
+    }
+
+    /// With `ProviderChoice::Auto`, what does not ask for an exchange is on TCP: listeners as well as connections.
+    #[test]
+    fn auto_without_rdma_cm_is_on_tcp() {
+        with_watchdog("auto_without_rdma_cm_is_on_tcp", || {
+            let auto = config().provider(ProviderChoice::Auto);
+            let mut p = pair_at(&auto, Probe::echo(), RXE.address());
+            for any in [RXE.address(), SocketAddr::from(([0, 0, 0, 0], 0))] {
+                let listener = p.server.context().listen(any).expect("a listener");
+                p.address.set_port(p.server.context().local_address(listener).expect("its address").port());
+                let conn = p.client.context().connect(p.address).expect("an attempt");
+                p.until("the client is connected", |p| p.c.live() == 1);
+                assert_eq!(p.client.context().device(conn), Some("iwarp0"));
+                p.client.context().close(conn);
+                p.until("it has ended", |p| p.s.live() + p.c.live() == 0);
+            }
+            p.finish();
+        });
+    }
+
+    /// A peer that is killed is noticed by the end of its stream, and not by the keepalive.
+    #[test]
+    fn a_killed_peer_is_lost_at_once() {
+        with_watchdog("a_killed_peer_is_lost_at_once", || {
+            let (mut peer, addresses) = Peer::serve_by(PEER, "exchange", &[RXE.address()]);
+            let mut p = pair_at(&config(), Probe::default(), addresses[0]);
+            p.client.context().connect_with(p.address, by_exchange()).expect("an attempt");
+            p.until("the client is connected", |p| p.c.live() == 1);
+            let killed = now();
+            peer.kill();
+            p.until("the end", |p| p.c.live() == 0);
+            println!(
+                "a killed peer is noticed after {:?}; the keepalive is {:?}",
+                killed.elapsed(),
+                config().timeouts.keepalive
+            );
+            let end = p.c.events.iter().find_map(|event| match event {
+                Event::Disconnect(_, reason) => Some(reason.clone()),
+                _ => None,
+            });
+            assert!(matches!(end, Some(DisconnectReason::Lost(_))), "{end:?}");
+            p.finish();
+        });
+    }
+
+    /// A peer that is stopped keeps its stream open: the keepalive notices it.
+    #[test]
+    fn a_stopped_peer_is_lost_by_the_keepalive() {
+        with_watchdog("a_stopped_peer_is_lost_by_the_keepalive", || {
+            let (peer, addresses) = Peer::serve_by(PEER, "exchange", &[RXE.address()]);
+            let mut p = pair_at(&config(), Probe::default(), addresses[0]);
+            p.client.context().connect_with(p.address, by_exchange()).expect("an attempt");
+            p.until("the client is connected", |p| p.c.live() == 1);
+            peer.signal("STOP");
+            p.until("the end", |p| p.c.live() == 0);
+            let lost = |event: &Event| matches!(event, Event::Disconnect(_, DisconnectReason::Lost(_)));
+            assert!(p.c.events.iter().any(lost), "{:?}", p.c.events);
+            p.finish();
+        });
+    }
+
+    /// Errors come within the time limit, and name what is wrong.
+    #[test]
+    fn what_is_wrong_is_named() {
+        with_watchdog("what_is_wrong_is_named", || {
+            let mut p = pair(ListenOptions::new().exchange(ExchangeOptions::default()));
+            let at = |index| ExchangeOptions { gid_index: Some(index), ..ExchangeOptions::default() };
+            for (options, wanted) in [
+                (at(255), "is empty"),
+                (ExchangeOptions { device: Some("rxe77".into()), ..at(0) }, "rxe77 is not there"),
+                (ExchangeOptions { device: Some(SIW.name()), ..ExchangeOptions::default() }, "iWARP"),
+            ] {
+                let refused = p.client.context().connect_with(p.address, ConnectOptions::new().exchange(options));
+                let text = refused.expect_err("an option that is wrong").to_string();
+                assert!(text.contains(wanted), "{text}");
+            }
+            let refused = p.client.context().connect_with(SIW.address(), by_exchange()).expect_err("iWARP").to_string();
+            assert!(refused.contains("iWARP"), "{refused}");
+            // Nobody listens, and somebody who speaks another protocol does.
+            let mut nobody = p.address;
+            nobody.set_port(1);
+            p.client.context().connect_with(nobody, by_exchange()).expect("an attempt");
+            p.until("a refusal", |p| error(p).is_some());
+            assert_eq!(error(&p), Some(ConnectError::Failed(ConnectFailure::Refused)));
+            p.c.events.clear();
+            let other = TcpListener::bind(RXE.address()).expect("a port");
+            p.client
+                .context()
+                .connect_with(other.local_addr().expect("its address"), by_exchange())
+                .expect("an attempt");
+            let mut stream = None;
+            p.until("the request", |_| {
+                other.set_nonblocking(true).expect("a socket");
+                stream = stream.take().or_else(|| Some(other.accept().ok()?.0));
+                stream.is_some()
+            });
+            let mut stream = stream.expect("a stream");
+            stream.set_nonblocking(false).expect("a socket");
+            let mut request = [0; 8];
+            stream.write_all(b"HTTP/1.1 400 Bad Request\r\n").expect("it is sent");
+            p.until("a failure", |p| error(p).is_some());
+            let named = matches!(error(&p), Some(ConnectError::Failed(ConnectFailure::Protocol(_))));
+            assert!(named, "{:?}", error(&p));
+            stream.read_exact(&mut request).expect("the request");
+            assert!(request.starts_with(b"RdXg"));
+            p.finish();
+        });
+    }
+
+    /// A stream of the program, which has no address: the device is named.
+    #[test]
+    fn the_program_brings_the_stream() {
+        with_watchdog("the_program_brings_the_stream", || {
+            let options = ExchangeOptions { device: Some(RXE.name()), ..ExchangeOptions::default() };
+            let mut p = pair_at(&config(), Probe::echo(), RXE.address());
+            let any = SocketAddr::from(([127, 0, 0, 1], 0));
+            let listener = ListenOptions::new().exchange(options.clone());
+            let listener = p.server.context().listen_with(any, listener).expect("a listener");
+            let (one, other) = UnixStream::pair().expect("two ends");
+            p.server.context().accept_over(listener, one.into()).expect("a stream");
+            let conn = p
+                .client
+                .context()
+                .connect_over(other.into(), ConnectOptions::new().exchange(options))
+                .expect("a stream");
+            p.until("both sides are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
+            p.client.context().send(conn, b"over a stream of its own").expect("room");
+            p.until("it is back", |p| p.c.received == 1);
+            p.finish();
+        });
+    }
+
+    /// Nothing is left on the device after many connections.
+    #[test]
+    fn connections_leave_nothing() {
+        with_watchdog("connections_leave_nothing", || {
+            let before = RXE.resources();
+            let mut p = pair(ListenOptions::new().exchange(ExchangeOptions::default()));
+            for _ in 0..50 {
+                let conn = p.client.context().connect_with(p.address, by_exchange()).expect("an attempt");
+                p.until("both sides are connected", |p| (p.s.live(), p.c.live()) == (1, 1));
+                p.client.context().close(conn);
+                p.until("both have ended", |p| p.s.live() + p.c.live() == 0);
+            }
+            p.finish();
+            assert_eq!(RXE.resources(), before);
+        });
+    }
 }

@@ -4,7 +4,7 @@
 //! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps so many messages on their way on each;
 //! - `rdma-peer self COUNT TOTAL ADDR...` is both ends, on each address, until so many messages have come.
 //!
-//! With `shm`, `tcp` or `auto` in front, the connections are in shared memory, over TCP or as `ProviderChoice::Auto` chooses, and not on
+//! With `exchange` in front, the connections are made by exchange. With `shm`, `tcp` or `auto` in front, the connections are in shared memory, over TCP or as `ProviderChoice::Auto` chooses, and not on
 //! devices.
 //!
 //! All print a line for each event, and end in order when standard input does.
@@ -15,7 +15,8 @@ use std::io::Read;
 use std::time::Duration;
 
 use rdma_reactor::{
-    ConnectError, ConnectionId, Context, DisconnectReason, Error, Handler, Message, ProviderChoice, Reactor,
+    ConnectError, ConnectionId, Context, DisconnectReason, Error, ExchangeOptions, Handler, ListenOptions, Message,
+    ProviderChoice, Reactor,
 };
 use rdma_reactor_tests::device::config;
 
@@ -68,12 +69,20 @@ fn main() -> Result<(), Error> {
             config = config.provider(provider);
         }
     }
+    let exchange = (words.first() == Some(&"exchange")).then(ExchangeOptions::default);
+    if exchange.is_some() {
+        words.remove(0);
+    }
     let mut peer = Peer { messages: 0, left: u64::MAX };
     let mut reactor = Reactor::new(config)?;
     match words[..] {
         ["serve", ref addresses @ ..] => {
             for address in addresses {
-                let listener = reactor.context().listen(parse(address))?;
+                let mut options = ListenOptions::new();
+                if let Some(exchange) = &exchange {
+                    options = options.exchange(exchange.clone());
+                }
+                let listener = reactor.context().listen_with(parse(address), options)?;
                 println!("listening {}", reactor.context().local_address(listener).expect("it listens"));
             }
         }

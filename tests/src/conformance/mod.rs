@@ -114,6 +114,49 @@ macro_rules! conformance {
             );
         }
     };
+    // The tests of connections by exchange: what connects and ends, and a part of what is carried.
+    (exchanged $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                connect: exchanges_private_data, a_host_is_found_by_its_name, passive_side_may_speak_first, reject_carries_its_reason,
+                    nothing_listening_is_refused, too_much_private_data_is_refused, address_in_use_is_named,
+                    cancelled_before_it_is_up, connections_are_limited, raw_framing_talks_plain_messages,
+                    the_next_address_is_tried;
+                traffic: every_size_arrives_intact, sends_complete_once_and_in_order, an_end_does_not_wait_for_quiet_sends,
+                    both_wait_modes;
+                flow: window_closes_and_opens_once, full_windows_both_ways_do_not_deadlock, silent_peer_is_given_up;
+                close: accepted_sends_arrive_before_the_end, close_in_every_callback, stale_ids_are_errors,
+                    both_close_at_once, a_dropped_reactor_is_a_lost_peer, an_abort_is_no_goodbye,
+                    a_full_window_has_room_for_a_goodbye, listener_closes_connections_stay;
+                one_sided: reads_and_writes_of_every_size, immediate_data_follows_its_write, atomics_or_a_clear_no,
+                    rights_are_kept, leases_end;
+                transfers: lists_have_one_end, a_list_ends_with_its_peer;
+                memory: memory_before_any_connection, memory_of_two_reactors;
+                large: any_length_arrives_in_order, an_abort_releases_everything;
+                stream: odd_pieces_arrive_in_order_both_ways, half_close_each_way, a_dead_peer_is_an_error_after_its_bytes,
+                    a_stream_closes_in_every_callback;
+                violations: rude_messages_end_their_connection, wrong_greetings_are_refused;
+                calls: calls_of_every_size_are_answered, calls_end_with_their_connection;
+                embed: an_outer_loop_misses_nothing;
+                reactors: a_group_shares_its_connections, a_handler_places_and_the_other_refuses,
+                    one_is_drained_and_the_others_go_on, a_reactor_that_is_gone_is_passed_over;
+                threads: messages_of_other_threads_arrive;
+            );
+        }
+    };
+    // The same between two devices.
+    (exchanged_wire $name:ident, $setup:expr) => {
+        mod $name {
+            $crate::conformance!(@tests $setup;
+                connect: exchanges_private_data, reject_carries_its_reason, nothing_listening_is_refused;
+                traffic: every_size_arrives_intact, both_wait_modes;
+                close: accepted_sends_arrive_before_the_end, both_close_at_once;
+                one_sided: reads_and_writes_of_every_size, atomics_or_a_clear_no;
+                large: any_length_arrives_in_order;
+                stream: odd_pieces_arrive_in_order_both_ways;
+            );
+        }
+    };
     // The tests with other completion queues: several connections, both ways of waiting, and ends with completions on their way.
     (queues $name:ident, $setup:expr) => {
         mod $name {
