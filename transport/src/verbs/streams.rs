@@ -135,7 +135,9 @@ impl Verbs {
         let (ticket, door) = (link.ticket.take(), link.listener);
         link.peer = Some(peer);
         let local = link.local_address();
+        // A stream without an address has a peer that is known by what it says.
         let from = link.peer_address().unwrap_or_else(|| SocketAddr::new(gid_address(peer.gid), 0));
+        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Some(ticket) = ticket {
             self.exchanges.newcomers.remove(ticket);
         }

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use rdma_transport::cq::CqAttr;
 use rdma_transport::{
-    Access, CmEventKind, ConnectParam, Error, Features, ListenOptions, Memory, PathOptions, Provider, QpAttr,
-    ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, WcStatus,
+    Access, CmEventKind, CmId, ConnectParam, DeviceId, Error, ExchangeOptions, Features, ListenOptions, Memory,
+    PathOptions, PathState, Provider, QpAttr, ReadDepth, Retries, SendFlags, SendOp, SgeList, Source, WcStatus,
 };
 
 use crate::world::*;
@@ -82,6 +82,56 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     let capture = Capture::on("lo");
     let path = PathOptions { type_of_service: Some(TOS), ack_timeout: Some(14), ..PathOptions::default() };
     let (id, device) = resolved_with(&mut world, to, &path);
+    let [here, there] = agreed(&mut world, id, device);
+    match kind {
+        Kind::Rxe => check_agreed(&here, &there),
+        Kind::Siw => {
+            // The queue pair of iWARP has none of it; the TCP connection could have the type of service. Siw of Linux 6.1 takes
+            // the setting and does not use it; a kernel that does uses it for every segment.
+            assert_eq!(here.port, 1);
+            let seen = capture.of_tcp(to.port());
+            println!("types of service on the wire: {seen:x?}");
+            assert!(seen.len() > 4 && [0, TOS].iter().any(|wanted| seen.iter().all(|tos| tos == wanted)), "{seen:x?}");
+        }
+    }
+}
+
+/// By exchange both sides agree on the same as by the connection manager, which is there and opens the device.
+fn an_exchange_agrees_on_the_same(kind: Kind) {
+    let mut world = World::new();
+    let options = ListenOptions { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenOptions::default() };
+    let (address, exchange) = (SocketAddr::new(kind.address(), 0), ExchangeOptions::default());
+    let listener = world.provider.exchange().unwrap().listen_exchange(address, &options, &exchange).unwrap();
+    let to = world.provider.local_address(listener).unwrap();
+    let path = PathOptions { type_of_service: Some(TOS), ack_timeout: Some(14), ..PathOptions::default() };
+    let role = world.provider.exchange().unwrap();
+    let resolved = role.resolve_exchange(to, &path, &exchange, Instant::now() + TIMEOUT);
+    if kind == Kind::Siw {
+        let refused = resolved.unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("iWARP"), "{refused}");
+        return;
+    }
+    let id = resolved.unwrap();
+    let CmEventKind::Resolved { device } = world.news().kind else { panic!("it is resolved") };
+    let [here, there] = agreed(&mut world, id, device);
+    check_agreed(&here, &there);
+}
+
+fn check_agreed(here: &PathState, there: &PathState) {
+    assert_eq!((here.type_of_service, there.type_of_service), (TOS, TOS));
+    assert_eq!(here.ack_timeout, 14);
+    assert_eq!(there.ack_timeout, 15);
+    // Each side says how often the other tries again; the active side alone says how often without an answer.
+    assert_eq!((here.retry_count, here.rnr_retry_count, here.min_rnr_timer), (3, 6, 8));
+    assert_eq!((there.retry_count, there.rnr_retry_count, there.min_rnr_timer), (3, 5, 9));
+    // Rxe rounds the first up to a power of two.
+    assert_eq!((here.responder_resources, here.initiator_depth), (4, 2));
+    assert_eq!((there.responder_resources, there.initiator_depth), (2, 4));
+    assert_eq!((here.port, here.mtu), (1, 1024));
+}
+
+/// Connects, sends a message, and returns what the two queue pairs use.
+fn agreed(world: &mut World, id: CmId, device: DeviceId) -> [PathState; 2] {
     let active = world.equip(id, device);
     let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
     let param = ConnectParam { responder_resources: 3, initiator_depth: 2, retries, ..ConnectParam::default() };
@@ -98,28 +148,7 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     let paths = world.provider.paths().unwrap();
     let [here, there] = [active.qp, passive.qp].map(|qp| paths.path_of(qp).unwrap());
     println!("active {here:?}\npassive {there:?}");
-    match kind {
-        Kind::Rxe => {
-            assert_eq!((here.type_of_service, there.type_of_service), (TOS, TOS));
-            assert_eq!(here.ack_timeout, 14);
-            assert_eq!(there.ack_timeout, 15);
-            // Each side says how often the other tries again; the active side alone says how often without an answer.
-            assert_eq!((here.retry_count, here.rnr_retry_count, here.min_rnr_timer), (3, 6, 8));
-            assert_eq!((there.retry_count, there.rnr_retry_count, there.min_rnr_timer), (3, 5, 9));
-            // Rxe rounds the first up to a power of two.
-            assert_eq!((here.responder_resources, here.initiator_depth), (4, 2));
-            assert_eq!((there.responder_resources, there.initiator_depth), (2, 4));
-            assert_eq!((here.port, here.mtu), (1, 1024));
-        }
-        Kind::Siw => {
-            // The queue pair of iWARP has none of it; the TCP connection could have the type of service. Siw of Linux 6.1 takes
-            // the setting and does not use it; a kernel that does uses it for every segment.
-            assert_eq!(here.port, 1);
-            let seen = capture.of_tcp(to.port());
-            println!("types of service on the wire: {seen:x?}");
-            assert!(seen.len() > 4 && [0, TOS].iter().any(|wanted| seen.iter().all(|tos| tos == wanted)), "{seen:x?}");
-        }
-    }
+    [here, there]
 }
 
 fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
@@ -410,6 +439,7 @@ fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
 
 on_each_device! {
     what_is_asked_for_is_what_the_queue_pair_has
+    an_exchange_agrees_on_the_same
     a_connection_leaves_from_where_it_is_told_to
     a_listener_takes_ipv6_alone_or_both
     events_come_on_every_completion_vector
