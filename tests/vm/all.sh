@@ -51,11 +51,13 @@ if [ "$*" = --full ]; then
     start mesh tests/vm/mesh.sh
     start interop_siw tests/vm/interop_siw.sh
     start netem tests/vm/netem.sh
+    start exchange tests/vm/exchange.sh
     start valkey tests/vm/valkey.sh
 else
     start conformance env SUITES=rdma tests/vm/conformance.sh siw:: rxe::
     start faults tests/vm/faults.sh
     start interop tests/vm/interop.sh
+    start exchange tests/vm/exchange.sh
     start verbs env SUITES='verbs rdma_contract' tests/vm/conformance.sh siw:: rxe::
 fi
 while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
