@@ -119,7 +119,11 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("Link", &["extensions", "dead"], "what was agreed on, and the end"),
     ("Outgoing", &["immediate_next", "answer_next"], "an answer may be next when immediate data is due"),
     // The provider on devices.
-    ("RawDevice", &["iwarp", "managed", "removed"], "a kind of device, who has opened it, and an event that happens to any"),
+    (
+        "RawDevice",
+        &["iwarp", "managed", "removed"],
+        "a kind of device, who has opened it, and an event that happens to any",
+    ),
     ("Cq", &["armed", "failed"], "a queue may fail whether or not it is armed"),
     ("Id", &["handshaking", "removal_told"], "a device may be removed in the middle of a handshake"),
 ];
