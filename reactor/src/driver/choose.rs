@@ -42,16 +42,17 @@ pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>,
             log::info!("provider shm: as configured");
             Ok(vec![iwarp(config, SharedMemoryPolicy::Require, entropy)?])
         }
-        ProviderChoice::Auto => match {
+        ProviderChoice::Auto => {
             let (one, other) = halves(entropy);
-            (devices::open(one), iwarp(config, config.iwarp.shared_memory, other)?)
-        } {
-            (Ok(devices), embedded) => Ok(vec![devices, embedded]),
-            (Err(why), embedded) => {
-                log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
-                Ok(vec![embedded])
+            let embedded = iwarp(config, config.iwarp.shared_memory, other)?;
+            match devices::open(one) {
+                Ok(devices) => Ok(vec![devices, embedded]),
+                Err(why) => {
+                    log::info!("provider iwarp: {why}; ProviderChoice::Verbs insists on a device");
+                    Ok(vec![embedded])
+                }
             }
-        },
+        }
     }
 }
 
