@@ -142,7 +142,7 @@ mod faults {
             p.until("the client is connected", |p| p.c.live() == 1);
             peer.signal("STOP");
             p.until("the end", |p| p.c.live() == 0);
-            let lost = |event: &Event| matches!(event, Event::Disconnect(_, DisconnectReason::Lost));
+            let lost = |event: &Event| matches!(event, Event::Disconnect(_, DisconnectReason::KeepaliveTimeout));
             assert!(p.c.events.iter().any(lost), "{:?}", p.c.events);
             p.finish();
         });
