@@ -190,6 +190,15 @@ fn interface_of(address: IpAddr) -> Option<u32> {
     Some(mem::interface_of(socket.as_fd(), address).ok()?.index)
 }
 
+/// The hardware address of the network interface that has an address.
+fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
+    let (wanted, interfaces) = (interface_of(address)?, Path::new("/sys/class/net"));
+    let is_it =
+        |name: &String| line(&interfaces.join(name).join("ifindex")).is_some_and(|text| text == wanted.to_string());
+    let name = names(interfaces).into_iter().find(is_it)?;
+    line(&interfaces.join(name).join("address"))?.split(':').map(|octet| u8::from_str_radix(octet, 16).ok()).collect()
+}
+
 /// The address of this host from which the system would send to `peer`.
 pub(super) fn source_for(peer: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
@@ -214,7 +223,12 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
         let is_iwarp = line(&root.join(device).join("node_type")).is_some_and(|kind| kind.starts_with("4:"));
         for port in Port::all(root, device) {
             if is_iwarp {
-                let own = || interface_of(source?.ip()).filter(|&found| port.is_of(0, found));
+                // The GID of an iWARP port is the hardware address of its network interface.
+                let own = || {
+                    source
+                        .and_then(|source| hardware_address(source.ip()))
+                        .filter(|own| port.gid(0).is_some_and(|gid| gid[..6] == own[..]))
+                };
                 if options.device.is_some() || own().is_some() {
                     return Err(IWARP);
                 }
