@@ -35,7 +35,7 @@ pub mod cq;
 pub mod datagram;
 pub mod error;
 pub mod event;
-#[cfg(any(feature = "verbs", fuzz_targets))]
+#[cfg(feature = "verbs")]
 mod exchange;
 pub mod handle;
 pub mod iwarp;

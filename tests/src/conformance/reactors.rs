@@ -85,7 +85,7 @@ struct World {
 impl World {
     #[allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
     fn new(setup: &Setup, stays: bool) -> Self {
-        let mut reactors: Vec<_> = (0..COUNT).map(|_| Reactor::new(setup.config()).expect("a reactor")).collect();
+        let mut reactors: Vec<_> = (0..COUNT).map(|_| (setup.reactor)(setup.config()).expect("a reactor")).collect();
         let group = Reactors::of(&mut reactors);
         let listener = reactors[0].context().listen(setup.address).expect("listening");
         let address = reactors[0].context().local_address(listener).expect("it listens");
@@ -99,7 +99,7 @@ impl World {
             })
         };
         let threads = reactors.into_iter().enumerate().map(run).collect();
-        let client = Reactor::new(setup.config()).expect("a reactor");
+        let client = (setup.reactor)(setup.config()).expect("a reactor");
         Self { group, threads, up, address, client, probe: Probe::default() }
     }
 
@@ -240,11 +240,11 @@ pub fn draining_has_a_deadline(setup: &Setup) {
 /// A reactor that was dropped gets no connections, and a request on its way to a reactor that takes no turns ends with
 /// that reactor.
 pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
-    let mut reactors: Vec<_> = (0..COUNT).map(|_| Reactor::new(setup.config()).expect("a reactor")).collect();
+    let mut reactors: Vec<_> = (0..COUNT).map(|_| (setup.reactor)(setup.config()).expect("a reactor")).collect();
     let group = Reactors::of(&mut reactors);
     let listener = reactors[0].context().listen(setup.address).expect("listening");
     let address = reactors[0].context().local_address(listener).expect("it listens");
-    let mut client = Reactor::new(setup.config()).expect("a reactor");
+    let mut client = (setup.reactor)(setup.config()).expect("a reactor");
     let (mut probe, mut server) = (Probe::default(), Server::default());
     drop(reactors.pop());
     assert_eq!(group.load(2), None);
@@ -282,7 +282,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
 
 /// A drained reactor is over: it listens no more, and a second `run` returns at once.
 pub fn a_drained_reactor_is_over(setup: &Setup) {
-    let mut reactor = Reactor::new(setup.config()).expect("a reactor");
+    let mut reactor = (setup.reactor)(setup.config()).expect("a reactor");
     reactor.context().listen(setup.address).expect("listening");
     reactor.context().drain(NEVER);
     assert!(matches!(reactor.context().listen(setup.address), Err(Error::Drained)), "while it drains");

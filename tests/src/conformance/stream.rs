@@ -104,8 +104,8 @@ struct Duo {
 
 impl Duo {
     fn new(setup: &Setup, config: Config, s: Script, c: Script) -> Self {
-        let mut server = Reactor::new(config.clone()).expect("the server's reactor");
-        let mut client = Reactor::new(config).expect("the client's reactor");
+        let mut server = (setup.reactor)(config.clone()).expect("the server's reactor");
+        let mut client = (setup.reactor)(config).expect("the client's reactor");
         let listener = server.context().listen(setup.address).expect("listening");
         let address = server.context().local_address(listener).expect("the listener's address");
         client.context().connect(address).expect("connecting");
@@ -562,7 +562,7 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
 
 /// Bytes after the end break the protocol.
 pub fn bytes_after_the_end_are_a_violation(setup: &Setup) {
-    let mut server = Reactor::new(setup.config()).expect("a reactor");
+    let mut server = (setup.reactor)(setup.config()).expect("a reactor");
     let mut s = Streams::new(Script::new(|cx, id, news| {
         if *news == News::Readable {
             read_to_the_end(cx, id);
@@ -570,7 +570,7 @@ pub fn bytes_after_the_end_are_a_violation(setup: &Setup) {
     }));
     let listener = server.context().listen(setup.address).expect("listening");
     let address = server.context().local_address(listener).expect("an address");
-    let mut client = Reactor::new(setup.config()).expect("a reactor");
+    let mut client = (setup.reactor)(setup.config()).expect("a reactor");
     let mut c = Probe::new(|cx, event| {
         if let Event::Connect(conn, _) = event {
             for message in [&b"bytes"[..], b"", b"more"] {
