@@ -57,6 +57,8 @@ pub mod async_await {}
 #[doc = ""]
 #[doc = include_str!("../docs/guide/calls.md")]
 pub mod calls {}
+#[doc = "[exchange.md]: self::exchange"]
+#[doc = ""]
 #[doc = include_str!("../docs/guide/coming-from.md")]
 pub mod coming_from {}
 #[cfg(feature = "datagram")]
@@ -74,6 +76,7 @@ pub mod errors {}
 #[doc = include_str!("../docs/guide/flow-control.md")]
 pub mod flow_control {}
 #[doc = "[verbs-provider.md]: self::verbs_provider"]
+#[doc = "[guide/exchange.md]: self::exchange"]
 #[doc = ""]
 #[doc = include_str!("../docs/hardware.md")]
 pub mod hardware {}
@@ -134,6 +137,8 @@ pub mod testing {}
 pub mod the_loop {}
 #[doc = include_str!("../docs/guide/transfers.md")]
 pub mod transfers {}
+#[doc = "[guide/exchange.md]: self::exchange"]
+#[doc = ""]
 #[doc = include_str!("../docs/wire.md")]
 pub mod wire {}
 #[doc = include_str!("../docs/writing-a-provider.md")]

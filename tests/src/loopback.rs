@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{net::IpAddr, net::SocketAddr, ops::Range, time::Instant};
 
 use rdma_transport::roles::*;
-use rdma_transport::slab::{Key, Slab};
-use rdma_transport::soft::{cq::CompletionQueues, keys::KeyTable, work_queues::WorkQueues};
+use rdma_transport::{slab::Key, slab::Slab, soft::cq::CompletionQueues, soft::keys::KeyTable, soft::work_queues::WorkQueues};
 use rdma_transport::*;
 
 const NAME: &str = "loopback";

@@ -79,6 +79,17 @@ impl Context<'_> {
     /// socket, of TCP or another kind; it is made non-blocking, and belongs to the connection from now on. `on_connect_request` follows when the
     /// peer has said what it wants, for which it has 10 s.
     ///
+    /// ```
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// use rdma_reactor::{Context, Error, ListenerId};
+    ///
+    /// /// Some other program listens on the Unix socket, and hands out what comes in.
+    /// fn take(cx: &mut Context<'_>, listener: ListenerId, stream: UnixStream) -> Result<(), Error> {
+    ///     cx.accept_over(listener, stream.into())
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// The descriptor is no stream socket; the listener is gone, or does not listen for exchange.
     pub fn accept_over(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
@@ -124,6 +135,17 @@ impl Context<'_> {
     /// socket. The peer's program passes the other end to [`Context::accept_over`]. The descriptor must be a stream socket. It
     /// is made non-blocking, and belongs to the connection from now on. Name the device ([`ConnectOptions::exchange`]) if the
     /// stream has no address of it.
+    ///
+    /// ```
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error, ExchangeOptions};
+    ///
+    /// fn connect(cx: &mut Context<'_>, stream: UnixStream) -> Result<ConnectionId, Error> {
+    ///     let on = ExchangeOptions { device: Some("mlx5_0".into()), ..ExchangeOptions::default() };
+    ///     cx.connect_over(stream.into(), ConnectOptions::new().exchange(on))
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`Context::connect_with`]. Also if the descriptor is no stream socket, and if no provider connects by exchange, or
