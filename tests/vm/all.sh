@@ -57,7 +57,7 @@ else
     start conformance env SUITES=rdma tests/vm/conformance.sh siw:: rxe::
     start faults tests/vm/faults.sh
     start interop tests/vm/interop.sh
-    start exchange tests/vm/exchange.sh
+    start exchange tests/vm/exchange.sh contract:: faults:: carries another_network exchanges_private_data
     start verbs env SUITES='verbs rdma_contract' tests/vm/conformance.sh siw:: rxe::
 fi
 while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
