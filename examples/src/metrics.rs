@@ -2,7 +2,7 @@
 
 use rdma_reactor::Stats;
 
-/// The counters in the text format of Prometheus, version 0.0.4.
+/// Formats the counters in the text format of Prometheus, version 0.0.4.
 #[must_use]
 pub fn prometheus(stats: &Stats) -> String {
     let mut text = String::new();
@@ -10,7 +10,7 @@ pub fn prometheus(stats: &Stats) -> String {
     text
 }
 
-/// Writes the counters as a page that reloads itself each second.
+/// Formats the counters as a page that reloads itself each second.
 #[must_use]
 pub fn page(stats: &Stats) -> String {
     let text = prometheus(stats);
@@ -29,7 +29,7 @@ pub fn page(stats: &Stats) -> String {
     )
 }
 
-/// Answers an HTTP request by its head.
+/// Answers an HTTP request, given its head.
 #[must_use]
 pub fn respond(request: &[u8], stats: &Stats) -> Vec<u8> {
     let first = request.split(|&byte| byte == b'\r').next().unwrap_or_default();

@@ -42,7 +42,7 @@ fn connections_are_spread_and_a_signal_drains_them() {
     command.args(["127.0.0.1:0", "3"]).stdin(Stdio::null()).stdout(Stdio::piped()).env_remove("RUST_LOG");
     let mut child = command.spawn().expect("the program starts");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map(|line| line.expect("a line"));
-    let first = lines.next().expect("where it listens");
+    let first = lines.next().expect("a line with its address");
     let address =
         first.strip_prefix("echo on ").and_then(|rest| rest.strip_suffix(", 3 reactors")).expect("an address");
     let config = Config::default().provider(ProviderChoice::Iwarp);

@@ -1,4 +1,4 @@
-//! A reactor in other loops. Each example gets 10,000 messages echoed, rests on timers, and misses nothing.
+//! A reactor in other event loops. Each example gets 10,000 messages echoed and pauses on timers; no event is lost.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 #[path = "../tools/tests/patience/mod.rs"]
@@ -20,7 +20,7 @@ fn run(program: &str, args: &[&str]) -> String {
     let pid = Pid::from_raw(child.id() as i32);
     let (done, watch) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        // A lost wake-up makes a loop sleep for ever.
+        // A lost wake-up would make the loop sleep forever.
         if watch.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
             kill(pid, Signal::SIGKILL).expect("it has not been waited for");
         }
@@ -34,14 +34,14 @@ fn run(program: &str, args: &[&str]) -> String {
     stdout
 }
 
-/// Checks an example's line. The rests are timers of the reactor; the heartbeats come from the loop around it, which
-/// runs all the while.
+/// Checks an example's output. The pauses are timers of the reactor;
+/// the heartbeats are of the outer loop, which keeps running meanwhile.
 #[track_caller]
 fn shares_its_loop(program: &str, args: &[&str]) {
     let stdout = run(program, args);
     let numbers: Vec<u64> = stdout.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [10_000, 19, heartbeats] = numbers[..] else { panic!("{stdout}") };
-    // There are 19 rests of 5 ms, and a beat each 2 ms. A busy machine loses some beats.
+    // There are 19 pauses of 5 ms, and a heartbeat each 2 ms. A busy machine loses some heartbeats.
     assert!(heartbeats >= 19, "{stdout}");
 }
 

@@ -14,10 +14,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use patience::PATIENCE;
 
-/// The time that the program gives a visitor. On a busy machine an answer may come later.
+/// Longest time of an HTTP connection at the server. On a busy machine an answer may arrive later.
 const VISIT: Duration = Duration::from_secs(5);
 
-/// The program, with the addresses that it prints. Killed with the test.
+/// The running program, with the addresses that it prints. Dropping it kills the program.
 struct Program {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -28,7 +28,7 @@ struct Program {
 }
 
 impl Program {
-    /// Starts the program with at most so many descriptors.
+    /// Starts the program with a limit of `descriptors` descriptors.
     fn start(descriptors: u32) -> Self {
         let mut command = Command::new("sh");
         command.args([
@@ -44,7 +44,7 @@ impl Program {
         let (sender, log) = channel();
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let mut line = String::new();
-        stdout.read_line(&mut line).expect("where it listens");
+        stdout.read_line(&mut line).expect("a line with its addresses");
         let (rdma, http) = line
             .trim()
             .strip_prefix("echo on ")
@@ -75,12 +75,12 @@ fn connect(address: &str) -> TcpStream {
     stream
 }
 
-/// Connections that say nothing.
+/// Connections that send nothing.
 fn silent(address: &str, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| connect(address)).collect()
 }
 
-/// Asks for a page, again if the time of the visit was over before the answer came.
+/// Requests a page, and repeats the request if the server closed the connection in time before the answer arrived.
 fn ask(http: &str, request: &str) -> String {
     loop {
         let begun = Instant::now();
@@ -94,7 +94,7 @@ fn ask(http: &str, request: &str) -> String {
 
 fn visit(http: &str, request: &str) -> std::io::Result<String> {
     let mut stream = connect(http);
-    // The request goes in two pieces, and its head ends with the second.
+    // The request arrives in two pieces, and its head ends with the second.
     stream.write_all(request.as_bytes())?;
     stream.write_all(b"\r\n\r\n")?;
     let mut text = String::new();
@@ -123,20 +123,20 @@ fn counters_are_shown_and_a_signal_ends_it() {
     assert_eq!(line, "0 messages echoed\n");
 }
 
-/// 64 visitors are as many as it serves at one time, and these never say anything.
+/// 64 HTTP connections are the server's limit, and these never send anything.
 #[test]
 fn visitors_that_say_nothing_keep_nobody_out() {
     let program = Program::start(256);
     let mut visitors = silent(&program.http, 64);
     shows_metrics(&program.http);
-    // They are closed in time, and three times as many do no harm either.
+    // The server closes them in time, and three times as many do no harm either.
     let mut last = visitors.pop().expect("there are 64");
     assert_eq!(last.read(&mut [0]).expect("an end within the time of a visit"), 0);
     let _more = silent(&program.http, 192);
     shows_metrics(&program.http);
 }
 
-/// 24 descriptors are fewer than 30 visitors need.
+/// 24 descriptors are fewer than 30 connections need.
 #[test]
 fn visitors_that_take_all_descriptors_keep_nobody_out() {
     let program = Program::start(24);
@@ -146,7 +146,7 @@ fn visitors_that_take_all_descriptors_keep_nobody_out() {
     (0..3).for_each(|_| shows_metrics(&program.http));
 }
 
-/// The descriptors are taken by others than visitors, so that no visitor can give way.
+/// Others than HTTP connections hold the descriptors, so closing the oldest connection cannot help.
 #[test]
 fn visitors_are_served_when_there_are_descriptors_again() {
     let program = Program::start(24);

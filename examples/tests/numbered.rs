@@ -8,13 +8,13 @@ use std::process::Command;
 
 use patience::PATIENCE;
 
-/// Runs a program that is to succeed; returns what it has printed.
+/// Runs a program that must succeed, and returns its output.
 #[track_caller]
 fn succeeds(program: &str) -> String {
     run(program, None)
 }
 
-/// As [`succeeds`], with an argument.
+/// Runs a program like [`succeeds`], with an argument.
 #[track_caller]
 fn run(program: &str, argument: Option<&str>) -> String {
     let limit = PATIENCE.as_secs().to_string();
@@ -35,7 +35,8 @@ fn an_echo_comes_back() {
     assert!(out.lines().any(|line| line.ends_with(": hello")), "{out}");
 }
 
-/// The server goes away in order, and then without a word: the client says which it was, and has all its answers in the end.
+/// The server ends in order, and then without a goodbye. The client
+/// reports which it was, and has all its answers in the end.
 #[test]
 fn a_client_survives_its_server() {
     let out = succeeds(env!("CARGO_BIN_EXE_05-reconnect"));
@@ -50,7 +51,7 @@ fn a_slow_receiver_holds_the_sender_back() {
     assert!(out.contains("has to wait: the peer's window is closed"), "{out}");
     let end = out.lines().last().unwrap_or_default();
     assert!(end.starts_with("2000 of 2000 messages handled; the sender was refused "), "{out}");
-    // The window of the default settings.
+    // The kept messages are at most the window of the default settings.
     let kept: usize =
         end.rsplit("kept ").next().and_then(|rest| rest.split(' ').next()?.parse().ok()).expect("a number");
     assert!((1..=64).contains(&kept), "{out}");
@@ -71,7 +72,7 @@ fn large_messages_arrive_as_one() {
     assert!(out.contains("the copy is sent: true") && out.contains("the region is sent: true"), "{out}");
 }
 
-/// Members that are waited for get everything; of the others each message is accounted for.
+/// Members that the feed waits for receive everything; for the others each message is accounted for.
 #[test]
 fn members_that_are_waited_for_get_every_message() {
     let out = succeeds(env!("CARGO_BIN_EXE_09-broadcast"));
@@ -83,7 +84,7 @@ fn members_that_are_waited_for_get_every_message() {
         .filter(|line| line.ends_with(" lost"))
         .map(|line| line.split([' ', ',']).filter_map(|word| word.parse::<u32>().ok()).sum())
         .collect();
-    // That of the member that is closed lacks what was published afterwards.
+    // The tally of the member that is closed lacks the messages that were published afterwards.
     assert!(tallies.len() == 4 && tallies.iter().filter(|&&sum| sum == 1000).count() >= 3, "{out}");
     assert!(out.contains("\ndrop-me: ") && out.contains("\nclose-me: "), "{out}");
 }
@@ -96,7 +97,7 @@ fn a_thousand_tasks_get_their_answers_in_each_way() {
     }
 }
 
-/// Every block is stored and comes back, in a file of the test and in one of the program's own, which is gone in the end.
+/// Every block is stored and returned: in a file of the test, and in a temporary file of the program, which removes it.
 #[test]
 fn a_store_gives_its_blocks_back() {
     let named = std::env::temp_dir().join(format!("blocks-of-a-test-{}", std::process::id()));
@@ -112,19 +113,20 @@ fn a_store_gives_its_blocks_back() {
 #[test]
 fn blocks_of_a_cache_move_with_one_end() {
     let out = succeeds(env!("CARGO_BIN_EXE_12-cache-mover"));
-    assert!(out.matches("Done: 10000 blocks are there (").count() >= 2, "{out}");
-    assert!(out.contains("10000 blocks are right\n"), "{out}");
-    assert!(out.contains("the owner is told of 40960000 bytes, and 10000 blocks are what was written\n"), "{out}");
-    // The third one may be done before it is cancelled.
-    assert_eq!(out.matches(" blocks are there (").count(), 3, "{out}");
+    assert!(out.matches("Done: 10000 blocks have arrived (").count() >= 2, "{out}");
+    assert!(out.contains("10000 blocks are correct\n"), "{out}");
+    assert!(out.contains("the owner was notified of 40960000 bytes, and 10000 blocks are correct\n"), "{out}");
+    // The third transfer may complete before it is cancelled.
+    assert_eq!(out.matches(" blocks have arrived (").count(), 3, "{out}");
 }
 
-/// Each tenth call ends at its deadline, the others have their answers, and nobody is let in who is not to be.
+/// Each tenth call ends at its deadline, the others have their
+/// answers, and every client without the right credentials is refused.
 #[test]
 fn a_service_answers_in_time_and_knows_its_clients() {
     let out = succeeds(env!("CARGO_BIN_EXE_13-rpc"));
     assert!(out.contains("20000 calls: 18000 right, 2000 at their deadlines, 0 other\n"), "{out}");
-    for stranger in ["no certificate", "a certificate of somebody else", "trusts somebody else", "wants another server"]
+    for stranger in ["no certificate", "a certificate of another authority", "trusts another authority", "wants another server"]
     {
         assert!(out.lines().any(|line| line.starts_with(&format!("{stranger}: "))), "{out}");
     }

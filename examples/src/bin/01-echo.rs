@@ -11,8 +11,8 @@ use rdma_reactor::{
     SendErrorKind,
 };
 
-/// Sends every message back. An answer that finds no room waits, and takes a receive meanwhile: so a client that does not
-/// read its answers is slowed down.
+/// Sends every message back. An echo that is refused for lack of credit is kept, and its
+/// receive is not reposted meanwhile. So a client that does not read its echoes is slowed down.
 #[derive(Default)]
 struct Echo {
     waiting: HashMap<ConnectionId, VecDeque<DetachedMessage>>,

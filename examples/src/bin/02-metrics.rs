@@ -1,5 +1,5 @@
-//! An echo server that shows its counters, and ends on SIGINT or SIGTERM. A listener of std, its HTTP connections and a
-//! pipe of signals are in the same loop as RDMA.
+//! An echo server that shows its counters, and ends on SIGINT or SIGTERM. A listener of
+//! std, its HTTP connections and a pipe of signals are in the same event loop as RDMA.
 //!
 //! `02-metrics [ADDRESS [HTTP-ADDRESS]]`: `/metrics` is for Prometheus, `/` is a page for people.
 #![forbid(unsafe_code)]
@@ -19,15 +19,16 @@ use signal_hook::low_level::pipe;
 
 /// Longest request head, bytes.
 const MAX_REQUEST: usize = 8 << 10;
-/// Largest number of HTTP connections at once. The oldest one is closed for a new one.
+/// Largest number of open HTTP connections. The oldest one is closed for a new one.
 const MAX_VISITORS: usize = 64;
-/// Largest number of them accepted in one turn, so that those accepted before are served before they are the oldest.
+/// Largest number of HTTP connections accepted in one turn, so
+/// that earlier ones are served before they become the oldest.
 const AT_ONCE: usize = MAX_VISITORS / 4;
-/// Longest time of an HTTP connection, and below it the time until the listener is tried again after an error.
+/// Longest time of an HTTP connection. After an error, the listener is retried after the time below it.
 const VISIT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// An HTTP connection, with its request, and later with the rest of the answer.
+/// An HTTP connection with its request, and later with the unsent rest of the answer.
 struct Visitor {
     stream: TcpStream,
     /// The timer that ends the connection.
@@ -37,7 +38,7 @@ struct Visitor {
 }
 
 impl Visitor {
-    /// Reads the request, then writes the answer; returns whether the connection stays open.
+    /// Reads the request, then writes the answer. Returns true if the connection stays open.
     fn serve(&mut self, cx: &Context<'_>) -> std::io::Result<bool> {
         while self.response.is_empty() {
             let mut bytes = [0; 1024];
@@ -62,7 +63,7 @@ impl Visitor {
 struct Server {
     listener: TcpListener,
     accepting: IoId,
-    /// The timer that tries the listener again: an edge is reported once, even if connections are left.
+    /// The timer that retries the listener: its edge is reported once, even if connections are still waiting.
     again: Option<TimerId>,
     visitors: BTreeMap<IoId, Visitor>,
     /// The connections of `visitors`, the oldest first.
@@ -72,7 +73,8 @@ struct Server {
 }
 
 impl Server {
-    /// Accepts connections until there are no more; after a few of them the others have their turn.
+    /// Accepts connections until none is waiting, or until the
+    /// limit of one turn; then the other connections are served.
     fn accept(&mut self, cx: &mut Context<'_>) {
         for _ in 0..AT_ONCE {
             match self.accept_one(cx) {
@@ -81,7 +83,7 @@ impl Server {
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(error) => {
                     log::warn!("accepting: {error}");
-                    // Descriptors or memory may be missing, and the oldest connection has some.
+                    // Descriptors or memory may have run out; the oldest connection frees some.
                     if !self.close_oldest(cx) {
                         self.again = Some(cx.set_timer(AGAIN, 0));
                         return;
@@ -105,7 +107,7 @@ impl Server {
         Ok(())
     }
 
-    /// Closes the oldest HTTP connection; `false` if there is none.
+    /// Closes the oldest HTTP connection. Returns `false` if there is none.
     fn close_oldest(&mut self, cx: &mut Context<'_>) -> bool {
         let oldest = self.ages.front().copied();
         oldest.into_iter().for_each(|oldest| self.close(cx, oldest));

@@ -1,4 +1,5 @@
-//! An echo server on all cores, with a reactor and a thread for each and one listener. Ctrl-C lets the connections end.
+//! An echo server on all cores: one listener, and a reactor with
+//! its thread for each core. Ctrl-C drains the connections.
 //!
 //! `03-cores [ADDRESS [REACTORS]]`, by default 127.0.0.1:7471 and one reactor per core.
 #![forbid(unsafe_code)]
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Reactors};
 
-/// Time that connections have to end.
+/// Time that connections have to end after Ctrl-C.
 const DRAIN: Duration = Duration::from_secs(5);
 
 struct Echo;

@@ -1,5 +1,6 @@
-//! Remote procedure calls with async/await: a server in one task, and 1,000 tasks that call it, each with a timeout for every call.
-//! One thread and one reactor do all of it, without an executor of others: `AsyncReactor::run` takes the turns.
+//! Remote procedure calls with async/await: a server in one task, and 1,000 tasks
+//! that call it, each with a timeout for every call. All of them run on one thread
+//! with one reactor, without another executor: `AsyncReactor::run` takes the turns.
 //!
 //! `04-rpc-async [TASKS [CALLS]]`
 #![forbid(unsafe_code)]
@@ -19,16 +20,16 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Longest time that a call may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The procedure: the sum of the numbers from 1 to `n`.
+/// The procedure: returns the sum of the numbers from 1 to `n`.
 fn sum_to(n: u64) -> u64 {
     n * (n + 1) / 2
 }
 
-/// Answers the calls of one client until it leaves.
+/// Answers the calls of one client until it disconnects.
 async fn serve(client: AsyncConnection) {
     while let Ok(call) = client.recv().await {
         let Ok(argument) = <[u8; 8]>::try_from(&call[..]) else { return };
-        // The call is dropped before the answer may have to wait, so that its credit goes back.
+        // The call is dropped before the answer may have to wait, which returns its credit to the client.
         drop(call);
         if client.send(&sum_to(u64::from_le_bytes(argument) % (1 << 20)).to_le_bytes()).await.is_err() {
             return;
@@ -36,7 +37,7 @@ async fn serve(client: AsyncConnection) {
     }
 }
 
-/// Serves every client that comes.
+/// Serves every client that connects.
 async fn serve_all(listener: &AsyncListener) {
     let mut clients = FuturesUnordered::new();
     loop {
@@ -50,7 +51,7 @@ async fn serve_all(listener: &AsyncListener) {
     }
 }
 
-/// Calls the procedure, and waits no longer than [`TIMEOUT`].
+/// Calls the procedure and waits at most [`TIMEOUT`].
 async fn call(net: &AsyncReactor, server: &AsyncConnection, argument: u64) -> Result<u64> {
     let answer = async {
         server.send(&argument.to_le_bytes()).await?;
@@ -62,7 +63,7 @@ async fn call(net: &AsyncReactor, server: &AsyncConnection, argument: u64) -> Re
     }
 }
 
-/// A client with some calls.
+/// Connects and makes `calls` calls.
 async fn client(net: &AsyncReactor, listener: &AsyncListener, number: u64, calls: u64) -> Result<()> {
     let server = net.connect(listener.local_address().ok_or("nobody listens")?).await?;
     for nth in 0..calls {
@@ -78,7 +79,7 @@ async fn client(net: &AsyncReactor, listener: &AsyncListener, number: u64, calls
 fn main() -> Result<()> {
     let number = |nth, default| std::env::args().nth(nth).map_or(Ok(default), |text| text.parse());
     let (tasks, calls): (u64, u64) = (number(1, 1000)?, number(2, 20)?);
-    // Small windows: a client has one call on its way.
+    // Small windows: a client has one call in flight.
     let config = Config::default()
         .provider(ProviderChoice::Iwarp)
         .timeouts(|t| (t.connect, t.handshake, t.keepalive) = (TIMEOUT, TIMEOUT, TIMEOUT))

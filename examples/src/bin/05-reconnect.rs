@@ -1,5 +1,6 @@
-//! A client that survives its server: when the connection ends or does not come up, it connects again after growing pauses with
-//! jitter, and repeats what was not answered. The server of this example goes away twice, once in order and once like a crash.
+//! A client that survives its server. When a connect fails or the connection ends, the
+//! client connects again after growing pauses with jitter, and repeats the ping that was
+//! not answered. The server of this example ends twice: once in order, once like a crash.
 //!
 //! `05-reconnect [HOST:PORT]`: with an address, pings an echo server there until Ctrl-C.
 #![forbid(unsafe_code)]
@@ -15,7 +16,7 @@ use rdma_reactor::{
     ProviderChoice, Reactor, TimerId,
 };
 
-/// Time between two pings, and below it the number of pings that the example wants answered.
+/// Time between two pings, and below it the number of answered pings after which the example ends.
 const INTERVAL: Duration = Duration::from_millis(20);
 const PINGS: u64 = 30;
 
@@ -23,13 +24,13 @@ const PINGS: u64 = 30;
 const PING: u64 = 0;
 const CONNECT: u64 = 1;
 
-/// Pings a server, whatever becomes of it.
+/// Pings a server and reconnects for as long as it takes.
 struct Client {
     host: String,
     port: u16,
     conn: Option<ConnectionId>,
     backoff: Backoff,
-    /// Pings that were answered. The next one has this number, and is sent again on the next connection if need be.
+    /// Number of answered pings. The next ping has this number; if it is not answered, the next connection repeats it.
     answered: u64,
     most: u64,
     reconnects: u64,
@@ -68,7 +69,8 @@ impl Handler for Client {
         if *message != self.answered.to_le_bytes() {
             return;
         }
-        // Only an answer shows that the server is well. A connection that comes up and ends at once keeps the pauses growing.
+        // Only an answer shows that the server works. A connection that
+        // is established and ends immediately keeps the pauses growing.
         self.backoff.reset();
         self.answered += 1;
         if self.answered == self.most {
@@ -82,7 +84,7 @@ impl Handler for Client {
         match (token, self.conn) {
             (CONNECT, _) => self.connect(cx),
             (_, Some(conn)) => self.ping(cx, conn),
-            // The connection has ended since: the next one begins with a ping.
+            // The connection has ended since. The next connection begins with a ping.
             (_, None) => {}
         }
     }
@@ -99,7 +101,7 @@ impl Handler for Client {
     }
 }
 
-/// Sends pings back, and goes away after ten of them: in order, or without a word.
+/// Sends pings back, and ends after ten of them: in order, or without closing its connections.
 struct Server {
     left: u64,
 }
@@ -116,14 +118,14 @@ impl Handler for Server {
     }
 }
 
-/// Three lives of a server on one address.
+/// Runs three servers on one address, sequentially.
 fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), rdma_reactor::Error> {
     for life in 0..3 {
         let mut reactor = if life == 0 {
             std::mem::replace(&mut first, Reactor::new(config.clone())?)
         } else {
             let mut reactor = Reactor::new(config.clone())?;
-            // Another program may have been given the port for a moment.
+            // Another program may hold the port for a moment.
             while let Err(error) = reactor.context().listen(address) {
                 println!("the server: {error}");
                 thread::sleep(Duration::from_millis(100));
@@ -135,7 +137,7 @@ fn lives(mut first: Reactor, config: Config, address: SocketAddr) -> Result<(), 
         if life == 0 {
             reactor.shutdown(&mut server, Duration::from_secs(1))?;
         }
-        // Otherwise the reactor is dropped with its connections, as a crash would leave them.
+        // Otherwise the reactor is dropped with its connections, as in a crash.
         drop(reactor);
         thread::sleep(Duration::from_millis(100));
     }
@@ -146,7 +148,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let (host, port, most) = match std::env::args().nth(1) {
         Some(to) => {
-            let (host, port) = to.rsplit_once(':').ok_or_else(|| format!("{to}: say HOST:PORT"))?;
+            let (host, port) = to.rsplit_once(':').ok_or_else(|| format!("{to}: give HOST:PORT"))?;
             (host.to_owned(), port.parse()?, u64::MAX)
         }
         None => {

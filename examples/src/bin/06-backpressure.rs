@@ -1,5 +1,6 @@
-//! A sender that is faster than its receiver. The receiver keeps what it has no time for, and so takes the sender's credits away; the
-//! sender goes on in `on_writable`. No queue of either side grows beyond the window, and nobody polls.
+//! A sender that is faster than its receiver. The receiver keeps messages that it has no
+//! time for, which withholds the sender's credits; the sender continues in `on_writable`.
+//! No queue of either side grows beyond the window, and neither side polls.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -15,10 +16,10 @@ use rdma_reactor::{
 
 const MESSAGES: u64 = 2000;
 
-/// Number of messages that the receiver has time for in a millisecond.
+/// Number of messages that the receiver handles in a millisecond.
 const PACE: usize = 10;
 
-/// Sends numbers as fast as it may.
+/// Sends numbers as fast as the window allows.
 #[derive(Default)]
 struct Sender {
     next: u64,
@@ -34,14 +35,14 @@ impl Sender {
                     if self.refused == 0 {
                         println!("message {} has to wait: {what}", self.next);
                     }
-                    // Nothing else is to be done: on_writable follows.
+                    // `on_writable` follows, so there is nothing to do now.
                     self.refused += 1;
                     return;
                 }
                 Err(error) => return eprintln!("{conn}: {error}"),
             }
         }
-        // All is accepted; it arrives before the goodbye.
+        // All messages are accepted; they arrive before the goodbye.
         cx.close(conn);
     }
 }
@@ -65,13 +66,13 @@ impl Handler for Sender {
     }
 }
 
-/// Has time for some messages in each millisecond.
+/// Handles a limited number of messages in each millisecond.
 #[derive(Default)]
 struct Receiver {
     kept: VecDeque<DetachedMessage>,
     most_kept: usize,
     handled: u64,
-    /// The sender has closed its connection.
+    /// True once the sender has closed its connection.
     over: bool,
 }
 
@@ -81,7 +82,8 @@ impl Handler for Receiver {
     }
 
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
-        // The message stays in the registered buffer that it arrived in, and takes a receive until it is dropped.
+        // The message stays in the registered buffer that it arrived
+        // in. Its receive is not reposted until it is dropped.
         self.kept.push_back(message.detach());
         self.most_kept = self.most_kept.max(self.kept.len());
     }
@@ -106,7 +108,7 @@ impl Handler for Receiver {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::default().provider(ProviderChoice::Iwarp);
-    // A close waits for the receives that the last messages need, however slow the receiver is.
+    // A close waits for the credits that the last messages need, however slow the receiver is.
     let mut client = Reactor::new(config.clone().timeouts(|t| t.close = Duration::from_secs(60)))?;
     let mut server = Reactor::new(config)?;
     let listener = server.context().listen("127.0.0.1:0".parse()?)?;

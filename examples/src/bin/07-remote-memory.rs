@@ -1,5 +1,6 @@
-//! Memory of a server that its clients use without its program: each draws a ticket from a counter by an atomic operation, and writes
-//! its name to the place with that number. The server looks when all have said that they are done.
+//! Memory of a server that its clients use without its program. Each client draws a ticket
+//! from a counter by an atomic operation, and writes its name to the entry with that
+//! number. The server reads the memory when all clients have reported that they are done.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -13,10 +14,10 @@ use rdma_reactor::{
 
 const CLIENTS: usize = 3;
 
-/// Length of a place, bytes. The first one is the counter.
+/// Length of an entry, bytes. The first one is the counter.
 const PLACE: usize = 64;
 
-/// Has the memory.
+/// Owns the memory.
 #[derive(Default)]
 struct Board {
     region: Option<Region>,
@@ -26,7 +27,8 @@ struct Board {
 impl Handler for Board {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if self.region.is_none() {
-            // Any peer may write there and change the counter; without `any_peer` only this one could.
+            // Any peer may write there and change the counter. Without
+            // `any_peer`, only the peer of this connection could.
             let rights = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
             let options = RegionOptions::new().allow(rights).any_peer();
             match cx.register(conn, (1 + CLIENTS) * PLACE, &options) {
@@ -42,7 +44,7 @@ impl Handler for Board {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {
-        // The bytes that the client wrote before it sent this message are there.
+        // The bytes that the client wrote before it sent this message have arrived.
         self.done += 1;
         if self.done == CLIENTS {
             cx.stop();
@@ -50,27 +52,27 @@ impl Handler for Board {
     }
 }
 
-/// Draws a ticket, writes its name, and says so.
+/// Draws a ticket, writes its name, and sends a message to report that.
 struct Client {
     name: String,
     board: Option<RemoteRegion>,
-    /// The ticket lands in its first word, and the name is written from what follows.
+    /// The ticket arrives in its first word. The name is written from the bytes that follow.
     own: Option<Region>,
     ticket: Option<u64>,
     failed: Option<String>,
 }
 
 impl Client {
-    /// Takes the next step; each begins when the one before is done.
+    /// Takes the next step. Each step begins when the previous one has completed.
     fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
         let (Some(board), Some(own)) = (self.board, &mut self.own) else { return Ok(()) };
         let Some(ticket) = self.ticket else {
             cx.fetch_add(conn, board, own, 0, 1)?;
             return Ok(());
         };
-        let place = board.part((1 + ticket) * PLACE as u64, PLACE as u64).ok_or("no place is left")?;
+        let place = board.part((1 + ticket) * PLACE as u64, PLACE as u64).ok_or("no entry is left")?;
         cx.write(conn, place, own, 8..8 + PLACE)?;
-        // A message that is sent behind a write arrives behind it.
+        // A message that is sent after a write arrives after it.
         cx.send(conn, b"done")?;
         Ok(())
     }
@@ -103,7 +105,7 @@ impl Handler for Client {
                 cx.stop();
             }
         } else {
-            // The write has ended, or the message: the second one closes.
+            // The write or the message has completed; the second of the two closes.
             cx.close(conn);
         }
     }

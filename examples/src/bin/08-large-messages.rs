@@ -1,5 +1,5 @@
-//! Messages of 16 MiB: one is sent as a copy, the next from a region without one. Each arrives as one message; `on_send_complete` says
-//! when the memory is the program's again.
+//! Messages of 16 MiB: the first is sent as a copy, the second from a registered region without a copy.
+//! Each arrives as one message. `on_send_complete` reports when the program may reuse the region.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -14,7 +14,7 @@ use rdma_reactor::{
 
 const LEN: usize = 16 << 20;
 
-/// Sends both.
+/// Sends both messages.
 struct Sender {
     started: Instant,
     region: Option<Region>,
@@ -23,7 +23,7 @@ struct Sender {
 
 impl Sender {
     fn start(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
-        // The library copies the bytes at once, so that they are the program's again right away.
+        // The library copies the bytes before `send` returns, so the program may reuse its memory immediately.
         self.copy = Some(cx.send(conn, &vec![1; LEN])?);
         // The peer fetches a long message from the sender's memory, so it needs the right to read there.
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
@@ -37,7 +37,7 @@ impl Sender {
 
 impl Handler for Sender {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        println!("the peer takes messages of up to {} MiB", cx.max_message(conn).unwrap_or_default() >> 20);
+        println!("the peer accepts messages of up to {} MiB", cx.max_message(conn).unwrap_or_default() >> 20);
         if let Err(error) = self.start(cx, conn) {
             eprintln!("{conn}: {error}");
             cx.stop();
@@ -59,7 +59,7 @@ impl Handler for Sender {
     }
 }
 
-/// Looks at each byte.
+/// Reads each byte.
 struct Receiver;
 
 impl Handler for Receiver {

@@ -1,5 +1,5 @@
-//! A feed for members that are not equally fast: one copy of each message, and a decision for each member that cannot keep up. Of the
-//! slow ones, one has gaps, and one loses its connection; the others get everything.
+//! A feed for members of different speed: one copy of each message, and a policy for each member that cannot
+//! keep up. Of the slow members, one has gaps and one loses its connection; the others receive everything.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -17,21 +17,21 @@ use rdma_reactor::{
 
 const MEMBERS: [&str; 4] = ["quick-1", "quick-2", "drop-me", "close-me"];
 const MESSAGES: u32 = 1000;
-/// The time between two messages, and the time that a slow member needs for each.
+/// Time between two messages, and below it the time that a slow member needs for each.
 const PERIOD: Duration = Duration::from_micros(200);
 const SLOW: Duration = Duration::from_millis(20);
 
-/// Publishes numbers when all members are there.
+/// Publishes numbers once all members have connected.
 struct Feed {
     broadcast: Broadcast,
     members: usize,
-    /// The members that are waited for.
+    /// The members that the feed waits for.
     quick: Vec<ConnectionId>,
     next: u32,
 }
 
 impl Feed {
-    /// Returns true if a member that is waited for has messages queued or on their way.
+    /// Returns true if a member that the feed waits for has messages queued or in flight.
     fn is_behind(&self) -> bool {
         self.quick.iter().any(|&conn| self.broadcast.tally(conn).is_some_and(|tally| tally.pending > 0))
     }
@@ -56,7 +56,7 @@ impl Handler for Feed {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
-        // A close drops queued messages. The slow members lose theirs, and the quick ones get everything.
+        // A close drops queued messages: the slow members lose theirs, and the quick ones have received everything.
         if self.next == MESSAGES && !self.is_behind() {
             return cx.close_all();
         }
@@ -69,7 +69,7 @@ impl Handler for Feed {
                 println!("message {}: a member is closed for being slow", self.next);
             }
             Ok(_) => {}
-            // A quick member is behind for once: the same message again, next time.
+            // A quick member is behind for now: the same message is published again next time.
             Err(PublishError::Full) => return,
             Err(error) => eprintln!("message {}: {error}", self.next),
         }
@@ -95,7 +95,7 @@ impl Handler for Feed {
     }
 }
 
-/// Counts numbers, and keeps each as long as it takes to handle it.
+/// Counts numbers, and keeps each message for the time that it takes to handle it.
 struct Member {
     slow: bool,
     kept: VecDeque<DetachedMessage>,

@@ -1,5 +1,6 @@
-//! 1,000 tasks of tokio's multi-threaded runtime call a server, each on a connection of its own: `ThreadedReactor` has the reactor on a
-//! thread of its own. To compare, `--single` has reactor and tasks on one thread (`aio`), and `--tcp` has tokio's own TCP.
+//! 1,000 tasks of tokio's multi-threaded runtime call a server, each on its own connection:
+//! `ThreadedReactor` runs the reactor on a separate thread. To compare, `--single` runs
+//! reactor and tasks on one thread (`aio`), and `--tcp` uses tokio's own TCP.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -23,7 +24,7 @@ const LEN: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// All tasks connect at once, on a machine that may have other things to do.
+/// All tasks connect at the same time, on a machine that may be busy.
 fn config() -> Config {
     let minute = Duration::from_secs(60);
     Config::many_connections()
@@ -31,12 +32,12 @@ fn config() -> Config {
         .timeouts(|t| (t.connect, t.handshake, t.keepalive) = (minute, minute, minute))
 }
 
-/// Any port of this machine.
+/// Any free port on the loopback address.
 fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
 
-/// Waits for all tasks, which return the times of their calls, and prints the figures.
+/// Waits for all tasks, which return the times of their calls, and prints the rate and the percentiles.
 async fn report(mut tasks: JoinSet<Result<Vec<Duration>>>, begun: Instant) -> Result<()> {
     let mut times = Vec::with_capacity(TASKS * CALLS);
     while let Some(task) = tasks.join_next().await {
@@ -49,7 +50,7 @@ async fn report(mut tasks: JoinSet<Result<Vec<Duration>>>, begun: Instant) -> Re
     Ok(())
 }
 
-/// The reactors of both sides have threads of their own; the tasks run on any of the workers.
+/// The reactors of both sides have separate threads; the tasks run on any of the workers.
 async fn on_threads() -> Result<()> {
     let (server, client) = (ThreadedReactor::start(config())?, ThreadedReactor::start(config())?);
     let mut listener = server.listen(any_port()).await?;
@@ -58,7 +59,7 @@ async fn on_threads() -> Result<()> {
         while let Some(mut conn) = listener.accept().await {
             tokio::spawn(async move {
                 while let Ok(question) = conn.recv().await {
-                    // The answer goes out of the memory that the question came in.
+                    // The answer is sent from the memory that the question arrived in.
                     if conn.send(question).await.is_err() {
                         break;
                     }
@@ -86,7 +87,7 @@ async fn on_threads() -> Result<()> {
         let stats = reactor.with(|cx| cx.stats()).await?;
         let (waits, messages) = (stats.turns.waits, stats.messages.sent);
         println!("{name}: {waits} waits of the reactor's thread for {messages} messages sent");
-        // The thread ends when the connections have.
+        // The thread ends after the last connection.
         reactor.drain(Duration::from_secs(10));
         reactor.ended().await?;
     }
@@ -129,7 +130,7 @@ async fn on_one_thread() -> Result<()> {
     report(tasks, begun).await
 }
 
-/// The same over tokio's own TCP.
+/// Runs the same calls over tokio's own TCP.
 async fn over_tcp() -> Result<()> {
     let listener = TcpListener::bind(any_port()).await?;
     let address = listener.local_addr()?;

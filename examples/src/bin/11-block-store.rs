@@ -1,6 +1,6 @@
-//! A store of blocks in a file, without a copy in its program. The client offers each block with its number as a tag, and the server has
-//! it read into aligned memory of its own, from which the file is written (`O_DIRECT`). Blocks that are asked for are read from the file
-//! into such memory, and written from there into the client's.
+//! A store of blocks in a file, without a copy in its program. The client offers each block with its number as a
+//! tag. The server reads the block into aligned memory, from which it writes the file (`O_DIRECT`). The server
+//! reads requested blocks from the file into such memory, and writes them from there into the client's memory.
 //!
 //! `11-block-store [FILE]`: without a file, one in the folder for temporary files, which is removed.
 #![forbid(unsafe_code)]
@@ -27,19 +27,19 @@ const BLOCK: usize = 256 << 10;
 const BLOCKS: u64 = 512;
 /// Number of blocks that each side has in memory at a time.
 const SLOTS: usize = 16;
-/// Time for a block that was asked for.
+/// Time limit for a requested block.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 type Done = Result<(), Box<dyn Error>>;
 
-/// The side with the file. It serves one client; for many there would be threads for the file.
+/// The side with the file. It serves one client; a server for many would use threads for the file.
 struct Store {
     file: File,
-    /// Memory for a block each. It begins at a page, as `O_DIRECT` needs it, and no peer has rights to it.
+    /// Memory for one block each. It begins at a page, as `O_DIRECT` requires, and no peer has rights to it.
     free: Vec<Region>,
     landing: BTreeMap<OfferId, Region>,
     sending: BTreeMap<TransferId, Region>,
-    /// Blocks that were asked for and wait for memory, with their places at the client.
+    /// Requested blocks that wait for memory, with their destinations at the client.
     wanted: Vec<(u64, RemoteRegion)>,
 }
 
@@ -49,13 +49,13 @@ impl Store {
         Ok(self.file.write_all_at(bytes, block * BLOCK as u64)?)
     }
 
-    /// Sends the blocks that were asked for, as far as there is memory.
+    /// Sends the requested blocks while there is free memory.
     fn answer(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Done {
         while !self.wanted.is_empty() {
             let Some(mut region) = self.free.pop() else { break };
             let Some((block, place)) = self.wanted.pop() else { break };
             self.file.read_exact_at(region.bytes_mut().ok_or("the block is lent")?, block * BLOCK as u64)?;
-            // The number of the block comes behind its bytes.
+            // The number of the block follows its bytes.
             let options = TransferOptions::within(PATIENCE).message(&block.to_le_bytes());
             let sent = cx.transfer(conn, Transfer::Write(&[&region]), vec![Piece::new(0, place)], &options)?;
             self.sending.insert(sent, region);
@@ -64,7 +64,7 @@ impl Store {
     }
 }
 
-/// Ends a connection whose program cannot go on.
+/// Closes a connection after an error.
 fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Done) {
     if let Err(error) = done {
         eprintln!("{conn}: {error}");
@@ -107,7 +107,7 @@ impl Handler for Store {
         let (place, block) = message.split_at_checked(RemoteRegion::LEN).unwrap_or_default();
         let block = block.try_into().map(u64::from_le_bytes).ok().filter(|&block| block < BLOCKS);
         let place = RemoteRegion::from_bytes(place).filter(|place| place.len == BLOCK as u64);
-        let Some(wanted) = block.zip(place) else { return check(cx, conn, Err("it asks for no block".into())) };
+        let Some(wanted) = block.zip(place) else { return check(cx, conn, Err("the request names no block".into())) };
         self.wanted.push(wanted);
         let answered = self.answer(cx, conn);
         check(cx, conn, answered);
@@ -134,7 +134,7 @@ fn content(block: u64) -> Vec<u8> {
 /// The side that stores all blocks, and then reads and compares them.
 struct Client {
     started: Instant,
-    /// Blocks to store, and those to ask for.
+    /// Blocks to store, and below them the blocks to request.
     to_store: Vec<u64>,
     to_ask: Vec<u64>,
     stored: u64,
@@ -188,7 +188,7 @@ impl Client {
 
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The peer reads a block from this memory to store it, and writes it there when it is asked for.
+        // The peer reads a block from this memory to store it, and writes a requested block there.
         let options = RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE);
         for _ in 0..SLOTS {
             match cx.register(conn, BLOCK, &options) {
@@ -205,7 +205,7 @@ impl Handler for Client {
             self.free.push(region);
             match outcome {
                 Outcome::Sent => self.stored += 1,
-                // The store has no memory now.
+                // The store has no free memory now.
                 Outcome::Refused => self.to_store.push(block),
                 // on_disconnect follows.
                 _ => return,
@@ -251,12 +251,12 @@ impl Handler for Client {
     }
 }
 
-/// Opens the file past the kernel's cache, if its file system can do that.
+/// Opens the file with `O_DIRECT`, if its file system supports that.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(true);
     options.clone().custom_flags(O_DIRECT).open(path).or_else(|error| {
-        println!("{}: {error} with O_DIRECT, so without", path.display());
+        println!("{}: {error} with O_DIRECT, so opened without it", path.display());
         options.open(path)
     })
 }

@@ -1,6 +1,7 @@
-//! Moves 10,000 blocks of a cache between two machines' memory, with one end for all of them: a read of blocks that lie in any order,
-//! and a write that is known to be there when it ends, both within a time. A third one is cancelled, and its account says what of it is
-//! there. The blocks of a key/value cache of a language model move like this.
+//! Moves 10,000 blocks of a cache between the memories of two machines, with one completion for all
+//! of them. A read fetches blocks that lie in any order; a write completes only after the blocks
+//! have arrived. Both have a time limit. A third transfer is cancelled, and its result reports
+//! which blocks have arrived. The blocks of a key/value cache of a language model move like this.
 //!
 //! `12-cache-mover [BYTES]`: the length of a block, 4096 unless given.
 #![forbid(unsafe_code)]
@@ -18,10 +19,10 @@ use rdma_reactor::{
 };
 
 const BLOCKS: usize = 10_000;
-/// Time for each transfer. When it is over, the transfer ends, whatever the peer does.
+/// Time limit of each transfer. The transfer ends then, whatever the peer does.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// The block of the owner's cache that is the `nth` one of the other side.
+/// Returns the block of the owner's cache that is the `nth` one of the mover.
 const fn block_of(nth: usize) -> usize {
     nth * 7919 % BLOCKS
 }
@@ -52,7 +53,7 @@ impl Handler for Owner {
         let mut bytes = vec![0; self.block * BLOCKS];
         self.cache.iter().for_each(|cache| cache.copy_to(0, &mut bytes));
         let right = bytes.chunks(self.block).filter(|block| block.iter().all(|&byte| byte == 0xff)).count();
-        println!("the owner is told of {} bytes, and {right} blocks are what was written", immediate.len);
+        println!("the owner was notified of {} bytes, and {right} blocks are correct", immediate.len);
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {
@@ -68,18 +69,18 @@ struct Mover {
     pieces: Vec<Piece>,
     transfers: usize,
     started: Instant,
-    /// The transfer that is to be cancelled.
+    /// The transfer to cancel.
     cancel: Option<(ConnectionId, TransferId)>,
 }
 
 impl Mover {
-    /// Begins the next transfer, or ends the connection.
+    /// Begins the next transfer, or closes the connection after the last one.
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Box<dyn Error>> {
         let blocks = self.blocks.as_mut().ok_or("no memory was registered")?;
         let pieces = std::mem::take(&mut self.pieces);
         let options = TransferOptions::within(WITHIN);
         self.transfers += 1;
-        // The first touch of memory is not to be measured.
+        // The first access to the memory is not measured.
         blocks.copy_from(0, &vec![0xff; self.block * BLOCKS])?;
         self.started = Instant::now();
         match self.transfers {
@@ -87,7 +88,7 @@ impl Mover {
                 cx.transfer(conn, Transfer::Read(&mut [blocks]), pieces, &options)?;
             }
             2 => {
-                // iWARP does not say when a write is there. A read of a few bytes behind the last block does.
+                // iWARP does not report that a write has arrived. A read of a few bytes after the last block does.
                 cx.transfer(conn, Transfer::Write(&[blocks]), pieces, &options.confirm().immediate(1))?;
             }
             3 => {
@@ -108,7 +109,7 @@ impl Handler for Mover {
         if let Some(cache) = RemoteRegion::from_bytes(&message) {
             self.pieces = (0..BLOCKS).filter_map(|nth| Some(Piece::new(nth * len, place(cache, nth)?))).collect();
         }
-        // What an iWARP adapter reads into needs this right.
+        // An iWARP adapter needs this right on memory that it reads into.
         let options = RegionOptions::new().allow(Access::READ_SINK);
         self.blocks = cx.register(conn, len * BLOCKS, &options).ok();
         let gone_on = self.go_on(cx, conn);
@@ -117,7 +118,7 @@ impl Handler for Mover {
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         if let Some((conn, transfer)) = self.cancel {
-            // The pieces that are posted by now end first.
+            // The pieces that are posted already complete first.
             cx.cancel_transfer(conn, transfer);
         }
     }
@@ -126,13 +127,13 @@ impl Handler for Mover {
         let (time, bytes) = (self.started.elapsed(), (end.there * self.block) as f64);
         let rate = bytes / time.as_secs_f64() / f64::from(1 << 20);
         let untouched = end.untouched();
-        println!("{:?}: {} blocks are there ({rate:.0} MiB/s), {untouched} were not begun", end.outcome, end.there);
+        println!("{:?}: {} blocks have arrived ({rate:.0} MiB/s), {untouched} were not begun", end.outcome, end.there);
         if self.transfers == 1 {
             let mut bytes = vec![0; self.block * BLOCKS];
             self.blocks.iter().for_each(|blocks| blocks.copy_to(0, &mut bytes));
             let is_right = |(nth, block): (usize, &[u8])| block.iter().all(|&byte| byte == block_of(nth) as u8);
             println!(
-                "{} blocks are right",
+                "{} blocks are correct",
                 bytes.chunks(self.block).enumerate().filter(|&block| is_right(block)).count()
             );
         }
@@ -154,7 +155,7 @@ impl Handler for Mover {
     }
 }
 
-/// Ends a connection whose program cannot go on.
+/// Closes a connection after an error.
 fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Result<(), Box<dyn Error>>) {
     if let Err(error) = done {
         eprintln!("{conn}: {error}");
@@ -166,7 +167,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let argument = env::args().nth(1).unwrap_or("4096".into());
     let bound = 1..=u32::MAX as usize / BLOCKS;
     let block = argument.parse().ok().filter(|block| bound.contains(block));
-    let block: usize = block.ok_or_else(|| format!("{argument:?} is no length of a block: give {bound:?} bytes"))?;
+    let block: usize = block.ok_or_else(|| format!("{argument:?} is not a length of a block: give {bound:?} bytes"))?;
     let config = Config::default().provider(ProviderChoice::Iwarp);
     let mut owner = Reactor::new(config.clone())?;
     let listener = owner.context().listen("127.0.0.1:0".parse()?)?;

@@ -1,5 +1,6 @@
-//! An RPC service with deadlines: 1,000 tasks on four threads share four connections, with certificates on both sides. Each tenth call is for a
-//! procedure that takes too long, and ends at its deadline. At last, clients that are not to be let in try their luck.
+//! An RPC service with deadlines: 1,000 tasks on four threads share four connections, with
+//! certificates on both sides. Each tenth call is to a procedure that takes too long, and ends at
+//! its deadline. At the end, clients without the right credentials try to connect, and are refused.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -17,11 +18,11 @@ const TASKS: u64 = 1_000;
 const CALLS: u64 = 20;
 const CONNECTIONS: usize = 4;
 const SERVER: &str = "server.example";
-/// Longest time of a call, of one that is meant to be too short, and the time that the slow procedure takes.
+/// Deadline of a call, deadline of a call that is meant to expire, and the time that the slow procedure takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(3);
-/// The procedures.
+/// The numbers of the procedures.
 const SUM: u8 = 0;
 const SLOW: u8 = 1;
 
@@ -38,7 +39,8 @@ impl Authority {
         Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
     }
 
-    /// The settings of a side with a certificate of this authority, which accepts those of `peers` and expects a server of that name.
+    /// Returns the settings of a side that has a certificate of this authority,
+    /// accepts certificates of `peers`, and expects a server of the name `server`.
     fn security(&self, own: &str, peers: &Self, server: &str) -> Result<Security> {
         let key = KeyPair::generate()?;
         let certificate = CertificateParams::new(vec![own.to_owned()])?.signed_by(&key, &self.0)?;
@@ -51,14 +53,14 @@ fn reactor(security: Security) -> Result<ThreadedReactor> {
     Ok(ThreadedReactor::start(Config::default().provider(ProviderChoice::Iwarp).security(security))?)
 }
 
-/// Serves every client that comes.
+/// Serves every client that connects.
 async fn serve_all(mut listener: ThreadedListener) {
     while let Some(conn) = listener.accept().await {
         tokio::spawn(serve(conn.calls().1));
     }
 }
 
-/// Serves a client until it leaves. Each request has a task of its own, so a slow one holds up nobody.
+/// Serves a client until it disconnects. Each request has its own task, so a slow request does not delay the others.
 async fn serve(mut requests: Requests) {
     while let Ok(request) = requests.next().await {
         tokio::spawn(procedure(request));
@@ -69,7 +71,7 @@ async fn procedure(request: ThreadedRequest) {
     let Some((&name, argument)) = request.split_first() else { return };
     let Ok(argument) = <[u8; 8]>::try_from(argument) else { return };
     if name == SLOW {
-        // The caller has gone when it is done. There is no need to know.
+        // The caller has gone by then. This task need not know.
         tokio::time::sleep(LONG).await;
     }
     let n = u64::from_le_bytes(argument);
@@ -79,10 +81,10 @@ async fn procedure(request: ThreadedRequest) {
 async fn call(server: &Caller, name: u8, argument: u64, within: Duration) -> std::result::Result<u64, CallError> {
     let request = [&[name][..], &argument.to_le_bytes()].concat();
     let answer = server.call(request, within).await?;
-    Ok(answer[..].first_chunk().map_or(0, |octets| u64::from_le_bytes(*octets)))
+    Ok(answer[..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
 }
 
-/// The calls of a task; returns what has become of them.
+/// Makes the calls of a task. Returns the numbers of correct answers, of expired deadlines, and of other results.
 async fn client(server: Caller, task: u64) -> [u64; 3] {
     let [mut right, mut late, mut other] = [0; 3];
     for nth in 0..CALLS {
@@ -97,13 +99,13 @@ async fn client(server: Caller, task: u64) -> [u64; 3] {
     [right, late, other]
 }
 
-/// Clients that are not to be let in, each with its settings.
+/// Returns the settings of clients that must be refused, by name.
 fn strangers(authority: &Authority) -> Result<BTreeMap<&'static str, Security>> {
-    let other = Authority::new("somebody else")?;
+    let other = Authority::new("another authority")?;
     Ok(BTreeMap::from([
         ("no certificate", Security::Plain),
-        ("a certificate of somebody else", other.security("client", authority, SERVER)?),
-        ("trusts somebody else", authority.security("client", &other, SERVER)?),
+        ("a certificate of another authority", other.security("client", authority, SERVER)?),
+        ("trusts another authority", authority.security("client", &other, SERVER)?),
         ("wants another server", authority.security("client", authority, "other.example")?),
     ]))
 }
@@ -130,7 +132,7 @@ async fn run() -> Result<()> {
     println!("{} calls: {} right, {} at their deadlines, {} other", TASKS * CALLS, sums[0], sums[1], sums[2]);
     for (name, security) in strangers(&authority)? {
         match reactor(security)?.connect(address).await {
-            Ok(_) => return Err(format!("{name}: it was let in").into()),
+            Ok(_) => return Err(format!("{name}: the client was accepted").into()),
             Err(error) => println!("{name}: {error}"),
         }
     }

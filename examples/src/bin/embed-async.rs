@@ -12,19 +12,19 @@ use rdma_reactor::aio::{AsyncReactor, drive};
 use rdma_reactor_examples::embed::asyncio::on_async_io;
 use rdma_reactor_examples::embed::{MESSAGES, Server, config};
 
-/// Number of connections, each in a task of its own.
+/// Number of connections, each with its own task.
 const TASKS: u64 = 4;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Gets a share of the messages echoed, and rests now and then.
+/// Gets a share of the messages echoed, and pauses now and then.
 async fn echoes(net: &AsyncReactor, server: &Server) -> Result<u64> {
     let conn = net.connect(server.address).await?;
     for nth in 0..MESSAGES / TASKS {
         conn.send(&nth.to_le_bytes()).await?;
         let echo = conn.recv().await?;
         if *echo != nth.to_le_bytes() {
-            return Err(format!("echo {nth} is another: {:?}", &echo[..]).into());
+            return Err(format!("echo {nth} differs: {:?}", &echo[..]).into());
         }
         if nth % 500 == 0 {
             net.sleep(Duration::from_millis(5)).await;
@@ -33,7 +33,7 @@ async fn echoes(net: &AsyncReactor, server: &Server) -> Result<u64> {
     Ok(MESSAGES / TASKS)
 }
 
-/// Runs all tasks, beside one that takes the reactor's turns.
+/// Runs all tasks next to the future that takes the reactor's turns.
 async fn all(net: &AsyncReactor, server: &Server, turns: impl Future<Output = Result<()>>) -> Result<u64> {
     let tasks = try_join_all((0..TASKS).map(|_| echoes(net, server)));
     match select(pin!(tasks), pin!(turns)).await {

@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut app = App { reactor, load: Load::default(), turn: Turn::default(), heartbeats: 0 };
 
     let mut event_loop: EventLoop<'_, App> = EventLoop::try_new()?;
-    // A source owns its descriptor, and the reactor belongs to the app. So the source gets a duplicate of the reactor's
-    // descriptor.
+    // The source owns its descriptor, and the app owns the reactor.
+    // So the source gets a duplicate of the reactor's descriptor.
     let descriptor = app.reactor.as_fd().try_clone_to_owned()?;
     let source = Generic::new(descriptor, Interest::READ, Mode::Level);
     event_loop.handle().insert_source(source, |_, _, app: &mut App| {
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while !app.load.done {
         let deadline = app.reactor.next_deadline();
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        // If there is more to do, the descriptor is readable.
+        // If work remains, the descriptor is readable.
         event_loop.dispatch(left, &mut app)?;
         if deadline.is_some_and(|at| at <= Instant::now()) {
             app.turn()?;

@@ -26,19 +26,18 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     epoll.add(&reactor, EpollEvent::new(EpollFlags::EPOLLIN | edge, REACTOR))?;
-    // The loop has other things to do than RDMA.
+    // A timer of the outer loop, next to RDMA.
     let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
     epoll.add(&other, EpollEvent::new(EpollFlags::EPOLLIN, OTHER))?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // The descriptor is readable: the connect waits for the first turn.
+    // The descriptor is readable, because the connect waits for the first turn.
     let mut more = false;
     while !load.done {
         let due = reactor.next_deadline().map_or(heartbeat, |at| at.min(heartbeat));
         let left = if more { Duration::ZERO } else { due.saturating_duration_since(Instant::now()) };
         let mut events = [EpollEvent::empty(); 8];
-        // Milliseconds are rounded up. Otherwise the loop would wait again and again for a deadline that is not
-        // reached.
+        // Milliseconds are rounded up. Otherwise the loop would wake again and again before the deadline.
         let timeout = EpollTimeout::try_from(left + Duration::from_micros(999))?;
         let count = epoll.wait(&mut events, timeout)?;
         let events = &events[..count];

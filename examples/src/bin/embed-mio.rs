@@ -1,4 +1,4 @@
-//! A reactor inside a loop on mio, next to another source.
+//! A reactor inside a mio loop, next to another source.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -21,11 +21,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut poll = Poll::new()?;
     poll.registry().register(&mut SourceFd(&reactor.as_raw_fd()), REACTOR, Interest::READABLE)?;
-    // The loop has other things to do than RDMA.
+    // A source of the outer loop, next to RDMA.
     let other = Waker::new(poll.registry(), OTHER)?;
     let (mut heartbeat, mut heartbeats) = (Instant::now() + HEARTBEAT, 0);
 
-    // The descriptor is readable: the connect waits for the first turn.
+    // The descriptor is readable, because the connect waits for the first turn.
     let mut more = false;
     let mut events = Events::with_capacity(8);
     while !load.done {

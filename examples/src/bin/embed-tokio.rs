@@ -23,7 +23,7 @@ async fn drive<H: Handler>(
             return Ok(());
         }
         if more {
-            // The other tasks get their turn, too.
+            // The other tasks run in between.
             tokio::task::yield_now().await;
             continue;
         }
@@ -35,8 +35,8 @@ async fn drive<H: Handler>(
             }
         };
         tokio::select! {
-            // The readiness is edge-triggered. News after this line makes the descriptor readable again; the next turn
-            // handles earlier news.
+            // The readiness is edge-triggered. Events after this line make the
+            // descriptor readable again; the next turn handles earlier ones.
             ready = readable.readable() => ready?.clear_ready(),
             () = due => {}
         }

@@ -1,5 +1,6 @@
-//! A thin adapter that lets an [`AsyncReactor`] run beside the other tasks of an executor, as `aio::drive` does on tokio. It takes turns
-//! when the reactor's descriptor is readable, when its deadline has passed, and when a task has asked for something.
+//! A thin adapter that runs an [`AsyncReactor`] beside the other tasks of an executor,
+//! as `aio::drive` does on tokio. The adapter takes a turn when the reactor's descriptor
+//! is readable, when its deadline has passed, and when a task has requested something.
 
 use std::error::Error;
 use std::pin::pin;
@@ -8,9 +9,11 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use rdma_reactor::aio::AsyncReactor;
 
-/// Takes turns on async-io, which smol and async-std use, until it is drained. One task runs this beside all others of its thread.
+/// Takes turns on async-io, which smol and async-std use, until the
+/// reactor is drained. One task runs this beside all others of its thread.
 ///
 /// # Errors
+///
 /// The reactor as a whole failed, or the process has no descriptors left.
 pub async fn on_async_io(net: AsyncReactor) -> Result<(), Box<dyn Error>> {
     let descriptor = async_io::Async::new(net.descriptor()?)?;
@@ -35,7 +38,7 @@ pub async fn on_async_io(net: AsyncReactor) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Lets the other tasks go on.
+/// Yields to the other tasks once.
 async fn let_others_go_on() {
     let mut yielded = false;
     std::future::poll_fn(|task| {

@@ -1,5 +1,5 @@
-//! The parts that the embedding examples share: an echo server on a thread of its own, and a client that keeps its loop
-//! busy, then idle, and busy again.
+//! The parts that the embedding examples share: an echo server on a separate
+//! thread, and a client that keeps its loop busy, then idle, and busy again.
 
 pub mod asyncio;
 
@@ -18,11 +18,11 @@ use tokio::io::unix::AsyncFd;
 
 /// Number of messages that a [`Load`] gets echoed.
 pub const MESSAGES: u64 = 10_000;
-/// Messages on their way at once.
+/// Largest number of messages in flight.
 const WINDOW: u64 = 16;
-/// Messages between two rests.
+/// Messages between two pauses.
 const BURST: u64 = 500;
-/// Length of a rest, which only a timer ends.
+/// Length of a pause, which only a timer ends.
 const REST: Duration = Duration::from_millis(5);
 
 /// Settings of both sides.
@@ -40,8 +40,8 @@ pub fn on_tokio(reactor: &Reactor) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(reactor.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }
 
-/// Sends every message back. Enough for peers with few messages out, as [`Load`] has; a server for others keeps the answers that are
-/// refused, as the README's does.
+/// Sends every message back. This suffices for peers with few messages in flight, as
+/// [`Load`] has; other servers keep the answers that are refused, as the README's does.
 #[derive(Debug)]
 pub struct Echo;
 
@@ -53,7 +53,7 @@ impl Handler for Echo {
     }
 }
 
-/// An echo server on a thread of its own.
+/// An echo server on a separate thread.
 #[derive(Debug)]
 pub struct Server {
     /// The address that it listens on.
@@ -85,16 +85,16 @@ impl Server {
     }
 }
 
-/// A client that gets [`MESSAGES`] messages echoed in order, and rests now and then.
+/// A client that gets [`MESSAGES`] messages echoed in order, and pauses now and then.
 #[derive(Debug, Default)]
 pub struct Load {
     sent: u64,
     echoed: u64,
     rests: u64,
     resting: Option<ConnectionId>,
-    /// All messages are echoed, and the connection is closed.
+    /// True once all messages are echoed and the connection is closed.
     pub done: bool,
-    /// The failure, if there was one.
+    /// The failure, if any.
     pub failure: Option<String>,
 }
 
@@ -143,13 +143,13 @@ impl Handler for Load {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if *message != self.echoed.to_le_bytes() {
-            return self.end(format!("echo {} is another: {:?}", self.echoed, &message[..]));
+            return self.end(format!("echo {} differs: {:?}", self.echoed, &message[..]));
         }
         self.echoed += 1;
         if self.echoed == MESSAGES {
             cx.close(conn);
         } else if self.echoed == self.rests * BURST + BURST {
-            // Nothing is on its way now, so only the timer goes on.
+            // Nothing is in flight now, so only the timer can continue.
             cx.set_timer(REST, 0);
             self.resting = Some(conn);
         } else {

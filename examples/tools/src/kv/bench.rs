@@ -1,5 +1,5 @@
-//! Readers under a writer that never rests. Every value that a reader believes must be a stored one, whole, and not
-//! older than the value that the reader saw before.
+//! Readers that run while a writer writes without pause. Every value that a reader accepts
+//! must be a stored one, whole, and not older than the value that the reader saw before.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub struct Plan {
 pub struct Figures {
     /// Values read.
     pub reads: u64,
-    /// Reads that were repeated because the slot was being written.
+    /// Reads that were repeated because the server was writing the slot.
     pub torn: u64,
     /// Values stored.
     pub writes: u64,
@@ -38,15 +38,15 @@ pub struct Figures {
     pub nanos: u128,
 }
 
-/// Largest number of values on their way to the server.
+/// Largest number of values in flight to the server.
 const DEPTH: u64 = 16;
 
 /// The role of a connection.
 #[derive(Debug)]
 enum Role {
-    /// The server has not said where its table is.
+    /// The server has not yet sent the address of its table.
     New,
-    /// The connection stores values; the numbers count those sent and those stored.
+    /// The connection stores values. The numbers count those sent and those stored.
     Writer {
         hello: Hello,
         sent: u64,
@@ -60,7 +60,7 @@ enum Role {
 struct Looks {
     reader: Reader,
     key: u32,
-    /// The newest value that was seen, by key.
+    /// The newest value that a reader has seen, by key.
     newest: Vec<u64>,
 }
 
@@ -73,7 +73,7 @@ struct Bench {
     figures: Figures,
     since: Option<Instant>,
     failure: Option<Failure>,
-    /// The value that is being put together.
+    /// The buffer in which the next value is assembled.
     value: Vec<u8>,
 }
 
@@ -81,7 +81,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key {number}").into_bytes()
 }
 
-/// The number that a value is made of; `None` if it is made of several.
+/// Returns the number that a value consists of. Returns `None` if it consists of several.
 fn number(value: &[u8]) -> Option<u64> {
     let first = u64::from_le_bytes(*value.first_chunk()?);
     value.chunks_exact(8).all(|word| word == first.to_le_bytes()).then_some(first)
@@ -95,7 +95,7 @@ impl Bench {
         &mut self.roles[conn.slot()]
     }
 
-    /// Whether all keys have a value.
+    /// Returns true if all keys have a value.
     fn is_loaded(&self) -> bool {
         self.since.is_some()
     }
@@ -162,11 +162,11 @@ impl Bench {
         let name = looks.key;
         let value = match looks.reader.completed(cx, conn)? {
             Found::NotYet => return Ok(()),
-            Found::Nothing => return Err(Failure::new(format!("{:?} was stored and is not there", key(name)))),
+            Found::Nothing => return Err(Failure::new(format!("{:?} was stored but is missing", key(name)))),
             Found::Value(value) => number(value),
         };
         let Some(value) = value else {
-            return Err(Failure::new(format!("a torn value of key {name} was taken for a whole one")));
+            return Err(Failure::new(format!("a torn value of key {name} was accepted as a whole one")));
         };
         let newest = &mut looks.newest[name as usize];
         if value < *newest || value % u64::from(keys) != u64::from(name) {
@@ -200,7 +200,7 @@ impl Handler for Bench {
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Only writers are ever refused, because a reader has one read on its way.
+        // Only writers are ever refused, because a reader has only one read in flight.
         let result = self.go(cx, conn);
         self.check(cx, result);
     }
@@ -210,7 +210,7 @@ impl Handler for Bench {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.check(cx, Err(Failure::new(format!("no connection: {error}; is `kv server` there?"))));
+        self.check(cx, Err(Failure::new(format!("no connection: {error}; is `kv server` running there?"))));
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
@@ -218,11 +218,11 @@ impl Handler for Bench {
     }
 }
 
-/// Stores values of every key over and over, and reads them meanwhile. The user may interrupt that, before the first read or
-/// later.
+/// Stores values of every key over and over, and reads them meanwhile.
+/// The user may interrupt the run before the first read or later.
 ///
 /// # Errors
-/// A value was not whole, or older than one before it; or the server is gone.
+/// A value was not whole or was older than one read before it, or the server is gone.
 pub fn run(server: SocketAddr, plan: Plan, config: Config) -> Result<(Option<Figures>, Ending), Failure> {
     let mut reactor = Reactor::new(config)?;
     let interrupt = Interrupt::on_signals()?;

@@ -2,7 +2,7 @@
 //!
 //! The server registers its table for all peers to read, and sends its address ([`wire::Hello`]). A client computes the
 //! slot of a key, reads the slot, and checks its checksum ([`table`]). If the checksum is wrong, the server was writing
-//! meanwhile, and the client reads again. Values are stored by messages, so that only the server writes.
+//! the slot meanwhile, and the client reads again. Clients store values by messages, so that only the server writes.
 
 pub mod bench;
 pub mod once;

@@ -1,4 +1,4 @@
-//! One key read, or one value stored.
+//! One read or one store of a key.
 
 use std::net::SocketAddr;
 
@@ -11,27 +11,26 @@ use super::wire::{Hello, encode_put};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 
-/// A wish of the user.
+/// The operation that the user requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Get the value of this key.
+    /// Read the value of this key.
     Get(Vec<u8>),
-    /// Give this key this value.
+    /// Store this value under this key.
     Put(Vec<u8>, Vec<u8>),
 }
 
-/// A client with one wish.
+/// A client with one operation.
 #[derive(Debug)]
 struct Once {
     wish: Wish,
     reader: Option<Reader>,
-    /// The result, once the wish is fulfilled or cannot be: the value, if one was wanted.
+    /// The result once the operation has ended. A read returns the value; a store returns an empty one.
     result: Option<Result<Vec<u8>, Failure>>,
 }
 
 impl Once {
-    /// Handles a message. The server's first message gives the address of the table, and the next one says that a value
-    /// is stored.
+    /// Handles a message. The server's first message gives the address of the table; the second one confirms the store.
     fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
         let Some(hello) = Hello::decode(message) else {
             return match std::str::from_utf8(message) {
@@ -84,15 +83,15 @@ impl Handler for Once {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.result = Some(Err(Failure::new(format!("no connection: {error}; is `kv server` there?"))));
+        self.result = Some(Err(Failure::new(format!("no connection: {error}; is `kv server` running there?"))));
         cx.stop();
     }
 }
 
-/// Fulfils a wish; returns the value, which is empty if none was wanted, and `None` if the user interrupted it.
+/// Performs an operation. Returns the value, which is empty after a store, or `None` if the user interrupted it.
 ///
 /// # Errors
-/// The wish cannot be fulfilled.
+/// The operation failed.
 pub fn run(server: SocketAddr, wish: Wish, config: Config) -> Result<Option<Vec<u8>>, Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());

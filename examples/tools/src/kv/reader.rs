@@ -1,4 +1,4 @@
-//! A client's reader of the table. It makes one RDMA Read after another until an entry arrives in one piece.
+//! A client's reader of the table. It repeats an RDMA Read until an entry arrives in one piece.
 
 use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
 
@@ -6,49 +6,49 @@ use super::table::{HEADER, Slot};
 use super::wire::Hello;
 use crate::pingpong::failure::Failure;
 
-/// Number of torn reads in a row after which something else must be wrong.
+/// Number of torn reads in a row that a concurrent writer cannot explain.
 const PATIENCE: u32 = 100_000;
 
 /// Looks one key up at a time.
 #[derive(Debug)]
 pub struct Reader {
     hello: Hello,
-    /// The target of the reads.
+    /// The local buffer of the reads.
     sink: Region,
-    /// A copy of what was read. The peer could write the sink where the device opens it to the answer, as on iWARP adapters.
+    /// A copy of the bytes that were read. On iWARP adapters the device
+    /// opens the sink to the response, so the peer could write it later.
     slot: Vec<u8>,
     key: Vec<u8>,
-    /// Places of the key not looked at yet, the current one first.
+    /// Offsets of the key's slots that were not read yet, the current one first.
     places: Vec<u64>,
     torn: u32,
     /// Reads that were repeated, over all keys.
     pub retries: u64,
 }
 
-/// The result of a look.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<'a> {
-    /// Another read is on its way.
+    /// Another read is in flight.
     NotYet,
-    /// There is no such key.
+    /// The table has no such key.
     Nothing,
     /// The value.
     Value(&'a [u8]),
 }
 
 impl Reader {
-    /// Makes a reader for the table of a server's hello.
+    /// Makes a reader for the table that a server's hello names.
     ///
     /// # Errors
-    ///
-    /// A failure to register memory for one slot.
+    /// Memory for one slot could not be registered.
     pub fn new(cx: &mut Context<'_>, conn: ConnectionId, hello: Hello) -> Result<Self, Failure> {
         let len = hello.geometry.slot_len();
         let sink = cx.register(conn, len, &RegionOptions::new().allow(Access::READ_SINK))?;
         Ok(Self { hello, sink, slot: vec![0; len], key: Vec::new(), places: Vec::new(), torn: 0, retries: 0 })
     }
 
-    /// Starts looking for a key. Call [`Reader::completed`] when the read has ended.
+    /// Starts looking for a key. The caller calls [`Reader::completed`] when the read has completed.
     ///
     /// # Errors
     /// The read was refused.
@@ -57,7 +57,7 @@ impl Reader {
         self.key.extend_from_slice(key);
         self.places.clear();
         self.places.extend(self.hello.geometry.places(key));
-        // Places are taken from the end of the list.
+        // Offsets are taken from the end of the list.
         self.places.reverse();
         self.torn = 0;
         self.read(cx, conn)
@@ -71,10 +71,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes in a read that has succeeded; returns what it has found.
+    /// Handles a successful read and returns its result.
     ///
     /// # Errors
-    /// The next read was refused, or the entry is never in one piece.
+    /// The next read was refused, or the entry never arrived in one piece.
     pub fn completed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Found<'_>, Failure> {
         self.sink.copy_to(0, &mut self.slot);
         let value = match Slot::parse(&self.slot) {

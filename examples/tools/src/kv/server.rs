@@ -19,13 +19,13 @@ struct Server {
 }
 
 impl Server {
-    /// Returns the table. It is made for the first client, because memory is registered with the device of a
-    /// connection.
+    /// Returns the table. The server makes it for the first client,
+    /// because memory is registered with the device of a connection.
     fn table(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<&mut Table, Failure> {
         match &mut self.table {
             Some(table) => Ok(table),
             none => {
-                // Every client may read, now and later. Only the server writes.
+                // Every client may read the table, now and later. Only the server writes it.
                 let options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
                 let len = usize::try_from(self.geometry.table_len()).map_err(Failure::new)?;
                 let region = cx.register(conn, len, &options)?;
@@ -61,7 +61,8 @@ impl Handler for Server {
         match cx.send(conn, answer.as_bytes()) {
             Ok(_) | Err(SendErrorKind::Closed) => {}
             Err(error) => {
-                // The client stores without taking answers; the server does not wait for such a client.
+                // The client stores values but does not receive the
+                // answers. The server does not wait for such a client.
                 eprintln!("kv: {conn}: {error}");
                 cx.close(conn);
             }
@@ -73,10 +74,10 @@ impl Handler for Server {
     }
 }
 
-/// Serves until it is asked to end.
+/// Serves until SIGINT or SIGTERM.
 ///
 /// # Errors
-/// The address cannot be had, or the reactor fails.
+/// The reactor cannot listen on the address, or it fails.
 pub fn run(address: std::net::SocketAddr, geometry: Geometry, config: Config) -> Result<(), Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());

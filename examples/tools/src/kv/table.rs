@@ -22,7 +22,7 @@ pub const MAX_KEY: usize = 64;
 pub const MAX_VALUE: u32 = 16 << 20;
 /// Bytes in front of a key.
 pub(super) const HEADER: usize = 24;
-/// Number of slots that a key may be in, one after another.
+/// Number of consecutive slots that a key may be in.
 const PROBES: u32 = 8;
 
 /// The shape of a table: the number of its slots and their length.
@@ -47,7 +47,7 @@ impl Geometry {
         self.slot_len() as u64 * self.slots as u64
     }
 
-    /// Offsets of the slots that a key may be in, the first choice first.
+    /// Returns the offsets of the slots that a key may be in, the preferred one first.
     pub fn places(self, key: &[u8]) -> impl Iterator<Item = u64> + use<> {
         let hash = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, key);
         let slots = u64::from(self.slots.max(1));
@@ -58,9 +58,9 @@ impl Geometry {
 /// The content of a slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Slot<'a> {
-    /// Nothing yet.
+    /// The slot was never written.
     Empty,
-    /// Parts of two entries; the slot must be read again.
+    /// The bytes are parts of two entries. The slot must be read again.
     Torn,
     /// An entry.
     Entry {
@@ -74,13 +74,13 @@ pub enum Slot<'a> {
 }
 
 impl<'a> Slot<'a> {
-    /// Looks at the bytes of a slot.
+    /// Parses the bytes of a slot.
     #[must_use]
     pub fn parse(bytes: &'a [u8]) -> Self {
         Self::entry(bytes).unwrap_or(Self::Torn)
     }
 
-    /// Reads an entry; `None` if it is not in one piece.
+    /// Parses an entry. Returns `None` if it is not in one piece.
     fn entry(bytes: &'a [u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
         let (version, sum, lengths) = (word(0)?, word(8)?, word(16)?);
@@ -110,18 +110,18 @@ fn checksum(version: u64, content: &[u8]) -> u64 {
 pub struct Table {
     geometry: Geometry,
     region: Region,
-    /// The next entry, while it is being put together.
+    /// The buffer in which the next entry is assembled.
     draft: Vec<u8>,
 }
 
 impl Table {
-    /// Makes an empty table in zeroed memory of the right length, which only the server writes.
+    /// Makes an empty table in zeroed memory of [`Geometry::table_len`] bytes, which only the server writes.
     #[must_use]
     pub fn new(geometry: Geometry, region: Region) -> Self {
         Self { geometry, region, draft: Vec::new() }
     }
 
-    /// The table's name for peers.
+    /// Returns the region of the table, which names it for peers.
     #[must_use]
     pub const fn region(&self) -> &Region {
         &self.region
@@ -130,14 +130,14 @@ impl Table {
     /// Stores a value while clients may be reading.
     ///
     /// # Errors
-    /// A key or a value that is too long, or no slot for the key.
+    /// The key or the value is too long, or no slot is left for the key.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Failure> {
         if key.is_empty() || key.len() > MAX_KEY {
             return Err(Failure::new(format!("a key of {} bytes: say 1 to {MAX_KEY}", key.len())));
         }
         if value.len() > self.geometry.max_value as usize {
             let max = self.geometry.max_value;
-            return Err(Failure::new(format!("a value of {} bytes: this table takes at most {max}", value.len())));
+            return Err(Failure::new(format!("a value of {} bytes: the limit of this table is {max}", value.len())));
         }
         let bytes = self.region.bytes().ok_or_else(|| Failure::new("somebody else may write the table"))?;
         let place = self.geometry.places(key).find_map(|offset| {
@@ -160,7 +160,7 @@ impl Table {
         self.write(offset, version).map_err(|error| Failure::new(error.to_string()))
     }
 
-    /// Writes the draft to a slot. An odd version comes first, and says that the slot is being written.
+    /// Writes the draft to a slot. An odd version is written first, which marks the slot as being written.
     fn write(&mut self, offset: usize, version: u64) -> Result<(), Lent> {
         self.region.store(offset, (version - 1).to_le())?;
         self.region.store(offset + 8, checksum(version, &self.draft).to_le())?;

@@ -9,7 +9,7 @@ use super::table::{Geometry, MAX_VALUE};
 pub struct Hello {
     /// The shape of the table.
     pub geometry: Geometry,
-    /// The table's name for peers.
+    /// The region of the table, which names it for peers.
     pub region: RemoteRegion,
 }
 
@@ -23,7 +23,7 @@ impl Hello {
         [&MAGIC[..], &slots.to_le_bytes(), &max_value.to_le_bytes(), &self.region.to_bytes()].concat()
     }
 
-    /// Reads a hello from a message; `None` if it is another message, or describes no table.
+    /// Decodes a hello. Returns `None` if it is another message, or describes no table.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         let (slots, rest) = message.strip_prefix(MAGIC)?.split_first_chunk()?;
@@ -35,14 +35,14 @@ impl Hello {
     }
 }
 
-/// A client's wish to store a value: `key length:4 | key | value`. The server answers with an empty message when it is
-/// done, or with the reason why it is not.
+/// Encodes a request to store a value: `key length:4 | key | value`. The server answers
+/// with an empty message after it has stored the value, or with the reason why it has not.
 #[must_use]
 pub fn encode_put(key: &[u8], value: &[u8]) -> Vec<u8> {
     [&(key.len() as u32).to_le_bytes()[..], key, value].concat()
 }
 
-/// Reads key and value from a message; `None` if it is another message.
+/// Decodes key and value. Returns `None` if it is another message.
 #[must_use]
 pub fn decode_put(message: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = message.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! The command line. All ranks of a run get the same one, but for `--rank`.
+//! The command line. All ranks of a run get the same arguments, except `--rank`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,18 +16,18 @@ pub const DEFAULT_PORT: u16 = 18517;
 
 /// Measures every pair of hosts of a cluster, and names the links that are slow and those that do not work.
 ///
-/// There is one process per host. Start it by srun, mpirun or an Indexed Job of Kubernetes, or by hand with --hosts and
-/// --rank. Rank 0 reports; its exit status is 0 if every pair works and none is worse than --tolerance.
+/// There is one process per host. Start it by srun, mpirun or an Indexed Job of Kubernetes, or by hand with --hosts
+/// and --rank. Rank 0 reports. Its exit status is 0 if every pair works and none is worse than --tolerance.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-mesh", version, args_override_self = true)]
 pub struct Cli {
-    /// Number of this process, from 0 [default: the engine's]
+    /// Number of this process, from 0 [default: the launcher's]
     #[arg(long, value_name = "I")]
     pub rank: Option<usize>,
-    /// Number of processes [default: the engine's, or the number of hosts]
+    /// Number of processes [default: the launcher's, or the number of hosts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=MAX_RANKS as i64))]
     pub count: Option<u32>,
-    /// One host per rank, rank 0 first; HOST:PORT has that rank listen there
+    /// One host per rank, rank 0 first; with HOST:PORT, that rank listens on PORT
     #[arg(long, value_name = "A,B,...", value_delimiter = ',', conflicts_with = "ranks")]
     pub hosts: Vec<String>,
     /// A file with one host per line, rank 0 first
@@ -42,10 +42,10 @@ pub struct Cli {
     /// Port of rank 0
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// Address that this rank listens on, and that others reach it at [default: the device's with --ib-dev, else any]
+    /// Address that this rank listens on and that others connect to [default: the device's with --ib-dev, else any]
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<std::net::IpAddr>,
-    /// Carrier of the connections.
+    /// The device that carries the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
     /// How the ranks wait for messages
@@ -55,34 +55,35 @@ pub struct Cli {
     #[arg(short, long, value_name = "BYTES", default_value_t = 64,
           value_parser = clap::value_parser!(u32).range(HEAD as i64..=LOAD as i64))]
     pub size: u32,
-    /// Round trips per pair, as many as fit into a second
+    /// Largest number of round trips per pair; the measurement ends after a second
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub iters: u64,
-    /// Time of the bandwidth measurement per pair and direction; 0 leaves it out
+    /// Time of the bandwidth measurement per pair and direction; 0 skips it
     #[arg(long, value_name = "SECONDS", default_value = "0.2", value_parser = seconds_or_none)]
     pub bandwidth: Duration,
-    /// Time in which all send to all at once, every message audited; 0 leaves it out, hours make a soak test of it
+    /// Time in which every rank sends to every other, with all messages checked; 0 skips it, hours make it a soak test
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds_or_none)]
     pub all_to_all: Duration,
-    /// Largest number of pairs that measure at once; 1 for ranks that share a machine [default: all of a round]
+    /// Largest number of pairs that measure concurrently; 1 for ranks that share a machine [default: all of a round]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub at_once: Option<u32>,
-    /// Largest number of connects of a rank at once
+    /// Largest number of concurrent connects of a rank
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub connects: u32,
-    /// Longest time until all ranks are there, and again until all links are up
+    /// Longest time until all ranks have joined, and again until all links are up
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub patience: Duration,
     /// Silence after which a rank counts as dead
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = seconds)]
     pub silence: Duration,
-    /// A pair, or a rank, that is more times worse than the median of its like is reported, and makes the exit status 1
+    /// Factor by which a pair or a rank may be worse than the median
+    /// of its peers; a worse one is reported, and the exit status is 1
     #[arg(long, value_name = "FACTOR", default_value_t = 3.0, value_parser = factor)]
     pub tolerance: f64,
     /// Rows of the table of the worst pairs
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub worst: usize,
-    /// Write all figures as JSON; - is standard output, and the table goes to standard error
+    /// Write all figures as JSON; - is standard output, and the table then goes to standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write all figures in the text format of Prometheus
@@ -91,7 +92,7 @@ pub struct Cli {
     /// Draw the heat map
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Write the heat map as a page that shows the figures of the pair under the pointer
+    /// Write the heat map as a page that shows the figures of the pair under the mouse pointer
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
-//! The messages between rank 0 and the others, as JSON: they are few, and a rank of another version is told apart by the
-//! [`super::hello`].
+//! The messages between rank 0 and the others. They are JSON, because
+//! they are few. The [`super::hello`] detects a rank of another version.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,36 +9,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::is_hidden;
 
-/// Longest name that a rank may give, bytes. The rest is cut off.
+/// Longest name that a rank may report, bytes. Longer names are truncated.
 const MAX_NAME: usize = 64;
-/// Longest reason in a report, bytes. The rest is cut off.
+/// Longest reason in a report, bytes. Longer reasons are truncated.
 const MAX_REASON: usize = 300;
 
-/// Most hardware counters in a report. The rest is left out.
+/// Largest number of hardware counters in a report. The others are dropped.
 const MAX_COUNTERS: usize = 256;
 
-/// Largest figures that a rank may report. What is above them, or is no number of zero or more, was not measured.
+/// Largest rate that a rank may report, Gbit/s. A report with a
+/// figure above its limit, below zero, or not a number is refused.
 const MOST_GBIT: f64 = 1e5;
-/// An hour.
+/// Largest time of a latency, an hour in us.
 const MOST_US: f64 = 3.6e9;
-/// Thirty days.
+/// Largest duration, thirty days in seconds.
 const MOST_SECONDS: f64 = 2.6e6;
 const MOST_COUNT: f64 = 1e15;
-/// A pebibyte.
+/// Largest amount of memory, a pebibyte in KiB.
 const MOST_KIB: f64 = (1_u64 << 40) as f64;
 
 /// The first report of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The name of its host in the report.
+    /// The name of the rank's host in the report.
     pub host: String,
-    /// The address that others reach it at; `None`: it is on the host of rank 0, at the address that rank 0 has.
+    /// The address that others reach the rank at. `None` if the rank is on the host of rank 0 and has its address.
     pub address: Option<IpAddr>,
-    /// The port that it listens on.
+    /// The port that the rank listens on.
     pub port: u16,
-    /// The provider that carries its connections.
+    /// The provider that carries the rank's connections.
     pub provider: String,
-    /// The device that they use.
+    /// The device that the connections use.
     pub device: String,
 }
 
@@ -54,9 +55,9 @@ pub enum Figure {
 /// An order of rank 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// Connect to the ranks that are there.
+    /// Connect to the ranks that have joined.
     Connect {
-        /// One entry per rank; `None` for those that did not come.
+        /// One entry per rank; `None` for a rank that did not join.
         ranks: Vec<Option<Entry>>,
     },
     /// Measure one pair.
@@ -68,7 +69,7 @@ pub enum Order {
         /// The figure.
         figure: Figure,
     },
-    /// Send to all ranks at once.
+    /// Send to all ranks at the same time.
     Load,
     /// The run is over.
     End,
@@ -101,20 +102,20 @@ pub struct Heard {
     pub from: usize,
     /// Number of messages.
     pub messages: u64,
-    /// Payload that came, in gigabits per second.
+    /// Rate of the payload that arrived, Gbit/s.
     pub gbit: f64,
-    /// Number of messages that were lost, came twice or out of order, or had a wrong content.
+    /// Number of messages that were lost, arrived twice or out of order, or had wrong content.
     pub errors: u64,
-    /// The sender's last message came.
+    /// True if the sender's last message has arrived.
     pub complete: bool,
 }
 
 /// A report to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// The rank is there.
+    /// The rank has joined.
     Joined(Entry),
-    /// The rank has connected to all ranks that it connects to, or has given up.
+    /// The rank has connected to all ranks that it must connect to, or has given up.
     Connected {
         /// Time that it took.
         took: Duration,
@@ -122,21 +123,21 @@ pub enum Report {
         attempts: u64,
         /// The ranks that it has no link to, with the reasons.
         failed: Vec<(usize, String)>,
-        /// The ranks of its host that it has connected to in shared memory.
+        /// The ranks of its host that it is connected to in shared memory.
         shm: Vec<usize>,
-        /// Largest amount of memory that this process has had so far, KiB.
+        /// Peak memory of this process so far, KiB.
         memory_kib: u64,
     },
-    /// The rank goes on connecting: the number of its links.
+    /// The rank is still connecting; the number of its links.
     Progress(usize),
     /// A measurement has ended.
     Result {
         /// Its number.
         task: u32,
-        /// Its result, or the reason why there is none.
+        /// The result, or the reason why it failed.
         result: Result<Measured, String>,
     },
-    /// The hardware counters of the rank's device that have moved since the rank began, by how much.
+    /// The hardware counters of the rank's device that have changed since the rank began, and by how much.
     Moved(BTreeMap<String, u64>),
     /// A link has ended.
     Lost {
@@ -145,23 +146,23 @@ pub enum Report {
         /// The reason.
         why: String,
     },
-    /// The time of the load is over.
+    /// The time of the load has ended.
     Loaded {
-        /// One entry per rank that a message came from.
+        /// One entry per rank that a message arrived from.
         heard: Vec<Heard>,
-        /// Largest amount of memory that this process has had so far, KiB.
+        /// Peak memory of this process so far, KiB.
         memory_kib: u64,
     },
 }
 
 impl Report {
-    /// Reads a report. Names and reasons are cut to a length that a table can have, and lose what is not printable.
+    /// Decodes a report. Names and reasons are truncated to the length
+    /// that a table can show, and unprintable characters are removed.
     ///
     /// # Errors
-    ///
-    /// A message that is no report, or has a figure that cannot be, with what is wrong about it.
+    /// The message is not a report, or has a figure that cannot be right. The text describes the fault.
     pub fn read(message: &[u8]) -> Result<Self, String> {
-        // The error may have words of the message.
+        // The error may quote the message.
         let mut report = serde_json::from_slice(message).map_err(|error| {
             let mut what = format!("it sent no report: {error}");
             tidy(&mut what, MAX_REASON);
@@ -188,7 +189,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Checks that all figures could have been measured.
+    /// Checks that each figure is within its limits.
     fn check(&self) -> Result<(), String> {
         match self {
             Self::Connected { took, attempts, memory_kib, .. } => {
@@ -210,7 +211,7 @@ impl Report {
                 }
                 plausible(*memory_kib as f64, MOST_KIB, "KiB")
             }
-            // A counter may be any number, and one that was reset may seem to have moved by much.
+            // A counter may have any value. After a reset, it may seem to have changed by a large amount.
             Self::Moved(_) | Self::Joined(_) | Self::Progress(_) | Self::Result { .. } | Self::Lost { .. } => Ok(()),
         }
     }
@@ -233,7 +234,7 @@ fn tidy(text: &mut String, most: usize) {
         .collect();
 }
 
-/// Writes an order or a report as a message.
+/// Encodes an order or a report as a message.
 pub fn write(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).expect("numbers and texts have a form in JSON")
 }
@@ -298,7 +299,7 @@ mod tests {
             let why = Report::read(&write(&report)).expect_err("no rank has that");
             assert!(why.starts_with("it reports ") && why.len() < 100, "{why}");
         }
-        // JSON has no infinity, and a number past all others is none.
+        // JSON has no infinity, and numbers beyond the range of f64 are refused.
         assert!(Report::read(b"{\"Result\":{\"task\":1,\"result\":{\"Ok\":{\"Bandwidth\":1e999}}}}").is_err());
         assert!(Report::read(&write(&rate(f64::NAN))).is_err());
     }

@@ -1,8 +1,8 @@
-//! The run as rank 0 leads it: the ranks come, connect, measure in the rounds of a tournament, send to all at once, and
-//! end. No rank is waited for without a limit, and a rank that is gone ends no other.
+//! The course of a run, as rank 0 leads it. The ranks join, connect, measure in the rounds of a tournament, send to
+//! each other all at the same time, and end. Every wait has a limit, and a rank that fails does not end the others.
 //!
-//! Reports and the time go in, and orders come out; nothing here knows a connection. The time is a duration since the
-//! start.
+//! Reports and the time are the input, orders are the output; this
+//! module uses no connection. The time is a duration since the start.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -17,35 +17,35 @@ use super::tournament;
 pub struct Plan {
     /// Number of ranks.
     pub ranks: usize,
-    /// Longest time until all ranks are there, and again until all are connected.
+    /// Longest time until all ranks have joined, and again until all are connected.
     pub patience: Duration,
     /// Longest time that one measurement may take before it counts as failed.
     pub measure: Duration,
-    /// Whether bandwidth is measured.
+    /// True if bandwidth is measured.
     pub bandwidth: bool,
-    /// Time in which all send to all; `None` leaves that out.
+    /// Time in which all send to all; `None` skips that.
     pub load: Option<Duration>,
     /// Time that the ranks have for their reports after that.
     pub silence: Duration,
-    /// Largest number of pairs that measure at once.
+    /// Largest number of pairs that measure concurrently.
     pub at_once: usize,
-    /// Ways that are more times worse than their like are measured once more.
+    /// Directions that are worse than their peers by more than this factor are measured once more.
     pub tolerance: f64,
 }
 
-/// One pass of the tournament: the figure, and whether the higher rank measures.
+/// One pass of the tournament: the figure, and true if the higher rank measures.
 type Pass = (Figure, bool);
 
-/// The present part of the run.
+/// The current part of the run.
 #[derive(Debug)]
 enum Phase {
-    /// Ranks come.
+    /// Ranks join.
     Gathering { until: Duration },
-    /// Ranks connect. The ranks that have not reported; the number of links that each one has told of.
+    /// Ranks connect. Has the ranks that have not reported yet, and the number of links that each rank has reported.
     Connecting { until: Duration, left: BTreeSet<usize>, links: Vec<usize> },
     /// Pairs measure.
     Measuring { step: Step, waiting: Vec<(usize, usize, Figure)>, running: BTreeMap<u32, Running> },
-    /// All send to all. The ranks that have not reported.
+    /// All send to all. Has the ranks that have not reported yet.
     Loading { until: Duration, left: BTreeSet<usize> },
     /// Everything is done.
     Over,
@@ -54,9 +54,9 @@ enum Phase {
 /// A part of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A round of the tournament, in a pass.
+    /// A round of the tournament, within a pass.
     Round { pass: usize, round: usize },
-    /// A second look at the ways that were odd.
+    /// A second measurement of the directions that were odd.
     Again,
 }
 
@@ -69,7 +69,7 @@ struct Running {
     until: Duration,
 }
 
-/// The leader of a run.
+/// The state machine that leads a run.
 #[derive(Debug)]
 pub struct Coordinator {
     plan: Plan,
@@ -81,7 +81,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Makes the leader of a run that begins at `now`.
+    /// Makes the coordinator of a run that begins at `now`.
     #[must_use]
     pub fn new(plan: Plan, now: Duration) -> Self {
         let mut passes = vec![(Figure::Latency, false)];
@@ -104,12 +104,12 @@ impl Coordinator {
         &self.results
     }
 
-    /// The next order, with the rank that it is for.
+    /// Removes and returns the next order, with the rank that it is for.
     pub fn next_order(&mut self) -> Option<(usize, Order)> {
         self.orders.pop_front()
     }
 
-    /// The time at which [`Coordinator::tick`] is to be called at the latest.
+    /// Returns the latest time at which [`Coordinator::tick`] must be called.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         match &self.phase {
@@ -119,25 +119,25 @@ impl Coordinator {
         }
     }
 
-    /// Whether everything is done.
+    /// Returns true if everything is done.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Ends the run early. Pairs that were not measured say so.
+    /// Ends the run early. The results of pairs that were not measured record that.
     pub fn interrupt(&mut self) {
         self.end();
     }
 
-    /// Whether a rank may still join under this number.
+    /// Returns true if a rank may still join under this number.
     #[must_use]
     pub fn awaits(&self, rank: usize) -> bool {
         let known = self.results.members().get(rank).is_none_or(|member| member.entry.is_some());
         matches!(self.phase, Phase::Gathering { .. }) && !known
     }
 
-    /// The name of what is going on.
+    /// Returns the name of the current stage.
     #[must_use]
     pub fn stage(&self) -> &'static str {
         match &self.phase {
@@ -154,34 +154,34 @@ impl Coordinator {
         }
     }
 
-    /// Tells in one line what the ranks are doing.
+    /// Describes in one line what the ranks are doing.
     #[must_use]
     pub fn progress(&self) -> String {
         let (stage, ranks) = (self.stage(), self.plan.ranks);
         match &self.phase {
             Phase::Gathering { .. } => {
                 let here = self.results.members().iter().filter(|member| member.is_here()).count();
-                format!("{stage}: {here} of {ranks} are there")
+                format!("{stage}: {here} of {ranks} have joined")
             }
             Phase::Connecting { links, .. } => {
                 format!("{stage}: {} of {} links", links.iter().sum::<usize>(), ranks * (ranks - 1) / 2)
             }
             Phase::Measuring { step: Step::Round { round, .. }, running, .. } => {
                 let rounds = tournament::rounds(ranks);
-                format!("{stage}: round {} of {rounds}, {} pairs at work", round + 1, running.len())
+                format!("{stage}: round {} of {rounds}, {} pairs measure", round + 1, running.len())
             }
             Phase::Measuring { step: Step::Again, waiting, running } => {
-                format!("{stage}: {} ways are left", waiting.len() + running.len())
+                format!("{stage}: {} directions are left", waiting.len() + running.len())
             }
-            Phase::Loading { left, .. } => format!("{stage}: {} of {ranks} ranks are at it", left.len()),
+            Phase::Loading { left, .. } => format!("{stage}: {} of {ranks} ranks have not reported", left.len()),
             Phase::Over => stage.into(),
         }
     }
 
-    /// Takes a report of a rank.
+    /// Handles a report of a rank.
     pub fn report(&mut self, rank: usize, report: Report, now: Duration) {
         if self.is_over() {
-            // Links end now, because the ranks do.
+            // Links end now because the ranks end.
             return;
         }
         match report {
@@ -213,14 +213,14 @@ impl Coordinator {
         self.tick(now);
     }
 
-    /// Notes that a rank is gone.
+    /// Records that a rank is gone.
     pub fn gone(&mut self, rank: usize, why: &str, now: Duration) {
         if matches!(self.phase, Phase::Over) {
             return;
         }
         let when = match &self.phase {
             Phase::Gathering { .. } => {
-                // Another process may take the place while there is time.
+                // Another process may join under this number while there is time.
                 self.results.member_mut(rank).entry = None;
                 return;
             }
@@ -228,7 +228,7 @@ impl Coordinator {
             Phase::Measuring { step: Step::Round { pass, round }, .. } => {
                 format!("in round {} of {}", round + 1, if *pass == 0 { "latency" } else { "bandwidth" })
             }
-            Phase::Measuring { step: Step::Again, .. } => "at the second look".into(),
+            Phase::Measuring { step: Step::Again, .. } => "at the second measurement".into(),
             Phase::Loading { .. } | Phase::Over => "while all sent to all".into(),
         };
         self.results.gone(rank, &format!("{why}, {when}"));
@@ -242,7 +242,7 @@ impl Coordinator {
         self.tick(now);
     }
 
-    /// Does what the time demands, and goes on where nothing is left to wait for.
+    /// Handles expired deadlines, and goes to the next phase when nothing is left to wait for.
     pub fn tick(&mut self, now: Duration) {
         loop {
             let went_on = match &self.phase {
@@ -289,14 +289,14 @@ impl Coordinator {
     fn begin_connecting(&mut self, now: Duration) -> bool {
         let missing: Vec<_> = (0..self.plan.ranks).filter(|rank| !self.here().contains(rank)).collect();
         for rank in missing {
-            self.results.gone(rank, "it never came");
+            self.results.gone(rank, "it never joined");
         }
         let left = self.here();
         let ranks: Vec<_> = self.results.members().iter().map(|member| member.entry.clone()).collect();
         for &rank in &left {
             self.orders.push_back((rank, Order::Connect { ranks: ranks.clone() }));
         }
-        // A rank gives up on its own after the patience; this is for one that does not.
+        // A rank gives up by itself after the patience. This limit is for one that does not.
         let until = now + self.plan.patience + self.plan.silence;
         self.phase = Phase::Connecting { until, left, links: vec![0; self.plan.ranks] };
         true
@@ -327,7 +327,7 @@ impl Coordinator {
         true
     }
 
-    /// The beginning of a round. The first pairs to measure are the last of the list.
+    /// Returns the phase of a round. The pairs that measure first are last in the list.
     fn round(&self, pass: usize, round: usize) -> Phase {
         let back = self.passes[pass].1;
         let figure = self.passes[pass].0;
@@ -338,8 +338,8 @@ impl Coordinator {
         Phase::Measuring { step: Step::Round { pass, round }, waiting, running: BTreeMap::new() }
     }
 
-    /// The second look. Where more ways are odd than there are ranks, something else than links is the cause, and the rest
-    /// is left as it is.
+    /// Returns the phase of the second measurement. If more directions are odd than there are
+    /// ranks, the links are not the cause, and the other odd directions are not measured again.
     fn again(&self) -> Phase {
         let tolerance = self.plan.tolerance;
         let odd = [Figure::Latency, Figure::Bandwidth].map(|figure| {
@@ -350,7 +350,7 @@ impl Coordinator {
         Phase::Measuring { step: Step::Again, waiting, running: BTreeMap::new() }
     }
 
-    /// Orders the measurements that there is room for; goes on to the next round when there are none left.
+    /// Orders measurements up to the limit of concurrent ones. Goes to the next round when none are left.
     fn measure(&mut self, now: Duration) -> bool {
         let Phase::Measuring { step, waiting, running } = &mut self.phase else { return false };
         let at_once = if *step == Step::Again { 1 } else { self.plan.at_once };
@@ -407,7 +407,7 @@ impl Coordinator {
             Ok(measured) if matches!(measured, Measured::Latency(_)) == (figure == Figure::Latency) => {
                 self.results.measured(from, to, measured);
             }
-            Ok(_) => self.results.fails(from, to, "the result is another figure than was asked for"),
+            Ok(_) => self.results.fails(from, to, "the result is not of the figure that was ordered"),
             Err(why) => self.results.fails(from, to, &why),
         }
     }
@@ -448,14 +448,14 @@ mod tests {
         Entry { host, address: None, port: 1, provider, device }
     }
 
-    /// Ranks that answer each order at once, but for those that are silent.
+    /// Ranks that answer each order immediately, except for those that are silent.
     struct Cluster {
         coordinator: Coordinator,
         now: Duration,
         silent: BTreeSet<usize>,
-        /// The latencies that the link of ranks 1 and 2 shows, one after the other.
+        /// The latencies that the link of ranks 1 and 2 shows, in this order.
         slow: Vec<f64>,
-        /// Largest number of measurements at once.
+        /// Largest number of concurrent measurements.
         most: usize,
     }
 
@@ -471,7 +471,7 @@ mod tests {
             }
         }
 
-        /// Runs to the end; `event` sees each order first.
+        /// Runs to the end. `event` is called with each order before it is carried out.
         fn run(&mut self, mut event: impl FnMut(&mut Self, usize, &Order)) -> Results {
             while !self.coordinator.is_over() {
                 let mut orders = Vec::new();
@@ -538,7 +538,7 @@ mod tests {
         let mut cluster = Cluster::new(plan(4));
         cluster.join([0, 1, 3]);
         let results = cluster.run(|_, rank, _| assert_ne!(rank, 2));
-        assert_eq!(results.members()[2].gone.as_deref(), Some("it never came"));
+        assert_eq!(results.members()[2].gone.as_deref(), Some("it never joined"));
         let broken: Vec<_> = results.pairs().filter(|(.., p)| p.broken.is_some()).map(|(a, b, _)| (a, b)).collect();
         assert_eq!(broken, [(0, 2), (1, 2), (2, 3)]);
     }
@@ -556,7 +556,7 @@ mod tests {
         let why = results.members()[3].gone.clone().unwrap();
         assert_eq!(why, "closed by the peer, in round 1 of bandwidth");
         for (a, b, pair) in results.pairs() {
-            assert!(pair.latency.is_some(), "it was there then");
+            assert!(pair.latency.is_some(), "it was measured before");
             assert_eq!(pair.broken.is_some(), a == 3 || b == 3);
             assert_eq!(pair.up.loaded_gbit.is_some(), a != 3 && b != 3);
         }
@@ -571,7 +571,8 @@ mod tests {
         assert_eq!(results.members()[2].gone.as_deref(), Some("no report while connecting"));
         assert!(results.pairs().filter(|&(a, b, _)| a != 2 && b != 2).all(|(.., pair)| pair.broken.is_none()));
 
-        // Silent from the first measurement on: each pair of it costs the time of one measurement, once.
+        // A rank that is silent from the first measurement on. Each
+        // of its pairs costs the time of one measurement, once.
         let mut cluster = Cluster::new(plan(4));
         cluster.join(0..4);
         let results = cluster.run(|cluster, _, order| {
@@ -589,12 +590,12 @@ mod tests {
         for (looks, left, measured) in [(vec![90.0], 90.0, 7), (vec![80.0, 90.0], 80.0, 7), (vec![2.0], 2.0, 6)] {
             let mut cluster = Cluster::new(Plan { bandwidth: false, ..plan(4) });
             cluster.join(0..4);
-            // The first look takes the last one.
+            // The second measurement takes the last latency.
             cluster.slow.clone_from(&looks);
             let mut count = 0;
             let results = cluster.run(|_, _, order| count += usize::from(matches!(order, Order::Measure { .. })));
             let p50 = results.pair(1, 2).latency.unwrap().p50_us;
-            // A link that is well at the second look is well.
+            // A link that is good at the second measurement counts as good.
             assert_eq!((p50, count), (if looks.len() == 1 && left > 3.0 { 1.0 } else { left }, measured), "{looks:?}");
         }
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::report::Report;
 
-/// Writes one object: the verdict, the ranks, the pairs, and what is odd.
+/// Formats the results as one object: the verdict, the ranks, the pairs, and the odd ones.
 #[must_use]
 pub fn json(report: &Report<'_>) -> Value {
     let results = report.results;

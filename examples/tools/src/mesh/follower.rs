@@ -1,4 +1,4 @@
-//! The way of another rank to rank 0: it finds rank 0 by name, connects, and takes orders.
+//! The control connection of another rank than 0: it finds rank 0 by name, connects, and receives orders.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use super::role::Role;
 use crate::pingpong::address::resolve;
 use crate::pingpong::failure::Failure;
 
-/// The shortest and the longest pause before rank 0 is asked for again.
+/// The shortest and the longest pause before the next attempt to reach rank 0.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// The state of the connection to rank 0.
 #[derive(Debug)]
 enum State {
-    /// The next try.
+    /// Waiting for the time of the next attempt.
     Waiting(Instant),
-    /// A connect is under way.
+    /// A connect is in progress.
     Connecting,
-    /// Rank 0 is there.
+    /// Rank 0 is connected.
     Connected(ConnectionId, Outbox),
     /// Rank 0 has ended the run.
     Dismissed,
 }
 
-/// The way to rank 0.
+/// The control connection to rank 0.
 #[derive(Debug)]
 pub struct Follower {
     hello: Hello,
@@ -41,26 +41,26 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Makes a way to `root` that gives up at `until`.
+    /// Makes a control connection to `root`; it gives up at `until`.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, root: (String, u16), now: Instant, until: Instant) -> Self {
         let hello = Hello { rank, ranks, purpose: Purpose::Control };
         Self { hello, root, addresses: Vec::new(), tried: 0, until, state: State::Waiting(now) }
     }
 
-    /// The address of rank 0, as this rank reaches it.
+    /// Returns the address of rank 0 as this rank reaches it.
     #[must_use]
     pub fn root(&self) -> Option<IpAddr> {
         self.addresses.get(self.tried % self.addresses.len().max(1)).map(SocketAddr::ip)
     }
 
-    /// Whether rank 0 has ended the run.
+    /// Returns true if rank 0 has ended the run.
     #[must_use]
     pub const fn is_dismissed(&self) -> bool {
         matches!(self.state, State::Dismissed)
     }
 
-    /// Connects if it is time. Finding the address of a name blocks, but this rank has nothing else to do yet.
+    /// Connects if it is time. Resolving a name blocks, but this rank has nothing else to do yet.
     ///
     /// # Errors
     /// Rank 0 cannot be found, and the time is up.
@@ -87,7 +87,7 @@ impl Follower {
         }
     }
 
-    /// A connect has failed.
+    /// Handles a failed connect: schedules the next one.
     ///
     /// # Errors
     /// Rank 0 has refused this rank, or the time is up.
@@ -120,7 +120,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Rank 0 is connected; introduces this rank.
+    /// Handles the new connection to rank 0: sends the first report.
     pub fn connected(&mut self, cx: &mut Context<'_>, conn: ConnectionId, entry: Entry) {
         self.state = State::Connected(conn, Outbox::default());
         self.report(cx, &Report::Joined(entry));
@@ -133,36 +133,35 @@ impl Follower {
         }
     }
 
-    /// Reads an order.
+    /// Decodes an order.
     ///
     /// # Errors
-    ///
-    /// A message that is no order.
+    /// The message is not an order.
     pub fn order(&mut self, message: &[u8]) -> Result<Order, Failure> {
         let order = serde_json::from_slice(message)
-            .map_err(|error| Failure::new(format!("rank 0 does not keep to the protocol: {error}")))?;
+            .map_err(|error| Failure::new(format!("rank 0 violated the protocol: {error}")))?;
         if order == Order::End {
             self.state = State::Dismissed;
         }
         Ok(order)
     }
 
-    /// The control connection has room again.
+    /// Sends the queued reports, now that the control connection is writable again.
     pub fn writable(&mut self, cx: &mut Context<'_>) {
         if let State::Connected(conn, outbox) = &mut self.state {
             outbox.writable(cx, *conn);
         }
     }
 
-    /// The control connection has ended.
+    /// Handles the end of the control connection.
     ///
     /// # Errors
-    /// The run is not over.
+    /// The run has not ended.
     pub fn left(&self, reason: &DisconnectReason) -> Result<(), Failure> {
         if self.is_dismissed() {
             return Ok(());
         }
         let (host, port) = &self.root;
-        Err(Failure::new(format!("rank 0 at {host}, port {port} is gone: {reason}; see what it said")))
+        Err(Failure::new(format!("rank 0 at {host}, port {port} is gone: {reason}; see its log")))
     }
 }

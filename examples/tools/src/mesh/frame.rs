@@ -18,26 +18,26 @@ const LOAD_ONE: u8 = 8;
 const LOAD_END: u8 = 9;
 const READY: u8 = 10;
 
-/// A message on a link. The number of most messages is that of the measurement.
+/// A message on a link. The number in most messages is that of the measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// The side that was connected to has the link, too.
+    /// The passive side has the link, too.
     Ready,
-    /// The peer is to send the same bytes back, as a pong.
+    /// A request to send the same bytes back as a pong.
     Ping,
     /// The answer to a ping.
     Pong(u32),
-    /// The peer is to lend memory of this length, bytes.
+    /// A request to lend memory of this length, bytes.
     Borrow(u32, u32),
     /// The memory that the peer lends.
     Lent(u32, RemoteRegion),
-    /// All writes before this message are done; the memory is not needed any more.
+    /// All writes before this message have completed; the memory is not needed any more.
     Written(u32),
-    /// The answer to that.
+    /// The answer to [`Frame::Written`].
     Seen(u32),
-    /// The peer cannot do what it was asked for, with the reason.
+    /// The peer cannot carry out the request, with the reason.
     Refused(u32, String),
-    /// A message of the load with its number; `None` if its content is wrong.
+    /// A message of the load with its number, or `None` if its content is wrong.
     Load(Option<u64>),
     /// The end of the load, with the number of messages that were sent.
     LoadEnd(u64),
@@ -48,7 +48,7 @@ fn head(kind: u8, number: u64) -> Vec<u8> {
 }
 
 impl Frame {
-    /// Writes a message; a ping has only its head.
+    /// Encodes a message. A ping has only its head.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -69,7 +69,7 @@ impl Frame {
         }
     }
 
-    /// Reads a message; `None` if it is none of these.
+    /// Decodes a message. Returns `None` if it is of no known kind.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         let ([kind], rest) = message.split_first_chunk()?;
@@ -110,7 +110,7 @@ pub fn answer(ping: &mut [u8]) {
     }
 }
 
-/// Writes a message of the load into a buffer of [`LOAD`] bytes: its number is at both ends.
+/// Writes a message of the load into a buffer of [`LOAD`] bytes, with its number at both ends.
 pub fn fill_load(buffer: &mut [u8], number: u64) {
     let number = number.to_le_bytes();
     if let Some((first, rest)) = buffer.split_first_mut() {

@@ -1,6 +1,7 @@
-//! The heat map: a square per pair of ranks, one panel for latency and one for bandwidth. Rows send, columns receive.
+//! The heat map: a square per pair of ranks, with one panel for
+//! latency and one for bandwidth. Rows send, columns receive.
 //!
-//! Squares of one colour are one path, so that a map of hundreds of ranks stays a small file.
+//! All squares of one colour are one path, so that a map of hundreds of ranks stays a small file.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,17 +10,17 @@ use super::control::Figure;
 use super::report::{Report, SHM, name};
 use super::results::Results;
 
-/// Width of a panel, at most, and width of the space around panels for their labels.
+/// Largest width of a panel, and below it the width of the margin for labels.
 const PANEL: f64 = 560.0;
 const MARGIN: f64 = 110.0;
 const TOP: f64 = 96.0;
-/// Narrowest room for a panel, which its legend needs.
+/// Smallest width of a panel, which its legend needs.
 const NARROWEST: f64 = 330.0;
-/// Largest tolerance that the scale follows.
+/// Largest tolerance that the scale adapts to.
 const STEEPEST: f64 = 16.0;
-/// Widest square.
+/// Largest width of a square.
 const WIDEST: f64 = 44.0;
-/// Largest number of squares of a row. Each square stands for several ranks if there are more, and shows the worst pair.
+/// Largest number of squares in a row. With more ranks, each square stands for several ranks and shows the worst pair.
 const MOST: usize = 512;
 /// Largest number of labels of an axis.
 const LABELS: usize = 32;
@@ -28,10 +29,10 @@ const SCALE: [&str; 10] =
     ["#f7fcf0", "#e3f1c8", "#f6eaa0", "#fdd276", "#fdb055", "#f98a43", "#ee6338", "#d63c32", "#ab1d33", "#74082b"];
 const UNKNOWN: &str = "#d0d0d0";
 const BROKEN: &str = "#202020";
-/// How a link in shared memory is marked: a dot, seen on each of these colours.
+/// The mark of a link in shared memory: a dot, visible on each of these colours.
 const DOT: &str = "fill=\"#0040d0\" stroke=\"white\" stroke-width=\"0.5\"";
 
-/// The measures of a drawing.
+/// The dimensions of a panel.
 #[derive(Clone, Copy, Debug)]
 struct Grid {
     /// Number of ranks that a square stands for, per side.
@@ -57,17 +58,17 @@ impl Grid {
 /// The state of a square, from the best to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Square {
-    /// Of a rank with itself.
+    /// The square of a rank with itself.
     Nothing,
     /// Not measured.
     Unknown,
-    /// A place on the scale.
+    /// An index of the scale.
     Level(usize),
     /// A pair that does not work.
     Broken,
 }
 
-/// The place of a cost on the scale: the first half is up to the median, and the end is twice the tolerance.
+/// Returns the index of a cost in the scale. The median is at a quarter of the scale, twice the tolerance at its end.
 fn level(cost: f64, median: f64, tolerance: f64) -> usize {
     let doublings = (cost / median).log2();
     let share = 0.25 + 0.75 * doublings / (2.0 * tolerance).log2();
@@ -175,7 +176,7 @@ fn draw_panel(svg: &mut String, report: &Report<'_>, figure: Figure, grid: Grid,
     );
 }
 
-/// Puts a dot on each square with a link in shared memory.
+/// Draws a dot on each square that has a link in shared memory.
 fn mark_shm(svg: &mut String, report: &Report<'_>, grid: Grid, left: f64) {
     let square = |rank: usize| rank / grid.ranks_per_square;
     let pairs = report.results.pairs().filter(|(.., pair)| pair.shm);
@@ -266,14 +267,14 @@ fn draw_legend(svg: &mut String, figure: Figure, median: Option<f64>, tolerance:
     let _ = writeln!(
         svg,
         "<rect x=\"{x:.1}\" y=\"{:.1}\" width=\"11\" height=\"11\" fill=\"none\" stroke=\"#0040d0\" stroke-width=\"2\"/>\
-         <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"11\">worse than its like</text>",
+         <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"11\">worse than its peers</text>",
         top + 36.5,
         x + 17.0,
         top + 46.0
     );
 }
 
-/// Breaks a sentence into lines of at most `most` characters where there are spaces.
+/// Breaks a sentence at spaces into lines of at most `most` characters.
 fn wrap(text: &str, most: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -292,7 +293,7 @@ fn wrap(text: &str, most: usize) -> Vec<String> {
     lines
 }
 
-/// Escapes a text for XML and HTML.
+/// Escapes text for XML and HTML.
 #[must_use]
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -317,7 +318,7 @@ mod tests {
         let svg = svg(&Report::new(&results, 3.0));
         let all: usize = SCALE.into_iter().chain([UNKNOWN, BROKEN]).map(|colour| squares(&svg, colour)).sum();
         assert_eq!(all, 2 * 7 * 6);
-        // The cut link and the six links of the rank that is gone, both ways, in both panels.
+        // The cut link and the six links of the rank that is gone, in both directions, in both panels.
         assert_eq!(squares(&svg, BROKEN), 2 * 2 * 7);
         assert_eq!(squares(&svg, SCALE[9]), 2 + 1, "the slow link: latency both ways, bandwidth one way");
         assert_eq!(svg.matches("stroke=\"#0040d0\"").count(), 3 + 2, "three squares, two legends");

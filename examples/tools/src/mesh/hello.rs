@@ -1,35 +1,35 @@
-//! The private data of a connect request: who connects, and what for.
+//! The private data of a connect request: the rank that connects, and its purpose.
 
-/// The name, and the version of the bytes that follow and of all messages.
+/// The magic: the name of the protocol, and the version of the bytes that follow and of all messages.
 const MAGIC: [u8; 4] = *b"RMS\x01";
 
-/// The use of a connection.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Orders of rank 0 to another rank, and its reports.
+    /// The control connection: orders of rank 0, and reports of another rank.
     Control,
     /// A link of the mesh.
     Link {
-        /// The number of the run that rank 0 has given to those that joined.
+        /// The number of the run, which rank 0 gives to the ranks that join.
         run: u64,
-        /// The number of connects to this rank before. The link of the last one counts.
+        /// The number of earlier connects to this rank. The link of the last connect counts.
         attempt: u32,
     },
 }
 
-/// The first word of a rank to another.
+/// The first data of a rank to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The rank that connects.
     pub rank: usize,
-    /// The number of ranks that it knows of.
+    /// The number of ranks that it expects.
     pub ranks: usize,
-    /// The use of the connection.
+    /// The purpose of the connection.
     pub purpose: Purpose,
 }
 
 impl Hello {
-    /// Writes the private data: `magic:4 | rank:4 | ranks:4 | link:1 | run:8 | attempt:4`, little-endian.
+    /// Encodes the private data: `magic:4 | rank:4 | ranks:4 | link:1 | run:8 | attempt:4`, little-endian.
     #[must_use]
     pub fn encode(self) -> Vec<u8> {
         let (kind, run, attempt) = match self.purpose {
@@ -41,7 +41,7 @@ impl Hello {
             .concat()
     }
 
-    /// Reads private data; `None` if it is of another program or version, or the rank is none of the ranks.
+    /// Decodes private data. Returns `None` if it is of another program or version, or if the rank is out of range.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
         let (rank, rest) = data.strip_prefix(&MAGIC)?.split_first_chunk()?;

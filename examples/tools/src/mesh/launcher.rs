@@ -1,20 +1,20 @@
-//! The place of this process among the ranks, as the command line or the engine that started it says.
+//! The rank of this process, as given by the command line or by the launcher that started it.
 
 use crate::pingpong::failure::Failure;
 
 /// Largest number of ranks.
 pub const MAX_RANKS: usize = 10_000;
 
-/// The place of a process among the ranks.
+/// The rank of a process, and how to find the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The number of this process, from 0.
     pub rank: usize,
-    /// The number of all of them.
+    /// The number of all processes.
     pub ranks: usize,
-    /// The host name or address of rank 0, maybe with a port.
+    /// The host name or address of rank 0, optionally with a port.
     pub root: String,
-    /// The port that this rank is told to listen on.
+    /// The port that this rank must listen on, if one was given.
     pub port: Option<u16>,
     /// The name of this rank's host in the report, if one was given.
     pub label: Option<String>,
@@ -22,14 +22,14 @@ pub struct Place {
     pub launcher: &'static str,
 }
 
-/// The part of the command line that is about the place.
+/// The options of the command line that determine the rank.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
     /// The number of this process.
     pub rank: Option<usize>,
     /// The number of processes.
     pub count: Option<usize>,
-    /// One host per rank, each maybe with a port.
+    /// One host per rank, each optionally with a port.
     pub hosts: Vec<String>,
     /// The host of rank 0.
     pub root: Option<String>,
@@ -37,17 +37,17 @@ pub struct Given {
     pub label: Option<String>,
 }
 
-/// An engine that starts processes: its name, and the environment variables that it sets.
+/// A launcher: its name, and the environment variables that it sets.
 struct Engine {
     name: &'static str,
     rank: &'static str,
-    /// Names of the number of ranks, the best first.
+    /// Names of the variables with the number of ranks, the preferred one first.
     ranks: &'static [&'static str],
-    /// The number of ranks on this machine.
+    /// Name of the variable with the number of ranks on this machine.
     local: Option<&'static str>,
 }
 
-/// An mpirun inside of a Slurm job sees the variables of both, of which those of Slurm belong to the batch script.
+/// An mpirun inside of a Slurm job sees the variables of both; those of Slurm then belong to the batch script.
 const ENGINES: [Engine; 5] = [
     Engine {
         name: "Open MPI",
@@ -61,14 +61,14 @@ const ENGINES: [Engine; 5] = [
     Engine { name: "PMIx", rank: "PMIX_RANK", ranks: &[], local: None },
 ];
 
-/// The nodes of a Slurm step, or else of its job.
+/// The variables with the nodes of a Slurm step, or else of its job.
 const NODE_LISTS: [&str; 2] = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
 
-/// Finds the place of this process. `env` reads the environment, and `first_host` gives the first host of a Slurm node
-/// list, as a name that resolves.
+/// Finds the rank of this process. `env` reads the environment. `first_host`
+/// returns the first host of a Slurm node list, as a name that resolves.
 ///
 /// # Errors
-/// Something is missing or wrong; the cure is told.
+/// A setting is missing or wrong. The text names the remedy.
 pub fn place(
     given: &Given,
     env: &dyn Fn(&str) -> Option<String>,
@@ -80,7 +80,7 @@ pub fn place(
         (Some(rank), _) => (rank, "the command line"),
         (None, Some(engine)) => (number(engine.rank, env)?.unwrap_or_default(), engine.name),
         (None, None) => {
-            let cure = "say --rank with --hosts or --count, or start it by srun, mpirun or an Indexed Job";
+            let cure = "give --rank with --hosts or --count, or start it by srun, mpirun or an Indexed Job";
             return Err(Failure::new(format!("which rank is this? {cure}")));
         }
     };
@@ -90,14 +90,14 @@ pub fn place(
     };
     let ranks = match (hosts.len(), given.count) {
         (0, Some(count)) => count,
-        (0, None) => of_engine.ok_or_else(|| Failure::new("how many ranks are there? say --count"))?,
+        (0, None) => of_engine.ok_or_else(|| Failure::new("how many ranks are there? give --count"))?,
         (hosts, Some(count)) if hosts != count => {
             return Err(Failure::new(format!("{hosts} hosts and --count {count}: name one host per rank")));
         }
         (hosts, _) => hosts,
     };
     if !(2..=MAX_RANKS).contains(&ranks) {
-        return Err(Failure::new(format!("{ranks} ranks: say 2 to {MAX_RANKS}")));
+        return Err(Failure::new(format!("{ranks} ranks: give 2 to {MAX_RANKS}")));
     }
     if rank >= ranks {
         return Err(Failure::new(format!("rank {rank} of {ranks}: the last one is {}", ranks - 1)));
@@ -113,24 +113,24 @@ pub fn place(
     } else if local == Some(ranks) {
         "127.0.0.1".into()
     } else {
-        return Err(Failure::new("where is rank 0? say --root with its host name or address"));
+        return Err(Failure::new("where is rank 0? give --root with its host name or address"));
     };
     let own = hosts.get(rank).map(|host| split_port(host));
     let label = given.label.clone().or_else(|| env("SLURMD_NODENAME")).or_else(|| own.map(|(host, _)| host.to_owned()));
     Ok(Place { rank, ranks, root, port: own.and_then(|(_, port)| port), label, launcher })
 }
 
-/// Reads a list of hosts from the text of a file: one per line, `#` begins a comment.
+/// Parses a list of hosts from the text of a file: one per line, `#` begins a comment.
 ///
 /// # Errors
-/// There is no host in it.
+/// The file names no host.
 pub fn hosts_of_file(text: &str) -> Result<Vec<String>, Failure> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     let hosts: Vec<_> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    if hosts.is_empty() { Err(Failure::new("no host in it: write one host per line, rank 0 first")) } else { Ok(hosts) }
+    if hosts.is_empty() { Err(Failure::new("it names no host: write one host per line, rank 0 first")) } else { Ok(hosts) }
 }
 
-/// The host and the port of `host:port`, `[address]:port`, or either without a port.
+/// Splits `host:port` or `[address]:port` into host and port. The port is optional.
 fn split_port(text: &str) -> (&str, Option<u16>) {
     let port = text.rsplit_once(':').filter(|(host, _)| !host.contains(':') || host.ends_with(']'));
     match port.and_then(|(host, port)| Some((host, port.parse().ok()?))) {
@@ -199,7 +199,7 @@ mod tests {
         assert!(error(&[]).contains("--rank"));
         assert!(error(&[("JOB_COMPLETION_INDEX", "0")]).contains("--count"));
         assert!(error(&[("PMI_RANK", "x")]).contains("PMI_RANK is \"x\""));
-        assert!(error(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]).contains("1 ranks: say 2 to 10000"));
+        assert!(error(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]).contains("1 ranks: give 2 to 10000"));
         assert!(error(&[("PMI_RANK", "0"), ("PMI_SIZE", "10001")]).contains("10001 ranks"));
         assert!(hosts_of_file("# none\n\n").is_err());
         assert_eq!(hosts_of_file("a # first\n\n b:1\n").unwrap(), ["a", "b:1"]);

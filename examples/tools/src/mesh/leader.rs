@@ -1,4 +1,4 @@
-//! Rank 0's side of the control connections: reports of the others come in, and orders go out.
+//! The control connections of rank 0: reports of the other ranks arrive, and orders are sent.
 
 use std::io::{IsTerminal, stderr};
 use std::net::IpAddr;
@@ -12,9 +12,9 @@ use super::hello::Hello;
 use super::outbox::Outbox;
 use super::results::Results;
 
-/// Time between two lines of progress on a terminal, and elsewhere.
+/// Time between two lines of progress, on a terminal and elsewhere.
 const TELL_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// Largest number of orders that wait for a rank.
+/// Largest number of queued orders of a rank.
 const MAX_WAITING: usize = 1000;
 
 /// The control connection of one rank.
@@ -57,7 +57,7 @@ impl Leader {
         self.coordinator.results()
     }
 
-    /// Whether everything is done, and every rank that is there has been told so. A busy rank may take a while to make room.
+    /// Returns true if everything is done and every live rank was ordered to end. A busy rank may take a while to read.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.coordinator.is_over() && self.controls.iter().flatten().all(|control| control.outbox.is_empty())
@@ -68,22 +68,22 @@ impl Leader {
         self.coordinator.interrupt();
     }
 
-    /// The private data of the acceptance of a rank.
+    /// Admits a rank; returns the private data of the acceptance.
     ///
     /// # Errors
-    /// The reason for a refusal, short enough for private data.
+    /// The reason for the refusal is returned. It is short enough for private data.
     pub fn admit(&self, hello: Hello) -> Result<Vec<u8>, String> {
         let ranks = self.controls.len();
         if hello.ranks != ranks {
             Err(format!("this run has {ranks} ranks"))
         } else if self.controls[hello.rank].is_some() || !self.coordinator.awaits(hello.rank) {
-            Err("there is such a rank, or too late".into())
+            Err("this rank has joined already, or it is too late".into())
         } else {
             Ok(self.run.to_le_bytes().into())
         }
     }
 
-    /// A rank is connected.
+    /// Handles the new control connection of a rank.
     pub fn joined(&mut self, cx: &mut Context<'_>, rank: usize, conn: ConnectionId) {
         if self.controls[rank].is_some() || !self.coordinator.awaits(rank) {
             cx.abort(conn);
@@ -100,26 +100,26 @@ impl Leader {
         match Report::read(message) {
             Ok(Report::Joined(mut entry)) => {
                 let ip = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
-                // A rank that comes over the loopback is on this host.
+                // A rank that connects over the loopback is on this host.
                 entry.address = entry.address.or(ip.filter(|ip| !ip.is_loopback()));
                 self.report(rank, Report::Joined(entry));
             }
             Ok(report) => self.report(rank, report),
             Err(what) => {
-                log::warn!("rank {rank} does not keep to the protocol: {what}");
-                // The row of the rank says so.
+                log::warn!("rank {rank} violated the protocol: {what}");
+                // The row of the rank shows the reason, too.
                 self.coordinator.gone(rank, &what, self.started.elapsed());
                 cx.abort(conn);
             }
         }
     }
 
-    /// Takes a report, also of rank 0 itself.
+    /// Handles a report, also one of rank 0 itself.
     pub fn report(&mut self, rank: usize, report: Report) {
         self.coordinator.report(rank, report, self.started.elapsed());
     }
 
-    /// A control connection has ended.
+    /// Handles the end of a control connection.
     pub fn left(&mut self, rank: usize, conn: ConnectionId, reason: &DisconnectReason) {
         if self.controls[rank].take_if(|control| control.conn == conn).is_some() {
             let why = match reason {
@@ -131,19 +131,19 @@ impl Leader {
         }
     }
 
-    /// A control connection has room again.
+    /// Sends queued orders, now that the control connection is writable again.
     pub fn writable(&mut self, cx: &mut Context<'_>, rank: usize) {
         if let Some(control) = &mut self.controls[rank] {
             control.outbox.writable(cx, control.conn);
         }
     }
 
-    /// Does what the time demands.
+    /// Handles expired deadlines.
     pub fn tick(&mut self) {
         self.coordinator.tick(self.started.elapsed());
     }
 
-    /// Tells of the progress: of each new stage at once, and otherwise now and then.
+    /// Logs the progress: each new stage immediately, otherwise periodically.
     pub fn tell(&mut self) {
         let (stage, every) =
             (self.coordinator.stage(), if stderr().is_terminal() { TELL_EVERY.0 } else { TELL_EVERY.1 });
@@ -153,7 +153,7 @@ impl Leader {
         }
     }
 
-    /// Sends the orders that there are; returns those for rank 0 itself.
+    /// Sends the pending orders. Returns those for rank 0 itself.
     pub fn orders(&mut self, cx: &mut Context<'_>) -> Vec<Order> {
         let mut own = Vec::new();
         let mut last: Option<(Order, Vec<u8>)> = None;
@@ -163,7 +163,7 @@ impl Leader {
                 continue;
             }
             let Some(control) = &mut self.controls[rank] else { continue };
-            // The order to connect is long, and the same for all.
+            // The order to connect is long, and the same for all ranks.
             let message = match last.take() {
                 Some((same, message)) if same == order => message,
                 _ => control::write(&order),
@@ -178,7 +178,7 @@ impl Leader {
     }
 }
 
-/// The address that a rank on the host of rank 0 has, as rank 0 sees it.
+/// Returns the address of a rank on the host of rank 0, as rank 0 sees it.
 #[must_use]
 pub const fn loopback(family: IpAddr) -> IpAddr {
     match family {

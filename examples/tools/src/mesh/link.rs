@@ -1,4 +1,4 @@
-//! One link of the mesh, and this side's part in the measurements of the peer.
+//! One link of the mesh, and the local part in the measurements of the peer.
 
 use std::time::Instant;
 
@@ -9,7 +9,8 @@ use super::load::{Inbound, Outbound};
 use super::outbox::Outbox;
 use super::task::BLOCK;
 
-/// Largest number of answers that wait for a peer. One that asks and takes no answers is another program.
+/// Largest number of queued answers of a peer. A peer that sends
+/// requests but does not receive the answers is another program.
 const MAX_WAITING: usize = 64;
 
 /// A link of the mesh.
@@ -17,23 +18,23 @@ const MAX_WAITING: usize = 64;
 pub struct Link {
     /// The connection.
     pub conn: ConnectionId,
-    /// Messages that wait for room.
+    /// Messages that wait until the connection is writable.
     pub outbox: Outbox,
-    /// The stream to the peer, while all send to all.
+    /// The stream to the peer in the all-to-all load.
     pub outbound: Outbound,
     /// The stream from the peer.
     pub inbound: Inbound,
-    /// Memory that the peer writes to.
+    /// Memory that this rank lends to the peer's writes.
     lent: Option<Region>,
-    /// Both sides have the link.
+    /// True if both sides have the link.
     ready: bool,
-    /// The number of connects of the side that has opened it, before this one.
+    /// The number of earlier connects of the side that opened the link.
     attempt: u32,
 }
 
 impl Link {
-    /// Makes a link of a connection that is up on this side. It is ready if the peer has opened it, as that is up first; the
-    /// peer is told.
+    /// Makes a link of a connection that is established here. A link that the peer
+    /// has opened is ready, because the peer has it first; the peer is notified then.
     #[must_use]
     pub fn new(conn: ConnectionId, ready: bool, attempt: u32) -> Self {
         Self {
@@ -47,19 +48,20 @@ impl Link {
         }
     }
 
-    /// The number of connects before this one.
+    /// Returns the number of earlier connects.
     #[must_use]
     pub const fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether both sides have the link.
+    /// Returns true if both sides have the link.
     #[must_use]
     pub const fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// Takes a message; returns it if it is an answer to a measurement of this side, or the word that the link is ready. `scratch` is memory for an answer.
+    /// Handles a message. Returns it if it is an answer to a measurement of this rank,
+    /// or the notice that the link is ready. `scratch` is a buffer for an answer.
     pub fn take(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,5 +1,5 @@
-//! The load of one link while all send to all: a stream of numbered messages out, and the audit of the stream that
-//! comes in.
+//! The all-to-all load of one link: a stream of numbered messages
+//! to the peer, and the audit of the stream from the peer.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use super::frame::{self, LOAD};
 #[derive(Debug, Default)]
 pub struct Outbound {
     sent: u64,
-    /// The next message, which was refused.
+    /// The next message, if it was refused.
     refused: Option<SendBuffer>,
 }
 
 impl Outbound {
-    /// Sends as much as there is room for.
+    /// Sends messages until one is refused.
     pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         loop {
             let Some(mut buffer) = self.refused.take().or_else(|| cx.buffer(conn)) else { return };
@@ -44,7 +44,7 @@ impl Outbound {
 #[derive(Clone, Debug, Default)]
 pub struct Inbound {
     messages: u64,
-    /// The number that the next message has.
+    /// The number that the next message must have.
     next: u64,
     errors: u64,
     /// The times of the first message, and of the last one or the end.
@@ -53,7 +53,7 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// Takes a message with its number, if its content was right.
+    /// Records a message, with its number if its content was right.
     pub fn take(&mut self, number: Option<u64>, now: Instant) {
         self.messages += 1;
         self.span = Some((self.span.map_or(now, |(first, _)| first), now));
@@ -63,21 +63,21 @@ impl Inbound {
         self.next = number.map_or(self.next, |number| number.wrapping_add(1));
     }
 
-    /// Takes the end, with the number of messages that the peer has sent.
+    /// Records the end of the stream, with the number of messages that the peer has sent.
     pub fn end(&mut self, sent: u64, now: Instant) {
         self.errors += self.messages.abs_diff(sent);
         self.complete = true;
-        // A few messages that arrived at once are no rate; the time up to the end is.
+        // A few messages that arrive together do not give a rate; the time up to the end does.
         self.span = self.span.map(|(first, _)| (first, now));
     }
 
-    /// Whether the end has come.
+    /// Returns true if the end has arrived.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// The account that rank 0 gets.
+    /// Returns the result for rank 0.
     #[must_use]
     pub fn heard(&self, from: usize) -> Heard {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);

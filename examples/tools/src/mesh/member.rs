@@ -1,5 +1,5 @@
-//! The part that every rank has in a run: it connects to the others, measures when it is told to, and answers the
-//! measurements of others. Reports for rank 0 gather in a list.
+//! The part of a run that every rank has: it connects to the others, measures when it receives an
+//! order, and answers the measurements of others. The reports for rank 0 are collected in a list.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// The limits of a rank, from the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Largest number of connects at once.
+    /// Largest number of concurrent connects.
     pub connects: usize,
     /// Longest time until all links are up.
     pub patience: Duration,
@@ -43,11 +43,11 @@ pub struct Limits {
 /// The state of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
-    /// Not begun, or reported.
+    /// Not begun, or already reported.
     Idle,
-    /// All send.
+    /// This rank sends to all.
     Flowing { until: Instant },
-    /// The streams of others end.
+    /// This rank has stopped; the streams of others end.
     Ending { until: Instant },
 }
 
@@ -59,13 +59,13 @@ pub struct Member {
     limits: Limits,
     /// The number of the run.
     run: u64,
-    /// The device that carries the links, and its hardware counters when the rank began.
+    /// The device that carries the links, and below it the hardware counters at the start of the rank.
     device: String,
     counters: HwCounters,
-    /// Where the others are; empty before the order to connect.
+    /// The addresses of the ranks; empty before the order to connect.
     addresses: Vec<Option<SocketAddr>>,
     links: Vec<Option<Link>>,
-    /// The audits of streams of links that are gone.
+    /// The audits of streams whose links have ended.
     ended: Vec<(usize, Inbound)>,
     storm: Option<Storm>,
     began: Instant,
@@ -103,12 +103,12 @@ impl Member {
         }
     }
 
-    /// Notes the number of the run. Links of other runs are refused.
+    /// Sets the number of the run. Links of other runs are refused.
     pub const fn enter(&mut self, run: u64) {
         self.run = run;
     }
 
-    /// Whether a connect request is one for a link of this run.
+    /// Returns true if a connect request is for a link of this run.
     #[must_use]
     pub fn admits(&self, hello: Hello) -> bool {
         matches!(hello.purpose, Purpose::Link { run, .. } if run == self.run)
@@ -118,8 +118,8 @@ impl Member {
             && connects(hello.rank, self.rank, self.ranks)
     }
 
-    /// Takes the reports that have gathered. In front of the end of a measurement is what the hardware counters have done since the rank
-    /// began.
+    /// Removes and returns the collected reports. A report of the hardware
+    /// counters' changes since the rank began precedes the end of a measurement.
     pub fn take_reports(&mut self) -> Vec<Report> {
         let ends = |report: &Report| matches!(report, Report::Result { .. } | Report::Loaded { .. });
         if !self.counters.is_empty() && self.reports.iter().any(ends) {
@@ -129,7 +129,7 @@ impl Member {
         std::mem::take(&mut self.reports)
     }
 
-    /// Carries out an order, but for the end. `root` is the address that this rank has for rank 0.
+    /// Carries out an order, except for the end. `root` is the address of rank 0 as this rank reaches it.
     pub fn order(&mut self, cx: &mut Context<'_>, order: Order, root: IpAddr, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         match order {
@@ -140,13 +140,13 @@ impl Member {
         }
     }
 
-    /// Whether the next [`Member::tick`] is due soon.
+    /// Returns true if the next [`Member::tick`] is due soon.
     #[must_use]
     pub const fn is_connecting(&self) -> bool {
         self.storm.is_some()
     }
 
-    /// Does what the time demands.
+    /// Handles expired deadlines.
     pub fn tick(&mut self, cx: &mut Context<'_>, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         self.connect_more(cx, now, random);
@@ -157,11 +157,11 @@ impl Member {
         self.go_on_with_load(cx, now);
     }
 
-    /// A link is up, whichever side has opened it.
-    /// `attempt` is the number of connects of that side before.
+    /// Handles a new link, whichever side has opened it. `attempt` is the number of earlier connects of that side.
     pub fn link_up(&mut self, cx: &mut Context<'_>, peer: usize, conn: ConnectionId, attempt: u32) {
         let opened_here = connects(self.rank, peer, self.ranks);
-        // The peer may have given an older connection up, which comes up here all the same, maybe later.
+        // The peer may have given up an older connection. Its establishment
+        // may still arrive here, and later than that of the newer one.
         if self.links[peer].as_ref().is_some_and(|link| link.attempt() > attempt) {
             cx.abort(conn);
             return;
@@ -175,7 +175,7 @@ impl Member {
         }
     }
 
-    /// Both sides of a link that this side has opened are up.
+    /// Handles a link that this side has opened and that the peer has now, too.
     fn link_ready(&mut self, cx: &mut Context<'_>, now: Instant, random: &mut dyn FnMut() -> u64) {
         if let Some(storm) = &mut self.storm {
             storm.succeeded();
@@ -183,7 +183,7 @@ impl Member {
         }
     }
 
-    /// A connect of this side has failed.
+    /// Handles a failed connect of this side.
     pub fn connect_failed(&mut self, cx: &mut Context<'_>, peer: usize, why: &str, random: &mut dyn FnMut() -> u64) {
         let now = Instant::now();
         if let Some(storm) = &mut self.storm {
@@ -195,7 +195,7 @@ impl Member {
         }
     }
 
-    /// A link has ended.
+    /// Handles the end of a link.
     pub fn link_down(
         &mut self,
         cx: &mut Context<'_>,
@@ -234,7 +234,7 @@ impl Member {
                 None => None,
             },
             Err(what) => {
-                log::warn!("rank {peer} does not keep to the protocol: {what}");
+                log::warn!("rank {peer} violated the protocol: {what}");
                 cx.abort(link.conn);
                 None
             }
@@ -255,7 +255,7 @@ impl Member {
         }
     }
 
-    /// A link has room again.
+    /// Continues sending, now that a link is writable again.
     pub fn writable(&mut self, cx: &mut Context<'_>, peer: usize) {
         let Some(link) = &mut self.links[peer] else { return };
         link.outbox.writable(cx, link.conn);
@@ -299,7 +299,7 @@ impl Member {
         let Some(storm) = &mut self.storm else { return };
         while let Some(peer) = storm.next(since) {
             let Some(address) = self.addresses[peer] else {
-                // Rank 0 knows that it never came.
+                // Rank 0 knows that the rank never joined.
                 storm.succeeded();
                 continue;
             };
@@ -327,7 +327,7 @@ impl Member {
         }
     }
 
-    /// The links that this side has opened and that both sides have, with their peers.
+    /// Returns the links that this side has opened and that both sides have, with their peers.
     fn opened(&self) -> impl Iterator<Item = (usize, &Link)> {
         let links = self.links.iter().enumerate().filter_map(|(peer, link)| Some((peer, link.as_ref()?)));
         links.filter(|(peer, link)| link.is_ready() && connects(self.rank, *peer, self.ranks))
@@ -359,7 +359,7 @@ impl Member {
         match self.load {
             Load::Flowing { until } if now >= until => {
                 for link in self.links.iter_mut().flatten() {
-                    // A link that had no room all the time still carries one message.
+                    // A link that was never writable still carries one message.
                     if link.outbound.sent() == 0 {
                         link.outbox.post(cx, link.conn, &Frame::Load(Some(0)).encode());
                     }

@@ -1,6 +1,6 @@
-//! The memory of this process, as Linux tells.
+//! The memory of this process, from `/proc`.
 
-/// Largest amount of memory that this process has had in use so far, KiB; 0 where `/proc` does not tell.
+/// Returns the peak resident memory of this process, KiB. Returns 0 if `/proc` does not have it.
 #[must_use]
 pub fn peak_kib() -> u64 {
     std::fs::read_to_string("/proc/self/status").map_or(0, |status| peak_of(&status))

@@ -1,9 +1,9 @@
-//! `rdma-mesh`: which links of a cluster are slow, and which do not work.
+//! `rdma-mesh`: finds the links of a cluster that are slow or do not work.
 //!
-//! A process learns its rank from the engine that started it ([`launcher`]), finds rank 0 ([`follower`]), connects to all
-//! others ([`storm`]), and measures when rank 0 tells it to ([`member`], [`task`], [`load`]). Rank 0 leads ([`leader`],
-//! [`coordinator`], [`tournament`]), gathers ([`results`]), judges ([`odd`]) and reports ([`report`], [`figures`],
-//! [`prometheus`], [`heatmap`], [`page`]).
+//! A process learns its rank from its launcher ([`launcher`]), finds rank 0 ([`follower`]),
+//! connects to all others ([`storm`]), and measures when rank 0 orders it ([`member`], [`task`],
+//! [`load`]). Rank 0 leads ([`leader`], [`coordinator`], [`tournament`]), gathers ([`results`]),
+//! judges ([`odd`]) and reports ([`report`], [`figures`], [`prometheus`], [`heatmap`], [`page`]).
 
 pub mod cli;
 pub mod control;
@@ -40,7 +40,7 @@ use std::process::ExitCode;
 
 use crate::program;
 
-/// The program reads the command line, takes its part in the run, and reports failures in one line.
+/// Runs the program: reads the command line, takes part in the run, and prints a failure in one line.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run::run)
 }

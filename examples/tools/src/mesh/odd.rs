@@ -1,15 +1,16 @@
-//! The ways and the ranks that are worse than their like.
+//! The directions and the ranks that are worse than their peers.
 //!
-//! A way is compared with the median of its row (the other ways from the same rank) and of its column (the other ways to
-//! the same rank), whichever is worse: if all ways of a rank are slow, the rank is odd, and none of its ways. Ways within
-//! a host are compared with such ways only, and ways between hosts with ways between hosts.
+//! A direction is compared with the median of its row (the other directions from the same
+//! rank) and of its column (the other directions to the same rank), whichever is worse. If all
+//! directions of a rank are slow, the rank is odd, and none of its directions is. Directions
+//! within a host are compared only with each other, and so are directions between hosts.
 
 use serde::Serialize;
 
 use super::control::Figure;
 use super::results::Results;
 
-/// A way that is worse than its like.
+/// A direction that is worse than its row and column.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OddWay {
     /// The rank that sends.
@@ -18,39 +19,39 @@ pub struct OddWay {
     pub to: usize,
     /// The figure that is odd.
     pub figure: Figure,
-    /// How many times worse it is than the median of its row and column.
+    /// The factor by which it is worse than the median of its row and column.
     pub times: f64,
 }
 
-/// A rank with ways that are all worse than those of the other ranks.
+/// A rank all of whose directions are worse than those of the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct OddRank {
     /// The rank.
     pub rank: usize,
     /// The figure that is odd.
     pub figure: Figure,
-    /// How many times worse its median is than that of the other ranks.
+    /// The factor by which its median is worse than that of the other ranks.
     pub times: f64,
 }
 
-/// The judgement of all ways by one figure.
+/// The judgement of all directions by one figure.
 #[derive(Clone, Debug)]
 pub struct Judgement {
     figure: Figure,
     ranks: usize,
-    /// How many times worse than expected each way is, by `from * ranks + to`.
+    /// The factor by which each direction is worse than expected, by `from * ranks + to`.
     times: Vec<Option<f64>>,
     ranks_times: Vec<Option<f64>>,
 }
 
-/// The better one of the middle two, of an even number of costs.
+/// Returns the median. Of an even number of costs, it is the better one of the middle two.
 fn median(mut costs: Vec<f64>) -> Option<f64> {
     let middle = costs.len().checked_sub(1)? / 2;
     Some(*costs.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
 impl Judgement {
-    /// Judges all ways by a figure.
+    /// Judges all directions by a figure.
     #[must_use]
     pub fn new(results: &Results, figure: Figure) -> Self {
         let ranks = results.ranks();
@@ -58,7 +59,7 @@ impl Judgement {
         let within = |a: usize, b: usize| hosts[a] == hosts[b];
         let mut times = vec![None; ranks * ranks];
         let others = |rank: usize| (0..ranks).filter(move |&other| other != rank);
-        // Sorted once per row and column and kind: the median without one member is found by its place.
+        // The costs are sorted once per row, column and kind. The median without one member is found by its index.
         let sorted = |mut costs: Vec<f64>| {
             costs.sort_unstable_by(f64::total_cmp);
             costs
@@ -84,13 +85,15 @@ impl Judgement {
         Self { figure, ranks, times, ranks_times: ranks_times(results, figure) }
     }
 
-    /// How many times worse than expected a way is; `None` if its cost, or anything to compare it with, is not known.
+    /// Returns the factor by which a direction is worse than expected. Returns
+    /// `None` if its cost, or anything to compare it with, is not known.
     #[must_use]
     pub fn times(&self, from: usize, to: usize) -> Option<f64> {
         self.times[from * self.ranks + to]
     }
 
-    /// The ways that are more than `tolerance` times worse than expected. Latency is one figure for both ways.
+    /// Returns the directions that are worse than expected by more than
+    /// the factor `tolerance`. Latency is one figure for both directions.
     pub fn odd_ways(&self, tolerance: f64) -> impl Iterator<Item = OddWay> {
         let Self { figure, ranks, .. } = *self;
         let once = move |&(from, to): &(usize, usize)| from != to && (from < to || figure == Figure::Bandwidth);
@@ -101,7 +104,7 @@ impl Judgement {
         })
     }
 
-    /// The ranks with a median that is more than `tolerance` times worse than that of the others.
+    /// Returns the ranks whose median is worse than that of the others by more than the factor `tolerance`.
     pub fn odd_ranks(&self, tolerance: f64) -> impl Iterator<Item = OddRank> {
         let figure = self.figure;
         self.ranks_times.iter().enumerate().filter_map(move |(rank, times)| {
@@ -111,15 +114,15 @@ impl Judgement {
     }
 }
 
-/// The median of a sorted list without one occurrence of `cost`.
+/// Returns the median of a sorted list without one occurrence of `cost`.
 fn without(sorted: &[f64], cost: f64) -> Option<f64> {
     let place = sorted.partition_point(|other| *other < cost);
     let middle = sorted.len().checked_sub(2)? / 2;
     Some(sorted[if middle < place { middle } else { middle + 1 }])
 }
 
-/// How many times worse the median of each rank is than the median of the other ranks'. A rank is judged by its ways
-/// between hosts, if it has any.
+/// Returns the factor by which the median of each rank is worse than the median of
+/// the others'. A rank is judged by its directions between hosts, if it has any.
 fn ranks_times(results: &Results, figure: Figure) -> Vec<Option<f64>> {
     let ranks = results.ranks();
     let hosts: Vec<_> = results.members().iter().map(|member| member.host()).collect();
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
     use crate::mesh::control::{Entry, Latency, Measured};
 
-    /// Results with latencies, on one host per letter.
+    /// Results with latencies. Each letter of `hosts` is the host of one rank.
     fn results(hosts: &str, us: impl Fn(usize, usize) -> f64) -> Results {
         let ranks = hosts.len();
         let mut results = Results::new(ranks);

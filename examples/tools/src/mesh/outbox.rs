@@ -1,4 +1,4 @@
-//! Messages that wait until their connection takes them.
+//! Messages that wait until their connection accepts them.
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Sends a message, or keeps it until [`Outbox::writable`]. A message to a connection that is ending is dropped.
+    /// Sends a message, or queues it until [`Outbox::writable`]. A message to a connection that is ending is dropped.
     pub fn post(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) {
         if !self.waiting.is_empty() || !accepts(cx, conn, message) {
             self.waiting.push_back(message.to_vec());
         }
     }
 
-    /// Sends what waits, as the connection has room again.
+    /// Sends the queued messages, now that the connection is writable again.
     pub fn writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         while let Some(message) = self.waiting.front() {
             if !accepts(cx, conn, message) {
@@ -28,20 +28,20 @@ impl Outbox {
         }
     }
 
-    /// Number of messages that wait.
+    /// Returns the number of queued messages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether none waits.
+    /// Returns true if no message is queued.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 }
 
-/// Whether there is nothing left to do about a message.
+/// Returns true if the message was sent or dropped, so that it need not be queued.
 fn accepts(cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> bool {
     match cx.send(conn, message) {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! The heat map as a page that needs no other file: the figures of the pair under the pointer are shown beside it.
+//! The heat map as a page that needs no other file. It shows the figures of the pair under the mouse pointer.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use super::report::{Report, SHM};
 /// Rows of the table on the page.
 const ROWS: usize = 50;
 
-/// Finds the pair under the pointer, and writes what is known of it.
+/// Finds the pair under the mouse pointer, and shows its figures.
 const SCRIPT: &str = r#"
 const data = JSON.parse(document.getElementById("data").textContent);
 const hover = document.getElementById("hover");
@@ -43,7 +43,7 @@ for (const panel of document.querySelectorAll(".panel")) {
 }
 "#;
 
-/// Writes the page.
+/// Formats the page.
 #[must_use]
 pub fn html(report: &Report<'_>) -> String {
     let results = report.results;
@@ -66,7 +66,7 @@ pub fn html(report: &Report<'_>) -> String {
     });
     let data =
         json!({ "ranks": ranks.collect::<Vec<_>>(), "pairs": pairs.collect::<Vec<_>>(), "shm": SHM }).to_string();
-    // A host may have any name, and must not end the element.
+    // A host may have any name, which must not end the element.
     let data = data.replace('<', "\\u003c");
     format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>rdma-mesh</title>\n\

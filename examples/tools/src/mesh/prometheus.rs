@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::control::Figure;
 use super::report::{Report, name};
 
-/// Writes the results.
+/// Formats the results.
 #[must_use]
 pub fn text(report: &Report<'_>) -> String {
     let results = report.results;
@@ -96,7 +96,7 @@ pub fn text(report: &Report<'_>) -> String {
     text
 }
 
-/// Writes one family of gauges; nothing if it is empty.
+/// Writes one family of gauges. Writes nothing if `rows` is empty.
 fn family(text: &mut String, name: &str, meaning: &str, rows: impl Iterator<Item = (String, f64)>) {
     let mut rows = rows.peekable();
     if rows.peek().is_none() {

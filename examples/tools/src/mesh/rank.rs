@@ -1,5 +1,5 @@
-//! One process of the mesh on its reactor: callbacks go to the [`Member`] that every rank is, and to the [`Leader`] or the
-//! [`Follower`].
+//! One process of the mesh on its reactor: forwards callbacks to the
+//! [`Member`], which every rank has, and to the [`Leader`] or the [`Follower`].
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -18,10 +18,10 @@ use super::member::Member;
 use super::role::Role;
 use crate::pingpong::failure::Failure;
 
-/// Time between two looks at the clock while links come up, and later.
+/// Time between two ticks, while links are being established and later.
 const TICKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
-/// The part of a rank that only rank 0 has, or only the others.
+/// The part of a rank that only rank 0 has, or only the others have.
 #[derive(Debug)]
 pub enum Part {
     /// Rank 0.
@@ -39,7 +39,7 @@ pub struct Rank {
     /// The first report, without address and port.
     entry: Entry,
     entropy: Entropy,
-    /// The end of this process, once it is known.
+    /// The result of this process, once it is known.
     end: Option<Result<(), Failure>>,
 }
 
@@ -62,7 +62,7 @@ impl Rank {
         Self { member, part, bind, entry, entropy, end: None }
     }
 
-    /// Begins.
+    /// Begins the run: listens, or connects to rank 0.
     ///
     /// # Errors
     /// Rank 0 cannot listen.
@@ -77,13 +77,13 @@ impl Rank {
         Ok(())
     }
 
-    /// Whether this process has nothing left to do.
+    /// Returns true if this process has nothing left to do.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.end.is_some()
     }
 
-    /// Ends early, as the user asks.
+    /// Ends the run early, at the user's request.
     pub fn interrupt(&mut self, cx: &mut Context<'_>) {
         match &mut self.part {
             Part::Leader(leader) => leader.interrupt(),
@@ -92,10 +92,10 @@ impl Rank {
         self.go_on(cx);
     }
 
-    /// The end of the run: the leader with the results, if this is rank 0.
+    /// Returns the results, held by the leader, if this is rank 0.
     ///
     /// # Errors
-    /// The reason why this rank could not go on.
+    /// The reason why this rank could not continue is returned.
     pub fn finish(self) -> Result<Option<Box<Leader>>, Failure> {
         self.end.unwrap_or(Ok(()))?;
         match self.part {
@@ -104,7 +104,7 @@ impl Rank {
         }
     }
 
-    /// Moves reports and orders on until there are none.
+    /// Passes reports and orders on until none are left.
     fn go_on(&mut self, cx: &mut Context<'_>) {
         loop {
             let reports = self.member.take_reports();
@@ -157,7 +157,7 @@ fn listen(cx: &mut Context<'_>, bind: SocketAddr, mut entry: Entry) -> Result<En
         cx.listen(bind).map_err(|error| Failure::new(format!("cannot listen on {bind}: {error}; {cure}")))?;
     let address = cx.local_address(listener).unwrap_or(bind);
     entry.port = address.port();
-    // Rank 0 sees where a rank without an address of its own comes from.
+    // Rank 0 sees the address that a rank without its own address connects from.
     entry.address = (!bind.ip().is_unspecified() && !bind.ip().is_loopback()).then_some(address.ip());
     Ok(entry)
 }
@@ -191,7 +191,7 @@ impl Handler for Rank {
                 }
             }
             (Role::Control(_), Part::Leader(_)) => {}
-            // The peer has opened it, and was admitted.
+            // The peer has opened this connection, and was admitted.
             (Role::None, part) => match (Hello::decode(cx.private_data(conn)), part) {
                 (Some(Hello { rank, purpose: Purpose::Control, .. }), Part::Leader(leader)) => {
                     cx.set_user(conn, Role::Control(rank).encode());
@@ -286,7 +286,7 @@ impl Handler for Rank {
     }
 }
 
-/// The address to listen on for any peer, of the family of `root`.
+/// Returns the address to listen on for any peer, in the family of `root`.
 #[must_use]
 pub const fn anywhere(root: IpAddr) -> IpAddr {
     match root {

@@ -1,4 +1,4 @@
-//! The report for the user: the verdict, the worst pairs, the ranks that are odd or gone.
+//! The report for the user: the verdict, the worst pairs, and the ranks that are odd or gone.
 
 use std::fmt::Write;
 
@@ -12,15 +12,15 @@ use crate::hw_counters::troubles;
 pub struct Report<'a> {
     /// The results that the report is about.
     pub results: &'a Results,
-    /// Tolerance, as a factor.
+    /// The tolerance, as a factor.
     pub tolerance: f64,
     /// The judgement by latency.
     pub latency: Judgement,
     /// The judgement by bandwidth.
     pub bandwidth: Judgement,
-    /// The ways that are worse than the tolerance.
+    /// The directions that are worse than the tolerance.
     pub odd_ways: Vec<OddWay>,
-    /// The ranks that are.
+    /// The ranks that are worse than the tolerance.
     pub odd_ranks: Vec<OddRank>,
 }
 
@@ -36,7 +36,7 @@ pub const fn name(figure: Figure) -> &'static str {
     }
 }
 
-/// A number with about three digits; a dash for none.
+/// Formats a number with about three digits, or a dash for `None`.
 fn number(value: Option<f64>) -> String {
     match value {
         None => "-".into(),
@@ -57,13 +57,13 @@ impl<'a> Report<'a> {
         Self { results, tolerance, latency, bandwidth, odd_ways, odd_ranks }
     }
 
-    /// Whether every pair works, and none is worse than the tolerance.
+    /// Returns true if every pair works and none is worse than the tolerance.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.odd_ways.is_empty() && self.odd_ranks.is_empty() && self.broken() == 0
     }
 
-    /// Whether any link is in shared memory.
+    /// Returns true if any link is in shared memory.
     #[must_use]
     pub fn has_shm(&self) -> bool {
         self.results.pairs().any(|(.., pair)| pair.shm)
@@ -73,7 +73,7 @@ impl<'a> Report<'a> {
         self.results.pairs().filter(|(.., pair)| pair.broken.is_some()).count()
     }
 
-    /// The things that are wrong with a pair, in words; empty if there are none.
+    /// Describes the faults of a pair. Empty if there are none.
     #[must_use]
     pub fn complaints(&self, a: usize, b: usize) -> Vec<String> {
         let broken = self.results.pair(a, b).broken.iter().cloned();
@@ -88,7 +88,7 @@ impl<'a> Report<'a> {
         broken.chain(odd).collect()
     }
 
-    /// How bad a pair is: broken pairs come before all others.
+    /// Returns how bad a pair is. Broken pairs rank before all others.
     fn badness(&self, a: usize, b: usize, pair: &Pair) -> f64 {
         if pair.broken.is_some() {
             return f64::INFINITY;
@@ -97,7 +97,7 @@ impl<'a> Report<'a> {
         times.into_iter().flatten().fold(0.0, f64::max)
     }
 
-    /// The worst pairs, at most `most` of them, the worst first. Pairs of ranks that are gone have no row of their own.
+    /// Returns the worst pairs, at most `most`, the worst first. Pairs of ranks that are gone have no row.
     #[must_use]
     pub fn worst(&self, most: usize) -> Vec<(usize, usize)> {
         let gone = |rank: usize| !self.results.members()[rank].is_here();
@@ -111,7 +111,7 @@ impl<'a> Report<'a> {
         pairs.into_iter().take(most).map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// The sentences about ranks that are gone or odd.
+    /// Returns the sentences about ranks that are gone or odd.
     #[must_use]
     pub fn about_ranks(&self) -> Vec<String> {
         let members = self.results.members();
@@ -127,7 +127,7 @@ impl<'a> Report<'a> {
                 odd.times
             )
         });
-        // A device counts for all its ranks: each is named.
+        // Ranks that share a device share its counters: each rank is named.
         let counted = members.iter().enumerate().filter_map(|(rank, member)| {
             let troubles = troubles(&member.moved);
             let device = member.entry.as_ref().map_or("?", |entry| &entry.device);
@@ -137,7 +137,7 @@ impl<'a> Report<'a> {
         gone.chain(odd).chain(counted).collect()
     }
 
-    /// The tables, of at most `most` pairs.
+    /// Formats the tables, with at most `most` pairs.
     #[must_use]
     pub fn text(&self, most: usize) -> String {
         let members = self.results.members();
@@ -175,7 +175,7 @@ impl<'a> Report<'a> {
         text
     }
 
-    /// The verdict in one line.
+    /// Returns the verdict in one line.
     #[must_use]
     pub fn summary(&self) -> String {
         let members = self.results.members();

@@ -10,28 +10,28 @@ use super::control::{Entry, Figure, Heard, Latency, Measured};
 /// The results of a rank.
 #[derive(Clone, Debug, Default)]
 pub struct Member {
-    /// Its first report; `None` if it did not come.
+    /// Its first report; `None` if it did not join.
     pub entry: Option<Entry>,
-    /// The reason why it is not there any more.
+    /// The reason why it is gone; `None` while it is alive.
     pub gone: Option<String>,
     /// Time that it took to connect to all.
     pub connected: Option<Duration>,
     /// Number of its connects.
     pub attempts: u64,
-    /// Largest amount of memory that it had, KiB.
+    /// Its peak memory, KiB.
     pub memory_kib: Option<u64>,
-    /// The hardware counters of its device that have moved, by how much.
+    /// The hardware counters of its device that have changed, and by how much.
     pub moved: BTreeMap<String, u64>,
 }
 
 impl Member {
-    /// Whether it is there.
+    /// Returns true if the rank has joined and is not gone.
     #[must_use]
     pub const fn is_here(&self) -> bool {
         self.entry.is_some() && self.gone.is_none()
     }
 
-    /// The name of its host.
+    /// Returns the name of the rank's host.
     #[must_use]
     pub fn host(&self) -> &str {
         self.entry.as_ref().map_or("?", |entry| &entry.host)
@@ -43,9 +43,9 @@ impl Member {
 pub struct Way {
     /// The rate of RDMA Writes, Gbit/s.
     pub gbit: Option<f64>,
-    /// The rate while all sent to all, Gbit/s.
+    /// The rate of the all-to-all load, Gbit/s.
     pub loaded_gbit: Option<f64>,
-    /// Number of messages that arrived while all sent to all.
+    /// Number of messages that arrived in the all-to-all load.
     pub messages: u64,
 }
 
@@ -54,13 +54,13 @@ pub struct Way {
 pub struct Pair {
     /// Half of a round trip.
     pub latency: Option<Latency>,
-    /// From the lower rank to the higher.
+    /// The direction from the lower rank to the higher.
     pub up: Way,
-    /// From the higher rank to the lower.
+    /// The direction from the higher rank to the lower.
     pub down: Way,
-    /// The link is in shared memory, within a host.
+    /// True if the link is in shared memory, within a host.
     pub shm: bool,
-    /// The first thing that did not work.
+    /// The first fault of the pair.
     pub broken: Option<String>,
 }
 
@@ -68,12 +68,12 @@ pub struct Pair {
 #[derive(Clone, Debug)]
 pub struct Results {
     members: Vec<Member>,
-    /// One entry per pair: those of rank 0 with 1, 2, ..., those of rank 1 with 2, 3, ...
+    /// One entry per pair: those of rank 0 with 1, 2, ..., then those of rank 1 with 2, 3, ...
     pairs: Vec<Pair>,
 }
 
 impl Results {
-    /// Makes the results of a number of ranks, of which nothing is known.
+    /// Makes the results of `ranks` ranks, all unknown.
     #[must_use]
     pub fn new(ranks: usize) -> Self {
         Self { members: vec![Member::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
@@ -131,7 +131,8 @@ impl Results {
         if from < to { &mut pair.up } else { &mut pair.down }
     }
 
-    /// The cost of a way by a figure: less is better. `None` if the figure is not known, or the pair does not work.
+    /// Returns the cost of a direction by a figure: less is better. Returns
+    /// `None` if the figure is not known, or if the pair does not work.
     #[must_use]
     pub fn cost(&self, from: usize, to: usize, figure: Figure) -> Option<f64> {
         let pair = self.pair(from, to);
@@ -145,7 +146,8 @@ impl Results {
         .filter(|cost| cost.is_finite() && *cost > 0.0)
     }
 
-    /// Notes a result. Of several, the best one stays: what is slow only sometimes is not the link.
+    /// Records a result. Of several results, the best one stays,
+    /// because the link is not the cause of occasional slowness.
     pub fn measured(&mut self, from: usize, to: usize, measured: Measured) {
         match measured {
             Measured::Latency(latency) => {
@@ -161,7 +163,7 @@ impl Results {
         }
     }
 
-    /// Notes what a rank has received while all sent to all.
+    /// Records the messages that a rank has received in the all-to-all load.
     pub fn heard(&mut self, by: usize, heard: &Heard) {
         let way = self.way_mut(heard.from, by);
         (way.loaded_gbit, way.messages) = (Some(heard.gbit), heard.messages);
@@ -176,17 +178,17 @@ impl Results {
         self.fails(heard.from, by, &wrong);
     }
 
-    /// Notes that the link of a pair is in shared memory.
+    /// Records that the link of a pair is in shared memory.
     pub fn shares(&mut self, a: usize, b: usize) {
         self.pair_mut(a, b).shm = true;
     }
 
-    /// Notes that a pair does not work. The first reason stays.
+    /// Records that a pair does not work. The first reason stays.
     pub fn fails(&mut self, a: usize, b: usize, why: &str) {
         self.pair_mut(a, b).broken.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Notes that a rank is gone, and all pairs of it that have a figure missing.
+    /// Records that a rank is gone, and that all its pairs with a missing figure do not work.
     pub fn gone(&mut self, rank: usize, why: &str) {
         self.members[rank].gone.get_or_insert_with(|| why.to_owned());
         for peer in (0..self.ranks()).filter(|&peer| peer != rank) {

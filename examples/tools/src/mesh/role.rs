@@ -1,18 +1,18 @@
-//! The use of a connection, as the number that the reactor keeps with it.
+//! The role of a connection, as the number that the reactor stores with it.
 
-/// The use of a connection.
+/// The role of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A connection that is coming up.
+    /// A connection that is being established.
     None,
-    /// Between rank 0 and this other rank.
+    /// The control connection between rank 0 and this other rank.
     Control(usize),
     /// The link to this rank.
     Link(usize),
 }
 
 impl Role {
-    /// The number for `Context::set_user`.
+    /// Encodes the role as the number for `Context::set_user`.
     #[must_use]
     pub const fn encode(self) -> u64 {
         match self {
@@ -22,7 +22,7 @@ impl Role {
         }
     }
 
-    /// The use that a number of `Context::user` means.
+    /// Decodes the role from the number of `Context::user`.
     #[must_use]
     pub const fn decode(number: u64) -> Self {
         let rank = (number & 0xffff_ffff) as usize;

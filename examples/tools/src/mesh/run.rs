@@ -1,4 +1,4 @@
-//! One run of the program: from the command line over the reactor to the files of rank 0.
+//! One run of the program: from the command line, over the reactor, to the files of rank 0.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -30,12 +30,12 @@ use crate::pingpong::file::ResultFile;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// Number of ranks from which on the links of a rank share their receives, so that idle links take little memory.
+/// Number of ranks from which on the links of a rank share their receives, so that idle links use little memory.
 const SHARE_FROM: usize = 65;
-/// Time for the last messages to go out.
+/// Time for the last messages to be sent.
 const GOODBYE: Duration = Duration::from_secs(3);
 
-/// The files that rank 0 writes. They are opened before the run, so that a wrong name costs no run.
+/// The files that rank 0 writes. They are opened before the run, so that a wrong name does not waste a run.
 #[derive(Debug)]
 struct Files {
     json: Option<ResultFile>,
@@ -82,7 +82,7 @@ impl Files {
 /// Takes this process's part in a run.
 ///
 /// # Errors
-/// The command line or the environment does not say enough, rank 0 is not there or goes away, or a file cannot be written.
+/// The command line or the environment is incomplete, rank 0 is unreachable or fails, or a file cannot be written.
 pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let place = place(&cli)?;
     let files = if place.rank == 0 { Some(Files::open(&cli)?) } else { None };
@@ -138,12 +138,12 @@ fn place(cli: &Cli) -> Result<Place, Failure> {
     launcher::place(&given, &|name| std::env::var(name).ok(), &slurm::first_host)
 }
 
-/// The settings of the reactor: little memory per link, since each has one measurement at most.
+/// Returns the settings of the reactor: little memory per link, since each link has at most one measurement.
 fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure> {
-    // The links, the control connections of rank 0, and some that one side has given up already.
+    // The links, the control connections of rank 0, and some connections that one side has already given up.
     let others = u32::try_from(place.ranks).map_err(Failure::new)?;
     let links = if place.rank == 0 { 2 * others } else { others } + 64;
-    // Each connection needs five of them, and an eighth is spare; so these are some more than are needed.
+    // Each connection needs five receives, and an eighth is spare, so this is somewhat more than needed.
     let shared = (place.ranks >= SHARE_FROM).then(|| (8 * links).min(32_768));
     Ok(Config::default()
         .provider(carrier.provider)
@@ -157,7 +157,7 @@ fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure
         // Ranks may share a host.
         .max_handshakes_per_peer(Some(links as usize))
         .security(cli.device.security.security()?)
-        // Bandwidth is that of RDMA Writes, of bytes that mean nothing.
+        // The bandwidth is that of RDMA Writes, whose bytes mean nothing.
         .allow_plain_remote_memory(true)
         .timeouts(|t| t.connect = Duration::from_secs(10).min(cli.patience))
         .timeouts(|t| t.handshake = Duration::from_secs(10).min(cli.patience))
@@ -187,7 +187,7 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
             at_once: cli.at_once.map_or(usize::MAX, |pairs| pairs as usize),
             tolerance: cli.tolerance,
         };
-        // The name may be one that only the other ranks know; then IPv4 it is.
+        // Only the other ranks may know the name. IPv4 is assumed then.
         let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());
         (Part::Leader(Box::new(Leader::new(plan, u64::from_le_bytes(run).max(1), now))), root.map(|root| root.ip()))
     } else {
@@ -206,12 +206,12 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
     Ok(Rank::new(member, part, SocketAddr::new(ip, port), entry, entropy))
 }
 
-/// The port that rank 0 listens on: others may know it from `--root HOST:PORT`.
+/// Returns the port that rank 0 listens on. Others may know it from `--root HOST:PORT`.
 fn root_port(place: &Place, usual: u16) -> u16 {
     resolve(&place.root, usual).ok().and_then(|found| found.first().map(SocketAddr::port)).unwrap_or(usual)
 }
 
-/// The provider and the device of an address of this machine.
+/// Returns the provider and the device of an address of this machine.
 fn device(cli: &Cli, own: Option<IpAddr>) -> (String, String) {
     use crate::pingpong::cli::Provider;
     let tree = Tree::new("/");
@@ -227,7 +227,8 @@ fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "?".into(), |name| name.trim().to_owned())
 }
 
-/// Each link of the embedded provider takes a descriptor. If the limit cannot be raised, links say so as they fail.
+/// Raises the limit of descriptors, since each link of the embedded provider
+/// uses one. If the limit cannot be raised, links report that when they fail.
 fn raise_descriptor_limit(ranks: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let wanted = 2 * ranks as u64 + 100;

@@ -1,4 +1,4 @@
-//! Results for the tests of what is made of results.
+//! Results for the tests of reports and drawings.
 
 use super::control::{Entry, Latency, Measured};
 use super::results::Results;
@@ -22,12 +22,13 @@ fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
     results
 }
 
-/// Ranks on hosts of their own, with even figures.
+/// Returns results of ranks on separate hosts, with even figures.
 pub(crate) fn even(ranks: usize) -> Results {
     ranks_with(ranks, false)
 }
 
-/// Seven ranks, with a slow link, a cut link, a stopped rank, a link in shared memory, and a device that sent again.
+/// Returns results of seven ranks with a slow link, a cut link, a stopped
+/// rank, a link in shared memory, and a device that retransmitted.
 pub(crate) fn faulty() -> Results {
     let mut results = ranks_with(7, true);
     results.shares(3, 6);

@@ -1,19 +1,19 @@
-//! The names of Slurm's nodes, asked of `scontrol`.
+//! The names of Slurm's nodes, from `scontrol`.
 
 use std::process::Command;
 
 use crate::pingpong::address::resolve;
 use crate::pingpong::failure::Failure;
 
-/// The first host of a node list, such as `n[1-4]`, as a name that resolves. A node whose name does not resolve has an
-/// address in Slurm's own settings.
+/// Returns the first host of a node list, such as `n[1-4]`, as a name that resolves. If
+/// the name of a node does not resolve, its address is taken from Slurm's configuration.
 ///
 /// # Errors
-/// There is no `scontrol`, or it does not know the node.
+/// `scontrol` is missing, or does not know the node.
 pub fn first_host(list: &str) -> Result<String, Failure> {
     let hosts = scontrol(&["show", "hostnames", list])?;
     let first = hosts.lines().next().map(str::trim).filter(|host| !host.is_empty());
-    let first = first.ok_or_else(|| Failure::new(format!("the node list {list:?} is empty: say --root")))?;
+    let first = first.ok_or_else(|| Failure::new(format!("the node list {list:?} is empty: give --root")))?;
     if resolve(first, 0).is_ok() {
         return Ok(first.to_owned());
     }
@@ -26,7 +26,7 @@ fn address_of(node: &str) -> Option<&str> {
 }
 
 fn scontrol(args: &[&str]) -> Result<String, Failure> {
-    let told = |what: String| Failure::new(format!("scontrol {}: {what}; say --root HOST instead", args.join(" ")));
+    let told = |what: String| Failure::new(format!("scontrol {}: {what}; give --root HOST instead", args.join(" ")));
     let output = Command::new("scontrol").args(args).output().map_err(|error| told(error.to_string()))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());

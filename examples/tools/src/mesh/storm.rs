@@ -1,8 +1,8 @@
 //! The order and the pace in which one rank connects to others.
 //!
-//! Each pair has one side that connects, so that a pair has one connection. All ranks begin with their neighbour and go
-//! on to the next one, so at no time do many connect to the same rank. The number of connects at once is bounded. A
-//! connect that failed is repeated after a pause that doubles each time, up to a limit, with a random part.
+//! In each pair, one side connects, so that a pair has one connection. All ranks begin with their neighbour and
+//! continue with the next rank, so at no time do many connect to the same rank. The number of concurrent connects is
+//! bounded. A failed connect is repeated after a pause with a random part. The pause doubles each time, up to a limit.
 //!
 //! The time is a duration since the start, and randomness is an argument, so the same code runs in a simulation.
 
@@ -15,7 +15,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Whether `rank` is the side of the pair that connects. Each rank connects to half of the others.
+/// Returns true if `rank` is the side of the pair that connects. Each rank connects to half of the others.
 #[must_use]
 pub const fn connects(rank: usize, peer: usize, ranks: usize) -> bool {
     let ahead = (peer + ranks - rank) % ranks;
@@ -25,9 +25,9 @@ pub const fn connects(rank: usize, peer: usize, ranks: usize) -> bool {
 /// The connects of one rank.
 #[derive(Debug)]
 pub struct Storm {
-    /// The ranks to connect to that were not tried, the next one last.
+    /// The ranks that were not tried yet, the next one last.
     fresh: Vec<usize>,
-    /// The ranks to try again, by the time.
+    /// The ranks to retry, ordered by time.
     again: BinaryHeap<Reverse<(Duration, usize)>>,
     /// Number of failures, by rank.
     failures: Vec<u32>,
@@ -38,17 +38,17 @@ pub struct Storm {
     attempts: u64,
 }
 
-/// The next step after a connect that failed.
+/// The consequence of a failed connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The connect is repeated later.
     Again,
-    /// The time is up; this rank is not tried any more.
+    /// The time is up; the rank is not tried again.
     GiveUp,
 }
 
 impl Storm {
-    /// Makes the connects of `rank`: at most `at_once` at a time, tried again until `until`.
+    /// Makes the connects of `rank`: at most `at_once` concurrently, with retries until `until`.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, at_once: usize, until: Duration) -> Self {
         let fresh = (1..ranks).rev().map(|ahead| (rank + ahead) % ranks).filter(|&peer| connects(rank, peer, ranks));
@@ -63,7 +63,7 @@ impl Storm {
         }
     }
 
-    /// Takes the next rank to connect to now; `None` if nothing is to be done now.
+    /// Removes and returns the next rank to connect to now. Returns `None` if no connect may begin now.
     pub fn next(&mut self, now: Duration) -> Option<usize> {
         if self.in_flight >= self.at_once {
             return None;
@@ -75,25 +75,25 @@ impl Storm {
         Some(peer)
     }
 
-    /// The time at which [`Storm::next`] has something again, if only time is missing.
+    /// Returns the time at which [`Storm::next`] returns a rank again, if only a retry's time is missing.
     #[must_use]
     pub fn wake_at(&self) -> Option<Duration> {
         let waits = self.in_flight < self.at_once;
         self.again.peek().filter(|_| waits).map(|Reverse((at, _))| *at)
     }
 
-    /// Notes that a connect has succeeded.
+    /// Records a successful connect.
     pub const fn succeeded(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Notes that a connect has failed. Of `random`, all bits are used.
+    /// Records a failed connect. All bits of `random` are used.
     pub fn failed(&mut self, peer: usize, now: Duration, random: u64) -> Next {
         self.in_flight -= 1;
         let failures = self.failures[peer];
         self.failures[peer] = failures.saturating_add(1);
         let longest = FIRST_PAUSE.saturating_mul(1 << failures.min(16)).min(LONGEST_PAUSE);
-        // Between half of the pause and all of it.
+        // The factor is between one half and one.
         let share = 0.5 + (random as f64 / u64::MAX as f64) / 2.0;
         let at = now + longest.mul_f64(share);
         if at >= self.until {
@@ -103,13 +103,13 @@ impl Storm {
         Next::Again
     }
 
-    /// Number of connects to a rank that have failed.
+    /// Returns the number of failed connects to a rank.
     #[must_use]
     pub fn failures(&self, peer: usize) -> u32 {
         self.failures[peer]
     }
 
-    /// Whether every connect has succeeded or was given up.
+    /// Returns true if every connect has succeeded or was given up.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.in_flight == 0 && self.fresh.is_empty() && self.again.is_empty()

@@ -1,4 +1,4 @@
-//! One measurement, on the side that leads it. The other side answers pings and lends memory.
+//! One measurement, on the side that leads it. The peer answers pings and lends memory.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,9 @@ use super::outbox::Outbox;
 
 /// Length of a write, bytes.
 pub const BLOCK: u32 = 64 << 10;
-/// Number of writes on their way.
+/// Number of writes in flight.
 const DEPTH: u32 = 8;
-/// Longest time of a latency measurement, of which many links have to wait for their turn.
+/// Longest time of a latency measurement; on a large mesh, many links wait for their turn.
 const LATENCY_TIME: Duration = Duration::from_secs(1);
 
 /// The extent of measurements.
@@ -21,9 +21,9 @@ const LATENCY_TIME: Duration = Duration::from_secs(1);
 pub struct Extent {
     /// Length of a ping, bytes.
     pub size: usize,
-    /// Number of pings, if the time is long enough.
+    /// Largest number of pings, within the time limit.
     pub iterations: u64,
-    /// Time of the writes.
+    /// Duration of the writes.
     pub bandwidth: Duration,
 }
 
@@ -41,17 +41,18 @@ pub struct Task {
 enum Work {
     /// Nothing was sent.
     New(Figure),
-    /// Pings: the times, how many do not count, the time of the last ping, and the end of all.
+    /// Pings are exchanged. Has the times, the number of warm-up pings left, the time of the last ping, and the end.
     Pinging { ping: Vec<u8>, times: Histogram<u64>, warmup: u64, sent_at: Instant, end: Instant },
-    /// The peer is to lend memory.
+    /// The peer must lend memory.
     Borrowing,
-    /// Writes.
+    /// Writes are in flight.
     Writing { local: Region, remote: RemoteRegion, out: u32, blocks: u64, started: Instant },
-    /// The peer is to say that all has come. The memory stays until then, as the last writes may be under way.
+    /// The peer must confirm that all writes have arrived. The
+    /// memory stays until then, as the last writes may be in flight.
     Closing { bits: f64, started: Instant, _local: Region },
 }
 
-/// The end of a measurement.
+/// The result of a completed measurement.
 pub type Done = Result<Measured, String>;
 
 impl Task {
@@ -73,13 +74,13 @@ impl Task {
         self.peer
     }
 
-    /// Whether its time is over.
+    /// Returns true if the time limit has passed.
     #[must_use]
     pub fn is_late(&self, now: Instant) -> bool {
         now >= self.until
     }
 
-    /// Begins.
+    /// Begins the measurement.
     pub fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, outbox: &mut Outbox, now: Instant) {
         let Work::New(figure) = self.work else { return };
         self.work = match figure {
@@ -97,7 +98,7 @@ impl Task {
         };
     }
 
-    /// Takes an answer.
+    /// Handles an answer of the peer.
     pub fn answer(
         &mut self,
         cx: &mut Context<'_>,
@@ -140,12 +141,12 @@ impl Task {
                 Some(Ok(Measured::Bandwidth(*bits / (now - *started).as_secs_f64().max(1e-9) / 1e9)))
             }
             (Frame::Refused(task, why), _) if task == self.number => Some(Err(format!("the peer refused: {why}"))),
-            // An answer to a measurement that was given up.
+            // This answers a measurement that was given up.
             _ => None,
         }
     }
 
-    /// Notes the end of a write, and goes on.
+    /// Handles the completion of a write, and continues.
     pub fn wrote(
         &mut self,
         cx: &mut Context<'_>,
@@ -168,7 +169,7 @@ impl Task {
         None
     }
 
-    /// Posts as many writes as there is room for.
+    /// Posts writes up to the limit in flight.
     pub fn write(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<Done> {
         let Work::Writing { local, remote, out, .. } = &mut self.work else { return None };
         while *out < DEPTH {

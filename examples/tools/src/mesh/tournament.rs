@@ -1,7 +1,7 @@
-//! The order in which pairs are measured: the rounds of a round-robin tournament, by the circle method. In a round each
-//! rank is in one pair at most, so no link and no port is used twice at a time.
+//! The order in which pairs are measured: the rounds of a round-robin tournament, by the circle method.
+//! In a round, each rank is in at most one pair, so no link and no port is used twice at a time.
 
-/// Number of rounds in which all pairs of `ranks` meet.
+/// Returns the number of rounds in which all pairs of `ranks` meet.
 #[must_use]
 pub const fn rounds(ranks: usize) -> usize {
     match ranks {
@@ -11,9 +11,11 @@ pub const fn rounds(ranks: usize) -> usize {
     }
 }
 
-/// The pairs of a round, the lower rank first. An odd number of ranks leaves one of them out in each round.
+/// Returns the pairs of a round, the lower rank first. With an
+/// odd number of ranks, one of them has no pair in each round.
 pub fn pairs(ranks: usize, round: usize) -> impl Iterator<Item = (usize, usize)> {
-    // One seat stays, and the others move on by one per round. With an odd number of ranks, the seat that stays is empty.
+    // One seat stays, and the others move on by one per round.
+    // With an odd number of ranks, the seat that stays is empty.
     let seats = ranks + ranks % 2;
     let others = seats.saturating_sub(1).max(1);
     let at = move |place: usize| (round + place) % others;

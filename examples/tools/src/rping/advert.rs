@@ -1,14 +1,14 @@
-//! An advert tells where a peer's memory is: `address:8 | key:4 | size:4`, big-endian.
+//! An advert names a peer's memory: `address:8 | key:4 | size:4`, big-endian.
 
 use rdma_reactor::RemoteRegion;
 
 /// Length of every message, bytes.
 pub const LEN: usize = 16;
 
-/// Writes a message that names a region. Regions of 4 GiB and more cannot be named.
+/// Encodes a message that names a region. A region of 4 GiB or more cannot be named.
 #[must_use]
 pub fn encode(region: RemoteRegion) -> [u8; LEN] {
-    let size = u32::try_from(region.len).expect("at most --size, which is less");
+    let size = u32::try_from(region.len).expect("the region is at most --size, which is less");
     let mut out = [0; LEN];
     out[..8].copy_from_slice(&region.address.to_be_bytes());
     out[8..12].copy_from_slice(&region.key.to_be_bytes());
@@ -16,10 +16,10 @@ pub fn encode(region: RemoteRegion) -> [u8; LEN] {
     out
 }
 
-/// Reads the region that a message names.
+/// Decodes the region that a message names.
 ///
 /// # Errors
-/// The message is no advert, or its region is empty.
+/// The message is not an advert, or its region is empty.
 pub fn decode(message: &[u8]) -> Result<RemoteRegion, String> {
     let [a @ .., k0, k1, k2, k3, s0, s1, s2, s3] = *checked(message)?;
     let size = u32::from_be_bytes([s0, s1, s2, s3]);

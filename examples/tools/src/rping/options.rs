@@ -21,19 +21,19 @@ pub struct Options {
     /// Rounds on each connection; others are an error [default: any number]
     #[arg(short = 'C', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Compare every byte with what was sent
+    /// Compare every byte with the one that was sent
     #[arg(short = 'V', long)]
     pub verify: bool,
     /// Show each ping
     #[arg(short, long)]
     pub verbose: bool,
-    /// Write a summary to standard output, one JSON object, and all else to standard error
+    /// Write a summary as one JSON object to standard output, and everything else to standard error
     #[arg(long)]
     pub json: bool,
-    /// Fail when it takes longer
+    /// Fail if the run takes longer than this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub timeout: Option<u64>,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub provider: Provider,
     /// Without the embedded provider's CRC32C
@@ -51,7 +51,7 @@ impl Options {
     /// # Errors
     /// There is no such provider here.
     pub fn reactor(&self) -> Result<(Reactor, Interrupt), Failure> {
-        // A message of any other length must fit, so that the program can complain about it.
+        // A message of any other length must fit, so that the program can report it.
         let config = Config::default()
             .provider(self.provider.into())
             .buffer_size(4 * advert::LEN as u32)
@@ -65,7 +65,7 @@ impl Options {
         Ok((reactor, interrupt))
     }
 
-    /// The destination of everything but the summary.
+    /// Returns the destination of everything except the summary.
     #[must_use]
     pub fn output(&self) -> Output {
         if self.json { Output::stderr() } else { Output::stdout() }

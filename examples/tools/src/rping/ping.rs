@@ -20,7 +20,7 @@ pub fn fill(round: u64, out: &mut [u8]) {
 /// Compares bytes with the ping of a round.
 ///
 /// # Errors
-/// The first byte that differs.
+/// The text names the first byte that differs.
 pub fn check(round: u64, got: &[u8]) -> Result<(), String> {
     let mut at = 0;
     for piece in pieces(head(round).as_bytes(), round, got.len()) {
@@ -44,7 +44,7 @@ fn head(round: u64) -> String {
     format!("rdma-ping-{round}: ")
 }
 
-/// The pieces of a ping of `len` bytes: its head, the characters as often as they fit, and the NUL.
+/// Returns the pieces of a ping of `len` bytes: its head, the characters as often as they fit, and the NUL.
 fn pieces(head: &[u8], round: u64, len: usize) -> impl Iterator<Item = &[u8]> {
     let start = (round % CHARACTERS as u64) as usize;
     let row = &ROW[start..start + CHARACTERS];
@@ -91,6 +91,6 @@ mod tests {
         }
         let mut ping = [0; 64];
         fill(1, &mut ping);
-        assert!(check(2, &ping).is_err(), "an old one");
+        assert!(check(2, &ping).is_err(), "the ping of another round");
     }
 }

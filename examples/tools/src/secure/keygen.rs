@@ -1,4 +1,5 @@
-//! `rdma-pingpong keygen`: a certificate authority, two identities and a pre-shared key, to try secured connections with.
+//! `rdma-pingpong keygen`: a certificate authority, two identities
+//! and a pre-shared key, for a try of secured connections.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -15,7 +16,7 @@ use crate::pingpong::output::Output;
 /// Flags of `keygen`.
 #[derive(Debug, Args)]
 pub struct KeygenArgs {
-    /// Directory for the files, which is made if it is not there; files that are there are not replaced
+    /// Directory for the files; it is created if it does not exist, and existing files are not replaced
     #[arg(value_name = "DIR", default_value = ".")]
     pub directory: PathBuf,
     /// Host names and addresses that both certificates are for
@@ -26,7 +27,7 @@ pub struct KeygenArgs {
 fn write(directory: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
     let path = directory.join(name);
     let failed = |error| Failure::new(format!("{}: {error}", path.display()));
-    // Keys are for their owner alone.
+    // Only their owner may read the keys.
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)?;
     Ok(path)
@@ -35,7 +36,7 @@ fn write(directory: &Path, name: &str, text: &str) -> Result<PathBuf, Failure> {
 /// Makes the files, and prints their names.
 ///
 /// # Errors
-/// A file is there already or cannot be written, and a name that cannot be in a certificate.
+/// A file exists already or cannot be written, or a name cannot be in a certificate.
 pub fn run(args: &KeygenArgs) -> Result<Ending, Failure> {
     let mut output = Output::stdout();
     for path in make(&args.directory, &args.names)? {

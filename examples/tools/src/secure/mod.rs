@@ -1,4 +1,4 @@
-//! Who may connect: certificates or a pre-shared key, from the command line to the settings of a reactor.
+//! The security settings: certificates or a pre-shared key, from the command line to the settings of a reactor.
 
 use clap::Args;
 use rdma_reactor::Security;
@@ -8,7 +8,7 @@ use crate::pingpong::failure::Failure;
 #[cfg(feature = "secure")]
 pub mod keygen;
 
-/// How connections are secured. Both sides need the same kind.
+/// The security of connections. Both sides need the same kind.
 #[derive(Clone, Debug, Default, Args)]
 #[group(skip)]
 pub struct SecurityArgs {
@@ -18,10 +18,10 @@ pub struct SecurityArgs {
 }
 
 impl SecurityArgs {
-    /// The settings; [`Security::Plain`] without any of the flags.
+    /// Returns the settings. They are [`Security::Plain`] without any of the flags.
     ///
     /// # Errors
-    /// A file that cannot be read or used, and a flag without the others that it needs.
+    /// A file cannot be read or used, or a flag lacks the others that it needs.
     pub fn security(&self) -> Result<Security, Failure> {
         #[cfg(feature = "secure")]
         return self.files.security();
@@ -29,7 +29,7 @@ impl SecurityArgs {
         Ok(Security::Plain)
     }
 
-    /// The flags again, for another process.
+    /// Returns the flags as arguments for another process.
     #[must_use]
     pub fn again(&self) -> Vec<std::ffi::OsString> {
         #[cfg(feature = "secure")]
@@ -54,7 +54,7 @@ mod files {
     #[derive(Clone, Debug, Default, Args)]
     #[group(skip)]
     pub(super) struct Files {
-        /// Certificate of this side in PEM, followed by those between it and the authority; with --tls-key and --tls-ca
+        /// Certificate of this side in PEM, followed by the intermediate ones; with --tls-key and --tls-ca
         #[arg(long, value_name = "FILE", global = true)]
         tls_cert: Option<PathBuf>,
         /// Private key of this side in PEM
@@ -66,7 +66,7 @@ mod files {
         /// Name in the certificate of the peer that is connected to [default: its address]
         #[arg(long, value_name = "NAME", global = true)]
         tls_name: Option<String>,
-        /// Pre-shared keys, one NAME:64-HEX-DIGITS a line: the first is for connecting, all are taken
+        /// Pre-shared keys, one NAME:64-HEX-DIGITS per line: connects use the first, all are accepted
         #[arg(long, value_name = "FILE", global = true)]
         psk_file: Option<PathBuf>,
     }
