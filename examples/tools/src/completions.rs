@@ -1,4 +1,4 @@
-//! Completions of a program's command line, for shells.
+//! Shell completions of a program's command line.
 
 use std::ffi::OsString;
 
@@ -7,8 +7,8 @@ use clap_complete::Shell;
 
 use crate::pingpong::failure::Failure;
 
-/// The script that completes the command line of a program in a shell, if the command line is `--completions SHELL` and nothing
-/// else; `None` for any other command line.
+/// Returns the script that completes the command line of a program in a shell, if the command
+/// line is `--completions SHELL` and nothing else. Returns `None` for any other command line.
 pub(crate) fn wanted(args: &[OsString], mut command: Command) -> Option<Result<String, Failure>> {
     let [_, flag, shell] = args else { return None };
     if flag != "--completions" {
@@ -16,7 +16,7 @@ pub(crate) fn wanted(args: &[OsString], mut command: Command) -> Option<Result<S
     }
     let Some(shell) = shell.to_str().and_then(|shell| Shell::from_str(shell, true).ok()) else {
         let known: Vec<_> = Shell::value_variants().iter().map(ToString::to_string).collect();
-        let message = format!("--completions {}: say one of {}", shell.to_string_lossy(), known.join(", "));
+        let message = format!("--completions {}: give one of {}", shell.to_string_lossy(), known.join(", "));
         return Some(Err(Failure::new(message)));
     };
     let (name, mut script) = (command.get_name().to_owned(), Vec::new());
@@ -49,6 +49,6 @@ mod tests {
             assert!(ask(words).is_none(), "{words:?}");
         }
         let refused = ask(&["rdma-pingpong", "--completions", "tcsh"]).expect("wanted").expect_err("no such shell");
-        assert_eq!(refused.to_string(), "--completions tcsh: say one of bash, elvish, fish, powershell, zsh");
+        assert_eq!(refused.to_string(), "--completions tcsh: give one of bash, elvish, fish, powershell, zsh");
     }
 }

@@ -1,13 +1,14 @@
-//! The hardware counters of an RDMA device (`hw_counters` in sysfs): what its transport had to do again, and why.
+//! The hardware counters of an RDMA device (`hw_counters` in sysfs):
+//! the operations that its transport had to repeat, and the causes.
 
 use std::collections::BTreeMap;
 
 use crate::doctor::tree::Tree;
 
-/// Most counters of a device that are read. Adapters have some sixty.
+/// Largest number of counters that are read per device. Adapters have some sixty.
 const MOST: usize = 256;
 
-/// What it means that a counter moves, for those that say that something was not as it should be. The names are those of the drivers.
+/// The meanings of the counters that report trouble, with the names that drivers give them.
 const MEANINGS: [(&str, &[&str]); 6] = [
     (
         "sent again, since no acknowledgement came in time",
@@ -76,7 +77,8 @@ const MEANINGS: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// What it means that the counter of this name moves; `None` if it counts what is as it should be, or is not known.
+/// Returns the trouble that a change of this counter means. Returns
+/// `None` if the counter reports no trouble, or is not known.
 #[must_use]
 pub fn meaning(name: &str) -> Option<&'static str> {
     MEANINGS.iter().find(|(_, names)| names.contains(&name)).map(|(meaning, _)| *meaning)
@@ -87,7 +89,7 @@ pub fn meaning(name: &str) -> Option<&'static str> {
 pub struct HwCounters(BTreeMap<String, u64>);
 
 impl HwCounters {
-    /// Reads the counters of a device; empty where the driver has none, or there is no such device.
+    /// Reads the counters of a device. Empty if the driver has none, or if there is no such device.
     #[must_use]
     pub fn read(tree: &Tree, device: &str) -> Self {
         let device = format!("/sys/class/infiniband/{device}");
@@ -96,7 +98,7 @@ impl HwCounters {
         for place in std::iter::once(device.clone()).chain(ports) {
             let counters = format!("{place}/hw_counters");
             for name in tree.names(&counters).into_iter().take(MOST) {
-                // How long the driver keeps a value, and no counter.
+                // `lifespan` is not a counter, but the time for which the driver caches values.
                 let value = tree.text(&format!("{counters}/{name}")).ok().filter(|_| name != "lifespan");
                 if let Some(value) = value.and_then(|text| text.parse::<u64>().ok()) {
                     let sum: &mut u64 = all.entry(name).or_default();
@@ -107,13 +109,14 @@ impl HwCounters {
         Self(all)
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no counters.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The counters that have moved since, by how much. One that went back was reset, and has moved by what it has now.
+    /// Returns the counters that have changed since `before`, and by how much. A
+    /// counter that decreased was reset, so it has changed by its current value.
     #[must_use]
     pub fn moved_since(&self, before: &Self) -> BTreeMap<String, u64> {
         let moved = self.0.iter().map(|(name, now)| {
@@ -124,8 +127,8 @@ impl HwCounters {
     }
 }
 
-/// Says what moved, of the counters that tell that something was not as it should be: each meaning once, with its counters. Empty if
-/// none of them moved.
+/// Describes the changes of the counters that report trouble: each
+/// meaning once, with its counters. Empty if none of them changed.
 #[must_use]
 pub fn troubles(moved: &BTreeMap<String, u64>) -> Vec<String> {
     let of_meaning = |(meaning, names): &(&str, &[&str])| {

@@ -1,4 +1,4 @@
-//! The parts that the programs of this package are made of.
+//! The modules that the programs of this package consist of.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "programs, not the library")]
 

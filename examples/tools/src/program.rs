@@ -1,4 +1,4 @@
-//! The frame of every program: it reads the command line, does the work, and reports a failure in one line.
+//! The frame of every program: it reads the command line, runs the program, and reports a failure in one line.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -10,10 +10,10 @@ use clap::error::ErrorKind;
 use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::output::Output;
 
-/// A command line that was understood.
+/// A valid command line.
 #[derive(Debug)]
 pub enum Parsed<C> {
-    /// Something to do.
+    /// A command to run.
     Run(C),
     /// Help or a version to print.
     Print(String),
@@ -24,7 +24,7 @@ pub fn main<C: Parser, E: Into<ExitCode>>(
     args: impl IntoIterator<Item = OsString>,
     run: impl FnOnce(C) -> Result<E, Failure>,
 ) -> ExitCode {
-    // Errors reach the user through `Failure`. The log is off unless RUST_LOG turns it on.
+    // Errors are reported by `Failure`. The log is off unless RUST_LOG enables it.
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("off")).init();
     let done = match parse(args) {
         Ok(Parsed::Run(cli)) => run(cli).map(E::into),
@@ -40,10 +40,10 @@ pub fn main<C: Parser, E: Into<ExitCode>>(
     })
 }
 
-/// Reads a command line.
+/// Parses a command line.
 ///
 /// # Errors
-/// The mistake in the command line, in one line.
+/// The text describes the mistake in one line.
 pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Parsed<C>, Failure> {
     let args: Vec<_> = args.into_iter().collect();
     #[cfg(feature = "completions")]
@@ -60,22 +60,21 @@ pub fn parse<C: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<Pars
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let command = C::command();
             let names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
-            Err(Failure::new(format!("no command: say one of {}; --help explains", names.join(", "))))
+            Err(Failure::new(format!("no command: give one of {}; --help explains", names.join(", "))))
         }
         _ => Err(one_line(&text)),
     }
 }
 
-/// Parses a number of a command line. `range`: what is allowed, and the words that say so.
+/// Parses a number of a command line. `range` is the valid range, and `words` describes it.
 ///
 /// # Errors
-///
-/// A text that is no number in that range, with what to say instead.
+/// The text is not a number in that range. The error names the valid ones.
 pub fn number(text: &str, range: RangeInclusive<f64>, words: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| format!("say {words}"))
+    text.parse().ok().filter(|number| range.contains(number)).ok_or_else(|| format!("give {words}"))
 }
 
-/// The first paragraph of clap's message, and its tip.
+/// Returns the first paragraph of clap's message, and its tip.
 fn one_line(message: &str) -> Failure {
     let first = message.split("\n\n").next().unwrap_or(message).trim_start_matches("error: ");
     let tip = message.lines().find_map(|line| line.trim().strip_prefix("tip: "));

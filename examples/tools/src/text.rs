@@ -1,6 +1,6 @@
-//! Text of somebody else, as a terminal may see it.
+//! Untrusted text, as a terminal may show it.
 
-/// Whether a character changes how a terminal shows others, or is not seen itself.
+/// Returns true if a character changes how a terminal shows others, or is not visible itself.
 #[must_use]
 pub fn is_hidden(c: char) -> bool {
     c.is_control()
@@ -9,7 +9,7 @@ pub fn is_hidden(c: char) -> bool {
         || matches!(c, '\u{e0000}'..='\u{e007f}')
 }
 
-/// Escapes hidden characters: nothing of the text commands a terminal, and it looks like what it is.
+/// Escapes hidden characters, so that the text cannot control a terminal and looks like what it is.
 #[must_use]
 pub fn shown(text: &str) -> String {
     let escaped = |c: char| if is_hidden(c) { c.escape_unicode().to_string() } else { c.to_string() };

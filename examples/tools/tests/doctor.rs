@@ -1,4 +1,4 @@
-//! `rdma-doctor` on machines that are made up of files, see `data/doctor`.
+//! `rdma-doctor` on machines that consist of files, see `data/doctor`.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use patience::PATIENCE;
 use serde_json::Value;
 
-/// A machine to look at: a changed copy of one of the two in `data/doctor`.
+/// A simulated machine: a changed copy of one of the two in `data/doctor`.
 struct Machine(PathBuf);
 
 impl Machine {
@@ -76,7 +76,7 @@ fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rdma-doctor")).args(args).env_remove("RUST_LOG").output().unwrap()
 }
 
-/// Checks that exactly one line has this level and topic and these words.
+/// Checks that exactly one line has this level, this topic and these words.
 #[track_caller]
 fn one(lines: &[String], level: &str, topic: &str, words: &[&str]) {
     let start = format!("{level:<7}  {topic:<10}  ");
@@ -94,7 +94,7 @@ fn a_machine_without_rdma_has_no_problem() {
     let lines = Machine::new("none", "none").lines(&["192.0.2.7", "198.51.100.1"]);
     problems(&lines, 0);
     one(&lines, "ok", "embedded", &["works"]);
-    one(&lines, "ok", "shm", &["auto takes shared memory with processes of this host and this user"]);
+    one(&lines, "ok", "shm", &["auto uses shared memory with processes of this host and this user"]);
     one(&lines, "note", "device", &["modprobe -a rdma_rxe rdma_ucm && rdma link add rxe0 type rxe netdev eth0"]);
     one(
         &lines,
@@ -102,11 +102,11 @@ fn a_machine_without_rdma_has_no_problem() {
         "module",
         &["not loaded: ib_core, ib_uverbs", "modprobe -a ib_core ib_uverbs rdma_cm rdma_ucm"],
     );
-    one(&lines, "note", "module", &["there, not loaded: rdma_rxe", "modprobe -a rdma_rxe"]);
+    one(&lines, "note", "module", &["available, not loaded: rdma_rxe", "modprobe -a rdma_rxe"]);
     one(&lines, "note", "module", &["the kernel 6.1.0-9-amd64 has no siw", "linux-modules-extra"]);
     one(&lines, "note", "library", &["libibverbs, librdmacm", "apt-get install"]);
-    one(&lines, "ok", "address", &["auto takes iwarp for 192.0.2.7 (own address, on eth0)"]);
-    one(&lines, "ok", "address", &["auto takes iwarp for 198.51.100.1: no RDMA device leads there"]);
+    one(&lines, "ok", "address", &["auto uses iwarp for 192.0.2.7 (local address, on eth0)"]);
+    one(&lines, "ok", "address", &["auto uses iwarp for 198.51.100.1: no RDMA device has a route there"]);
     assert!(lines.last().unwrap().starts_with("0 problems, "));
 }
 
@@ -122,13 +122,13 @@ fn software_devices_are_described() {
     one(&lines, "ok", "memlock", &["not limited"]);
     one(&lines, "ok", "library", &["libibverbs 1.14.44.0, librdmacm 1.3.44.0"]);
     if cfg!(feature = "verbs") {
-        one(&lines, "ok", "address", &["auto takes verbs for 10.77.1.1", "siw0"]);
+        one(&lines, "ok", "address", &["auto uses verbs for 10.77.1.1", "siw0"]);
     } else {
-        one(&lines, "note", "address", &["auto takes iwarp for 10.77.1.1", "siw0", "cargo build --release"]);
+        one(&lines, "note", "address", &["auto uses iwarp for 10.77.1.1", "siw0", "cargo build --release"]);
     }
 }
 
-/// Ends a thread, also when a check has failed.
+/// Ends a thread when it is dropped, also if a check has failed.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -137,7 +137,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// The counters of a device move for as long as it takes until the program has seen it.
+/// The counters of a device change until the program has reported it.
 #[test]
 fn hardware_counters_that_move_are_named() {
     let machine = Machine::new("software", "counters");
@@ -167,7 +167,7 @@ fn hardware_counters_that_move_are_named() {
             if lines.iter().any(|line| line.contains("sent_pkts +") && !line.contains("_err")) {
                 break lines;
             }
-            assert!(Instant::now() < until, "nothing moves: {lines:#?}");
+            assert!(Instant::now() < until, "no change was reported: {lines:#?}");
         };
         let json: Value = serde_json::from_slice(&machine.doctor(&["--watch", "0.2", "--json"]).stdout).unwrap();
         one(
@@ -251,7 +251,7 @@ fn what_is_down_or_unfinished_is_a_problem() {
     one(&lines, "problem", "device", &["siw0 port 1", "w0 has no address", "ip addr add ADDRESS/24 dev w0"]);
     one(&lines, "problem", "module", &["not loaded: rdma_cm, rdma_ucm", "modprobe"]);
     one(&lines, "problem", "library", &["libibverbs has no driver siw: it does not see siw0", "apt-get install"]);
-    one(&lines, "ok", "address", &["auto takes iwarp for 10.77.2.1"]);
+    one(&lines, "ok", "address", &["auto uses iwarp for 10.77.2.1"]);
 }
 
 #[test]

@@ -72,15 +72,15 @@ fn what_was_put_is_read() {
 #[test]
 fn what_does_not_fit_is_said() {
     let server = Server::start(&["--slots", "2", "--max-value", "10"]);
-    server.fails("put", &["key", "eleven bytes"], "a value of 12 bytes: this table takes at most 10");
-    server.fails("put", &[&"k".repeat(65), "v"], "a key of 65 bytes: say 1 to 64");
+    server.fails("put", &["key", "eleven bytes"], "a value of 12 bytes: the limit of this table is 10");
+    server.fails("put", &[&"k".repeat(65), "v"], "a key of 65 bytes: give 1 to 64");
     server.fails("put", &["", "v"], "a key of 0 bytes");
     server.succeeds("put", &["one", "1"]);
     server.succeeds("put", &["two", "2"]);
     server.fails("put", &["three", "3"], "no slot left for this key: start the server with more --slots");
     assert_eq!(server.succeeds("get", &["one"]) + &server.succeeds("get", &["two"]), "1\n2\n");
-    failed_with(&run(&["get", "127.0.0.1:1", "key"]), "is `kv server` there?");
-    failed_with(&run(&["server", "--max-value", "17M"]), "say 1 to 16M bytes");
+    failed_with(&run(&["get", "127.0.0.1:1", "key"]), "is `kv server` running there?");
+    failed_with(&run(&["server", "--max-value", "17M"]), "give 1 to 16M bytes");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn readers_under_a_writer_see_whole_values() {
     for max_value in ["64", "64K"] {
         let server = Server::start(&["--slots", "64", "--max-value", max_value]);
         let (mut reads, mut writes) = (0, 0);
-        // A server that never answers ends at its limit.
+        // A server that never answers is killed at its time limit.
         while reads < 100 || writes < 100 {
             let text = server.succeeds("bench", &["--seconds", "1", "--readers", "3", "--keys", "2"]);
             let count = |what: &str| {
@@ -112,7 +112,7 @@ fn a_server_that_is_ended_has_done_its_work() {
 
 #[test]
 fn a_command_that_is_interrupted_has_not() {
-    // It answers nothing, so that nothing is ever done.
+    // The listener never answers, so no run is ever completed.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("an address").to_string();
     for command in [&["get", &address, "key"][..], &["put", &address, "key", "value"], &["bench", &address]] {

@@ -23,14 +23,14 @@ use serde_json::Value;
 use patience::PATIENCE;
 
 const MESH: &str = env!("CARGO_BIN_EXE_rdma-mesh");
-/// Little work, on a machine that all ranks share: no factor between two figures is a fault.
+/// Short measurements, on a machine that all ranks share. So no factor between two figures is a fault.
 const QUICK: &[&str] =
     &["-n", "50", "--bandwidth", "0.02", "--all-to-all", "0.2", "--tolerance", "1e6", "--at-once", "1"];
-/// Seconds for which a rank is waited for that never comes, or that is stopped: the others of a busy machine are there and answer
-/// within that time.
+/// Seconds of waiting for a rank that never joins or is stopped. The
+/// others join and answer within that time even on a busy machine.
 const AWAY: &str = "10";
 
-/// The processes of a run. They are killed when it takes too long.
+/// The processes of a run. They are killed if the run takes too long.
 struct Ranks {
     ranks: Vec<Child>,
     port: String,
@@ -46,13 +46,13 @@ struct Told {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(MESH);
-    // A later flag counts.
+    // If a flag is repeated, the last one counts.
     command.args(["--provider", "iwarp"]).args(args).env_remove("RUST_LOG");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// Returns a port that nobody has. It is below those that the system chooses, so no other test gets it until it is used.
+/// Returns a port that nobody uses. It is below those that the system assigns, so no other test gets it meanwhile.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + std::process::id() % 10_000;
@@ -65,7 +65,7 @@ fn free_port() -> u16 {
 }
 
 impl Ranks {
-    /// Starts `count` ranks of `of`.
+    /// Starts `count` ranks of a run of `of`.
     fn start(count: usize, of: usize, args: &[&str], json: &std::path::Path) -> Self {
         let (hosts, port) = (vec!["127.0.0.1"; of].join(","), free_port().to_string());
         let start = |rank: usize| {
@@ -79,7 +79,7 @@ impl Ranks {
         Self { ranks: (0..count).map(start).collect(), port: port.clone(), until: Instant::now() + PATIENCE }
     }
 
-    /// Waits until rank 0 says that a stage has begun.
+    /// Waits until rank 0 reports the beginning of a stage.
     fn wait_for(&mut self, stage: &str) {
         let mut lines = BufReader::new(self.ranks[0].stderr.take().expect("piped"));
         let mut line = String::new();
@@ -140,7 +140,7 @@ fn pairs(told: &Told) -> &[Value] {
     told.json["pairs"].as_array().expect("a list")
 }
 
-/// Checks the pairs without a rank: they have all figures.
+/// Checks that the pairs without this rank have all figures.
 #[track_caller]
 fn all_but(told: &Told, rank: usize) {
     for pair in pairs(told).iter().filter(|pair| pair["a"] != rank && pair["b"] != rank) {
@@ -167,7 +167,8 @@ fn sixteen_ranks_by_hand_fill_the_matrix() {
     }
 }
 
-/// Three ranks that take what there is, and one that has TCP only: what is in shared memory is marked wherever figures are.
+/// Three ranks use any provider, and one uses TCP only. Links in
+/// shared memory are marked in every output that has figures.
 #[test]
 fn links_in_shared_memory_are_marked() {
     const LEGEND: &str = "shm: the link is in shared memory, within a host";
@@ -201,7 +202,7 @@ fn links_in_shared_memory_are_marked() {
     }
 }
 
-/// With a key of their own, ranks measure as usual; a rank with another key is a row, and measures nothing.
+/// Ranks with the same key measure as usual. A rank with another key has a row, but no figures.
 #[test]
 fn ranks_with_a_key_let_nobody_else_in() {
     let (json, dir) = (json_file("key"), std::path::Path::new(env!("CARGO_TARGET_TMPDIR")));
@@ -231,7 +232,7 @@ fn ranks_with_a_key_let_nobody_else_in() {
 fn a_rank_that_is_killed_and_one_that_is_stopped_are_rows_and_the_others_finish() {
     for (signal, reason) in [(Signal::SIGKILL, "its process has ended"), (Signal::SIGSTOP, "it does not answer")] {
         let json = json_file(signal.as_str());
-        // A second of latency per pair: there is time for the signal.
+        // Each pair measures for a second, which leaves time for the signal.
         let args = [QUICK, &["-n", "10000000", "--silence", AWAY]].concat();
         let args: Vec<_> = args.iter().enumerate().filter(|(i, _)| *i > 1).map(|(_, arg)| *arg).collect();
         let mut ranks = Ranks::start(5, 5, &args, &json);
@@ -256,7 +257,7 @@ fn a_rank_that_never_comes_is_a_row() {
     let mut ranks = Ranks::start(3, 4, &args, &json);
     let told = ranks.rank_0(&json);
     assert_eq!(told.code, Some(1));
-    assert_eq!(told.json["ranks"][3]["gone"], "it never came");
+    assert_eq!(told.json["ranks"][3]["gone"], "it never joined");
     all_but(&told, 3);
 }
 
@@ -268,7 +269,7 @@ fn ranks_that_do_not_find_their_place_say_so_in_one_line() {
         assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
         assert!(stderr.starts_with("rdma-mesh: ") && stderr.contains(words), "no {words:?} in {stderr}");
     };
-    fails(&[], "say --rank with --hosts or --count");
+    fails(&[], "give --rank with --hosts or --count");
     fails(&["--rank", "4", "--hosts", "a,b"], "rank 4 of 2: the last one is 1");
     fails(&["--rank", "1", "--ranks", "/nowhere"], "--ranks /nowhere");
     let port = free_port().to_string();
@@ -292,7 +293,7 @@ fn the_ranks_of_another_run_are_refused() {
     assert_eq!(first.wait().expect("a child").code(), Some(1));
 }
 
-/// Rank 1, which has figures that nobody has measured.
+/// Rank 1, which reports figures that it has not measured.
 struct Liar {
     to: std::net::SocketAddr,
 }

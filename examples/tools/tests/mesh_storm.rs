@@ -1,5 +1,5 @@
-//! The connects of a whole cluster on virtual time: the pace of `rdma-mesh` (`mesh::storm`) over a model of hosts that
-//! take one connection after another, have a bounded queue of requests, and lose packets.
+//! The connects of a whole cluster on virtual time: the pace of `rdma-mesh` (`mesh::storm`) over a model of
+//! hosts. The hosts accept connections sequentially, have a bounded queue of requests, and lose packets.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use rdma_reactor_tools::mesh::storm::{Next, Storm};
 
-/// Time of a packet between two hosts.
+/// Travel time of a packet between two hosts.
 const WAY: Duration = Duration::from_micros(20);
-/// Time that a host takes for one connection that comes in: a queue pair on an adapter is made in about that time.
+/// Time that a host needs for one incoming connection: about the time in which an adapter makes a queue pair.
 const SERVICE: Duration = Duration::from_micros(200);
-/// Time after which a connect that nobody answers has failed.
+/// Time after which an unanswered connect fails.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The extent and the faults of a world.
@@ -19,25 +19,25 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 struct World {
     ranks: usize,
     at_once: usize,
-    /// Per thousand: a request or its answer is lost.
+    /// Probability, per thousand, that a request or its answer is lost.
     loss: u64,
-    /// Requests that a host keeps while it is busy.
+    /// Largest number of requests that a busy host queues.
     backlog: usize,
     /// Longest time between the first rank's start and the last one's.
     spread: Duration,
     patience: Duration,
 }
 
-/// What happens at a time.
+/// The event at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A rank has something to do.
+    /// A rank takes a turn.
     Turn(usize),
-    /// A request reaches its host.
+    /// A request arrives at its host.
     Request { from: usize, to: usize },
-    /// A host is done with a request.
+    /// A host has handled a request.
     Served { from: usize, to: usize },
-    /// The side that connects knows the outcome.
+    /// The connecting side receives the outcome.
     Answer { from: usize, to: usize, up: bool },
 }
 
@@ -74,11 +74,11 @@ fn live(world: World, seed: u64) -> Seen {
     let starts: Vec<_> = (0..ranks).map(|_| spread.mul_f64(random.next() as f64 / u64::MAX as f64)).collect();
     let mut waiting = vec![0_usize; ranks];
     let mut free_at = vec![Duration::ZERO; ranks];
-    // The next time at which each rank looks on its own.
+    // The next turn that each rank has scheduled.
     let mut looks: Vec<Option<Duration>> = starts.iter().copied().map(Some).collect();
     let mut events: BinaryHeap<_> = (0..ranks).map(|rank| Reverse((starts[rank], Event::Turn(rank)))).collect();
     while let Some(Reverse((now, event))) = events.pop() {
-        // Ranks look again at times at which nothing is left to do.
+        // Turns in which nothing is left to do do not count as time.
         if !matches!(event, Event::Turn(_)) {
             seen.time = now;
         }
@@ -164,7 +164,7 @@ fn a_thousand_ranks_are_all_connected_in_spite_of_losses() {
         tell("paced", &seen);
         assert_eq!((seen.up.len(), seen.given_up), (pairs, 0), "seed {seed}: {} connects", seen.attempts);
         assert!(seen.lost > 10_000, "seed {seed}: {} losses", seen.lost);
-        // A connect that is repeated is one that was lost or refused, and no more.
+        // Only lost and refused connects are repeated.
         assert_eq!(seen.attempts, pairs as u64 + seen.lost + seen.refused, "seed {seed}");
         assert!(seen.time < Duration::from_secs(60), "seed {seed}: {:?}", seen.time);
     }
@@ -178,7 +178,7 @@ fn the_bound_keeps_the_queues_of_hosts_short() {
     assert_eq!((paced.refused, paced.given_up), (0, 0));
     assert!(paced.queue <= 2 * quiet.at_once, "{}", paced.queue);
     let all = live(World { at_once: 1000, ..quiet }, 1);
-    tell("all at once", &all);
+    tell("all at the same time", &all);
     assert!(all.refused > 10_000, "{}", all.refused);
     assert_eq!(all.up.len(), paced.up.len(), "refusals are repeated");
     assert!(paced.time < all.time, "{:?} and {:?}", paced.time, all.time);

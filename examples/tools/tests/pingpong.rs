@@ -1,4 +1,4 @@
-//! `rdma-pingpong` as its users meet it: its output, its files, its answers, and its exit status.
+//! `rdma-pingpong` as a user runs it: its output, its files, its errors, and its exit status.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod support;
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use support::{Program, run, server};
 
-/// An address that nothing listens on. A port that was free a moment ago may be another test's by now.
+/// An address that nothing listens on. A port that was free a moment ago may be used by another test now.
 const NOBODY: &str = "127.0.0.1:1";
 
 fn scratch(name: &str) -> PathBuf {
@@ -95,14 +95,14 @@ fn every_operation_has_latency_and_throughput() {
         assert_eq!((&result["op"], number(&result, "/iters")), (&op.into(), 300.0));
         let [min, max] = ["min", "max"].map(|name| number(&result, &format!("/{figure}/{name}")));
         assert!(0.0 < min && min <= max, "{result}");
-        // The times are parts of the whole.
+        // The sum of the times is at most the whole time.
         let ways = if op == "read" { 1.0 } else { 2.0 };
         let share = ways * 300.0 * number(&result, &format!("/{figure}/mean")) / 1e6 / number(&result, "/seconds");
         assert!(share < 1.01, "{share} of {result}");
         let other = if op == "read" { "half_rtt_us" } else { "read_us" };
         assert_eq!(result[other], Value::Null);
         assert!(finished.stderr.contains(&format!("{op} of 100 B")), "{finished:?}");
-        // One-sided operations take no receive and no credit of the peer, so there are next to no messages.
+        // One-sided operations use no receive and no credit of the peer, so hardly any messages are sent.
         assert_eq!(number(&result, "/stats/messages/sent") >= 300.0, op == "send", "{result}");
 
         let finished = run(&["demo", "--op", op, "--mode", "throughput", "-n", "3000", "-s", "4K", "--json", "-"]);
@@ -124,11 +124,11 @@ fn an_open_loop_counts_from_the_schedule() {
         let [p50, p99, p999, max] =
             ["p50", "p99", "p999", "max"].map(|name| number(&result, &format!("/open_loop_us/{name}")));
         assert!(0.0 < p50 && p50 <= p99 && p99 <= p999 && p999 <= max, "{result}");
-        // The last message goes out 199 intervals after the first one that counts, and not before.
+        // The last message is sent no earlier than 199 intervals after the first one that counts.
         assert!(number(&result, "/seconds") > 0.05, "{result}");
         assert!(finished.stderr.contains("Round trip from the scheduled time, 64 B"), "{finished:?}");
     }
-    // More than there can be: all messages are due at once, and none is lost.
+    // This rate is impossible: all messages are due immediately, and none is lost.
     let finished = run(&["demo", "--rate", "1000000000", "-n", "5000", "--json", "-"]);
     let result: Value = serde_json::from_str(&finished.stdout).unwrap();
     assert_eq!(number(&result, "/iters"), 5000.0, "{finished:?}");
@@ -184,7 +184,7 @@ fn several_connections_measure_at_the_same_time_and_both_sides_say_what_they_hav
 #[test]
 fn intervals_add_up_to_the_measurement() {
     for flags in [&["--mode", "latency"][..], &["--mode", "throughput"], &["--op", "write"], &["-q", "3"]] {
-        // A process that gets no processor for a second has no interval in it.
+        // If the process does not run for a second, it reports no interval. The measurement is repeated then.
         let (finished, result) = loop {
             let finished = run(&[&["demo", "-D", "1", "-i", "0.05", "--json", "-"], flags].concat());
             assert_eq!(finished.code(), Some(0), "{finished:?}");
@@ -284,7 +284,7 @@ fn a_server_survives_clients_that_vanish() {
         client.finish();
         server.wait_for(" messages, ");
     }
-    // One stranger says nothing, and the other says the wrong thing.
+    // One stranger sends nothing, and the other sends the wrong bytes.
     let silent = TcpStream::connect(&address).unwrap();
     TcpStream::connect(&address).unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     run(&["client", &address, "-n", "100"]).succeeded();
@@ -354,7 +354,7 @@ fn a_tcp_server_that_is_not_iwarp_is_recognised() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let thread = thread::spawn(move || {
-            // A client may come again with an older revision of the protocol.
+            // A client may connect again with an older revision of the protocol.
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 let mut byte = [0];
@@ -444,7 +444,7 @@ fn files_that_cannot_be_written_are_found_before_the_run() {
         let finished = run(&["demo", flag, text(&below)]);
         assert!(finished.failed_with(&[flag, text(&below)]).stdout.is_empty(), "{finished:?}");
     }
-    // A run without results leaves no empty file behind, and an old file as it was.
+    // A run without results leaves no empty file behind, and does not change an old one.
     let (new, old) = (scratch("new.json"), scratch("old.json"));
     fs::write(&old, "old").unwrap();
     for path in [&new, &old] {
@@ -501,7 +501,7 @@ fn a_demo_leaves_nothing_behind() {
         let children = demo.children();
         assert_eq!(children.len(), 1);
         demo.signal(signal);
-        // The child has the same standard error, so this waits for its end, too.
+        // The child shares the standard error, so this also waits for its end.
         let finished = demo.finish();
         assert_eq!(finished.code(), (signal != Signal::SIGKILL).then_some(130), "{finished:?}");
         assert_eq!(finished.stderr, "");

@@ -1,5 +1,5 @@
-//! `raw-datagram` against itself over the embedded provider, and with arguments that make no sense. `tests/vm/interop.sh` runs it against
-//! other programs.
+//! `raw-datagram` against itself over the embedded provider, and with
+//! invalid arguments. `tests/vm/interop.sh` runs it against other programs.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -16,7 +16,8 @@ fn start(args: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs the first until its first line, then the second, which may have that line's last word for `ADDR`, then waits for both.
+/// Runs the first program until its first line, and then the second, in
+/// which `ADDR` stands for the last word of that line. Waits for both.
 fn exchange(first: &str, second: &str) {
     let mut one = start(first);
     let mut stdout = BufReader::new(one.stdout.take().unwrap());
@@ -29,12 +30,12 @@ fn exchange(first: &str, second: &str) {
     assert!(one.status.success(), "{first} / {second}: {}", String::from_utf8_lossy(&one.stderr));
 }
 
-/// Few and small, so that none finds a socket without room.
+/// The datagrams are few and small, so that no socket buffer overflows.
 #[test]
 fn datagrams_go_there_and_back() {
     exchange("server 127.0.0.1 -p 0 -n 50 -s 1024", "client ADDR -n 50 -s 1024 --verify");
     exchange("server ::1 -p 0", "client ADDR --verify");
-    // One port for all datagrams of an address, as with devices.
+    // All datagrams of an address use one port, as on devices.
     exchange("server 127.0.0.1 -p 7 --udp-port 47914", "client ADDR --bind 127.0.0.2 --udp-port 47914 --verify");
 }
 
@@ -48,7 +49,7 @@ fn what_goes_wrong_is_one_line() {
     for (args, words) in [
         ("server 127.0.0.1 --provider iwarp --size 4097", "--size 4097: a datagram is at most 4096 bytes here"),
         ("server 0.0.0.0 --provider iwarp", "no RDMA device: 0.0.0.0 is on none"),
-        ("client 127.0.0.1:9 --provider iwarp", "nobody takes datagrams at 127.0.0.1:9"),
+        ("client 127.0.0.1:9 --provider iwarp", "no datagram service at 127.0.0.1:9"),
         ("send 239.1.2.3 --bind 203.0.113.7 --provider iwarp", "cannot listen on 203.0.113.7"),
         ("receive 239.1.2.3", "the following required arguments were not provided"),
         ("receive here --bind 127.0.0.1", "invalid value 'here'"),

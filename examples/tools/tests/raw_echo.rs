@@ -16,7 +16,7 @@ fn start(args: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs a server and a client with these flags; returns the exit codes and the output of both.
+/// Runs a server and a client with these flags. Returns the exit codes and the output of both.
 fn exchange(server: &str, client: &str) -> ([Option<i32>; 2], String) {
     let seconds = PATIENCE.as_secs();
     let mut server = start(&format!("server --bind 127.0.0.1 -p 0 -c 1 --timeout {seconds} {server}"));
@@ -47,10 +47,11 @@ fn either_side_speaks() {
 fn what_was_not_agreed_is_noticed() {
     for (server, client, words) in [
         ("-n 1 -s 16", "-n 1 -s 15", "a message of 15 bytes where 16 were expected"),
-        // The server speaks first: a message of the client that is too long may end the connection before the server has heard of it.
+        // The server speaks first. A client's message that is too long may end
+        // the connection before the server is notified that it was established.
         ("--speak-first -n 1 -s 16", "--echo -n 1 -s 15", "Message too long for available buffer"),
         ("-n 2 -s 16", "-n 1 -s 16", "1 of 2 received"),
-        ("-n 1 -s 16", "-n 2 -s 16", "more than 1 messages came"),
+        ("-n 1 -s 16", "-n 2 -s 16", "more than 1 messages arrived"),
     ] {
         let (codes, text) = exchange(server, client);
         assert_eq!(codes[0], Some(1), "{server} / {client}: {text}");

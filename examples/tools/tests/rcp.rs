@@ -32,7 +32,7 @@ fn failed_with(output: &Output, words: &str) {
     process::failed_with(output, "rcp", words);
 }
 
-/// A server with a directory of its own, next to one for sources. Everything ends with the test.
+/// A server with its directory, next to one for sources. Everything is removed at the end of the test.
 struct Server {
     child: Child,
     port: String,
@@ -44,7 +44,7 @@ impl Server {
         Self::start_in(test, args, |_| ())
     }
 
-    /// Starts a server in a directory that has something in it.
+    /// Starts a server in a directory that `fill` has filled.
     fn start_in(test: &str, args: &[&str], fill: impl FnOnce(&Path)) -> Self {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
@@ -68,7 +68,7 @@ impl Server {
         self.root.join("to").join(name)
     }
 
-    /// The names in the server's directory.
+    /// Returns the names in the server's directory.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.join("to")).expect("a directory");
         let mut names: Vec<_> =
@@ -85,7 +85,7 @@ impl Server {
         format!("127.0.0.1:{}", self.port).parse().expect("an address")
     }
 
-    /// The output of a copy on both streams.
+    /// Copies a file. Returns the output on both streams.
     #[track_caller]
     fn copies(&self, file: &Path, to: &str) -> (String, String) {
         let output = self.copy(file, to);
@@ -116,7 +116,7 @@ fn figures_are(line: &str, begin: &str) {
     assert!([seconds, rate].iter().all(|number| number.parse::<f64>().is_ok_and(|number| number >= 0.0)), "{line:?}");
 }
 
-/// An end of a connection that says what a test wants.
+/// One end of a connection that sends what a test prescribes.
 struct Talk<F> {
     first: Option<Vec<u8>>,
     answer: F,
@@ -152,14 +152,15 @@ fn config() -> Config {
         .large_messages(|l| l.max_message = rdma_reactor_tools::rcp::PIECE.into())
 }
 
-/// Says `first` to the server. `answer` has each message of the server, and `None` twenty times a second, until the connection ends.
+/// Sends `first` to the server. `answer` is called with each message of the
+/// server, and with `None` twenty times a second, until the connection ends.
 fn talk(server: &Server, first: &Say<'_>, answer: impl FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)) {
     let mut reactor = Reactor::new(config()).expect("a reactor");
     reactor.context().connect(server.address()).expect("it connects");
     reactor.run(&mut Talk { first: Some(first.encode()), answer }).expect("it runs");
 }
 
-/// The reason for which the server refuses an offer.
+/// Returns the reason for which the server refuses an offer.
 fn refusal(server: &Server, offer: &Say<'_>) -> String {
     let mut why = String::new();
     talk(server, offer, |_, _, message| match message.map(Say::decode) {
@@ -170,7 +171,7 @@ fn refusal(server: &Server, offer: &Say<'_>) -> String {
     why
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -184,7 +185,8 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn files_of_all_sizes_arrive() {
     const PIECE: usize = rdma_reactor_tools::rcp::PIECE as usize;
     let server = Server::start("sizes", &[]);
-    // The sizes are nothing, one message, past one buffer, around a piece, and more than may be on its way at one time.
+    // The sizes are zero, one message, more than a buffer, around
+    // one piece, and more than may be in flight at one time.
     let sizes = [0, 1, 33, 8191, 8192, 8193, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 8000, 9 * PIECE + 12_345];
     for len in sizes {
         let (source, name) = (server.source(&bytes(len)), format!("copy of {len}"));
@@ -201,7 +203,7 @@ fn files_of_all_sizes_arrive() {
 #[test]
 fn a_copy_goes_on_where_its_sender_was_killed() {
     let server = Server::start("killed", &[]);
-    // The file gets larger until the copy is caught in the middle.
+    // The file gets larger until the kill arrives during the copy.
     for mib in [128, 256, 512, 1024] {
         let (source, part) = (server.root.join("sparse"), server.there("copy.rcp-part"));
         let file = fs::File::create(&source).expect("created");
@@ -228,7 +230,7 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
             continue;
         }
         assert!(killed, "it was there");
-        // The name is free again only when the server has heard of the end, so the next copy may have to try again.
+        // The name is free only after the server is notified of the end, so the next copy may have to retry.
         let (stdout, stderr) = loop {
             let output = server.copy(&source, "127.0.0.1:copy");
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -240,7 +242,7 @@ fn a_copy_goes_on_where_its_sender_was_killed() {
         let resumed = stdout.strip_prefix(&format!("copy: {} bytes, ", mib << 20)).expect("a length");
         let resumed: u64 = resumed.split(' ').next().and_then(|n| n.parse().ok()).expect("a number");
         if resumed == mib << 20 {
-            // Everything was there when its sender was killed.
+            // All bytes had arrived when the sender was killed.
             fs::remove_file(server.there("copy")).expect("it is there");
             continue;
         }
@@ -287,26 +289,26 @@ fn a_peer_gets_at_no_other_file() {
     let source = server.source(b"from a peer");
     let outside = server.root.join("outside");
     for name in ["../outside", "..", ".", "a/../../b", "/etc/outside", "a\\b", "a\nb", " ", "a\u{202e}gpj.exe"] {
-        failed_with(&server.copy(&source, &format!("127.0.0.1:{name}")), "is no name of a file");
-        // The server does not rely on that.
+        failed_with(&server.copy(&source, &format!("127.0.0.1:{name}")), "is not a file name");
+        // The server checks this, too.
         for offer in [Say::Offer { len: 5, name }, Say::Folder(name)] {
             let why = refusal(&server, &offer);
-            assert!(why.contains("is no name of a file") && !why.contains('\u{202e}'), "{why}");
+            assert!(why.contains("is not a file name") && !why.contains('\u{202e}'), "{why}");
         }
     }
-    failed_with(&server.copy(&source, "127.0.0.1:a.rcp-part"), "ends as the name of a partial copy");
-    failed_with(&server.copy(&source, &format!("127.0.0.1:{}", "n".repeat(250))), "say at most 246");
-    // A link that somebody has put there is not followed.
+    failed_with(&server.copy(&source, "127.0.0.1:a.rcp-part"), "ends like a partial copy");
+    failed_with(&server.copy(&source, &format!("127.0.0.1:{}", "n".repeat(250))), "give at most 246");
+    // An existing link is not followed.
     std::os::unix::fs::symlink(&outside, server.there("link.rcp-part")).expect("a link");
-    failed_with(&server.copy(&source, "127.0.0.1:link"), "is no file");
+    failed_with(&server.copy(&source, "127.0.0.1:link"), "is not a regular file");
     std::os::unix::fs::symlink(&server.root, server.there("away")).expect("a link");
-    failed_with(&server.copy(&source, "127.0.0.1:away/outside"), "is no directory there");
-    assert!(refusal(&server, &Say::Folder("away/folder")).contains("is no directory there"));
+    failed_with(&server.copy(&source, "127.0.0.1:away/outside"), "is not a directory on the server");
+    assert!(refusal(&server, &Say::Folder("away/folder")).contains("is not a directory on the server"));
     assert!(!server.root.join("folder").exists());
     fs::create_dir(server.there("directory")).expect("created");
-    failed_with(&server.copy(&source, "127.0.0.1:directory"), "is a directory there");
+    failed_with(&server.copy(&source, "127.0.0.1:directory"), "is a directory on the server");
     fs::write(server.there("taken"), "mine").expect("written");
-    failed_with(&server.copy(&source, "127.0.0.1:taken"), "exists there");
+    failed_with(&server.copy(&source, "127.0.0.1:taken"), "exists on the server");
     assert_eq!(fs::read(server.there("taken")).expect("it is there"), b"mine");
     assert!(!outside.exists());
     assert_eq!(server.names(), ["away", "directory", "link.rcp-part", "taken"]);
@@ -327,11 +329,11 @@ fn a_file_that_is_there_already_is_the_same_or_another() {
     figures_are(&stdout, &format!("copy: {0} bytes, {0} of them from before", whole.len()));
     let mut other = whole.clone();
     other[1 << 20] ^= 1;
-    failed_with(&server.copy(&server.source(&other), "127.0.0.1:copy"), "exists there");
-    failed_with(&server.copy(&server.source(b"shorter"), "127.0.0.1:copy"), "exists there");
+    failed_with(&server.copy(&server.source(&other), "127.0.0.1:copy"), "exists on the server");
+    failed_with(&server.copy(&server.source(b"shorter"), "127.0.0.1:copy"), "exists on the server");
     assert!(fs::read(server.there("copy")).expect("it is there") == whole);
     assert_eq!(server.names(), ["copy"]);
-    // Whoever does not have the file learns that it is there, and nothing else.
+    // A peer that does not have the file learns that it exists, and nothing else.
     let (offer, mut heard) = (Say::Offer { len: whole.len() as u64, name: "copy" }, Vec::new());
     talk(&server, &offer, |cx, conn, message| {
         if let Some(message) = message {
@@ -351,7 +353,7 @@ fn directories_are_copied_with_what_is_in_them() {
     let files = [("top", 0), ("a/-rf", 5), ("a/b/large", 9 << 20), ("z", 100)];
     files.iter().for_each(|&(name, len)| fs::write(tree.join(name), bytes(len)).expect("written"));
     let copy = || run(&["-r", tree.to_str().expect("text"), "127.0.0.1", "-p", &server.port]);
-    failed_with(&server.copy(&tree, "127.0.0.1"), "say -r");
+    failed_with(&server.copy(&tree, "127.0.0.1"), "give -r");
     for round in 0..2 {
         let output = copy();
         let stdout = String::from_utf8_lossy(&output.stdout);
@@ -365,7 +367,7 @@ fn directories_are_copied_with_what_is_in_them() {
         }
         assert!(server.there("tree/a/b/empty").is_dir());
     }
-    // What is no file is left out, and that is said.
+    // Special files are skipped, which is reported.
     std::os::unix::fs::symlink("/etc/passwd", tree.join("link")).expect("a link");
     let output = copy();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -374,7 +376,7 @@ fn directories_are_copied_with_what_is_in_them() {
         "{stderr}"
     );
     fs::write(tree.join("z"), bytes(101)).expect("written");
-    failed_with(&copy(), "\"tree/z\" exists there");
+    failed_with(&copy(), "\"tree/z\" exists on the server");
     assert!(fs::symlink_metadata(server.there("tree/link")).is_err());
 }
 
@@ -390,7 +392,7 @@ fn a_name_is_printed_so_that_it_is_no_option() {
 fn a_name_is_one_senders_while_it_gets_on() {
     let server = Server::start("taken", &["--patience", "86400"]);
     let source = server.source(b"the file");
-    // The other sender is asked for on a thread, so that this one answers pings meanwhile.
+    // The other sender runs on a thread, so that this one answers pings meanwhile.
     std::thread::scope(|scope| {
         let mut other = None;
         talk(&server, &Say::Offer { len: 1 << 40, name: "copy" }, |cx, conn, message| match message.map(Say::decode) {
@@ -406,7 +408,7 @@ fn a_name_is_one_senders_while_it_gets_on() {
     });
 }
 
-/// One says nothing after its offer and answers every ping, and one sends a byte twenty times a second.
+/// One sender sends nothing after its offer but answers every ping; another one sends a byte twenty times a second.
 #[test]
 fn a_sender_that_does_not_get_on_holds_no_name() {
     for drips in [false, true] {
@@ -414,7 +416,7 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
         let source = server.source(b"the file");
         let offer = Say::Offer { len: 1 << 40, name: "copy" };
         let mut asked = false;
-        // On a busy machine the second may be over before the offer is made.
+        // On a busy machine the second sender may have ended before the offer is made.
         while !asked {
             let mut why = None;
             talk(&server, &offer, |cx, conn, message| match message.map(Say::decode) {
@@ -432,7 +434,7 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
             });
             assert!(why.as_deref().is_some_and(|why| why.contains("no progress for 1 s")), "{why:?}");
         }
-        // A sender on a busy machine may take longer than that itself.
+        // A sender on a busy machine may exceed the limit itself.
         until("the name is free", || {
             let output = server.copy(&source, "127.0.0.1:copy");
             let stderr = String::from_utf8_lossy(&output.stderr);
@@ -456,7 +458,7 @@ fn partial_copies_do_not_stay_for_ever() {
         old(&to.join("new.rcp-part"), week - Duration::from_secs(3600));
     });
     assert_eq!(server.names(), ["new.rcp-part"]);
-    // Whoever offers and leaves, leaves nothing.
+    // A peer that sends an offer and disconnects leaves nothing behind.
     for nth in 0..300 {
         let name = format!("offer {nth}");
         talk(&server, &Say::Offer { len: 5, name: &name }, |cx, conn, _| cx.close(conn));
@@ -464,7 +466,7 @@ fn partial_copies_do_not_stay_for_ever() {
     until("nothing is left of the offers", || server.names() == ["new.rcp-part"]);
 }
 
-/// The receiver is the test, so that the file grows in the middle of its copy.
+/// The test is the receiver, so that the file grows during its copy.
 #[test]
 fn a_file_that_grows_meanwhile_is_a_failure() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-growing-{}", std::process::id()));
@@ -497,7 +499,7 @@ fn a_file_that_grows_meanwhile_is_a_failure() {
     assert!(stderr.contains("grew while it was copied: the copy has 10000 bytes"), "{stderr}");
 }
 
-/// The receiver is the test, so that the copy is not done when its sender is interrupted.
+/// The test is the receiver, so that the copy is not complete when its sender is interrupted.
 #[test]
 fn an_interrupted_copy_says_so_by_its_status() {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rcp-interrupted-{}", std::process::id()));
@@ -527,10 +529,10 @@ fn what_cannot_be_is_said_in_one_line() {
     let _listener = UnixListener::bind(&socket).expect("a socket");
     failed_with(&server.copy(&socket, "127.0.0.1"), "not a file");
     failed_with(&server.copy(&source, "::1"), "an IPv6 address in brackets");
-    failed_with(&run(&[source.to_str().expect("text"), "127.0.0.1", "-p", "1"]), "is `rcp server` there?");
+    failed_with(&run(&[source.to_str().expect("text"), "127.0.0.1", "-p", "1"]), "is `rcp server` running there?");
     failed_with(&run(&[]), "--help explains");
-    failed_with(&run(&["server", "/nowhere"]), "is no directory");
-    // Without the directory, nothing can be written.
+    failed_with(&run(&["server", "/nowhere"]), "is not a directory");
+    // Nothing can be written without the directory.
     fs::remove_dir(server.root.join("to")).expect("it is empty");
     failed_with(&server.copy(&source, "127.0.0.1:x"), "creating \"x\"");
 }

@@ -1,5 +1,5 @@
-//! `rping-server` and `rping-client` over the embedded provider, against each other, and against peers that do wrong.
-//! `tests/vm/interop.sh` runs them against librdmacm's `rping`.
+//! `rping-server` and `rping-client` over the embedded provider, against each other, and against
+//! peers that violate the protocol. `tests/vm/interop.sh` runs them against librdmacm's `rping`.
 #![allow(clippy::disallowed_methods, reason = "tests of programs, not of the library")]
 
 mod patience;
@@ -122,7 +122,7 @@ fn several_clients_at_once() {
 fn what_was_not_agreed_is_noticed() {
     let (long, address) = server("-S 63");
     end(client(address, "-C 1")).failed_with("the connection ended in round 0: closed by the peer");
-    end(long).failed_with("round 0: a ping of 64 bytes where 63 are taken: see -S");
+    end(long).failed_with("round 0: a ping of 64 bytes where at most 63 are accepted: see -S");
 
     let (few, address) = server("-C 3");
     end(client(address, "-C 2")).succeeded();
@@ -142,7 +142,7 @@ fn ctrl_c_ends_either() {
     let (mut server, address) = server("-P -v");
     let client = client(address, "--json");
     assert!(line(&mut server).starts_with("server ping data"), "a client is there");
-    // Its lines are read all the while: a server that waits for room in the pipe answers nobody.
+    // The output is read meanwhile: a server that waits for space in the pipe would not answer.
     let pid = Pid::from_raw(server.id() as i32);
     let server = thread::spawn(move || end(server));
     kill(Pid::from_raw(client.id() as i32), Signal::SIGINT).unwrap();
@@ -165,7 +165,7 @@ fn bad_input_is_one_line() {
         (CLIENT, "-a 127.0.0.1:x", "not a port"),
         (SERVER, "-a 192.0.2.1 -p 0", "192.0.2.1"),
         (SERVER, "--clients 2", "--persistent"),
-        (SERVER, "-a 127.0.0.1 -p 0 --timeout 1", "it took longer than --timeout: 0 clients came"),
+        (SERVER, "-a 127.0.0.1 -p 0 --timeout 1", "it took longer than --timeout: 0 clients connected"),
     ] {
         run(program, args).failed_with(words);
     }
@@ -175,14 +175,14 @@ fn bad_input_is_one_line() {
 
 // Peers that do wrong.
 
-/// The reaction of a peer to one message of the other side.
+/// The reaction of a peer to one message.
 type Act = fn(&mut Peer, &mut Context<'_>, ConnectionId, &[u8]);
 
-/// Either side of rping, as far as a test needs it.
+/// One side of rping, as far as a test needs it.
 struct Peer {
     script: Vec<Act>,
     region: Option<Region>,
-    /// The first content of the region; a client offers it.
+    /// The initial content of the region, which a client offers.
     text: Vec<u8>,
     active: bool,
     at: usize,
@@ -206,7 +206,7 @@ impl Peer {
         reactor
     }
 
-    /// Plays the server to the real client with these flags.
+    /// Acts as the server for the real client with these flags.
     fn serve(mut self, args: &str) -> Ended {
         let mut reactor = Self::reactor();
         let mut cx = reactor.context();
@@ -217,7 +217,7 @@ impl Peer {
         end(client)
     }
 
-    /// Plays the client to the real server with these flags.
+    /// Acts as the client for the real server with these flags.
     fn connect(mut self, args: &str) -> Ended {
         let (server, address) = server(args);
         let mut reactor = Self::reactor();
@@ -248,12 +248,12 @@ fn reply(cx: &mut Context<'_>, conn: ConnectionId, len: usize) {
     cx.send(conn, &vec![0; len]).unwrap();
 }
 
-/// Offers the client's source or sink as it is.
+/// Offers the client's source or sink correctly.
 const OFFER: Act = |peer, cx, conn, _| say(cx, conn, peer.name());
 const LEAVE: Act = |_, cx, conn, _| cx.close(conn);
-/// Says the server's "go ahead" or "done", without having done anything.
+/// Sends the server's "go ahead" or "done" without any operation.
 const NOD: Act = |_, cx, conn, _| reply(cx, conn, advert::LEN);
-/// Plays the server's part: reads the ping, and nods (see `on_send_complete`).
+/// Acts correctly as the server: reads the ping, and then sends "go ahead" (see `on_send_complete`).
 const READ: Act = |peer, cx, conn, message| {
     cx.read(conn, advert::decode(message).unwrap(), peer.region.as_mut().unwrap(), 0..LEN).unwrap();
 };
@@ -303,7 +303,7 @@ fn a_client_notices_what_a_server_does_wrong() {
         (&[READ, NOD], "byte 0 of 64 in round 0 is not what was sent: 0xff"),
         (&[NOD, |_, cx, conn, _| reply(cx, conn, 15)], "a message of 15 bytes where rping has 16"),
         (&[READ, LEAVE], "the connection ended in round 0: closed by the peer"),
-        // The range goes past the end of the offered region.
+        // The range exceeds the end of the offered region.
         (
             &[|peer, cx, conn, message| {
                 let mut remote = advert::decode(message).unwrap();
@@ -312,7 +312,7 @@ fn a_client_notices_what_a_server_does_wrong() {
             }],
             "the connection ended in round 0: ",
         ),
-        // The write goes to memory that may only be read.
+        // The write targets memory that permits only reads.
         (
             &[|peer, cx, conn, message| {
                 cx.write(conn, advert::decode(message).unwrap(), peer.region.as_ref().unwrap(), 0..LEN).unwrap();
@@ -370,7 +370,7 @@ fn one_clients_fault_is_not_anothers() {
     reactor.context().connect_with(address, ConnectOptions::new().framing(Framing::Raw)).unwrap();
     reactor.run(&mut bad).unwrap();
     assert_eq!(bad.ended, Some(DisconnectReason::Closed));
-    assert!(line(&mut server).contains("round 0: byte 0 of 64"), "said at once");
+    assert!(line(&mut server).contains("round 0: byte 0 of 64"), "reported immediately");
     assert!(line(&mut good).starts_with("ping data"));
     kill(Pid::from_raw(good.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(end(good).code, Some(130));

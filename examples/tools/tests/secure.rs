@@ -37,7 +37,7 @@ fn keygen(args: &[&str]) -> Output {
     Command::new(PINGPONG).arg("keygen").args(args).output().expect("it starts")
 }
 
-/// A folder with what `keygen` makes.
+/// Makes a folder with the files of `keygen`.
 fn keys(test: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("secure-{test}-{}", std::process::id()));
     let _ = fs::remove_dir_all(&root);
@@ -50,7 +50,7 @@ fn file(root: &Path, name: &str) -> String {
     root.join(name).to_str().expect("text").to_owned()
 }
 
-/// The flags of TLS for a side.
+/// Returns the flags of TLS for a side.
 fn tls(root: &Path, side: &str) -> [String; 6] {
     let [cert, key] = ["pem", "key"].map(|kind| file(root, &format!("{side}.{kind}")));
     ["--tls-cert".into(), cert, "--tls-key".into(), key, "--tls-ca".into(), file(root, "ca.pem")]
@@ -101,7 +101,7 @@ fn a_file_is_copied_for_those_who_belong() {
     let plain = process::run(RCP, &[&source, "127.0.0.1:plain", "-p", &server.1]);
     assert_eq!(plain.status.code(), Some(1));
     assert!(text(&plain).contains("the peer takes TLS"), "{plain:?}");
-    // An authority of somebody else's.
+    // The keys of another authority.
     let theirs = keys("theirs");
     let stranger = process::run(RCP, &words(&[&source, "127.0.0.1:strange", "-p", &server.1], &tls(&theirs, "client")));
     assert_eq!(stranger.status.code(), Some(1));
@@ -144,7 +144,7 @@ fn flags_that_do_not_go_together_are_named() {
         (vec!["--tls-cert", &cert, "--tls-key", &cert], "the private key"),
         (vec!["--tls-ca", "/nowhere"], "/nowhere"),
         (vec!["--psk-file", &cert], "line 1"),
-        // These are for listening only.
+        // These flags suffice for listening only.
         (vec!["--tls-cert", &cert, "--tls-key", &key], "for listening only"),
     ] {
         let output = process::run(RCP, &[&["/etc/hosts", "127.0.0.1"][..], &flags].concat());

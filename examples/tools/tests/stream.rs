@@ -90,8 +90,8 @@ fn a_peer_that_dies_is_one_line() {
     let mut line = String::new();
     BufReader::new(server.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
     assert_eq!(line, "here\n");
-    // Waiting for the end of a process would close its standard input, which is an orderly end. So both inputs stay
-    // open.
+    // Waiting for the end of a process would close its standard
+    // input, which is an orderly end. So both inputs stay open.
     let inputs = (server.stdin.take(), client.stdin.take());
     process::terminate(&mut server);
     failed_with(&client.wait_with_output().expect("it ends"), "stream-pipe", "the connection has ended: ");
@@ -103,7 +103,7 @@ fn nobody_there_and_nonsense_are_one_line() {
     failed_with(&run(PIPE, "client 127.0.0.1:1"), "stream-pipe", "no connection: ");
     failed_with(&run(PIPE, "client nowhere.invalid"), "stream-pipe", "unknown host \"nowhere.invalid\"");
     failed_with(&run(BENCH, "-s 127.0.0.1:1"), "stream-bench", "no connection: ");
-    failed_with(&run(BENCH, "-S 0"), "stream-bench", "say 1 to 1G bytes");
+    failed_with(&run(BENCH, "-S 0"), "stream-bench", "give 1 to 1G bytes");
 }
 
 #[test]

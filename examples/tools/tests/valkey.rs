@@ -1,5 +1,5 @@
-//! `valkey-rdma` over the embedded provider, against a server that is a few lines of this file, and does wrong when a test says so.
-//! `tests/vm/valkey.sh` runs it against `valkey-server`.
+//! `valkey-rdma` over the embedded provider, against a small server in this file, which
+//! can violate the protocol. `tests/vm/valkey.sh` runs it against `valkey-server`.
 #![allow(clippy::disallowed_methods, reason = "tests of a program, not of the library")]
 
 mod patience;
@@ -19,27 +19,27 @@ use rdma_reactor::{
     ProviderChoice, Reactor, Region, RegionOptions, RemoteRegion, SendId,
 };
 
-/// What the server does wrong.
+/// The fault of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// It sends this when it has the client's buffer.
+    /// The server sends this command once it has the client's buffer.
     Command(&'static [u8]),
-    /// It says this to each request.
+    /// The server sends this answer to each request.
     Answer(&'static [u8]),
-    /// It says that it has written so many bytes.
+    /// The server reports that it has written this many bytes.
     Written(u32),
-    /// It changes a byte of each value.
+    /// The server changes a byte of each value.
     Value,
-    /// It forgets each value.
+    /// The server forgets each value.
     Forgetful,
-    /// It closes the connection when it has a request.
+    /// The server closes the connection after it has received a request.
     Closes,
-    /// It never answers.
+    /// The server never answers.
     Silent,
-    /// It answers when the client has sent a keepalive.
+    /// The server answers after the client has sent a keepalive.
     Slow,
-    /// It never answers, and the user ends the client.
+    /// The server never answers, and the user ends the client.
     Interrupted,
 }
 
@@ -47,12 +47,12 @@ enum Wrong {
 struct Server {
     wrong: Wrong,
     client: Receiver<u32>,
-    /// The buffer that the client writes to, of this length, and how much of it has come.
+    /// The length of the buffer that the client writes to, and below it the number of bytes that have arrived.
     len: usize,
     buffer: Option<Region>,
     filled: usize,
     offers: u32,
-    /// What is left of the client's buffer.
+    /// The free part of the client's buffer.
     room: RemoteRegion,
     source: Option<Region>,
     writing: Option<SendId>,
@@ -61,7 +61,7 @@ struct Server {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// A command as the protocol has it: the opcode, and what is in its last 16 bytes.
+/// Encodes a command: the opcode, and the content of its last 16 bytes.
 fn command(opcode: u8, tail: [u8; 16]) -> [u8; 32] {
     let mut message = [0; 32];
     message[1] = opcode;
@@ -69,7 +69,7 @@ fn command(opcode: u8, tail: [u8; 16]) -> [u8; 32] {
     message
 }
 
-/// Takes a whole request from the front of `input`.
+/// Removes a whole request from the front of `input`.
 fn request(input: &mut Vec<u8>) -> Option<Vec<Vec<u8>>> {
     let mut at = 0;
     let mut line = |mark: u8, input: &[u8]| {
@@ -99,7 +99,7 @@ impl Server {
         (self.filled, self.offers) = (0, self.offers + 1);
     }
 
-    /// What the server says to a request, and after a deliberate mistake.
+    /// Returns the server's answer to a request, with the deliberate fault.
     fn answer(&mut self, request: &[Vec<u8>]) -> Vec<u8> {
         if let Wrong::Answer(text) = self.wrong {
             return text.to_vec();
@@ -126,7 +126,7 @@ impl Server {
         }
     }
 
-    /// Writes what can be written.
+    /// Writes the bytes that can be written.
     fn flush(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let len = self.out.len().min(self.room.len as usize).min(self.len);
         if len == 0 || self.writing.is_some() {
@@ -156,7 +156,7 @@ impl Handler for Server {
         let tail = u128::from_be_bytes(message[16..].try_into().unwrap());
         assert_eq!(message[..1], [0]);
         match message[1] {
-            // It offers a feature that nobody knows.
+            // The server offers an unknown feature.
             0 => drop(cx.send(conn, &command(0, (1_u128 << 63 | tail).to_be_bytes())).unwrap()),
             1 => assert_eq!(tail, 0, "features that the server has not"),
             2 if self.wrong != Wrong::Slow => {}
@@ -221,7 +221,7 @@ fn client(address: SocketAddr, args: &[&str]) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Has a client talk to a server with a buffer of `len` bytes; returns the client's end and the server's.
+/// Runs a client against a server with a buffer of `len` bytes. Returns the client's output and the server.
 fn talk(wrong: Wrong, len: usize, args: &[&str]) -> (Output, Server) {
     let config = Config::default().provider(ProviderChoice::Iwarp).receive_depth(1024);
     let mut reactor = Reactor::new(config).unwrap();
@@ -250,7 +250,7 @@ fn talk(wrong: Wrong, len: usize, args: &[&str]) -> (Output, Server) {
         server
     });
     let client = client(address, args);
-    // Most servers do not ask.
+    // Most servers do not need the number of the process.
     _ = pid.send(client.id());
     let output = client.wait_with_output().unwrap();
     stop.stop();
@@ -274,7 +274,7 @@ fn failed_with(output: &Output, words: &str) {
 
 #[test]
 fn values_are_those_that_were_set() {
-    // Buffers that are larger than a value, smaller, and of a size that nothing ends at.
+    // The buffers are larger than a value, smaller, and of a size at which nothing ends.
     for (len, buffer) in [(1 << 20, "1M"), (100, "64"), (997, "7")] {
         for (count, size, pipeline) in
             [("300", "64", "1"), ("300", "10", "100"), ("10", "5000", "3"), ("1", "1", "1000")]
@@ -309,7 +309,7 @@ fn a_command_prints_its_answer() {
     ] {
         assert_eq!(succeeded(&talk(Wrong::Nothing, 4096, command).0), printed);
     }
-    // What a value has for the terminal is shown and not done.
+    // Control characters in a value are shown and not executed.
     let shown = talk(Wrong::Answer(b"$9\r\n\x1b[2J\xff\nend\r\n"), 4096, &["GET", "k"]);
     assert_eq!(succeeded(&shown.0), "\\u{1b}[2J\u{fffd}\nend\n");
 }
@@ -330,8 +330,8 @@ fn a_server_that_does_wrong_is_said_in_one_line() {
         (Wrong::Answer(b"hello\r\n"), "the server sends an answer that begins with the byte 0x68"),
         (Wrong::Answer(b"-NOAUTH Authentication required.\r\n"), "the server refuses: NOAUTH Authentication required."),
         (Wrong::Answer(b"+PANG\r\n"), "the server answers to Ping: PANG"),
-        (Wrong::Answer(b"+PONG\r\n+PONG\r\n"), "an answer that nothing was asked for"),
-        (Wrong::Written(u32::MAX), "it has written 4294967295 bytes where there was room for"),
+        (Wrong::Answer(b"+PONG\r\n+PONG\r\n"), "an answer without a request"),
+        (Wrong::Written(u32::MAX), "a write of 4294967295 bytes where"),
         (Wrong::Value, "value 0 is not what was set"),
         (Wrong::Forgetful, "the server answers to Get(0): (nil)"),
         (Wrong::Closes, "the connection ended after 0 of 43 answers"),

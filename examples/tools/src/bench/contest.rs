@@ -1,4 +1,4 @@
-//! A contest: the same work in alternating rounds, done by this library and by somebody else.
+//! A contest: the same work in alternating rounds, done by this library and by a competitor.
 
 use std::thread;
 use std::time::Duration;
@@ -18,21 +18,21 @@ use super::secured::{Files, Mode};
 use super::target::Target;
 use super::work::{self, Pingpong, Terms, Work};
 
-/// The place of a contest in a picture.
+/// The position of a contest in a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In that of latency by size, bytes.
+    /// A point of latency by size, bytes.
     Size(u32),
-    /// In that of echoes by connections.
+    /// A point of echoes by connections.
     Connections(u32),
 }
 
-/// A contest: the same work, done by this library and by somebody else.
+/// A contest: the same work, done by this library and by a competitor.
 #[derive(Clone, Debug)]
 pub struct Contest {
     /// Its name in the table.
     pub name: String,
-    /// Its place in a picture.
+    /// Its position in a picture.
     pub place: Option<Place>,
     /// The target.
     pub target: Target,
@@ -42,53 +42,53 @@ pub struct Contest {
     pub theirs: Theirs,
     /// The work of this library.
     pub ours: Work,
-    /// How this library's connections are secured.
+    /// The security of this library's connections; `None` if they are not secured.
     pub mode: Option<Mode>,
 }
 
 /// The competitor.
 #[derive(Clone, Debug)]
 pub enum Theirs {
-    /// There is none.
+    /// There is no competitor.
     Nobody,
-    /// What the machine does without a library.
+    /// The machine without a library.
     Bare(Bare),
-    /// A program by others.
+    /// A program of another project.
     Peer(Peer),
-    /// `sockperf` with as many messages per second as this library: a part of what the slower of the two can do.
+    /// `sockperf` with as many messages per second as this library: a share of what the slower of the two can do.
     OpenLoop,
     /// This library with the same work, on connections that are not secured.
     Plain,
-    /// This library with other work: what is different about it.
+    /// This library with other work. The text describes the difference.
     Otherwise(&'static str, Work),
-    /// `openssl s_server` and `openssl s_client`: the number of bytes.
+    /// `openssl s_server` and `openssl s_client`, with the number of bytes.
     Openssl(u64),
 }
 
-/// What the machine does without a library.
+/// The machine without a library.
 #[derive(Clone, Copy, Debug)]
 pub enum Bare {
     /// TCP: its work, the size of messages, and the number of iterations.
     Tcp(&'static str, u32, u64),
     /// TCP with echoes: the number of connections, and of echoes on all of them.
     TcpEchoes(u32, u64),
-    /// UDP: what is done with datagrams, their size, and their number.
+    /// UDP: the kind of exchange, the size of datagrams, and their number.
     Udp(&'static str, u32, u64),
-    /// Messages of 64 B to and fro on the bare ring, and their number.
+    /// Messages of 64 B back and forth on the bare ring, and their number.
     RingLatency(u64),
     /// Messages of 64 B one way on the bare ring, and their number.
     RingRate(u64),
     /// Memory that one thread writes and another one reads: the size of messages, and their number.
     RingTouched(u32, u64),
-    /// Copies of so many bytes, and their number.
+    /// Copies of this many bytes, and their number.
     Memcpy(u32, u64),
 }
 
-/// The share of the lower maximum at which an open loop runs.
+/// The rate of an open loop, as a share of the lower maximum.
 const LOAD: f64 = 0.8;
-/// Longest time of messages on the bare ring.
+/// Time limit of messages on the bare ring.
 const RING_LIMIT: Duration = Duration::from_secs(10);
-/// The pause after a try in which nothing was measured, because all rounds that are missing are of another distance.
+/// The pause after an attempt that measured nothing, because all missing rounds are of another distance.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl Bare {
@@ -114,7 +114,7 @@ impl Bare {
         }
     }
 
-    /// Whether two threads look at memory all the time.
+    /// Returns true if two threads poll memory all the time.
     const fn spins(self) -> bool {
         matches!(self, Self::RingLatency(_) | Self::RingRate(_) | Self::RingTouched(..))
     }
@@ -139,7 +139,7 @@ impl From<Pingpong> for Work {
 }
 
 impl Theirs {
-    /// The name in the table.
+    /// Returns the name in the table.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -153,7 +153,7 @@ impl Theirs {
         }
     }
 
-    /// The command line of a program by others.
+    /// Returns the command line of a program of another project.
     #[must_use]
     pub fn command(&self) -> Option<String> {
         match self {
@@ -163,7 +163,7 @@ impl Theirs {
         }
     }
 
-    /// Whether the competitor has the system's congestion control, because it cannot be told to have another one.
+    /// Returns true if the competitor has the system's congestion control and no option for another one.
     const fn keeps_system_congestion(&self) -> bool {
         match self {
             Self::Peer(peer) => peer.keeps_system_congestion(),
@@ -173,18 +173,18 @@ impl Theirs {
     }
 }
 
-/// Two samples: of the competitor, and of this library.
+/// The samples of the competitor and of this library.
 type Both = (Option<Sample>, Sample);
 
 impl Contest {
-    /// The work of `rdma-pingpong` in this contest.
+    /// Returns the work of `rdma-pingpong` in this contest.
     pub fn pingpongs(&self) -> Vec<Pingpong> {
         let theirs = if let Theirs::Otherwise(_, work) = &self.theirs { Some(work) } else { None };
         let of = |work: &Work| if let Work::Pingpong(work) = work { Some(work.clone()) } else { None };
         [Some(&self.ours), theirs].into_iter().flatten().filter_map(of).collect()
     }
 
-    /// Why the contest cannot take place here.
+    /// Returns the reason why the contest cannot run here, or `None` if it can.
     #[must_use]
     pub fn hindrance(&self, processors: &Processors) -> Option<String> {
         let program = match &self.theirs {
@@ -192,7 +192,7 @@ impl Contest {
                 return Some("built without the feature secure".into());
             }
             Theirs::Bare(bare) if bare.spins() && processors.count() < 2 => {
-                return Some("it takes two processors".into());
+                return Some("it needs two processors".into());
             }
             Theirs::Openssl(_) => "openssl",
             Theirs::OpenLoop => "sockperf",
@@ -202,7 +202,7 @@ impl Contest {
         (!pair::is_installed(program)).then(|| format!("{program} is not installed (make bench-setup)"))
     }
 
-    /// The congestion control of both sides; `None` without TCP.
+    /// Returns the congestion control of both sides, or `None` without TCP.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
         match &self.ours {
@@ -213,8 +213,8 @@ impl Contest {
         }
     }
 
-    /// Runs one round: first the competitor, then this library. A program by others that fails ends the contest, and no other: `Err` in
-    /// `Ok` is why.
+    /// Runs one round: first the competitor, then this library. If a program of
+    /// another project fails, only its contest ends: the inner `Err` is the reason.
     fn round(&self, processors: &Processors, files: &Files) -> Result<Result<Both, Failure>, Failure> {
         let plain = Terms { secured: None, system_congestion: self.theirs.keeps_system_congestion() };
         let terms = Terms { secured: self.mode.map(|mode| (mode, files)), ..plain };
@@ -233,7 +233,7 @@ impl Contest {
         Ok(Ok((theirs, self.ours.measure(processors, &terms)?)))
     }
 
-    /// Measures what both can do, and then both at the same rate.
+    /// Measures the maximum rate of both, and then both at the same rate.
     fn open_loop(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Result<Both, Failure>, Failure> {
         let theirs = match Peer::sockperf_open_loop(None).measure(processors) {
             Ok(sample) => sample.figure,
@@ -250,27 +250,28 @@ impl Contest {
     }
 }
 
-/// The messages per second of an open loop, by what each side can do.
+/// Returns the messages per second of an open loop, given the maximum rates of both sides.
 fn open_loop_rate(theirs: f64, ours: f64) -> u64 {
     (theirs.min(ours) * LOAD).max(1.0) as u64
 }
 
-/// The rounds that are wanted of each contest.
+/// The number of rounds of each contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Rounds with near processors, and as many with far ones.
     pub rounds: usize,
-    /// Tries, at most.
+    /// Largest number of attempts.
     pub tries: usize,
 }
 
 impl Wanted {
-    /// Whether a round at this distance is missing.
+    /// Returns true if a round at this distance is missing.
     fn is_missing(&self, outcome: &Outcome, distance: Distance) -> bool {
         outcome.at(distance).len() < self.rounds
     }
 
-    /// Whether a contest is over: it has its rounds with near processors, or, where no probe can tell, those.
+    /// Returns true if a contest is over: it has its rounds with near
+    /// processors, or with unknown ones if no probe is possible.
     fn is_over(&self, outcome: &Outcome) -> bool {
         outcome.skipped.is_some()
             || !self.is_missing(outcome, Distance::Near)
@@ -278,10 +279,11 @@ impl Wanted {
     }
 }
 
-/// Runs the contests that have `only` in their names, round by round, so that other work of the machine meets all of them alike.
+/// Runs the contests that have `only` in their names, round by round,
+/// so that other load of the machine affects all of them equally.
 ///
 /// # Errors
-/// A process did not do its work, or no contest has such a name.
+/// A process failed, or no contest has such a name.
 pub fn run(wanted: Wanted, only: &str, processors: &Processors) -> Result<Vec<Outcome>, Failure> {
     let (contests, others): (Vec<_>, Vec<_>) =
         rows::contests().into_iter().partition(|contest| contest.name.contains(only));
@@ -340,7 +342,7 @@ mod tests {
     fn near_rounds_end_a_contest_and_far_ones_only_fill_their_column() {
         let processors = Processors::of_this_machine();
         let contest = rows::contests().into_iter().find(|contest| matches!(contest.theirs, Theirs::Nobody));
-        let mut outcome = Outcome::new(&contest.expect("one without a competitor"), &processors);
+        let mut outcome = Outcome::new(&contest.expect("a contest without a competitor exists"), &processors);
         let wanted = Wanted { rounds: 2, tries: 5 };
         let round = |ns: f64| Round { theirs: None, ours: 1.0.into(), probes_ns: Some([90.0, ns]) };
         let far = || Round { probes_ns: Some([300.0; 2]), ..round(300.0) };

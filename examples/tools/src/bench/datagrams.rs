@@ -1,4 +1,4 @@
-//! Datagrams to and fro and one way, over this library and over bare UDP. Both sides spin.
+//! Datagrams back and forth and one way, over this library and over bare UDP. Both sides spin.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -16,7 +16,7 @@ use rdma_reactor::{
 use crate::pingpong::failure::Failure;
 use crate::pingpong::server::LISTENING;
 
-/// What carries the datagrams.
+/// The transport of the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Carrier {
     /// Sockets
@@ -25,26 +25,26 @@ pub enum Carrier {
     Reactor,
 }
 
-/// The work to do.
+/// The kind of exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// Datagrams to and fro, one at a time
+    /// Datagrams back and forth, one at a time
     Echo,
-    /// Datagrams one way, as fast as they leave; what counts is what arrives
+    /// Datagrams one way, as fast as they can be sent; those that arrive count
     Flood,
 }
 
-/// Packets in a system call of bare UDP, and sends of an endpoint.
+/// Packets per system call of bare UDP, and sends of an endpoint.
 const BATCH: usize = 32;
 const SENDS: u32 = 64;
 /// Receives of an endpoint.
 const RECEIVES: u32 = 1024;
-/// A datagram of that length asks for the figures of a flood.
+/// Length of the datagram that requests the result of a flood.
 const END: usize = 1;
-/// How often is asked.
+/// Pause between two such requests.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What came of a flood: bytes, and the time from the first datagram to the last.
+/// The result of a flood: bytes, and the time from the first datagram to the last.
 #[derive(Debug, Default)]
 struct Came {
     bytes: u64,
@@ -57,7 +57,7 @@ impl Came {
         self.bytes += len as u64;
     }
 
-    /// Takes note of the time, once for what comes together.
+    /// Records the time, once for datagrams that arrive together.
     fn mark(&mut self) {
         let now = Instant::now();
         self.nanos = (now - *self.first.get_or_insert(now)).as_nanos() as u64;
@@ -71,7 +71,7 @@ impl Came {
     }
 }
 
-/// Gbit/s, from the answer of a server.
+/// Decodes Gbit/s from the answer of a server.
 fn figure(answer: &[u8]) -> Option<f64> {
     let bytes = u64::from_le_bytes(*answer.first_chunk()?);
     let nanos = u64::from_le_bytes(*answer.get(8..)?.first_chunk()?);
@@ -81,7 +81,7 @@ fn figure(answer: &[u8]) -> Option<f64> {
 /// Runs the server, which prints its address and serves until it is killed.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn serve(carrier: Carrier, kind: Kind) -> Result<(), Failure> {
     match (carrier, kind) {
         (Carrier::Udp, Kind::Echo) => echo_on_socket().map_err(Failure::new),
@@ -101,7 +101,7 @@ pub fn serve(carrier: Carrier, kind: Kind) -> Result<(), Failure> {
 /// Runs the client. Returns the median half round trip in microseconds, or for a flood Gbit/s.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn measure(carrier: Carrier, kind: Kind, server: SocketAddr, size: usize, count: u64) -> Result<f64, Failure> {
     match (carrier, kind) {
         (Carrier::Udp, Kind::Echo) => ask_on_socket(server, size, count).map_err(Failure::new),
@@ -240,7 +240,7 @@ impl Server {
         let known = self.last.filter(|(origin, _)| *origin == to).map(|(_, peer)| peer);
         let Some(peer) = known.or_else(|| cx.datagrams().peer_of(endpoint, &to).ok()) else { return };
         self.last = Some((to, peer));
-        // One at a time is out, so there is room; whoever asks for figures asks again.
+        // Only one answer is in flight, so the send queue is not full. A client without a result repeats its request.
         let _ = cx.datagrams().send(endpoint, peer, payload);
     }
 }
@@ -270,7 +270,7 @@ struct Client {
     to: Option<(EndpointId, PeerId)>,
     bytes: Vec<u8>,
     count: u64,
-    /// Datagrams that were sent, or have come back.
+    /// Number of datagrams that were sent, or that have returned.
     done: u64,
     warmup: u64,
     sent_at: Instant,

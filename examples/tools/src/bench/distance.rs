@@ -1,5 +1,6 @@
-//! The distance of the two processors, which decides what everything costs that goes from one to the other. The host of a virtual machine
-//! moves its processors between groups of cores that share a cache, every few seconds to minutes, so each round looks before and after.
+//! The distance of the two processors, which determines the cost of everything that moves
+//! between them. The host of a virtual machine moves its processors between groups of cores
+//! that share a cache, every few seconds to minutes, so each round probes before and after.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,33 +8,33 @@ use std::time::Duration;
 use super::pair::Processors;
 use super::ring;
 
-/// A message of 64 B takes less than this, ns, between processors that share a cache, and more between others. On a Zen 4 these were
-/// 90 and 290 to 340, and nothing between. The threshold is near their geometric mean.
+/// Between processors that share a cache, a message of 64 B takes less than this, ns; between others it takes more.
+/// On a Zen 4 the times were 90 and 290 to 340, with nothing between. The threshold is near their geometric mean.
 pub const NEAR_BELOW_NS: f64 = 180.0;
-/// Exchanges of a probe.
+/// Number of exchanges of a probe.
 const EXCHANGES: u64 = 20_000;
-/// Longest time of a probe, on a machine with other work.
+/// Time limit of a probe, for a machine with other load.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The distance of the two processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// They share a cache.
+    /// The processors share a cache.
     Near,
-    /// They do not.
+    /// The processors share no cache.
     Far,
-    /// There is one processor, or a probe found none; nothing is known.
+    /// The distance is not known: there is one processor, or the probe failed.
     Unknown,
 }
 
 impl Distance {
-    /// The distance by the time of a probe, ns.
+    /// Returns the distance, given the time of a probe, ns.
     #[must_use]
     pub fn of(ns: f64) -> Self {
         if ns < NEAR_BELOW_NS { Self::Near } else { Self::Far }
     }
 
-    /// The distance during a round, by the probes before and after; `None` if they disagree.
+    /// Returns the distance during a round, given the probes before and after. Returns `None` if they disagree.
     #[must_use]
     pub fn of_round(probes: Option<[f64; 2]>) -> Option<Self> {
         let Some(probes) = probes else { return Some(Self::Unknown) };
@@ -52,7 +53,8 @@ impl fmt::Display for Distance {
     }
 }
 
-/// Measures the half round trip of 64 B through memory between the two processors, ns; `None` if there is only one.
+/// Measures the half round trip of 64 B through memory between
+/// the two processors, ns. Returns `None` if there is only one.
 #[must_use]
 pub fn probe(processors: &Processors) -> Option<f64> {
     (processors.count() >= 2).then(|| ring::half_round_trip(processors, EXCHANGES, LIMIT))

@@ -1,4 +1,5 @@
-//! The state of the machine that the figures depend on: the congestion control of TCP, and the processor time that its host took.
+//! The state of the machine that the figures depend on: the congestion
+//! control of TCP, and the processor time that its host stole.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -7,14 +8,15 @@ use std::sync::OnceLock;
 use rdma_reactor::transport::iwarp::IwarpConfig;
 use socket2::{Domain, SockRef, Socket, Type};
 
-/// The congestion control of TCP that the system has for all connections, such as `cubic`.
+/// Returns the system's congestion control of TCP, such as `cubic`.
 #[must_use]
 pub fn system_congestion() -> String {
     let read = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     read.map_or_else(|_| "unknown".into(), |name| name.trim().into())
 }
 
-/// The congestion control that this library has within a host, if the system allows it; otherwise the library has the system's.
+/// Returns the congestion control that this library uses within a host,
+/// if the system allows it. Otherwise the library uses the system's.
 pub fn own_congestion() -> Option<&'static str> {
     static OWN: OnceLock<Option<String>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
@@ -25,10 +27,10 @@ pub fn own_congestion() -> Option<&'static str> {
     own.as_deref()
 }
 
-/// Gives a socket of bare TCP the congestion control that this library has within a host.
+/// Sets the congestion control that this library uses within a host on a socket of bare TCP.
 pub fn equal_congestion(socket: &impl AsFd) {
     if let Some(name) = own_congestion() {
-        // The system has just allowed it.
+        // The call above has shown that the system allows it.
         let _ = SockRef::from(socket).set_tcp_congestion(name.as_bytes());
     }
 }
@@ -38,25 +40,25 @@ pub fn equal_congestion(socket: &impl AsFd) {
 pub struct Times {
     /// Time that the host of a virtual machine gave to others.
     pub stolen: u64,
-    /// All time of all processors.
+    /// Total time of all processors.
     pub all: u64,
 }
 
 impl Times {
-    /// Reads the times; `None` if the system does not say.
+    /// Reads the times. Returns `None` if the system does not report them.
     #[must_use]
     pub fn now() -> Option<Self> {
         Self::read(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// Reads the first line of proc(5)'s `stat`. The time of guests is part of the first two values.
+    /// Parses the first line of proc(5)'s `stat`. The first two values include the time of guests.
     fn read(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|ticks| ticks.parse().ok()).collect();
         Some(Self { stolen: *ticks.get(7)?, all: ticks.iter().sum() })
     }
 
-    /// The share of the time since `before` that was stolen, percent.
+    /// Returns the share of the time since `before` that was stolen, percent.
     #[must_use]
     pub fn stolen_percent(&self, before: &Self) -> f64 {
         let all = self.all.saturating_sub(before.all).max(1);

@@ -1,5 +1,5 @@
-//! Echoes on many connections at once: one message of 64 B on each, over this library and over bare TCP. Both sides sleep until
-//! something comes.
+//! Echoes on many connections at the same time: one message of 64 B on each, over
+//! this library and over bare TCP. Both sides sleep until a message arrives.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,12 +23,12 @@ use super::pair;
 const SIZE: usize = 64;
 /// Largest number of connections of a side.
 const MOST: u32 = 20_000;
-/// Time in which all connections come up.
+/// Time limit for establishing all connections.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Number of sockets that may have something to read before the next look.
+/// Largest number of readable sockets per poll.
 const BATCH: usize = 1024;
 
-/// The carrier of the echoes.
+/// The transport of the echoes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Carrier {
     /// This library
@@ -40,7 +40,7 @@ pub enum Carrier {
 /// Runs the server, which prints its address and answers until it is killed.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn serve(carrier: Carrier) -> Result<(), Failure> {
     permit_many()?;
     match carrier {
@@ -49,10 +49,10 @@ pub fn serve(carrier: Carrier) -> Result<(), Failure> {
     }
 }
 
-/// Runs the client. Returns echoes per second on so many connections; a tenth more of them warm up.
+/// Runs the client. Returns echoes per second on this many connections; a tenth more of them warm up.
 ///
 /// # Errors
-/// The system refused, or the server went away.
+/// A system call failed, or the server went away.
 pub fn measure(carrier: Carrier, server: SocketAddr, connections: u32, count: u64) -> Result<f64, Failure> {
     permit_many()?;
     let pace = Pace::new(connections, count);
@@ -62,13 +62,13 @@ pub fn measure(carrier: Carrier, server: SocketAddr, connections: u32, count: u6
     }
 }
 
-/// Raises the limit of descriptors as far as the system allows without asking.
+/// Raises the soft limit of descriptors to the hard limit.
 fn permit_many() -> Result<(), Failure> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(Failure::new)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(Failure::new)
 }
 
-/// Counts echoes, and takes the time of all but the first ones.
+/// Counts echoes, and measures the time of all but the first ones.
 struct Pace {
     echoes: u64,
     warmup: u64,
@@ -82,7 +82,7 @@ impl Pace {
         Self { echoes: 0, warmup, last: warmup + count, started: Instant::now() }
     }
 
-    /// Counts an echo. Returns echoes per second when it was the last one.
+    /// Counts an echo. Returns echoes per second after the last one.
     fn echo(&mut self) -> Option<f64> {
         self.echoes += 1;
         if self.echoes == self.warmup {
@@ -94,7 +94,7 @@ impl Pace {
 
 // This library.
 
-/// Connections with windows that fit one message: ten thousand of them with the usual ones would take 10 GiB.
+/// Makes a reactor with windows that fit one message: ten thousand connections with the usual ones would take 10 GiB.
 fn reactor() -> Result<Reactor, Failure> {
     let config = Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event);
     let config = config
@@ -109,7 +109,7 @@ struct Server;
 
 impl Handler for Server {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // There is room, because one message at a time is out.
+        // The window is open, because only one message is in flight.
         if cx.send(conn, &message).is_err() {
             cx.close(conn);
         }
@@ -117,11 +117,11 @@ impl Handler for Server {
 }
 
 struct Client {
-    /// Connections that are up, until all are.
+    /// The established connections, until all are.
     up: Vec<ConnectionId>,
     wanted: usize,
     pace: Pace,
-    /// Echoes per second, or why there are none.
+    /// Echoes per second, or the failure.
     result: Option<Result<f64, Failure>>,
 }
 
@@ -177,7 +177,7 @@ fn ask_on_reactor(server: SocketAddr, connections: u32, pace: Pace) -> Result<f6
 
 // Bare TCP.
 
-/// A socket, and what has come of the message that is coming.
+/// A socket, and the received part of the current message.
 struct Socket {
     stream: TcpStream,
     message: [u8; SIZE],
@@ -192,13 +192,13 @@ impl Socket {
         Ok(Self { stream, message: [7; SIZE], have: 0 })
     }
 
-    /// A message fits the send buffer, because one at a time is out.
+    /// Sends a message. It fits the send buffer, because only one is in flight.
     fn send(&mut self) -> io::Result<()> {
         (&self.stream).write_all(&self.message)
     }
 
-    /// Reads after an edge. Whether a message is whole; `None` at the end of the stream. An edge comes for what is behind that message, and
-    /// nothing is before it was answered, so one read is enough.
+    /// Reads after an edge. Returns `Some(true)` if a message is complete, and `None` at the end of the stream. One
+    /// read is enough: the peer sends nothing more before the answer, and later bytes raise another edge.
     fn receive(&mut self) -> io::Result<Option<bool>> {
         match self.stream.read(&mut self.message[self.have..]) {
             Ok(0) => return Ok(None),

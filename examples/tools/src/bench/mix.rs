@@ -1,4 +1,4 @@
-//! The mix of requests: lengths from 1 B to 256 KiB, each answered by the same bytes, one at a time.
+//! A mix of requests: lengths from 1 B to 256 KiB, each answered with the same bytes, one at a time.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -20,9 +20,9 @@ const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The buffers of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Buffers {
-    /// As they are by default
+    /// The default sizes
     Default,
-    /// Each takes the longest request
+    /// Each buffer holds the longest request
     Large,
 }
 
@@ -35,7 +35,7 @@ fn reactor(buffers: Buffers) -> Result<Reactor, Failure> {
     Reactor::new(config).map_err(Failure::new)
 }
 
-/// The lengths of requests, bytes, evenly spread over the powers of two, and always the same ones.
+/// Returns the lengths of requests, bytes, evenly spread over the powers of two. They are always the same.
 fn lengths() -> impl Iterator<Item = usize> {
     let states = std::iter::successors(Some(SEED), |&state| {
         let state = state ^ (state << 13);
@@ -52,7 +52,7 @@ struct Server;
 
 impl Handler for Server {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // There is room, because one request at a time is out.
+        // The window is open, because only one request is in flight.
         if cx.send(conn, &message).is_err() {
             cx.close(conn);
         }
@@ -62,20 +62,20 @@ impl Handler for Server {
 /// Runs the server, which prints its address and answers until it is killed.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn serve(buffers: Buffers) -> Result<(), Failure> {
     pair::serve(reactor(buffers)?, &mut Server)
 }
 
-/// Sends a request when the answer to the last one is there.
+/// Sends a request after the answer to the last one.
 struct Client {
     lengths: Vec<usize>,
-    /// Number of answers so far, and of those that are not measured.
+    /// Number of answers so far, and below it the number that is not measured.
     answers: usize,
     warmup: usize,
     bytes: Vec<u8>,
     started: Instant,
-    /// Requests per second, or why there are none.
+    /// Requests per second, or the failure.
     result: Option<Result<f64, Failure>>,
 }
 
@@ -133,7 +133,7 @@ impl Handler for Client {
 /// Runs the client. Returns requests per second; a tenth more requests warm up.
 ///
 /// # Errors
-/// The system refused, or the server went away.
+/// A system call failed, or the server went away.
 pub fn measure(buffers: Buffers, server: SocketAddr, count: usize) -> Result<f64, Failure> {
     let mut reactor = reactor(buffers)?;
     let warmup = count.div_ceil(10);

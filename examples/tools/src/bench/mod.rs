@@ -1,10 +1,11 @@
-//! `bench`: `rdma-pingpong` and one-sided operations against bare TCP and against programs by others on this machine, and secured
-//! connections against plain ones and against `openssl`, in alternating rounds of one run.
+//! `bench`: `rdma-pingpong` and one-sided operations against bare TCP and against programs of other projects on this
+//! machine, and secured connections against plain ones and against `openssl`, in alternating rounds of one run.
 //!
-//! Each round of a [`contest`] runs two processes, each on a processor of its own ([`pair`]), between two probes of the [`distance`] of
-//! these processors. The [`rows`] name the competitors: [`tcp`], the [`ring`], the [`peers`], [`openssl`], and this library itself with
-//! other [`work`]; [`one_sided`], [`mix`], [`many`], [`datagrams`] and [`secured`] have work that `rdma-pingpong` does not do. In an [`outcome`], a
-//! figure is the median of its rounds, and a ratio is the median of their ratios.
+//! Each round of a [`contest`] runs two processes, each on a separate processor ([`pair`]), between
+//! two probes of the [`distance`] of these processors. The [`rows`] name the competitors: [`tcp`], the
+//! [`ring`], the [`peers`], [`openssl`], and this library itself with other [`work`]. [`one_sided`],
+//! [`mix`], [`many`], [`datagrams`] and [`secured`] do work that `rdma-pingpong` does not do. In an
+//! [`outcome`], a figure is the median of its rounds, and a ratio is the median of their ratios.
 
 pub mod contest;
 pub mod datagrams;
@@ -50,20 +51,20 @@ use self::outcome::Outcome;
 use self::pair::Processors;
 use self::tcp::Kind;
 
-/// Compares the cost of rdma-reactor with that of bare TCP and of programs by others on this machine.
+/// Compares the cost of rdma-reactor with that of bare TCP and of programs of other projects on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
 struct Cli {
-    /// Rounds per figure, of which the median counts: so many with near processors, and as many with far ones
+    /// Rounds per figure, of which the median counts: this many with near processors, and as many with far ones
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Tries for these rounds with near processors, at most
+    /// Largest number of attempts at these rounds
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     tries: u32,
     /// Only the rows that have this text in their names, such as TLS
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Write the results as JSON; - is standard output, and the table, which is Markdown, goes to standard error
+    /// Write the results as JSON; - is standard output, and the table, which is Markdown, then goes to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draw the spinning half round trips by size
@@ -75,14 +76,14 @@ struct Cli {
     /// Draw the round trips of the open loop by quantile
     #[arg(long, value_name = "FILE")]
     open_loop_svg: Option<PathBuf>,
-    /// End with exit code 1 when a target is missed
+    /// End with exit code 1 if a target is missed
     #[arg(long)]
     check: bool,
     #[command(subcommand)]
     role: Option<Role>,
 }
 
-/// The commands of this program as its own child.
+/// The internal commands, which this program runs as child processes.
 #[derive(Debug, Subcommand)]
 enum Role {
     /// One side of bare TCP, the server
@@ -105,13 +106,13 @@ enum Role {
         /// Number of iterations.
         iterations: u64,
     },
-    /// One side of the mix of requests, the one that answers
+    /// The side of the mix of requests that answers
     #[command(hide = true)]
     MixServer {
         /// Its buffers.
         buffers: Buffers,
     },
-    /// One side of the mix of requests, the one that asks
+    /// The side of the mix of requests that requests
     #[command(hide = true)]
     MixClient {
         /// Its buffers.
@@ -121,16 +122,16 @@ enum Role {
         /// Number of requests.
         count: usize,
     },
-    /// One side of echoes on many connections, the one that answers
+    /// The side of echoes on many connections that answers
     #[command(hide = true)]
     ManyServer {
-        /// What carries them.
+        /// The transport of the echoes.
         carrier: Carrier,
     },
-    /// One side of echoes on many connections, the one that asks
+    /// The side of echoes on many connections that requests
     #[command(hide = true)]
     ManyClient {
-        /// What carries them.
+        /// The transport of the echoes.
         carrier: Carrier,
         /// Address of the server.
         address: SocketAddr,
@@ -139,10 +140,10 @@ enum Role {
         /// Number of echoes on all of them together.
         count: u64,
     },
-    /// One side of one-sided operations, the memory
+    /// The side of one-sided operations that lends the memory
     #[command(hide = true)]
     OneSidedServer,
-    /// One side of one-sided operations, the one that does them
+    /// The side of one-sided operations that performs them
     #[command(hide = true)]
     OneSidedClient {
         /// The work to do.
@@ -152,20 +153,20 @@ enum Role {
         /// Number of iterations.
         iterations: u64,
     },
-    /// One side of datagrams, the one that answers
+    /// The side of datagrams that answers
     #[command(hide = true)]
     DatagramsServer {
-        /// What carries them.
+        /// The transport of the datagrams.
         carrier: datagrams::Carrier,
-        /// The work to do.
+        /// The kind of exchange.
         kind: datagrams::Kind,
     },
-    /// One side of datagrams, the one that sends
+    /// The side of datagrams that sends
     #[command(hide = true)]
     DatagramsClient {
-        /// What carries them.
+        /// The transport of the datagrams.
         carrier: datagrams::Carrier,
-        /// The work to do.
+        /// The kind of exchange.
         kind: datagrams::Kind,
         /// Address of the server.
         address: SocketAddr,
@@ -174,21 +175,21 @@ enum Role {
         /// Number of datagrams.
         count: u64,
     },
-    /// One side of connections that are opened one after another, the one that listens
+    /// The side of sequential connections that listens
     #[command(hide = true)]
     ConnectionsServer {
-        /// How they are secured.
+        /// The security of the connections.
         #[command(flatten)]
         security: SecurityArgs,
     },
-    /// One side of connections that are opened one after another, the one that opens them
+    /// The side of sequential connections that connects
     #[command(hide = true)]
     ConnectionsClient {
         /// Address of the server.
         address: SocketAddr,
         /// Number of connections.
         count: u64,
-        /// How they are secured.
+        /// The security of the connections.
         #[command(flatten)]
         security: SecurityArgs,
     },

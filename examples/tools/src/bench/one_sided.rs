@@ -25,21 +25,21 @@ pub enum Operation {
     Write,
     /// RDMA Reads of 64 KiB
     Read,
-    /// RDMA Reads of 8 bytes, one after the other
+    /// RDMA Reads of 8 bytes, sequentially
     Word,
 }
 
 const DEVICE: DeviceId = DeviceId(0);
 /// Length of a Write and of a Read, bytes.
 const CHUNK: usize = 64 << 10;
-/// Number of operations under way; of Reads, as many as the connection allows.
+/// Number of operations in flight; of Reads, as many as the connection allows.
 const DEPTH: u32 = 16;
 /// Length of the memory that the operations use, bytes.
 const WINDOW: usize = DEPTH as usize * CHUNK;
-/// Longest time of a handshake.
+/// Time limit of a handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One side: a provider that is polled again and again.
+/// One side: a provider that is polled in a loop.
 struct Side {
     station: Station,
     cq: CqId,
@@ -67,7 +67,7 @@ impl Side {
         self.station.provider().create_qp(id, &attr).map_err(io::Error::other)
     }
 
-    /// Drives the provider until it has an event.
+    /// Polls the provider until it returns an event.
     fn event(&mut self) -> io::Result<CmEvent> {
         loop {
             let now = Instant::now();
@@ -78,7 +78,7 @@ impl Side {
         }
     }
 
-    /// Drives the provider until something has completed; returns the number of completions.
+    /// Polls the provider until operations have completed. Returns the number of completions.
     fn completions(&mut self) -> io::Result<usize> {
         loop {
             self.done.clear();
@@ -98,7 +98,7 @@ impl Side {
 /// Runs the server, which prints its address and lends its memory to one client.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn serve() -> io::Result<()> {
     let mut side = Side::new()?;
     let listener = side
@@ -116,7 +116,7 @@ pub fn serve() -> io::Result<()> {
     side.equip(request.id)?;
     let param = ConnectParam { private_data: &place, ..ConnectParam::default() };
     side.station.provider().accept(request.id, &param, Instant::now()).map_err(io::Error::other)?;
-    // The provider serves the client inside of its calls; there is nothing else to do here.
+    // The provider serves the client within these calls.
     loop {
         for _ in 0..1000 {
             side.station.provider().progress(Instant::now(), Drive::Spin);
@@ -131,7 +131,7 @@ pub fn serve() -> io::Result<()> {
 /// Runs the client. Returns Gbit/s, or for single words the median half round trip in microseconds.
 ///
 /// # Errors
-/// The system refused, or the server went away.
+/// A system call failed, or the server went away.
 pub fn measure(operation: Operation, server: SocketAddr, iterations: u64) -> io::Result<f64> {
     let mut side = Side::new()?;
     let region = side.station.expose(DEVICE, Access::LOCAL_WRITE).map_err(io::Error::other)?;
@@ -187,7 +187,7 @@ fn chunks(
     let started = Instant::now();
     let (mut posted, mut under_way) = (0, 0);
     while posted < iterations || under_way > 0 {
-        // One doorbell posts all operations that the queue has room for.
+        // One doorbell posts all operations that fit the queue.
         let room = (iterations - posted).min(u64::from(DEPTH) - under_way);
         let chain = (posted..posted + room).map(|iteration| {
             let at = (iteration % u64::from(DEPTH)) as usize * CHUNK;
@@ -198,7 +198,7 @@ fn chunks(
         (posted, under_way) = (posted + room, under_way + room);
         under_way -= side.completions()? as u64;
     }
-    // A Write completes when it is handed over. A Read behind the last Write shows that all Writes are placed.
+    // A Write completes when it is handed over. A Read after the last Write shows that all Writes are placed.
     let last = side.station.post_send(qp, 0, SendOp::Read(remote), std::slice::from_ref(&(0..8)), SendFlags::SIGNALED);
     last.map_err(io::Error::other)?;
     side.completions()?;

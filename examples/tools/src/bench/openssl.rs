@@ -12,7 +12,7 @@ use super::secured::Files;
 /// Sends zeros from `openssl s_client` to `openssl s_server`. Returns Gbit/s, the handshake included.
 ///
 /// # Errors
-/// One of the two did not do its work.
+/// One of the two processes failed.
 pub fn measure(processors: &Processors, files: &Files, bytes: u64) -> Result<f64, Failure> {
     let failed = |what: &str, why: &dyn std::fmt::Display| Failure::new(format!("openssl: {what}: {why}"));
     let io = |what: &'static str| move |error: std::io::Error| failed(what, &error);

@@ -1,4 +1,4 @@
-//! The rounds of a contest, and what they come to.
+//! The rounds of a contest, and their medians.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct Round {
     pub theirs: Option<Sample>,
     /// This library.
     pub ours: Sample,
-    /// The probes before and after, ns, where there are two processors.
+    /// The probes before and after, ns, if there are two processors.
     pub probes_ns: Option<[f64; 2]>,
 }
 
@@ -26,20 +26,20 @@ pub struct Round {
 pub struct Outcome {
     /// The name of the contest.
     pub name: String,
-    /// Its place in a picture.
+    /// Its position in a picture.
     pub place: Option<Place>,
     /// The name of the competitor; empty if there is none.
     pub against: &'static str,
     target: Target,
     /// The distance that the target is for, if it is for one.
     wanted_at: Option<Distance>,
-    /// The command line of a program by others.
+    /// The command line of a program of another project.
     command: Option<String>,
     congestion: Option<String>,
-    /// Why there are no rounds, or not all of them.
+    /// The reason why rounds are missing.
     pub skipped: Option<String>,
     rounds: BTreeMap<Distance, Vec<Round>>,
-    /// Rounds that were dropped, because the processors moved.
+    /// Number of rounds that were dropped because the processors moved.
     pub mixed: usize,
 }
 
@@ -69,7 +69,7 @@ impl Outcome {
         }
     }
 
-    /// A line about a round, for those who watch.
+    /// Formats a line about a round, for the log.
     #[must_use]
     pub fn note(&self, round: &Round) -> String {
         let theirs =
@@ -80,13 +80,13 @@ impl Outcome {
         format!("{}: {}ours: {ours} ({distance})", self.name, theirs.unwrap_or_default())
     }
 
-    /// The rounds at a distance.
+    /// Returns the rounds at a distance.
     #[must_use]
     pub fn at(&self, distance: Distance) -> &[Round] {
         self.rounds.get(&distance).map_or(&[], Vec::as_slice)
     }
 
-    /// The distance whose rounds count for the target: the one that it is for, or else the nearest.
+    /// Returns the distance whose rounds count for the target: the one that it is for, or else the nearest.
     #[must_use]
     pub fn counted(&self) -> Option<Distance> {
         let nearest = self.rounds.keys().next().copied();
@@ -96,7 +96,7 @@ impl Outcome {
         }
     }
 
-    /// The median of one side's figures.
+    /// Returns the median of one side's figures.
     #[must_use]
     pub fn median(&self, side: Side, distance: Distance) -> Option<f64> {
         median(self.samples(side, distance).map(|sample| sample.figure))
@@ -109,14 +109,14 @@ impl Outcome {
         })
     }
 
-    /// This library's figures over the competitor's. The median is taken over the ratios of rounds, because other work of the machine
-    /// changes more between rounds than within one.
+    /// Returns the ratios of this library's figures to the competitor's. Their median is better than the
+    /// ratio of medians, because other load of the machine changes more between rounds than within one.
     fn ratios(&self, distance: Distance) -> Vec<f64> {
         let ratio = |round: &Round| Some(round.ours.figure / round.theirs.as_ref()?.figure);
         self.at(distance).iter().filter_map(ratio).collect()
     }
 
-    /// Processor time for each message of this library, us: of the client and of the server.
+    /// Returns the processor time for each message of this library, us: of the client and of the server.
     fn processor_us(&self, distance: Distance) -> Option<[f64; 2]> {
         let of = |side: usize| {
             median(self.samples(Side::Ours, distance).filter_map(|sample| Some(sample.processor_us?[side])))
@@ -124,14 +124,14 @@ impl Outcome {
         Some([of(0)?, of(1)?])
     }
 
-    /// The quantiles of an open loop, us.
+    /// Returns the quantiles of an open loop, us.
     #[must_use]
     pub fn tail(&self, side: Side, distance: Distance) -> Option<Tail> {
         let of = |place: usize| median(self.samples(side, distance).filter_map(|sample| Some(sample.tail?[place])));
         Some([of(0)?, of(1)?, of(2)?, of(3)?])
     }
 
-    /// Whether the target is met, or nothing says that it is not.
+    /// Returns true if the target is met, or if it is not known.
     #[must_use]
     pub fn is_met(&self) -> bool {
         let Some(distance) = self.counted() else { return true };
@@ -140,7 +140,7 @@ impl Outcome {
             || ours.is_none_or(|ours| self.target.is_met(ours, median(self.ratios(distance).into_iter())))
     }
 
-    /// Writes everything as JSON, with the rounds.
+    /// Formats everything as JSON, with the rounds.
     #[must_use]
     pub fn json(&self) -> Value {
         let at = |distance: Distance| {
@@ -181,7 +181,7 @@ impl Outcome {
         })
     }
 
-    /// A row of the table.
+    /// Formats a row of the table.
     #[must_use]
     pub fn row(&self, columns: &[Distance]) -> String {
         let mut cells = vec![self.name.clone(), self.against.into()];
@@ -204,7 +204,7 @@ impl Outcome {
         line(&cells)
     }
 
-    /// The rows of the table of open loops.
+    /// Formats the rows of the table of open loops.
     pub fn tail_rows(&self, columns: &[Distance]) -> Vec<String> {
         let of = |distance: Distance, side| {
             let name = if side == Side::Theirs { self.against } else { "rdma-reactor" };
@@ -226,7 +226,7 @@ pub enum Side {
     Ours,
 }
 
-/// The head of the table in Markdown, with columns for these distances.
+/// Formats the head of the table in Markdown, with columns for these distances.
 #[must_use]
 pub fn head(columns: &[Distance]) -> String {
     let mut cells = vec![String::new(), "against".into(), "TCP".into()];
@@ -237,7 +237,7 @@ pub fn head(columns: &[Distance]) -> String {
     format!("{}\n{}", line(&cells), line(&vec!["---".into(); cells.len()]))
 }
 
-/// The head of the table of open loops.
+/// Formats the head of the table of open loops.
 #[must_use]
 pub fn tail_head() -> String {
     let cells = ["", "program", "processors", "p50", "p99", "p99.9", "max"].map(String::from);
@@ -248,14 +248,14 @@ fn line(cells: &[String]) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The median of ratios, with the smallest and the largest one if there are several.
+/// Formats the median of ratios, with the smallest and the largest one if there are several.
 fn spread(ratios: &[f64]) -> Option<String> {
     let middle = median(ratios.iter().copied())?;
     let [low, high] = [f64::min, f64::max].map(|of| ratios.iter().copied().fold(middle, of));
     Some(if ratios.len() > 1 { format!("{middle:.2} ({low:.2} to {high:.2})") } else { format!("{middle:.2}") })
 }
 
-/// The value in the middle; `None` if there is none.
+/// Returns the value in the middle. Returns `None` if there are no values.
 pub fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.collect();
     sorted.sort_by(f64::total_cmp);

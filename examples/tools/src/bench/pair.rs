@@ -1,4 +1,4 @@
-//! Two processes, each on a processor of its own: a server that prints its address, and a client that prints a result.
+//! Two processes, each on a separate processor: a server that prints its address, and a client that prints a result.
 
 use std::fmt;
 use std::fs;
@@ -13,7 +13,7 @@ use rdma_reactor::{Handler, Reactor};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::server::LISTENING;
 
-/// First argument that makes this program `rdma-pingpong`.
+/// The first argument with which this program is `rdma-pingpong`.
 pub const PINGPONG: &str = "pingpong";
 
 /// The processors that servers and clients run on.
@@ -23,19 +23,19 @@ pub struct Processors {
 }
 
 impl Processors {
-    /// Takes the first two processors that this process may use.
+    /// Selects the first two processors that this process may use.
     #[must_use]
     pub fn of_this_machine() -> Self {
         Self { all: core_affinity::get_core_ids().unwrap_or_default() }
     }
 
-    /// Processors that this process may use.
+    /// Returns the number of processors that this process may use.
     #[must_use]
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// The numbers of the processors of the server and of the client.
+    /// Returns the numbers of the processors of the server and of the client.
     #[must_use]
     pub fn numbers(&self) -> [usize; 2] {
         match self.all[..] {
@@ -44,7 +44,7 @@ impl Processors {
         }
     }
 
-    /// Moves this thread, and so the next child, to a processor.
+    /// Moves this thread, and thereby the next child, to a processor.
     pub fn choose(&self, index: usize) {
         if let [first, second, ..] = self.all[..] {
             if !core_affinity::set_for_current([first, second][index]) {
@@ -63,16 +63,16 @@ impl fmt::Display for Processors {
     }
 }
 
-/// Longest time in which a server begins to listen.
+/// Time limit for a server to begin to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A child that does not outlive its round.
+/// A child process that does not outlive its round.
 #[derive(Debug)]
 pub struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // A process that has ended already is no error here.
+        // It is not an error if the process has ended already.
         let _ = self.0.kill();
         if let Err(error) = self.0.wait() {
             log::warn!("waiting for a child: {error}");
@@ -80,17 +80,17 @@ impl Drop for Guard {
     }
 }
 
-/// Runs this program twice, and returns the output of the second process. `{}` in the client's arguments is the
-/// server's address.
+/// Runs this program twice, and returns the output of the second process.
+/// `{}` in the client's arguments stands for the server's address.
 ///
 /// # Errors
-/// One of the two processes did not do its work.
+/// One of the two processes failed.
 pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Result<String, Failure> {
     let failed = |what: &str, why: &dyn fmt::Display| Failure::new(format!("{what} {why}"));
     let program = std::env::current_exe().map_err(|error| failed("finding this program:", &error))?;
     processors.choose(0);
     let mut command = Command::new(&program);
-    // The child's standard input ends with this process, and that ends a server that would go on.
+    // The child's standard input closes when this process ends, which also ends the server.
     command.args(server).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut server = Guard(command.spawn().map_err(|error| failed("starting a server:", &error))?);
     let mut line = String::new();
@@ -115,10 +115,10 @@ pub fn run(processors: &Processors, server: &[String], client: &[String]) -> Res
     String::from_utf8(output.stdout).map_err(|error| failed("a client printed", &error))
 }
 
-/// Runs a server of this library: prints its address, and takes connections until the process is killed.
+/// Runs a server of this library: prints its address, and accepts connections until the process is killed.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn serve(mut reactor: Reactor, handler: &mut impl Handler) -> Result<(), Failure> {
     let mut context = reactor.context();
     let listener = context.listen((Ipv4Addr::LOCALHOST, 0).into()).map_err(Failure::new)?;
@@ -127,23 +127,23 @@ pub fn serve(mut reactor: Reactor, handler: &mut impl Handler) -> Result<(), Fai
     reactor.run(handler).map_err(Failure::new)
 }
 
-/// Whether a program can be found.
+/// Returns true if a program is installed.
 #[must_use]
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// A port that was free just now, for a server that does not say which one it got.
+/// Returns a port that was free just now, for a server that does not print its port.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn free_port() -> Result<u16, Failure> {
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
     Ok(address.map_err(|error| Failure::new(format!("a free port: {error}")))?.port())
 }
 
-/// Starts the server of another program, and waits until it listens. Children that come next run on the client's processor.
+/// Starts the server of another program, and waits until it listens. Later children run on the client's processor.
 ///
 /// # Errors
 /// The program does not start, or does not listen.
@@ -154,7 +154,7 @@ pub fn start(processors: &Processors, mut command: Command, port: u16) -> Result
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = Guard(command.spawn().map_err(|error| failed(&error))?);
     let started = Instant::now();
-    // A connection would be taken for the client, and many servers take one only.
+    // A connection as a test would count as the client, and many servers accept only one.
     while !listens(port).map_err(|error| failed(&error))? {
         if let Some(status) = server.0.try_wait().map_err(|error| failed(&error))? {
             return Err(failed(&format!("ended with {status}")));
@@ -168,7 +168,7 @@ pub fn start(processors: &Processors, mut command: Command, port: u16) -> Result
     Ok(server)
 }
 
-/// Whether a socket of this machine listens on a port.
+/// Returns true if a socket of this machine listens on a port.
 fn listens(port: u16) -> std::io::Result<bool> {
     let tables = fs::read_to_string("/proc/net/tcp")? + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
     let address = format!(":{port:04X}");

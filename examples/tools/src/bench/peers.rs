@@ -1,4 +1,4 @@
-//! The programs by others that do the same work over TCP: their command lines, and the figures in what they print.
+//! The programs of other projects that do the same work over TCP: their command lines, and the parsers of their output.
 
 use std::process::{Command, Stdio};
 
@@ -10,17 +10,18 @@ use super::machine;
 use super::pair::{self, Processors};
 use super::sample::{Sample, Tail};
 
-/// Longest time of a client, seconds.
+/// Time limit of a client, seconds.
 const PATIENCE: &str = "10";
 
 /// The transports of UCX.
 #[derive(Clone, Copy, Debug)]
 pub enum Ucx {
-    /// TCP over the loopback. By default, UCX sends 64 KiB by rendezvous, which takes twice the time here. At 1 MiB, rendezvous is faster.
+    /// TCP over the loopback. By default, UCX sends 64 KiB by rendezvous,
+    /// which takes twice as long here. At 1 MiB, rendezvous is faster.
     Tcp,
     /// Shared memory, with two copies.
     Posix,
-    /// Shared memory, and for long messages one copy out of the other process (`process_vm_readv`).
+    /// Shared memory; long messages are copied once, out of the other process (`process_vm_readv`).
     Cma,
 }
 
@@ -42,40 +43,41 @@ impl Ucx {
     }
 }
 
-/// A program by others with its work. `PORT` in the command lines is the port that both sides use, and `SERVER` and `CLIENT` are the numbers of
-/// the two processors.
+/// A program of another project, with its work. In the command lines, `PORT` stands for the
+/// port that both sides use, and `SERVER` and `CLIENT` for the numbers of the two processors.
 #[derive(Clone, Debug)]
 pub struct Peer {
     name: &'static str,
     program: &'static str,
     server: String,
     client: String,
-    /// Finds the figure in what the client prints.
+    /// Finds the figure in the output of the client.
     read: fn(&str) -> Option<f64>,
     /// Converts the figure to the unit of the contest.
     scale: f64,
     /// Finds the quantiles of an open loop.
     tail: Option<fn(&str) -> Option<Tail>>,
-    /// The congestion control of its connections is the system's, and no flag changes that.
+    /// True if its connections have the system's congestion control, and no flag changes that.
     keeps_system_congestion: bool,
 }
 
 impl Peer {
-    /// The half round trip of UCX, us: the median of the last 2,048. Both sides poll, or sleep with `-E sleep` as `flags`.
+    /// Measures the half round trip of UCX, us: the median of the last
+    /// 2,048. Both sides poll, or sleep if `flags` has `-E sleep`.
     #[must_use]
     pub fn ucx_latency(ucx: Ucx, size: u32, iterations: u64, flags: &str) -> Self {
         let work = format!("-t tag_lat -s {size} -n {iterations} -w {} {flags}", iterations / 10);
         Self::ucx(ucx, &work, flags, |text| column(text, ',', "50.0_percentile_lat"), 1.0)
     }
 
-    /// The messages that UCX sends one way, per second.
+    /// Measures the messages that UCX sends one way, per second.
     #[must_use]
     pub fn ucx_rate(ucx: Ucx, size: u32, iterations: u64) -> Self {
         let work = format!("-t tag_bw -s {size} -n {iterations} -w {}", iterations / 10);
         Self::ucx(ucx, &work, "", |text| column(text, ',', "overall_mr"), 1.0)
     }
 
-    /// The throughput of UCX one way, Gbit/s.
+    /// Measures the throughput of UCX one way, Gbit/s.
     #[must_use]
     pub fn ucx_throughput(ucx: Ucx, size: u32, iterations: u64) -> Self {
         Self { scale: f64::from(size) * 8e-9, ..Self::ucx_rate(ucx, size, iterations) }
@@ -95,7 +97,7 @@ impl Peer {
         }
     }
 
-    /// The half round trip of libfabric, us: the mean, because the program prints no median. Both sides poll.
+    /// Measures the half round trip of libfabric, us: the mean, because the program prints no median. Both sides poll.
     #[must_use]
     pub fn libfabric_latency(provider: &str, size: u32, iterations: u64) -> Self {
         let work = format!("-p {provider} -e rdm -I {iterations} -S {size}");
@@ -111,21 +113,21 @@ impl Peer {
         }
     }
 
-    /// The median half round trip of `sockperf`, us. Both sides sleep.
+    /// Measures the median half round trip of `sockperf`, us. Both sides sleep.
     #[must_use]
     pub fn sockperf_latency(size: u32) -> Self {
         Self::sockperf("ping-pong", &format!("-m {size} -t 1"), |text| after(text, "percentile 50.000 ="))
     }
 
-    /// The messages that `sockperf` sends one way, per second.
+    /// Measures the messages that `sockperf` sends one way, per second.
     #[must_use]
     pub fn sockperf_rate(size: u32) -> Self {
         Self::sockperf("throughput", &format!("-m {size} -t 1"), |text| after(text, "Message Rate is"))
     }
 
-    /// `sockperf` with an open loop of 64 B: p99 of the round trip, us, at so many messages per second, or without a rate the messages
-    /// that are answered per second. It counts from when a message is sent. Its client has two threads, of which one asks for the time
-    /// again and again; the other one is on the server's processor.
+    /// Measures an open loop of 64 B with `sockperf`: p99 of the round trip, us, at this many messages per second,
+    /// or without a rate the answered messages per second. The round trip counts from the time at which a message
+    /// is sent. The client has two threads: one polls the clock, the other one is on the server's processor.
     #[must_use]
     pub fn sockperf_open_loop(rate: Option<u64>) -> Self {
         let mps = rate.map_or_else(|| "max".into(), |rate| rate.to_string());
@@ -152,7 +154,7 @@ impl Peer {
         }
     }
 
-    /// The throughput of `iperf3` one way, Gbit/s.
+    /// Measures the throughput of `iperf3` one way, Gbit/s.
     #[must_use]
     pub fn iperf3(size: u32) -> Self {
         let congestion = machine::own_congestion().map_or_else(String::new, |name| format!(" -C {name}"));
@@ -170,25 +172,25 @@ impl Peer {
         }
     }
 
-    /// The name in the table.
+    /// Returns the name in the table.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The program that has to be installed.
+    /// Returns the program that must be installed.
     #[must_use]
     pub const fn program(&self) -> &'static str {
         self.program
     }
 
-    /// The command line of the client.
+    /// Returns the command line of the client.
     #[must_use]
     pub fn command(&self) -> &str {
         &self.client
     }
 
-    /// Whether the congestion control of its connections is the system's.
+    /// Returns true if its connections have the system's congestion control.
     #[must_use]
     pub const fn keeps_system_congestion(&self) -> bool {
         self.keeps_system_congestion
@@ -197,7 +199,7 @@ impl Peer {
     /// Does the work once.
     ///
     /// # Errors
-    /// One of the two processes did not do its work, or what it printed has no figure.
+    /// One of the two processes failed, or its output has no figure.
     pub fn measure(&self, processors: &Processors) -> Result<Sample, Failure> {
         let port = pair::free_port()?;
         let [on_first, on_second] = processors.numbers();
@@ -225,8 +227,8 @@ impl Peer {
     }
 }
 
-/// The provider of libfabric for TCP. In 1.17 that is `net`, which later versions call `tcp`; it is faster than what 1.17 calls
-/// `tcp`.
+/// Returns libfabric's provider for TCP. In 1.17 that is `net`, which later
+/// versions call `tcp`; it is faster than the provider that 1.17 calls `tcp`.
 #[must_use]
 pub fn libfabric_provider() -> &'static str {
     let mut info = Command::new("fi_info");
@@ -234,14 +236,14 @@ pub fn libfabric_provider() -> &'static str {
     if info.status().is_ok_and(|status| status.success()) { "net" } else { "tcp" }
 }
 
-/// The messages that `sockperf` has answers for, per second.
+/// Parses the messages that `sockperf` has answers for, per second.
 fn answers_per_second(text: &str) -> Option<f64> {
     let valid = text.split_once("[Valid Duration]")?.1;
     let answers: f64 = valid.split_once("ReceivedMessages=")?.1.split_whitespace().next()?.parse().ok()?;
     Some(answers / after(valid, "RunTime=")?)
 }
 
-/// A quantile of what `sockperf` has measured, us.
+/// Parses a quantile of `sockperf`'s output, us.
 fn quantile(text: &str, percent: &str) -> Option<f64> {
     after(text, &format!("percentile {percent} ="))
 }
@@ -255,14 +257,14 @@ fn tail(text: &str) -> Option<Tail> {
     ])
 }
 
-/// The last figure in the column with this head. The head is in the first line.
+/// Returns the last figure in the column with this head. The head is in the first line.
 fn column(text: &str, separator: char, head: &str) -> Option<f64> {
     let mut rows = text.lines().map(|line| line.split(separator).map(str::trim).filter(|cell| !cell.is_empty()));
     let place = rows.next()?.position(|cell| cell == head)?;
     rows.next_back()?.nth(place)?.parse().ok()
 }
 
-/// The figure behind a text.
+/// Returns the figure after a text.
 fn after(text: &str, what: &str) -> Option<f64> {
     text.split_once(what)?.1.split_whitespace().next()?.parse().ok()
 }

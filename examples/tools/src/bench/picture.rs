@@ -1,4 +1,4 @@
-//! The pictures of the table.
+//! The pictures of the results.
 
 use plotters::style::RGBColor;
 
@@ -8,11 +8,12 @@ use crate::pingpong::failure::Failure;
 use super::contest::Place;
 use super::outcome::{Outcome, Side};
 
-/// The colours of this library, of bare TCP, and of programs by others.
+/// The colours of this library, of bare TCP, and of programs of other projects.
 const OURS: RGBColor = RGBColor(31, 96, 168);
 const BARE: RGBColor = RGBColor(120, 120, 120);
 const OTHERS: RGBColor = RGBColor(214, 96, 32);
-/// The places of a tail's quantiles in the picture: one message in so many is slower. The largest is no quantile.
+/// The horizontal positions of a tail's quantiles: one message
+/// in this many is slower. The largest value is not a quantile.
 const ONE_IN: [f64; 3] = [2.0, 100.0, 1000.0];
 
 /// Draws the spinning half round trips by size: of this library, and of each competitor.
@@ -58,7 +59,8 @@ pub fn open_loop(outcomes: &[Outcome]) -> Result<String, Failure> {
     chart::by_quantile("64 B on a schedule, TCP over the loopback", "round trip, us", &lines)
 }
 
-/// The medians of the contests with a competitor that have a place in a picture, of the rounds that count.
+/// Returns the medians of the contests with this competitor that
+/// have a position in the picture, over the rounds that count.
 fn points(outcomes: &[Outcome], against: &str, at: fn(Place) -> Option<u32>, side: Side) -> Vec<(f64, f64)> {
     let of_it = outcomes.iter().filter(|outcome| outcome.against == against);
     of_it

@@ -1,5 +1,5 @@
-//! The bare ring: two threads with the same memory, as cheap as it can be done, for a comparison with shared memory. It has no connection,
-//! no check of what the other side writes, and no sleep.
+//! The bare ring: two threads with the same memory, at the lowest possible cost, for a comparison
+//! with shared memory. It has no connection, no check of the peer's data, and no sleep.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -17,14 +17,14 @@ use super::pair::Processors;
 
 /// Slots of a ring of short messages.
 const SLOTS: usize = 1024;
-/// Exchanges between two looks at the clock, which takes longer than an exchange may.
+/// Number of exchanges between two readings of the clock, which takes longer than an exchange may.
 const BATCH: u64 = 20;
-/// Messages after which the receiver says that their slots are free.
+/// Number of messages after which the receiver reports that their slots are free.
 const RETURN: u64 = 64;
 /// Number of the message that ends an exchange.
 const END: u64 = u64::MAX;
 
-/// A message of 64 B, one line. Its number is part of it, and is written last and read first.
+/// A message of 64 B, one cache line. Its number is part of it, and is written last and read first.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Slot {
@@ -40,7 +40,7 @@ impl Slot {
         self.number.store(number, Ordering::Release);
     }
 
-    /// Waits for the message with this number; `false` at the end.
+    /// Waits for the message with this number. Returns `false` at the end.
     fn take(&self, number: u64) -> bool {
         loop {
             match self.number.load(Ordering::Acquire) {
@@ -54,12 +54,12 @@ impl Slot {
     }
 }
 
-/// Nothing else is on the lines of this value, nor on the ones beside them.
+/// A value with no other data on its cache lines, nor on the neighbouring ones.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// A count on lines of its own.
+/// A count on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Count(AtomicU64);
@@ -73,7 +73,7 @@ impl Count {
         self.0.store(value, Ordering::Release);
     }
 
-    /// Waits until the count has another value, and returns that.
+    /// Waits until the count has another value, and returns that value.
     fn past(&self, value: u64) -> u64 {
         loop {
             match self.is() {
@@ -84,11 +84,11 @@ impl Count {
     }
 }
 
-/// Sends a message of 64 B to and fro, so many times, and no longer than `limit`. Returns the median of half the round trip, ns; each value is
-/// the mean of some exchanges.
+/// Sends a message of 64 B back and forth, `exchanges` times, but no longer than `limit`.
+/// Returns the median of half the round trip, ns; each sample is the mean of some exchanges.
 #[must_use]
 pub fn half_round_trip(processors: &Processors, exchanges: u64, limit: Duration) -> f64 {
-    // A processor may fetch the line beside the one that it needs, too.
+    // A processor may also prefetch the neighbouring line.
     let [there, back] = [(); 2].map(|()| Apart(Slot::default()));
     let [there, back] = [&there.0, &back.0];
     let mut batches_ns = Vec::with_capacity(usize::try_from(exchanges / BATCH).unwrap_or_default());
@@ -147,10 +147,11 @@ pub fn rate(processors: &Processors, count: u64) -> f64 {
     count as f64 / started.elapsed().as_secs_f64()
 }
 
-/// One side writes each byte of a buffer, and the other one reads each. Returns Gbit/s.
+/// Writes each byte of a buffer in one thread and reads each in another. Returns Gbit/s.
 #[must_use]
 pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
-    // As many buffers as messages of `rdma-pingpong` are on their way. A lock that nobody waits for is two writes to a line.
+    // There are as many buffers as `rdma-pingpong` has messages in
+    // flight. A lock that nobody waits for costs two writes to a line.
     let depth = Job::suited_depth(ProviderChoice::Shm, size);
     let buffers: Vec<_> = (0..depth).map(|_| Mutex::new(vec![1; size as usize])).collect();
     let buffer = |number: u64| &buffers[number as usize % buffers.len()];
@@ -164,7 +165,7 @@ pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
                 if number == ready {
                     ready = written.past(ready);
                 }
-                touch::read(&buffer(number).lock().expect("the other side does not panic"));
+                touch::read(&buffer(number).lock().expect("the writer does not panic"));
                 read.set(number + 1);
             }
         });
@@ -175,7 +176,7 @@ pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
                 while number - freed >= buffers.len() as u64 {
                     freed = read.past(freed);
                 }
-                touch::write(&mut buffer(number).lock().expect("the other side does not panic"), &mut value);
+                touch::write(&mut buffer(number).lock().expect("the reader does not panic"), &mut value);
                 written.set(number + 1);
             }
         });
@@ -183,7 +184,7 @@ pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
     gbit_per_second(size, count, started)
 }
 
-/// Copies the same bytes from one buffer to another one, again and again. Returns Gbit/s.
+/// Copies the same bytes from one buffer to another, repeatedly. Returns Gbit/s.
 #[must_use]
 pub fn memcpy(processors: &Processors, size: u32, count: u64) -> f64 {
     let (from, mut to) = (vec![1_u8; size as usize], vec![0; size as usize]);
@@ -207,7 +208,8 @@ mod tests {
     #[test]
     fn every_message_arrives() {
         let processors = Processors::of_this_machine();
-        // A line takes some nanoseconds from one processor to another one, and a thread that waits for the other on one processor far more.
+        // Moving a line between processors takes some nanoseconds; on
+        // one processor, waiting for the other thread takes far more.
         assert!(half_round_trip(&processors, 3 * BATCH, Duration::MAX) > 1.0);
         assert!(rate(&processors, 3 * SLOTS as u64 + 1) > 0.0);
         assert!(touched(&processors, 64 << 10, 100) > 0.0);

@@ -1,4 +1,4 @@
-//! The rows of the table: which work meets which competitor, and the target.
+//! The rows of the table: each combines work, a competitor, and a target.
 
 use crate::pingpong::figures::size_label;
 use crate::pingpong::job;
@@ -11,7 +11,7 @@ use super::secured::Mode;
 use super::target::Target::{self, Figure, Latency, Rate, TimesLatency, TimesRate, TimesThroughput};
 use super::work::{MEAN, MEDIAN, Pingpong, RATE, THROUGHPUT, Work};
 
-/// Sizes of messages to and fro, bytes.
+/// Sizes of messages back and forth, bytes.
 const LATENCY_SIZES: [u32; 5] = [64, 4 << 10, 8 << 10, 64 << 10, 1 << 20];
 /// Sizes of messages one way, bytes.
 const STREAM_SIZES: [u32; 5] = [4 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20];
@@ -19,7 +19,7 @@ const STREAM_SIZES: [u32; 5] = [4 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20];
 const CONNECTIONS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// The longest block of `iperf3`, bytes.
 const IPERF3_LONGEST: u32 = 1 << 20;
-/// The target against a program by others: to be no slower.
+/// The target against a program of another project: to be no slower.
 const NO_SLOWER: f64 = 1.0;
 
 /// All contests.
@@ -40,7 +40,7 @@ fn row(name: &str, target: Target, theirs: Theirs, ours: impl Into<Work>) -> Con
     Contest { name: name.into(), place: None, target, at: None, theirs, ours: ours.into(), mode: None }
 }
 
-/// The work of the open loop, without a rate: that is measured in the round.
+/// The work of the open loop, without a rate. The round measures the rate.
 fn limitless() -> Pingpong {
     Pingpong::open_loop_limit()
 }
@@ -69,7 +69,7 @@ fn to_and_fro() -> Vec<Contest> {
 }
 
 fn one_way() -> Vec<Contest> {
-    // A program that sleeps meets this library as it sleeps.
+    // A sleeping program competes with this library when it sleeps, too.
     let (spinning, sleeping) = ("64 B one way", "64 B one way, events");
     let ours = |wait| Pingpong::one_way("iwarp", wait, 64, 2_000_000, RATE);
     let mut all = vec![
@@ -148,7 +148,7 @@ fn secured() -> Vec<Contest> {
     ]
 }
 
-/// Shared memory, against programs by others that have it, too, and against the bare ring.
+/// The rows of shared memory, against programs of other projects that support it, and against the bare ring.
 fn shared_memory() -> Vec<Contest> {
     let name = "shm: 64 B half round trip, spinning";
     let short = |figure| Pingpong::latency("shm", "spin", 64, 200_000, figure);

@@ -25,7 +25,7 @@ impl From<f64> for Sample {
 }
 
 impl Sample {
-    /// Reads the JSON of `rdma-pingpong`. `figure` is the place of the figure.
+    /// Parses the JSON of `rdma-pingpong`. `figure` is the JSON pointer of the figure.
     ///
     /// # Errors
     /// The figure is missing.
@@ -45,10 +45,10 @@ impl Sample {
         })
     }
 
-    /// Reads the figure that a client of this program printed.
+    /// Parses the figure that a client of this program printed.
     ///
     /// # Errors
-    /// It is not a number.
+    /// The text is not a number.
     pub fn printed(text: &str) -> Result<Self, Failure> {
         let figure: Result<f64, _> = text.trim().parse();
         figure.map(Self::from).map_err(|_| Failure::new(format!("a client printed {text:?}")))

@@ -1,4 +1,4 @@
-//! Secured connections: the files that both sides need, and connections that are opened one after another.
+//! Secured connections: the files that both sides need, and connections that are opened sequentially.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +16,7 @@ use crate::secure::SecurityArgs;
 
 use super::pair;
 
-/// How connections are secured.
+/// The security of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Certificates on both sides.
@@ -25,7 +25,7 @@ pub enum Mode {
     Psk,
 }
 
-/// A directory with what `rdma-pingpong keygen` makes; it goes with this value.
+/// A directory with the files of `rdma-pingpong keygen`. Dropping this value removes it.
 #[derive(Debug)]
 pub struct Files(PathBuf);
 
@@ -42,13 +42,13 @@ impl Files {
         Ok(files)
     }
 
-    /// The path of one of them.
+    /// Returns the path of one of the files.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// The flags of a side, `server` or `client`.
+    /// Returns the flags of a side, `server` or `client`.
     #[must_use]
     pub fn flags(&self, mode: Mode, side: &str) -> String {
         let path = |name: &str| self.path(name).display().to_string();
@@ -61,10 +61,10 @@ impl Files {
         }
     }
 
-    /// A file of zeros, at its beginning, that takes no room.
+    /// Returns a sparse file of zeros, at its beginning.
     ///
     /// # Errors
-    /// The system refused.
+    /// A system call failed.
     pub fn zeros(&self, len: u64) -> io::Result<File> {
         let file = File::options().read(true).write(true).create(true).truncate(true).open(self.path("zeros"))?;
         file.set_len(len)?;
@@ -90,15 +90,15 @@ struct Server;
 
 impl Handler for Server {}
 
-/// Runs the server, which prints its address and takes connections until it is killed.
+/// Runs the server, which prints its address and accepts connections until it is killed.
 ///
 /// # Errors
-/// The settings cannot be used, or the system refused.
+/// The settings cannot be used, or a system call failed.
 pub fn serve(security: &SecurityArgs) -> Result<(), Failure> {
     pair::serve(reactor(security)?, &mut Server)
 }
 
-/// Opens a connection, closes it as soon as it is up, and opens the next when it is over.
+/// Opens a connection, closes it as soon as it is established, and opens the next after its end.
 struct Client {
     server: SocketAddr,
     left: u64,
@@ -142,7 +142,7 @@ impl Handler for Client {
 /// Runs the client. Returns connections per second, from the first request to the end of the last connection.
 ///
 /// # Errors
-/// The settings cannot be used, or a connection did not come up.
+/// The settings cannot be used, or a connection was not established.
 pub fn measure(security: &SecurityArgs, server: SocketAddr, count: u64) -> Result<f64, Failure> {
     let mut reactor = reactor(security)?;
     let mut client = Client { server, left: count, failure: None };

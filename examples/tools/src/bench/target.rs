@@ -1,4 +1,4 @@
-//! The target of a row, and how its figures are written.
+//! The target of a row, and the format of its figures.
 
 use std::fmt;
 
@@ -15,12 +15,12 @@ pub enum Target {
     Rate(f64),
     /// At most this latency, us.
     Latency(f64),
-    /// Nothing is wanted but the figure, in this unit.
+    /// No target: the figure is only reported, in this unit.
     Figure(&'static str),
 }
 
 impl Target {
-    /// Whether this library's figure meets the target. `ratio`: that figure over the competitor's.
+    /// Returns true if this library's figure meets the target. `ratio` is that figure over the competitor's.
     #[must_use]
     pub fn is_met(self, ours: f64, ratio: Option<f64>) -> bool {
         match self {
@@ -32,7 +32,7 @@ impl Target {
         }
     }
 
-    /// The unit of the figures.
+    /// Returns the unit of the figures.
     #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Target {
         }
     }
 
-    /// A figure for the table.
+    /// Formats a figure for the table.
     #[must_use]
     pub fn cell(self, figure: f64) -> String {
         match self.unit() {

@@ -1,4 +1,4 @@
-//! The competitor does the same work on bare TCP sockets, as well as it can be done.
+//! The competitor on bare TCP sockets, which does the same work as efficiently as possible.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,18 +15,18 @@ use super::machine;
 /// The work to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// Messages to and fro, receiving in a loop
+    /// Messages back and forth, receiving in a loop
     Spin,
-    /// Messages to and fro, sleeping in epoll
+    /// Messages back and forth, sleeping in epoll
     Epoll,
-    /// Writes one way, trying again in a loop
+    /// Writes one way, retrying in a loop
     Stream,
 }
 
-/// Runs the server, which prints its address and serves one client. Messages, writes and reads are of this size, bytes.
+/// Runs the server, which prints its address and serves one client. Messages, writes and reads have this size, bytes.
 ///
 /// # Errors
-/// The system refused.
+/// A system call failed.
 pub fn serve(kind: Kind, size: usize) -> io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{LISTENING}{}", listener.local_addr()?);
@@ -45,7 +45,7 @@ pub fn serve(kind: Kind, size: usize) -> io::Result<()> {
 /// Runs the client. Returns the median half round trip in microseconds, or for a stream Gbit/s.
 ///
 /// # Errors
-/// The system refused, or the server went away.
+/// A system call failed, or the server went away.
 pub fn measure(kind: Kind, server: SocketAddr, size: usize, iterations: u64) -> io::Result<f64> {
     let stream = TcpStream::connect(server)?;
     machine::equal_congestion(&stream);
@@ -71,7 +71,7 @@ pub fn measure(kind: Kind, server: SocketAddr, size: usize, iterations: u64) -> 
 
 /// The way in which a peer waits for bytes.
 enum Wait {
-    /// The peer does not sleep, but asks again.
+    /// The peer does not sleep, but retries.
     Spin,
     Epoll(Poll, Events),
 }
@@ -103,12 +103,12 @@ impl Peer {
         write_all(&mut self.stream, &self.buffer)
     }
 
-    /// Takes one message; `false` at the end of the stream.
+    /// Receives one message. Returns `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         let mut have = 0;
         while have < self.buffer.len() {
-            // The peer sleeps before it reads, because the answer is not there yet and asking would be one call for
-            // nothing.
+            // The peer sleeps before it reads, because the answer
+            // has not arrived yet and a read would be a wasted call.
             if let Wait::Epoll(poll, events) = &mut self.wait {
                 poll.poll(events, None)?;
             }
@@ -124,8 +124,7 @@ impl Peer {
     }
 }
 
-/// Repeats a call while it fails with `WouldBlock`. For a stream, too, spinning is the faster way as long as each side
-/// has a processor.
+/// Repeats a call while it fails with `WouldBlock`. Spinning is faster for a stream, too, if each side has a processor.
 fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -135,7 +134,7 @@ fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Writes all bytes. A message that fits the send buffer takes one call.
+/// Writes all bytes. A message that fits the send buffer needs one call.
 fn write_all(stream: &mut impl Write, mut rest: &[u8]) -> io::Result<()> {
     while !rest.is_empty() {
         let written = insist(|| stream.write(rest))?;
@@ -144,7 +143,7 @@ fn write_all(stream: &mut impl Write, mut rest: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a stream to its end, then tells the peer.
+/// Reads a stream to its end, then notifies the peer.
 fn drain(mut stream: TcpStream, chunk: usize) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     let mut buffer = vec![0; chunk];
@@ -152,7 +151,7 @@ fn drain(mut stream: TcpStream, chunk: usize) -> io::Result<()> {
     insist(|| stream.write(&[1])).map(|_| ())
 }
 
-/// Writes a stream. The clock stops when the other side says that it has everything.
+/// Writes a stream. The clock stops when the peer reports that it has everything.
 fn fill(mut stream: TcpStream, chunk: usize, chunks: u64) -> io::Result<f64> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;

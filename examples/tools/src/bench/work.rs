@@ -13,13 +13,13 @@ pub enum Work {
     Pingpong(Pingpong),
     /// The operation of `one-sided-client`, and the number of iterations.
     OneSided(&'static str, u64),
-    /// Connections one after another, and their number.
+    /// Sequential connections, and their number.
     Connections(u64),
     /// The number of connections, and of echoes on all of them together.
     Echoes(u32, u64),
-    /// Datagrams: what is done with them, their size, and their number.
+    /// Datagrams: the kind of exchange, their size, and their number.
     Datagrams(&'static str, u32, u64),
-    /// The buffers that carry the mix of requests, and the number of these.
+    /// The buffers that carry the mix of requests, and the number of requests.
     Mix(&'static str, u64),
 }
 
@@ -30,11 +30,11 @@ pub struct Pingpong {
     pub provider: &'static str,
     /// The flags of the client.
     pub flags: String,
-    /// The place of the figure in its JSON.
+    /// The JSON pointer of the figure in its output.
     pub figure: &'static str,
 }
 
-/// The place of the median half round trip in the JSON of `rdma-pingpong`, and of others.
+/// The JSON pointers into the output of `rdma-pingpong`, here of the median half round trip.
 pub const MEDIAN: &str = "/half_rtt_us/p50";
 /// The mean of the half round trips.
 pub const MEAN: &str = "/half_rtt_us/mean";
@@ -44,7 +44,7 @@ pub const RATE: &str = "/messages_per_second";
 pub const THROUGHPUT: &str = "/gbit_per_second";
 
 impl Pingpong {
-    /// Messages to and fro.
+    /// Returns work with messages back and forth.
     #[must_use]
     pub fn latency(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
         let warmup = iterations / 10;
@@ -52,7 +52,7 @@ impl Pingpong {
         Self { provider, flags, figure }
     }
 
-    /// Messages one way.
+    /// Returns work with messages one way.
     #[must_use]
     pub fn one_way(provider: &'static str, wait: &str, size: u32, iterations: u64, figure: &'static str) -> Self {
         let warmup = iterations / 20;
@@ -60,27 +60,27 @@ impl Pingpong {
         Self { provider, flags, figure }
     }
 
-    /// Messages of 2 GiB together, one way.
+    /// Returns work with messages of 2 GiB in total, one way.
     #[must_use]
     pub fn bulk(provider: &'static str, wait: &str, size: u32) -> Self {
         Self::one_way(provider, wait, size, (2 << 30) / u64::from(size), THROUGHPUT)
     }
 
-    /// Messages of 64 B to and fro for a second, on a schedule of so many per second.
+    /// Returns work with messages of 64 B back and forth for a second, on a schedule of `rate` per second.
     #[must_use]
     pub fn open_loop(rate: f64, figure: &'static str) -> Self {
         let flags = format!("--mode latency --wait event --size 64 --duration 1 --warmup 10000 --rate {rate}");
         Self { provider: "iwarp", flags, figure }
     }
 
-    /// The greatest rate of an open loop: all messages are due at once.
+    /// Returns work at the greatest rate of an open loop: all messages are due immediately.
     #[must_use]
     pub fn open_loop_limit() -> Self {
         let flags = "--mode latency --wait event --size 64 --iters 500000 --warmup 10000 --rate 1000000000".into();
         Self { provider: "iwarp", flags, figure: RATE }
     }
 
-    /// With more flags.
+    /// Adds flags.
     #[must_use]
     pub fn and(mut self, flags: &str) -> Self {
         self.flags = format!("{} {flags}", self.flags);
@@ -90,7 +90,7 @@ impl Pingpong {
     /// Does the work once.
     ///
     /// # Errors
-    /// A process did not do its work.
+    /// A process failed.
     pub fn measure(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Sample, Failure> {
         let Self { provider, flags, figure } = self;
         let [server, client] = ["server", "client"].map(|side| terms.security(side));
@@ -103,17 +103,17 @@ impl Pingpong {
     }
 }
 
-/// The terms of a round that are not the work's.
+/// The settings of a round that do not belong to the work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms<'a> {
-    /// How connections are secured.
+    /// The security of the connections, if they are secured.
     pub secured: Option<(Mode, &'a Files)>,
-    /// TCP has the system's congestion control, as the competitor's has.
+    /// True if TCP uses the system's congestion control, like the competitor.
     pub system_congestion: bool,
 }
 
 impl Terms<'_> {
-    /// The flags of a side, `server` or `client`.
+    /// Returns the flags of a side, `server` or `client`.
     fn security(&self, side: &str) -> String {
         self.secured.map(|(mode, files)| files.flags(mode, side)).unwrap_or_default()
     }
@@ -123,7 +123,7 @@ impl Work {
     /// Does the work once.
     ///
     /// # Errors
-    /// A process did not do its work.
+    /// A process failed.
     pub fn measure(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Sample, Failure> {
         match self {
             Self::Pingpong(work) => work.measure(processors, terms),
@@ -150,7 +150,7 @@ impl Work {
 /// Runs bare TCP: its work, the size of messages, and the number of iterations.
 ///
 /// # Errors
-/// A process did not do its work.
+/// A process failed.
 pub fn bare(processors: &Processors, kind: &str, size: u32, iterations: u64) -> Result<Sample, Failure> {
     let client = words(&format!("tcp-client {kind} {{}} {size} {iterations}"));
     Sample::printed(&pair::run(processors, &words(&format!("tcp-server {kind} {size}")), &client)?)
@@ -159,7 +159,7 @@ pub fn bare(processors: &Processors, kind: &str, size: u32, iterations: u64) -> 
 /// Runs echoes on many connections over `tcp`, or over this library (`reactor`).
 ///
 /// # Errors
-/// A process did not do its work.
+/// A process failed.
 pub fn echoes(processors: &Processors, carrier: &str, connections: u32, count: u64) -> Result<Sample, Failure> {
     let client = words(&format!("many-client {carrier} {{}} {connections} {count}"));
     Sample::printed(&pair::run(processors, &words(&format!("many-server {carrier}")), &client)?)
@@ -168,7 +168,7 @@ pub fn echoes(processors: &Processors, carrier: &str, connections: u32, count: u
 /// Runs datagrams over sockets (`udp`), or over this library (`reactor`).
 ///
 /// # Errors
-/// A process did not do its work.
+/// A process failed.
 pub fn datagrams(processors: &Processors, carrier: &str, kind: &str, size: u32, count: u64) -> Result<Sample, Failure> {
     let client = words(&format!("datagrams-client {carrier} {kind} {{}} {size} {count}"));
     Sample::printed(&pair::run(processors, &words(&format!("datagrams-server {carrier} {kind}")), &client)?)

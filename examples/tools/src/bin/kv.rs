@@ -19,9 +19,10 @@ use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 use rdma_reactor_tools::secure::SecurityArgs;
 
-/// Keeps a hash table that clients read out of the server's memory, by RDMA Read.
+/// Keeps a hash table that clients read out of the server's memory by RDMA Read.
 ///
-/// `kv server` has the table, `put` stores a value, `get` prints one, and `bench` reads values while they are replaced.
+/// `kv server` holds the table, `put` stores a value, `get`
+/// prints one, and `bench` reads values while they are replaced.
 #[derive(Debug, Parser)]
 #[command(name = "kv", version)]
 struct Cli {
@@ -30,7 +31,7 @@ struct Cli {
     /// The port
     #[arg(short, long, default_value_t = 7473, global = true)]
     port: u16,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto, global = true)]
     provider: Provider,
     #[command(flatten)]
@@ -47,7 +48,7 @@ enum Command {
         /// Slots of the table: about twice as many as keys
         #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
         slots: u32,
-        /// Longest value, bytes, up to 16M; each slot has room for one
+        /// Longest value, bytes, up to 16M; each slot has space for one
         #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = parse_value)]
         max_value: u32,
     },
@@ -69,7 +70,7 @@ enum Command {
         /// The key
         key: String,
     },
-    /// Read while one connection writes without a pause; every value must be whole
+    /// Read while one connection writes without pause; every value must be whole
     Bench {
         /// The server's host name or address, with or without a port
         #[arg(value_name = "ADDR")]
@@ -80,7 +81,7 @@ enum Command {
         /// Keys that are written and read
         #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
         keys: u32,
-        /// How long
+        /// Length of the run, seconds
         #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=86_400))]
         seconds: u64,
     },
@@ -89,7 +90,7 @@ enum Command {
 fn parse_value(text: &str) -> Result<u32, String> {
     match parse_size(text) {
         Ok(size) if size <= MAX_VALUE => Ok(size),
-        _ => Err("say 1 to 16M bytes, such as 64, 4K or 1M".into()),
+        _ => Err("give 1 to 16M bytes, such as 64, 4K or 1M".into()),
     }
 }
 

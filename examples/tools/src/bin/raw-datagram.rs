@@ -33,10 +33,10 @@ use rdma_reactor_tools::program;
 const PORT: u16 = 7174;
 /// Smallest and largest number of receives and sends of the endpoint.
 const DEPTH: (u32, u32) = (64, 4096);
-/// Largest number of senders that an echo answers; datagrams of further senders are lost.
+/// Largest number of senders that an echo answers. Datagrams of further senders are dropped.
 const SENDERS: usize = 1024;
 
-/// Sends, echoes and receives datagrams and multicasts, for programs that only know verbs (udaddy, mckey).
+/// Sends, echoes and receives datagrams and multicasts, for programs that only use verbs (udaddy, mckey).
 #[derive(Debug, Parser)]
 #[command(name = "raw-datagram", version)]
 struct Cli {
@@ -46,32 +46,32 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Send back what comes
+    /// Send back every datagram
     Server {
         /// Address of a device, with or without a port
         #[arg(value_name = "ADDR")]
         bind: String,
-        /// End after so many clients with --count datagrams each
+        /// End after this many clients with --count datagrams each
         #[arg(short, long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
         clients: u32,
         #[command(flatten)]
         talk: TalkArgs,
     },
-    /// Send --count datagrams and take as many back
+    /// Send --count datagrams and receive as many back
     Client {
         /// The server's host name or address, with or without a port
         #[arg(value_name = "ADDR")]
         address: String,
-        /// Own address, of a device [default: the server's, for one on the same machine]
+        /// Local address, of a device [default: the server's, for one on the same machine]
         #[arg(long, value_name = "ADDR")]
         bind: Option<String>,
-        /// Check that the bytes that come back are those that were sent; udaddy answers with other bytes
+        /// Check that each returned datagram has the bytes that were sent; udaddy answers with other bytes
         #[arg(long)]
         verify: bool,
         #[command(flatten)]
         talk: TalkArgs,
     },
-    /// Join a group and take --count datagrams
+    /// Join a group and receive --count datagrams
     Receive(GroupArgs),
     /// Join a group and send --count datagrams
     Send(GroupArgs),
@@ -82,7 +82,7 @@ struct GroupArgs {
     /// Multicast address
     #[arg(value_name = "GROUP")]
     group: IpAddr,
-    /// Own address, of a device
+    /// Local address, of a device
     #[arg(long, value_name = "ADDR")]
     bind: String,
     #[command(flatten)]
@@ -94,33 +94,33 @@ struct TalkArgs {
     /// The port
     #[arg(short, long, default_value_t = PORT)]
     port: u16,
-    /// Datagrams
+    /// Number of datagrams
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Bytes of each; others are an error
     #[arg(short, long, value_name = "S", default_value_t = 100, value_parser = parse_size)]
     size: u32,
-    /// Fail when it takes longer
+    /// Fail if it takes longer than this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
-    /// UDP port of the embedded provider's datagrams; 4791 for devices of other hosts [default: one of its own]
+    /// UDP port of the embedded provider's datagrams; 4791 for devices of other hosts [default: a free one]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     udp_port: Option<u16>,
 }
 
-/// The part of this side.
+/// The role of the local side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// It sends datagrams back, so many times.
+    /// Sends datagrams back, `total` times.
     Echo { total: u32 },
-    /// It sends to the server, and takes as many datagrams back.
+    /// Sends to the server, and receives as many datagrams back.
     Ask { verify: bool },
-    /// It takes the datagrams of its group.
+    /// Receives the datagrams of its group.
     Receive,
-    /// It sends to its group.
+    /// Sends to its group.
     Send,
 }
 
@@ -132,7 +132,7 @@ struct Talk {
     number: u32,
     /// The clients of an echo.
     senders: BTreeMap<Origin, PeerId>,
-    /// Datagrams that are to be sent when there is room.
+    /// Datagrams that wait for `on_datagram_writable`.
     waiting: VecDeque<(PeerId, Vec<u8>)>,
     received: u32,
     sent: u32,
@@ -146,7 +146,7 @@ impl Talk {
         cx.stop();
     }
 
-    /// Sends as many datagrams as may be sent now.
+    /// Sends datagrams until one is refused.
     fn pump(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {
         while let Some((peer, bytes)) = self.waiting.front() {
             match cx.datagrams().send_with_immediate(endpoint, *peer, bytes, self.number) {
@@ -186,7 +186,7 @@ impl DatagramHandler for Talk {
     ) {
         match found {
             Ok(peer) => self.speak(cx, endpoint, peer),
-            Err(error) => self.fail(cx, format!("nobody takes datagrams at {address}: {error}")),
+            Err(error) => self.fail(cx, format!("no datagram service at {address}: {error}")),
         }
     }
 
@@ -210,7 +210,7 @@ impl DatagramHandler for Talk {
 
     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
         if self.part == Part::Send {
-            return; // its own, or another's: this one only sends
+            return; // A sender ignores the datagrams of its group, also its own.
         }
         if datagram.len() != self.text.len() {
             let expected = self.text.len();
@@ -234,10 +234,10 @@ impl DatagramHandler for Talk {
                             self.senders.insert(origin, peer);
                             peer
                         }
-                        Err(error) => return self.fail(cx, format!("no way back to {origin}: {error}")),
+                        Err(error) => return self.fail(cx, format!("no route back to {origin}: {error}")),
                     },
                 };
-                // An echo that falls behind loses datagrams, as the network does.
+                // A slow echo drops datagrams, as the network does.
                 if self.waiting.len() < DEPTH.1 as usize {
                     self.waiting.push_back((peer, datagram.to_vec()));
                 }

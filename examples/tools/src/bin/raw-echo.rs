@@ -1,7 +1,8 @@
-//! Talks to programs that know nothing of this library and only send and receive: `raw-echo server`, `client ADDR`.
+//! Exchanges messages with programs that do not use this library
+//! and only send and receive: `raw-echo server`, `client ADDR`.
 //!
-//! Messages go as they are ([`Framing::Raw`]). There are no credits, so both sides must agree on how many messages are
-//! on their way. One side of a connection speaks, and the other echoes:
+//! Messages are sent without headers ([`Framing::Raw`]). There are no credits, so both sides must
+//! agree on the number of messages in flight. One side of a connection speaks, and the other echoes:
 //!
 //! | other program | this one |
 //! |---|---|
@@ -33,14 +34,14 @@ use rdma_reactor_tools::program;
 const PORT: u16 = 7471;
 /// Default size of a speaker's messages, bytes, the same as that of `rdma_client`.
 const SIZE: u32 = 16;
-/// Default size of the largest message that an echo takes, bytes.
+/// Default size of the largest message that an echo accepts, bytes.
 const MAX_SIZE: u32 = 64 << 10;
-/// Default number of messages on their way if no count is given.
+/// Default number of messages in flight if no count is given.
 const DEPTH: u32 = 64;
-/// Largest number of messages on their way unless the user asks for more. Every device has room for so many.
+/// Largest number of messages in flight unless the user requests more. Every device supports this many.
 const MAX_DEPTH: u32 = 4096;
 
-/// Sends and echoes plain messages, for programs that only know send and receive (rdma_client, ucmatose, ...).
+/// Sends and echoes plain messages, for programs that only use send and receive (rdma_client, ucmatose, ...).
 #[derive(Debug, Parser)]
 #[command(name = "raw-echo", version)]
 struct Cli {
@@ -50,18 +51,18 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Wait for connections, and echo what comes
+    /// Wait for connections, and echo every message
     Server {
         /// Address to listen on, with or without a port
         #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
         bind: String,
-        /// Send --count messages to each client, and take as many back
+        /// Send --count messages to each client, and receive as many back
         #[arg(long, requires = "count")]
         speak_first: bool,
         #[command(flatten)]
         talk: TalkArgs,
     },
-    /// Connect, send --count messages, and take as many back
+    /// Connect, send --count messages, and receive as many back
     Client {
         /// The server's host name or address, with or without a port
         #[arg(value_name = "ADDR")]
@@ -85,25 +86,26 @@ struct TalkArgs {
     /// Bytes per message; others are an error [default: 16 to send, up to 64 KiB to echo]
     #[arg(short, long, value_name = "S", value_parser = parse_size)]
     size: Option<u32>,
-    /// Connections: a client opens so many at once, a server ends after so many [default: 1, without end]
+    /// Connections: a client opens this many at the same time, a server ends
+    /// after this many [default: 1 for a client, no limit for a server]
     #[arg(short, long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: Option<u32>,
-    /// Messages on their way at once: what the other side has receives for [default: --count, at most 4096]
+    /// Messages in flight, at most the peer's number of receives [default: --count, at most 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16_384))]
     depth: Option<u32>,
-    /// Check that the bytes that come back are those that were sent; rdma_server, for one, answers with other bytes
+    /// Check that each returned message has the bytes that were sent; rdma_server, for one, answers with other bytes
     #[arg(long)]
     verify: bool,
     /// Number, from 1, of the message that wakes a peer which waits for solicited events only [default: none]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     solicit: Option<u32>,
-    /// Fail when it takes longer
+    /// Fail if it takes longer than this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
-    /// Without the embedded provider's CRC32C
+    /// Disable the embedded provider's CRC32C
     #[arg(long)]
     no_crc: bool,
 }
@@ -125,12 +127,12 @@ impl TalkArgs {
     }
 }
 
-/// The part of this side on every connection.
+/// The role of the local side on every connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// It sends `count` messages, and takes as many back.
+    /// Sends `count` messages, and receives as many back.
     Speaker { count: u32 },
-    /// It sends messages back, `count` of them if the number is known.
+    /// Sends messages back, `count` of them if the number is known.
     Echo { count: Option<u32> },
 }
 
@@ -141,7 +143,7 @@ struct Talk {
     sent: u32,
     /// Number of sends that failed.
     lost: u32,
-    /// Messages that are to be echoed when there is room.
+    /// Echoes that wait for `on_writable`.
     waiting: VecDeque<Vec<u8>>,
     failure: Option<String>,
 }
@@ -152,7 +154,7 @@ struct Talks {
     part: Part,
     size: Option<u32>,
     depth: u32,
-    /// The message that a speaker sends. Messages that come back are compared with it.
+    /// The message that a speaker sends. Returned messages are compared with it.
     text: Vec<u8>,
     verify: bool,
     solicit: Option<u32>,
@@ -165,13 +167,13 @@ struct Talks {
 }
 
 impl Talks {
-    /// Finds the state of a connection; its place in the list is the connection's user number.
+    /// Finds the state of a connection by its index, which is the connection's user number.
     fn talk(&mut self, cx: &Context<'_>, conn: ConnectionId) -> Option<&mut Talk> {
         let index = cx.user(conn)?.checked_sub(1)?;
         self.talks.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Ends a connection after a failure.
+    /// Closes a connection after a failure.
     fn fail(&mut self, cx: &mut Context<'_>, conn: ConnectionId, why: String) {
         if let Some(talk) = self.talk(cx, conn) {
             talk.failure.get_or_insert(why);
@@ -179,7 +181,7 @@ impl Talks {
         cx.close(conn);
     }
 
-    /// Sends as many messages as may be sent now.
+    /// Sends messages until one is refused or the limit in flight is reached.
     fn send(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (part, depth, solicit) = (self.part, self.depth, self.solicit);
         let text = std::mem::take(&mut self.text);
@@ -227,12 +229,12 @@ impl Talks {
         talk.received = talk.received.saturating_add(1);
         match part {
             Part::Speaker { .. } if wrong => Err(format!("message {} is not what was sent", talk.received)),
-            Part::Speaker { count } if talk.received > count => Err(format!("more than {count} messages came")),
+            Part::Speaker { count } if talk.received > count => Err(format!("more than {count} messages arrived")),
             Part::Echo { count: Some(count) } if talk.received > count => {
-                Err(format!("more than {count} messages came"))
+                Err(format!("more than {count} messages arrived"))
             }
             Part::Echo { .. } if talk.waiting.len() > 4 * depth => {
-                Err("the peer sends faster than it takes the echoes: see --depth".into())
+                Err("the peer sends faster than it receives the echoes: see --depth".into())
             }
             Part::Echo { .. } => {
                 talk.waiting.push_back(message.to_vec());
@@ -315,7 +317,7 @@ impl Handler for Talks {
         let (ended, all) = (self.ended, self.talks.len());
         let state = match self.talks.last() {
             Some(last) => {
-                format!("{ended} of {all} connections ended, the last: {} in, {} out", last.received, last.sent)
+                format!("{ended} of {all} connections ended, the last: {} received, {} sent", last.received, last.sent)
             }
             None => "nobody connected".into(),
         };

@@ -1,5 +1,5 @@
-//! Copies files to a peer: `rcp server DIR` runs at the peer, and `rcp FILE HOST` or `rcp FILE HOST:NAME` on this
-//! side, or `rcp -r DIR HOST`.
+//! Copies files to a peer: the peer runs `rcp server DIR`, and the local
+//! side `rcp FILE HOST`, `rcp FILE HOST:NAME` or `rcp -r DIR HOST`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -18,22 +18,22 @@ use rdma_reactor_tools::rcp::name::shown;
 use rdma_reactor_tools::rcp::{PORT, receive, send, tree};
 use rdma_reactor_tools::secure::SecurityArgs;
 
-/// Copies files to a peer; goes on where a copy before was cut off, and compares hashes.
+/// Copies files to a peer, continues interrupted copies, and compares hashes.
 ///
-/// `rcp server DIR` runs at the peer. A file that is there already is left alone if it is the same one.
+/// `rcp server DIR` runs at the peer. An existing file is left alone if it is the same one.
 #[derive(Debug, Parser)]
 #[command(name = "rcp", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// The file; one that is called `server` is ./server
+    /// The file; for a file called `server`, give ./server
     #[arg(required = true)]
     file: Option<PathBuf>,
-    /// Host name or address of an `rcp server`, and the name of the copy if it is to have another: 192.0.2.7,
-    /// node7:backup.tar, `[2001:db8::7]:backup.tar`
+    /// Host name or address of an `rcp server`, and optionally another name
+    /// of the copy: 192.0.2.7, node7:backup.tar, `[2001:db8::7]:backup.tar`
     #[arg(required = true, value_name = "HOST[:NAME]")]
     to: Option<String>,
-    /// Copy a directory with everything in it, except links and what is no file
+    /// Copy a directory with everything in it, except links and special files
     #[arg(short, long)]
     recursive: bool,
     #[command(flatten)]
@@ -45,7 +45,7 @@ struct Common {
     /// The port
     #[arg(short, long, default_value_t = PORT)]
     port: u16,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
     #[command(flatten)]
@@ -60,7 +60,7 @@ impl Common {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Take files until Ctrl-C; what was received of a copy that was cut off is in NAME.rcp-part
+    /// Receive files until Ctrl-C; the received part of an interrupted copy is in NAME.rcp-part
     Server {
         /// Directory for the files
         #[arg(value_name = "DIR")]
@@ -71,10 +71,10 @@ enum Command {
         /// Let peers replace files
         #[arg(long)]
         overwrite: bool,
-        /// Time in which a sender has to get on by 4 MiB, or it makes way
+        /// Time in which a sender must transfer the next 4 MiB, or its connection is closed
         #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
         patience: Duration,
-        /// Time for which partial copies are kept, and at most 100; the oldest also goes when the disk is full
+        /// Time for which partial copies are kept, at most 100 of them; the oldest is also removed if the disk is full
         #[arg(long, value_name = "DAYS", default_value = "7", value_parser = days)]
         keep_parts: Duration,
         #[command(flatten)]
@@ -82,7 +82,7 @@ enum Command {
     },
 }
 
-/// Splits `HOST[:NAME]` into the host, and the name if there is one.
+/// Splits `HOST[:NAME]` into the host, and the name if one is given.
 fn split(to: &str) -> Result<(&str, Option<&str>), Failure> {
     let (host, rest) = match to.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some(split) => split,
@@ -91,10 +91,10 @@ fn split(to: &str) -> Result<(&str, Option<&str>), Failure> {
     let name = match rest.strip_prefix(':') {
         Some(name) => Some(name),
         None if rest.is_empty() => None,
-        None => return Err(Failure::new(format!("{to:?}: say HOST or HOST:NAME"))),
+        None => return Err(Failure::new(format!("{to:?}: give HOST or HOST:NAME"))),
     };
     if host.is_empty() || name.is_some_and(|name| name.is_empty() || name.starts_with(':')) {
-        return Err(Failure::new(format!("{to:?}: say HOST or HOST:NAME, and an IPv6 address in brackets")));
+        return Err(Failure::new(format!("{to:?}: give HOST or HOST:NAME, and an IPv6 address in brackets")));
     }
     Ok((host, name))
 }
@@ -146,7 +146,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
             Ok(Ending::Complete)
         }
         (None, Some(file), Some(to)) => copy(&file, &to, cli.recursive, &cli.common),
-        _ => Err(Failure::new("say FILE and HOST[:NAME]; --help explains")),
+        _ => Err(Failure::new("give FILE and HOST[:NAME]; --help explains")),
     }
 }
 

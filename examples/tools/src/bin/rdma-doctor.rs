@@ -1,4 +1,4 @@
-//! Reports what this machine can do with RDMA, and why not more: `rdma-doctor [ADDRESS...]`.
+//! Reports which RDMA this machine can use, and what is missing: `rdma-doctor [ADDRESS...]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

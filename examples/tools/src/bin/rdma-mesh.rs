@@ -1,4 +1,4 @@
-//! Which links of a cluster are slow, and which do not work: one process per host, every pair measured.
+//! Finds the links of a cluster that are slow or do not work: one process per host measures every pair.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

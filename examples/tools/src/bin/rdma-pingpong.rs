@@ -1,4 +1,4 @@
-//! Latency and throughput between two processes: `rdma-pingpong server`, `client ADDR`, or both with `demo`.
+//! Measures latency and throughput between two processes: `rdma-pingpong server`, `client ADDR`, or both with `demo`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
-//! `rping -c`: lets a server (ours or librdmacm's) read a ping from this side's memory and write it back.
+//! `rping -c`: lets a server (this project's or librdmacm's) read a ping from local memory and write it back.
 //!
-//! This program is to be read and copied. It shows how to offer memory to a peer. The rounds are described in
-//! `rdma_reactor_tools::rping`.
+//! This program is an example to read and copy. It shows how to offer memory
+//! to a peer. The rounds are described in `rdma_reactor_tools::rping`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -23,7 +23,7 @@ use rdma_reactor_tools::rping::options::Options;
 use rdma_reactor_tools::rping::{advert, ping};
 use serde_json::json;
 
-/// Time that an interrupted round has to finish. The second Ctrl-C ends the program at once.
+/// Time that an interrupted round has to finish. The second Ctrl-C ends the program immediately.
 const LAST_ROUND: Duration = Duration::from_secs(10);
 
 /// Offers memory to an rping server, which reads a ping from it and writes it back.
@@ -33,14 +33,14 @@ struct Cli {
     /// The server's host name or address, with or without a port
     #[arg(short, long, value_name = "ADDR")]
     address: String,
-    /// Bytes of a ping; rping's server takes 23 to 65535, and wants the same -S
+    /// Bytes of a ping; rping's server accepts 23 to 65535, and needs the same -S
     #[arg(short = 'S', long, default_value_t = 64, value_parser = parse_size)]
     size: u32,
     #[command(flatten)]
     options: Options,
 }
 
-/// The part of a round that is going on.
+/// The current step of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// The server reads the source.
@@ -49,7 +49,7 @@ enum Step {
     Sink,
 }
 
-/// Memory that the server may reach while the connection lasts.
+/// Memory that the server may access while the connection lasts.
 #[derive(Debug)]
 struct Session {
     conn: ConnectionId,
@@ -64,7 +64,7 @@ struct Client {
     /// Addresses of the server that were not tried yet.
     addresses: std::vec::IntoIter<SocketAddr>,
     session: Option<Session>,
-    /// The ping of this round, and below it room for the ping that comes back.
+    /// The ping of this round, and below it the buffer for the returned ping.
     text: Vec<u8>,
     back: Vec<u8>,
     rounds: u64,
@@ -78,7 +78,7 @@ struct Client {
 impl Client {
     /// Connects to the next address, if one is left.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
-        // rping knows no headers and no credits.
+        // rping has no headers and no credits.
         let options = ConnectOptions::new().framing(Framing::Raw);
         self.addresses.next().map(|address| cx.connect_with(address, options))
     }
@@ -91,7 +91,7 @@ impl Client {
         }
     }
 
-    /// Whether every round is done.
+    /// Returns true if every round is done.
     fn is_over(&self) -> bool {
         self.options.count == Some(self.rounds)
     }
@@ -100,10 +100,11 @@ impl Client {
     fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         ping::fill(self.rounds, &mut self.text);
-        // `bytes_mut` would give no reference, because the server may read. The server has no reason to read just now.
+        // `bytes_mut` would return no reference, because the server may
+        // read the region. The server has no reason to read it now.
         session.source.copy_from(0, &self.text).map_err(|error| error.to_string())?;
         if self.options.verify {
-            // The fill makes a sink that nobody writes to noticeable.
+            // The fill reveals a sink that the server did not write.
             self.back.fill(0xff);
             session.sink.copy_from(0, &self.back).map_err(|error| error.to_string())?;
         }
@@ -112,7 +113,7 @@ impl Client {
         sent.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Goes on after the server has said that it is done with the offered memory.
+    /// Continues after the server's message that it has finished with the offered memory.
     fn proceed(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
         let Some(session) = &mut self.session else { return Ok(()) };
         advert::checked(message)?;
@@ -121,7 +122,7 @@ impl Client {
             let sent = cx.send(session.conn, &advert::encode(session.sink.remote()));
             return sent.map(drop).map_err(|error| error.to_string());
         }
-        // The message came behind the write, so the bytes are there.
+        // The message arrived after the write, so the bytes have arrived.
         session.sink.copy_to(0, &mut self.back);
         let conn = session.conn;
         if self.options.verify {
@@ -162,7 +163,7 @@ impl Handler for Client {
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
         self.session = None;
         if !self.is_over() && !self.interrupted {
-            let why = format!("the connection ended in round {}: {reason}; has the server the same -S?", self.rounds);
+            let why = format!("the connection ended in round {}: {reason}; does the server use the same -S?", self.rounds);
             self.fail(cx, why);
         }
         cx.stop();
@@ -173,7 +174,7 @@ impl Handler for Client {
         match self.connect(cx) {
             Some(Ok(_)) => {}
             Some(Err(error)) => self.fail(cx, error),
-            None => self.fail(cx, format!("no connection{server}: {error}; is an rping server there? check -a and -p")),
+            None => self.fail(cx, format!("no connection{server}: {error}; is an rping server running there? check -a and -p")),
         }
     }
 
@@ -210,8 +211,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     reactor.run(&mut client)?;
     client.interrupted = interrupt.is_raised() && !client.is_over();
     if client.interrupted && client.session.is_some() {
-        // The round may finish, if that does not take long, because a server may complain about a client that leaves in
-        // the middle.
+        // The round may finish within this time, because a server may report an error if a client leaves in the middle.
         reactor.context().set_timer(LAST_ROUND, 0);
         reactor.run(&mut client)?;
     }

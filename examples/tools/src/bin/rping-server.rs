@@ -1,7 +1,7 @@
-//! `rping -s`: reads a ping from the memory of a client (ours or librdmacm's) and writes it back.
+//! `rping -s`: reads a ping from the memory of a client (this project's or librdmacm's) and writes it back.
 //!
-//! This program is to be read and copied. It shows how to use the memory of peers. The rounds are described in
-//! `rdma_reactor_tools::rping`.
+//! This program is an example to read and copy. It shows how to use the
+//! memory of peers. The rounds are described in `rdma_reactor_tools::rping`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -31,13 +31,13 @@ struct Cli {
     /// Address to listen on, with or without a port
     #[arg(short, long, value_name = "ADDR", default_value = "0.0.0.0")]
     address: String,
-    /// Largest ping taken, bytes
+    /// Largest ping accepted, bytes
     #[arg(short = 'S', long, default_value_t = 64 << 10, value_parser = parse_size)]
     size: u32,
-    /// Serve any number of clients, several at once, until Ctrl-C [default: one]
+    /// Serve any number of clients, several at the same time, until Ctrl-C [default: one]
     #[arg(short = 'P', long)]
     persistent: bool,
-    /// With -P: end after so many
+    /// With -P: end after this many
     #[arg(long, value_name = "N", requires = "persistent", value_parser = clap::value_parser!(u64).range(1..))]
     clients: Option<u64>,
     #[command(flatten)]
@@ -47,11 +47,11 @@ struct Cli {
 /// The next step on a connection.
 #[derive(Debug)]
 enum Step {
-    /// The client is to tell where its source is.
+    /// The server waits for the address of the client's source.
     Source,
     /// The ping is being read.
     Ping { len: usize },
-    /// The client is to tell where its sink is.
+    /// The server waits for the address of the client's sink.
     Sink { len: usize },
 }
 
@@ -73,7 +73,7 @@ impl Client {
             Step::Source => {
                 let len = usize::try_from(remote.len).unwrap_or(usize::MAX);
                 if len > self.ping.len() {
-                    return Err(format!("a ping of {len} bytes where {} are taken: see -S", self.ping.len()));
+                    return Err(format!("a ping of {len} bytes where at most {} are accepted: see -S", self.ping.len()));
                 }
                 cx.read(conn, remote, &mut self.ping, 0..len).map_err(|error| error.to_string())?;
                 self.step = Step::Ping { len };
@@ -81,7 +81,7 @@ impl Client {
             Step::Ping { .. } => return Err("it sends out of turn".into()),
             Step::Sink { len } => {
                 cx.write(conn, remote, &self.ping, 0..len).map_err(|error| error.to_string())?;
-                // The message cannot overtake the write, so the client has the ping when it has this message.
+                // The message cannot overtake the write, so the client has the ping when it receives this message.
                 cx.send(conn, &[0; advert::LEN]).map_err(|error| error.to_string())?;
                 self.step = Step::Source;
                 self.rounds += 1;
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// Handles a ping that was read.
+    /// Handles a completed read of a ping.
     fn fetched(
         &mut self,
         cx: &mut Context<'_>,
@@ -113,7 +113,7 @@ impl Client {
         cx.send(conn, &[0; advert::LEN]).map(drop).map_err(|error| error.to_string())
     }
 
-    /// The complaint about a client that is gone, if there is one.
+    /// Returns the complaint about a client that is gone, if any.
     fn complaint(&self, reason: &DisconnectReason, count: Option<u64>) -> Option<String> {
         let rounds = self.rounds;
         match (&self.failure, reason, &self.step) {
@@ -136,7 +136,8 @@ struct Server {
     size: usize,
     /// Connections, by [`ConnectionId::slot`].
     clients: Vec<Option<Client>>,
-    /// Number of clients that have come; below it the number that are gone, and the number after which the server ends.
+    /// Number of clients that have connected; below it the number of
+    /// those that are gone, and the number after which the server ends.
     came: u64,
     gone: u64,
     until: Option<u64>,
@@ -149,7 +150,7 @@ impl Server {
     fn failed(&mut self, address: Option<SocketAddr>, round: u64, why: impl fmt::Display) {
         let address = address.map_or_else(|| "?".into(), |address| address.to_string());
         let failure = Failure::new(format!("client {address}, round {round}: {why}"));
-        // The failure of an only client is not printed here, because the program ends with the first failure anyway.
+        // The failure of an only client is not printed here, because the program ends with the first failure.
         if self.until != Some(1) {
             self.output.line(&failure);
         }
@@ -194,7 +195,7 @@ impl Handler for Server {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         let Some(client) = &mut self.clients[conn.slot()] else { return };
-        // A read that failed ends the connection, and `on_disconnect` tells the reason.
+        // A failed read ends the connection, and `on_disconnect` reports the reason.
         if send.kind() == SendKind::Read && outcome.is_sent() && client.failure.is_none() {
             if let Err(why) = client.fetched(cx, conn, &self.options, &mut self.output) {
                 client.failure = Some(why);
@@ -218,7 +219,7 @@ impl Handler for Server {
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         let (came, gone) = (self.came, self.gone);
-        let why = format!("it took longer than --timeout: {came} clients came, {gone} of them ended");
+        let why = format!("it took longer than --timeout: {came} clients connected, {gone} of them ended");
         self.failure.get_or_insert_with(|| Failure::new(why));
         cx.stop();
     }
@@ -258,7 +259,8 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     }
     match server.failure {
         Some(failure) => Err(failure),
-        // One that waits for more clients has not done what it was to do; one without a number has no other end.
+        // A server with a limit that is interrupted has not completed
+        // its job. A server without a limit ends in no other way.
         None if interrupted && server.until.is_some() => Ok(Ending::Interrupted),
         None => Ok(Ending::Complete),
     }

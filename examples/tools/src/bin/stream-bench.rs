@@ -1,8 +1,8 @@
-//! Latency and throughput of byte streams, measured as librdmacm's `rstream` measures sockets, with its letters and its
-//! table: `stream-bench` on one side, `stream-bench -s ADDR` on the other.
+//! Measures latency and throughput of byte streams as librdmacm's `rstream` measures sockets, with the
+//! same letters and the same table: `stream-bench` on one side, `stream-bench -s ADDR` on the other.
 //!
-//! An iteration is a burst of transfers one way, then as many the other way; a burst of one is a ping-pong. Both sides
-//! copy, out of and into memory of their own, as a program with sockets does.
+//! An iteration is a burst of transfers one way, then as many the other way; a burst of one is a
+//! ping-pong. Both sides copy, out of and into their own memory, as a program with sockets does.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -21,12 +21,12 @@ use rdma_reactor_tools::pingpong::job::WaitMode;
 use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 
-/// Length of the job that a client sends ahead of each test, bytes: size, transfers, iterations.
+/// Length of the job that a client sends before each test, bytes: size, transfers, iterations.
 const JOB_LEN: usize = 24;
-/// Largest number of bytes in a burst; jobs of peers that ask for more are refused.
+/// Largest number of bytes in a burst. Jobs of peers that request more are refused.
 const MAX_BURST: u64 = 1 << 40;
 
-/// Latency and throughput of byte streams between two processes; a server without -s.
+/// Measures latency and throughput of byte streams between two processes; without -s, it is the server.
 #[derive(Debug, Parser)]
 #[command(name = "stream-bench", version)]
 struct Cli {
@@ -48,16 +48,16 @@ struct Cli {
     /// Bytes per transfer [default: 64, then 64K]
     #[arg(short = 'S', value_name = "BYTES", value_parser = parse_size)]
     size: Option<u32>,
-    /// A server: end after so many clients [default: without end]
+    /// A server: end after this many clients [default: no limit]
     #[arg(long, value_name = "N")]
     clients: Option<u32>,
     /// Bytes per message that carries a stream
     #[arg(long, value_name = "BYTES", value_parser = parse_size, default_value = "16K")]
     message: u32,
-    /// Wait mode of this side [default: spin with two processors or more, else event]
+    /// Wait mode of the local side [default: spin with two processors or more, else event]
     #[arg(long, value_enum)]
     wait: Option<WaitMode>,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
 }
@@ -79,7 +79,7 @@ impl Job {
         out
     }
 
-    /// Reads the job of a client; `None` if it makes no sense.
+    /// Decodes the job of a client. Returns `None` if it is out of range.
     fn decode(bytes: &[u8; JOB_LEN]) -> Option<Self> {
         let word = |i: usize| bytes[i * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
         let job = Self { size: word(0)?, transfers: word(1)?, iterations: word(2)? };
@@ -92,7 +92,8 @@ impl Job {
         self.size * self.transfers
     }
 
-    /// Default number of iterations of a test, within bounds, so that tests of all sizes move about as many bytes.
+    /// Returns the default number of iterations of a test, within
+    /// bounds, so that tests of all sizes move about as many bytes.
     fn iterations(size: u64, transfers: u64) -> u64 {
         let bytes = if transfers == 1 { 64 << 20 } else { 256 << 20 };
         (bytes / (size * transfers)).clamp(10, if transfers == 1 { 20_000 } else { 500 })
@@ -115,11 +116,11 @@ impl Job {
 /// The next step of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The rest of a job is to come, on a server.
+    /// A server waits for the rest of a job.
     Ask { have: usize },
-    /// So many bytes of this burst are still to be sent.
+    /// This many bytes of this burst must still be sent.
     Send(u64),
-    /// So many bytes of this burst are still to come.
+    /// This many bytes of this burst must still arrive.
     Receive(u64),
 }
 
@@ -130,16 +131,16 @@ struct Side {
     step: Step,
     asked: [u8; JOB_LEN],
     job: Job,
-    /// Number of iterations that are left.
+    /// Number of iterations left.
     left: u64,
     memory: Vec<u8>,
 }
 
-/// The progress of a side.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Waits,
-    /// All iterations of the job.
+    /// All iterations of the job are done.
     Done,
     /// The peer has finished.
     Ended,
@@ -156,7 +157,7 @@ impl Side {
         Self { active: true, step: Step::Send(job.burst()), asked: [0; JOB_LEN], job, left: job.iterations, memory }
     }
 
-    /// Goes on until the side has to wait.
+    /// Continues until the side must wait.
     fn go(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) -> Result<Progress, Failure> {
         let mut stream = cx.stream(id);
         loop {
@@ -175,7 +176,7 @@ impl Side {
             self.step = match self.step {
                 Step::Ask { have } if have + moved < JOB_LEN => Step::Ask { have: have + moved },
                 Step::Ask { .. } => {
-                    self.job = Job::decode(&self.asked).ok_or_else(|| Failure::new("a client of another kind"))?;
+                    self.job = Job::decode(&self.asked).ok_or_else(|| Failure::new("the client sent no valid job"))?;
                     (self.left, self.memory) = (self.job.iterations, vec![0x5a; self.job.size as usize]);
                     Step::Receive(self.job.burst())
                 }
@@ -202,7 +203,7 @@ impl Side {
 #[derive(Debug)]
 struct Server {
     sides: Vec<Option<Side>>,
-    /// Number of clients that are still to come.
+    /// Number of clients that the server still waits for.
     clients: Option<u32>,
 }
 
@@ -259,7 +260,7 @@ impl StreamHandler for Server {
 struct Client {
     jobs: std::vec::IntoIter<Job>,
     side: Option<Side>,
-    /// A test that is not counted goes first.
+    /// True during the first test, which is not counted.
     warming: bool,
     since: Instant,
     failure: Option<Failure>,
@@ -277,7 +278,7 @@ impl Client {
         match cx.stream(id).write(&job.encode()) {
             Ok(JOB_LEN) => {}
             // The window is open between tests, so any other result means that the stream is ending.
-            other => return self.fail(cx, id, Failure::new(format!("a test could not be asked for: {other:?}"))),
+            other => return self.fail(cx, id, Failure::new(format!("a test could not be requested: {other:?}"))),
         }
         self.since = Instant::now();
         self.side = Some(Side::client(job));
@@ -336,12 +337,12 @@ impl StreamHandler for Client {
     }
 
     fn on_connect_error(&mut self, cx: &mut StreamContext<'_>, _: ConnectionId, error: ConnectError) {
-        self.failure.get_or_insert(Failure::new(format!("no connection: {error}; is a server there?")));
+        self.failure.get_or_insert(Failure::new(format!("no connection: {error}; is a server running there?")));
         cx.context().stop();
     }
 }
 
-/// Writes a line of the table. As with rstream, a transfer is one way.
+/// Formats a line of the table. As with rstream, a transfer is one way.
 fn row(job: Job, seconds: f64) -> String {
     let transfers = 2.0 * job.transfers as f64 * job.iterations as f64;
     let bytes = transfers * job.size as f64;

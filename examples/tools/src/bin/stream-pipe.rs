@@ -1,8 +1,8 @@
 //! Sends standard input to the peer, and writes the peer's bytes to standard output, as netcat does: `stream-pipe
-//! server`, `stream-pipe client ADDR`. The peer is told the end of standard input, and the other direction goes on.
+//! server`, `stream-pipe client ADDR`. The end of standard input ends one direction of the stream; the other continues.
 //!
-//! The program is an outer loop with a reactor in it. It calls `poll`(2) for the reactor's descriptor, standard input
-//! and standard output, like a program with sockets, and asks the stream for its readiness.
+//! The program is an outer loop with a reactor in it. It calls `poll`(2) for the reactor's descriptor,
+//! standard input and standard output, like a program with sockets, and queries the stream for its readiness.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -26,7 +26,7 @@ use rdma_reactor_tools::pingpong::failure::{Ending, Failure};
 use rdma_reactor_tools::program;
 use rdma_reactor_tools::secure::SecurityArgs;
 
-/// Bytes that a pipe takes without blocking once `poll`(2) says that it takes any (`PIPE_BUF`).
+/// Number of bytes that a pipe accepts without blocking once `poll`(2) reports it writable (`PIPE_BUF`).
 const ATOMIC: usize = 4096;
 
 /// Connects standard input and output of two processes.
@@ -35,7 +35,7 @@ const ATOMIC: usize = 4096;
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto, global = true)]
     provider: Provider,
     /// The port
@@ -49,7 +49,7 @@ struct Cli {
 enum Command {
     /// Wait for one peer
     Server {
-        /// Address to listen on, with or without a port; the one taken goes to standard error
+        /// Address to listen on, with or without a port; the actual one is printed to standard error
         #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
         bind: String,
     },
@@ -87,7 +87,7 @@ impl StreamHandler for Peer {
         }
     }
 
-    // The loop asks the stream for its readiness, so there is nothing to do here.
+    // The loop queries the stream for its readiness, so there is nothing to do here.
     fn on_readable(&mut self, _: &mut StreamContext<'_>, _: ConnectionId) {}
 
     fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
@@ -105,7 +105,7 @@ impl StreamHandler for Peer {
     }
 
     fn on_connect_error(&mut self, _: &mut StreamContext<'_>, _: ConnectionId, error: ConnectError) {
-        self.end = Some(Err(Failure::new(format!("no connection: {error}; is `stream-pipe server` there?"))));
+        self.end = Some(Err(Failure::new(format!("no connection: {error}; is `stream-pipe server` running there?"))));
     }
 }
 
@@ -115,7 +115,7 @@ fn unbuffered(fd: &impl AsFd) -> Result<File, Failure> {
     owned.map(File::from).map_err(|error| Failure::new(format!("a standard stream is not open: {error}")))
 }
 
-/// Moves bytes from standard input into the buffers that go out; `false` at the end.
+/// Moves bytes from standard input into the stream's send buffers. Returns `false` at the end.
 fn feed(input: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
     let mut result = Ok(0);
     let written = stream.write_with(|room| {
@@ -126,18 +126,18 @@ fn feed(input: &mut File, stream: &mut Stream<'_>) -> Result<bool, Failure> {
         (_, Err(error)) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => Ok(true),
         (_, Err(error)) => Err(Failure::new(format!("standard input: {error}"))),
         (Ok(0), Ok(_)) => Ok(false),
-        // There is no room after all, or the connection is ending; the stream tells the reason.
+        // The window has closed meanwhile, or the connection is ending; the stream reports the reason.
         (Ok(_) | Err(_), Ok(_)) => Ok(true),
     }
 }
 
-/// Moves bytes from the buffers they arrived in to standard output; `false` at the end.
+/// Moves bytes from the buffers that they arrived in to standard output. Returns `false` at the end.
 fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> {
     let bytes = match stream.fill_buf() {
         Ok([]) => return Ok(false),
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
-        // The callback on_error has told more.
+        // The callback `on_error` has reported the reason.
         Err(_) => return Ok(false),
     };
     match output.write(&bytes[..bytes.len().min(ATOMIC)]) {
@@ -148,7 +148,7 @@ fn drain(output: &mut File, stream: &mut impl BufRead) -> Result<bool, Failure> 
     Ok(true)
 }
 
-/// Waits until there is news for the reactor or one of the other descriptors is ready; returns which of the others are.
+/// Waits until the reactor has events or one of the other descriptors is ready. Returns which of the others are ready.
 fn wait(reactor: &mut Reactor, others: [Option<(BorrowedFd<'_>, PollFlags)>; 2]) -> Result<[bool; 2], Failure> {
     // The time is rounded up, because a turn before the deadline would have nothing to do.
     let left =
@@ -191,7 +191,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
             continue;
         };
         if let Some(end) = peer.handler.end.take() {
-            // All bytes from before the end go to standard output before the program ends.
+            // All bytes from before the end are written to standard output before the program ends.
             while drain(&mut output, &mut peer.handler.rest)? {
                 wait(&mut reactor, [None, Some((output.as_fd(), PollFlags::POLLOUT))])?;
             }
@@ -205,7 +205,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         let mut stream = cx.stream(id);
         if has_input && !feed(&mut input, &mut stream)? {
             feeding = false;
-            // If the stream is gone already, nobody needs to be told.
+            // If the stream is gone already, nobody needs the notice.
             let _ = stream.shutdown(Shutdown::Write);
         }
         if has_room {

@@ -1,7 +1,8 @@
-//! A client of Valkey over RDMA: `valkey-rdma ADDR COMMAND...`, or `valkey-rdma ADDR` to write and read values and compare them.
+//! A client of Valkey over RDMA: `valkey-rdma ADDR COMMAND...`, or
+//! `valkey-rdma ADDR` to write and read values and compare them.
 //!
-//! This program is to be read and copied. It shows how to speak a protocol of others in raw framing. The protocol is described in
-//! `rdma_reactor_tools::valkey`.
+//! This program is an example to read and copy. It shows how to speak the protocol of another
+//! program in raw framing. The protocol is described in `rdma_reactor_tools::valkey`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -30,16 +31,16 @@ use rdma_reactor_tools::valkey::{MAX_PIPELINE, RECEIVES};
 
 /// Requests are added while fewer bytes than this wait to be written.
 const AHEAD: usize = 1 << 20;
-/// Most keys, and most bytes of the values that the server has at once, unless one value is more.
+/// Largest number of keys, and below it of bytes of values, that the server holds at a time; one value may exceed it.
 const KEYS: u64 = 1000;
 const VALUES: u64 = 64 << 20;
-/// Time between two keepalives: `valkey-server` has the same.
+/// Time between two keepalives, the same as that of `valkey-server`.
 const KEEPALIVE: Duration = Duration::from_secs(3);
 /// The tokens of the two timers.
 const TOO_LATE: u64 = 0;
 const STILL_HERE: u64 = 1;
 
-/// Sends a command to a valkey-server over RDMA, or sets values there, gets them back and compares them.
+/// Sends a command to a valkey-server over RDMA; or sets values there, gets them and compares them.
 #[derive(Debug, Parser)]
 #[command(name = "valkey-rdma", version)]
 struct Cli {
@@ -58,19 +59,19 @@ struct Cli {
     /// Bytes of a value
     #[arg(short, long, value_name = "S", default_value = "64", value_parser = parse_size)]
     size: u32,
-    /// Requests on their way at once
+    /// Number of requests in flight
     #[arg(short = 'P', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_PIPELINE))]
     pipeline: u64,
-    /// Bytes that the server may write before it waits for this side
+    /// Bytes that the server may write before it waits for the client
     #[arg(long, value_name = "S", default_value = "1M", value_parser = parse_size)]
     buffer: u32,
-    /// Fail when it takes longer
+    /// Fail if it takes longer than this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: Option<u64>,
-    /// RDMA devices (verbs), the embedded provider (iwarp), or what there is
+    /// RDMA devices (verbs), the embedded provider (iwarp), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     provider: Provider,
-    /// Without the embedded provider's CRC32C
+    /// Disable the embedded provider's CRC32C
     #[arg(long)]
     no_crc: bool,
 }
@@ -85,11 +86,11 @@ enum Step {
     /// Sets the value of a key, or gets it and compares.
     Set(u64),
     Get(u64),
-    /// Deletes all keys, which are there.
+    /// Deletes all keys, which exist.
     End,
 }
 
-/// The work of a run: one command, or values that are set and got.
+/// The work of a run: one command, or values to set and get.
 #[derive(Debug)]
 struct Work {
     command: Vec<String>,
@@ -120,7 +121,7 @@ impl Work {
         }
     }
 
-    /// Whether a step begins a part, which waits for all answers to the part before.
+    /// Returns true if a step begins a part, which waits for all answers to the part before.
     fn begins_part(&self, number: u64) -> bool {
         self.command.is_empty() && [2, 2 + self.count, 2 + 2 * self.count].contains(&number)
     }
@@ -147,7 +148,7 @@ impl Work {
         }
     }
 
-    /// Checks the answer of a step; the text is to be printed.
+    /// Checks the answer of a step. Returns the text to print, if any.
     fn check(&mut self, number: u64, answer: Answer) -> Result<Option<String>, String> {
         match (self.step(number), answer) {
             (_, Answer::Error(error)) => Err(format!("the server refuses: {}", shown(&error))),
@@ -168,7 +169,7 @@ impl Work {
     }
 }
 
-/// An answer as a person reads it; an element of an array is a line.
+/// Formats an answer for people. Each element of an array is a line.
 fn text(answer: &Answer) -> String {
     match answer {
         Answer::Simple(text) => shown(text),
@@ -189,10 +190,10 @@ struct Client {
     link: Option<Link>,
     answers: Answers,
     work: Work,
-    /// Steps whose request was queued, and those whose answer was checked.
+    /// Number of steps whose request was queued, and below it of those whose answer was checked.
     begun: u64,
     done: u64,
-    /// When each part began.
+    /// The start of each part.
     parts: Vec<Instant>,
     failure: Option<Failure>,
     output: Output,
@@ -201,7 +202,7 @@ struct Client {
 impl Client {
     /// Connects to the next address, if one is left.
     fn connect(&mut self, cx: &mut Context<'_>) -> Option<Result<ConnectionId, Error>> {
-        // Valkey knows no headers and no credits, and its peers have writes with immediate data.
+        // Valkey has no headers and no credits, and its peers support writes with immediate data.
         let options = ConnectOptions::new().framing(Framing::Raw).extensions(true);
         self.addresses.next().map(|address| cx.connect_with(address, options))
     }
@@ -214,7 +215,7 @@ impl Client {
         }
     }
 
-    /// Does something with the link, if there is one, and fails if that does.
+    /// Calls `run` with the link, if there is one. Its error fails the run.
     fn with(
         &mut self,
         cx: &mut Context<'_>,
@@ -226,12 +227,12 @@ impl Client {
         }
     }
 
-    /// Checks the answers that have come, and sends the requests that may go.
+    /// Checks the answers that have arrived, and sends the requests that may be sent.
     fn proceed(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let Some(link) = &mut self.link else { return Ok(()) };
         while let Some(answer) = self.answers.next_answer().map_err(|why| format!("the server sends {why}"))? {
             if self.done == self.begun {
-                return Err("the server sends an answer that nothing was asked for".into());
+                return Err("the server sends an answer without a request".into());
             }
             if let Some(text) = self.work.check(self.done, answer)? {
                 self.output.line(text);
@@ -298,7 +299,7 @@ impl Handler for Client {
             None => {
                 self.fail(
                     cx,
-                    format!("no connection{server}: {error}; has valkey-server RDMA there? check ADDR and -p"),
+                    format!("no connection{server}: {error}; does valkey-server listen for RDMA there? check ADDR and -p"),
                 );
             }
         }
@@ -318,7 +319,7 @@ impl Handler for Client {
 }
 
 fn run(cli: Cli) -> Result<Ending, Failure> {
-    // A command of any other length must fit, so that the program can complain about it.
+    // A command of any other length must fit, so that the program can report it.
     let config = Config::default()
         .provider(cli.provider.into())
         .buffer_size(2 * command::LEN as u32)

@@ -1,16 +1,16 @@
-//! The account that runs the program, and its rights.
+//! The user and groups of the process, and their rights.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
 use super::tree::Tree;
 
-/// Read and write any file.
+/// The capability to read and write any file.
 const CAP_DAC_OVERRIDE: u32 = 1;
-/// Lock any amount of memory.
+/// The capability to lock any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// The account of this process.
+/// The user and groups of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Effective user.
@@ -33,7 +33,7 @@ impl Account {
         let mut groups: Vec<u32> = field("Groups:").split_whitespace().filter_map(|id| id.parse().ok()).collect();
         groups.extend(effective("Gid:"));
         Self {
-            // An account that cannot be told counts as `nobody`.
+            // An unknown user counts as `nobody`.
             uid: effective("Uid:").unwrap_or(65_534),
             groups,
             capabilities: u64::from_str_radix(field("CapEff:").trim(), 16).unwrap_or(0),
@@ -44,13 +44,13 @@ impl Account {
         self.capabilities >> capability & 1 == 1
     }
 
-    /// Whether the account may lock any amount of memory.
+    /// Returns true if the process may lock any amount of memory.
     #[must_use]
     pub const fn locks_any_memory(&self) -> bool {
         self.has(CAP_IPC_LOCK)
     }
 
-    /// Whether the mode of a file lets the account read and write.
+    /// Returns true if the mode of a file lets the process read and write.
     #[must_use]
     pub fn may_use(&self, file: &Metadata) -> bool {
         let granted = if file.uid() == self.uid {

@@ -7,23 +7,23 @@ use clap::Parser;
 
 use crate::pingpong::cli::parse_interval;
 
-/// What this machine can do with RDMA, and why not more. Changes nothing.
+/// Reports which RDMA this machine can use, and what is missing. Changes nothing.
 ///
-/// Each line is ok, a note (something that is not there and need not be) or a problem, with the command that mends it.
-/// Exit status: 0 when connections can be made, 1 when not.
+/// Each line is ok, a note (something that is missing and not needed) or a problem,
+/// with the command that fixes it. Exit status: 0 if connections can be made, 1 if not.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-doctor", version)]
 pub struct Cli {
-    /// Peers, or own addresses: what leads there, and which provider `auto` takes
+    /// Peers, or local addresses: report the device that reaches each, and the provider that `auto` chooses
     #[arg(value_name = "ADDRESS")]
     pub addresses: Vec<String>,
-    /// One JSON object instead of lines
+    /// Print one JSON object instead of lines
     #[arg(long)]
     pub json: bool,
-    /// Read the hardware counters of the devices, wait, read them again, and name what moved
+    /// Read the hardware counters of the devices, wait, read them again, and name those that changed
     #[arg(long, value_name = "SECONDS", value_parser = parse_interval)]
     pub watch: Option<Duration>,
-    /// Look at the files under this directory: for tests
+    /// Read the files under this directory, for tests
     #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
     pub root: PathBuf,
 }

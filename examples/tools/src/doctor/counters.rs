@@ -1,4 +1,4 @@
-//! What the hardware counters of the devices do while somebody watches.
+//! The changes of the devices' hardware counters during an observation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use super::finding::Finding;
 use super::tree::Tree;
 use crate::hw_counters::{HwCounters, meaning, troubles};
 
-/// What has moved on a device.
+/// The counters of a device that have changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moved {
     /// The device.
     pub device: String,
-    /// The counters that have moved, by how much; `None` if the device has no counters.
+    /// The changed counters, and by how much; `None` if the device has no counters.
     pub by: Option<BTreeMap<String, u64>>,
 }
 
@@ -34,7 +34,7 @@ impl Moved {
         moved.collect()
     }
 
-    /// Says what has moved: a line for what was not as it should be, and one for the rest.
+    /// Reports the changes: a line for each kind of trouble, and one for the other counters.
     pub(super) fn findings(&self, time: Duration) -> Vec<Finding> {
         let (device, time) = (&self.device, time.as_secs_f64());
         let Some(by) = &self.by else {

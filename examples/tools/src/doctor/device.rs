@@ -15,22 +15,22 @@ const CLASS: &str = "/sys/class/infiniband";
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// `InfiniBand`, `RoCE`, `iWARP`, or what the kernel says.
+    /// `InfiniBand`, `RoCE`, `iWARP`, or the kernel's text.
     pub kind: String,
-    /// The kernel's driver of an adapter; nothing for a software device.
+    /// The kernel's driver of an adapter; `None` for a software device.
     pub driver: Option<String>,
-    /// Firmware, where there is any.
+    /// The firmware version, if there is one.
     pub firmware: Option<String>,
     /// The device file, such as `uverbs0`.
     pub node: Option<String>,
-    /// Its ports.
+    /// The device's ports.
     pub ports: Vec<Port>,
 }
 
 impl Device {
-    /// The devices of the machine.
+    /// Returns the devices of the machine.
     #[must_use]
     pub fn all(tree: &Tree, netdevs: &Netdevs) -> Vec<Self> {
         tree.names(CLASS).into_iter().map(|name| Self::read(tree, name, netdevs)).collect()
@@ -58,7 +58,7 @@ impl Device {
         }
     }
 
-    /// Whether one of its active ports is behind this address of the machine.
+    /// Returns true if one of its active ports has this address of the machine.
     #[must_use]
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.ports.iter().any(|port| port.is_active() && port.addresses.contains(&address))
@@ -88,7 +88,7 @@ pub fn findings(devices: &[Device], modules: &Modules, netdevs: &Netdevs) -> Vec
 
 fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
     let netdev = netdevs.candidate().map_or("NETDEV", |netdev| netdev.name.as_str());
-    let finding = Finding::note("device", "no RDMA device: connections take the embedded provider");
+    let finding = Finding::note("device", "no RDMA device: connections use the embedded provider");
     let add = |kind: &str| format!("rdma link add {kind}0 type {kind} netdev {netdev}");
     for (module, kind) in [("siw", "siw"), ("rdma_rxe", "rxe")] {
         match modules.state(module) {
@@ -97,7 +97,7 @@ fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
             State::Missing => {}
         }
     }
-    // A container sees neither modules nor what its host could load.
+    // A container sees neither the modules nor those that its host could load.
     let load = modules.how_to_load(&["siw".into(), "rdma_ucm".into()]);
     finding.mend(format!("{load}; then {}", add("siw")))
 }

@@ -1,4 +1,4 @@
-//! A trial of the embedded provider on this machine.
+//! A test of the embedded provider on this machine.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rdma_reactor::{
 
 use super::finding::Finding;
 
-/// Longest time of a trial. A good one takes milliseconds.
+/// Time limit of a test. A successful one takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
 const TEXT: &[u8] = b"how do you do";
 
@@ -61,7 +61,7 @@ impl Handler for Trial {
 /// Sends a message over the loopback and back.
 ///
 /// # Errors
-/// The reasons why that does not work, over IPv4 and IPv6.
+/// The reasons of the failures over IPv4 and IPv6.
 pub fn probe() -> Result<SocketAddr, String> {
     let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
@@ -73,7 +73,7 @@ pub fn probe() -> Result<SocketAddr, String> {
 /// Sends a message to another reactor of this process in shared memory, and back.
 ///
 /// # Errors
-/// The reason why that does not work.
+/// The reason of the failure.
 pub fn probe_shared_memory() -> Result<(), String> {
     through(ProviderChoice::Shm, (Ipv4Addr::LOCALHOST, 0).into()).map(drop)
 }
@@ -112,8 +112,8 @@ pub fn finding(outcome: &Result<SocketAddr, String>) -> Finding {
 #[must_use]
 pub fn shared_memory(outcome: &Result<(), String>) -> Finding {
     match outcome {
-        Ok(()) => Finding::ok("shm", "works: auto takes shared memory with processes of this host and this user"),
-        Err(why) => Finding::note("shm", format!("not available, auto takes TCP with processes of this host: {why}")),
+        Ok(()) => Finding::ok("shm", "works: auto uses shared memory with processes of this host and this user"),
+        Err(why) => Finding::note("shm", format!("not available, auto uses TCP with processes of this host: {why}")),
     }
 }
 

@@ -1,23 +1,23 @@
-//! A finding, and the command that mends it.
+//! A finding, and the command that fixes it.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// The weight of a finding.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// Everything is in order.
     Ok,
-    /// Something that is not there, and need not be.
+    /// Something is missing that is not needed.
     Note,
-    /// Something that keeps a device from being used.
+    /// Something prevents the use of a device.
     Problem,
 }
 
 impl Level {
-    /// Its name.
+    /// Returns the name of the level.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -31,39 +31,39 @@ impl Level {
 /// A finding, in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its weight.
+    /// The severity.
     pub level: Level,
-    /// Its topic, one word.
+    /// The topic, one word.
     pub topic: &'static str,
-    /// Its text.
+    /// The text.
     pub text: String,
-    /// The command that mends it.
+    /// The command that fixes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mend: Option<String>,
 }
 
 impl Finding {
-    /// As it should be.
+    /// Makes a finding that everything is in order.
     pub fn ok(topic: &'static str, text: impl Into<String>) -> Self {
         Self::new(Level::Ok, topic, text)
     }
 
-    /// A finding that something is not there, and need not be.
+    /// Makes a finding that something is missing that is not needed.
     pub fn note(topic: &'static str, text: impl Into<String>) -> Self {
         Self::new(Level::Note, topic, text)
     }
 
-    /// A finding that something keeps a device from being used.
+    /// Makes a finding that something prevents the use of a device.
     pub fn problem(topic: &'static str, text: impl Into<String>) -> Self {
         Self::new(Level::Problem, topic, text)
     }
 
-    /// A finding of any level.
+    /// Makes a finding of any level.
     pub fn new(level: Level, topic: &'static str, text: impl Into<String>) -> Self {
         Self { level, topic, text: text.into(), mend: None }
     }
 
-    /// Adds the command that mends it.
+    /// Adds the command that fixes it.
     #[must_use]
     pub fn mend(mut self, command: impl Into<String>) -> Self {
         self.mend = Some(command.into());
@@ -73,7 +73,7 @@ impl Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Texts of files may hold anything, and a finding is one line.
+        // The text of a file may have any characters, but a finding is one line.
         let clean = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
         write!(f, "{:<7}  {:<10}  {}", self.level.name(), self.topic, clean(&self.text))?;
         match &self.mend {

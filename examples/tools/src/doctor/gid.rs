@@ -1,18 +1,18 @@
-//! An entry of a port's address table.
+//! An entry of a port's GID table.
 
 use serde::Serialize;
 
 use super::tree::Tree;
 
-/// Entries looked at per port.
+/// Largest number of entries that are read per port.
 const MAX_GIDS: usize = 1024;
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gid {
-    /// Its place in the table, from 0.
+    /// The index in the table, from 0.
     pub index: u32,
-    /// Its value, as the kernel writes it.
+    /// The GID, as the kernel prints it.
     pub gid: String,
     /// The protocol that uses the entry, such as `RoCE v2`.
     pub kind: Option<String>,
@@ -21,7 +21,7 @@ pub struct Gid {
 }
 
 impl Gid {
-    /// The entries of a port that are in use.
+    /// Returns the entries of a port that are in use.
     #[must_use]
     pub fn all(tree: &Tree, port: &str) -> Vec<Self> {
         let names = tree.names(&format!("{port}/gids"));

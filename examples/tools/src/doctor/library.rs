@@ -10,7 +10,7 @@ const DRIVERS: &str = "/etc/libibverbs.d";
 const INSTALL: &str = "apt-get install rdma-core ibverbs-providers librdmacm1 (Debian, Ubuntu), \
                        dnf install rdma-core libibverbs librdmacm (Fedora)";
 
-/// The version of a library, from the name of its file. Its third part is rdma-core's version.
+/// Returns the version of a library, from the name of its file. Its third part is rdma-core's version.
 fn version(tree: &Tree, library: &str) -> Option<String> {
     let prefix = format!("{library}.so.1.");
     let directories = DIRECTORIES.iter().flat_map(|directory| {
@@ -38,7 +38,7 @@ pub fn findings(tree: &Tree, devices: &[Device]) -> Vec<Finding> {
             if devices.is_empty() { Finding::note("library", text) } else { Finding::problem("library", text) };
         findings.push(finding.mend(INSTALL));
     }
-    // The library does not see a device without its driver. A library with drivers built in has no directory for them.
+    // The library does not find a device without its driver. A library with built-in drivers has no directory for them.
     let drivers = tree.names(DRIVERS);
     for device in devices.iter().filter(|_| !drivers.is_empty() && absent.is_empty()) {
         let Some(driver) = driver_of(device) else { continue };
@@ -50,7 +50,7 @@ pub fn findings(tree: &Tree, devices: &[Device]) -> Vec<Finding> {
     findings
 }
 
-/// The library's name for the driver of a device, where that is known.
+/// Returns the library's name for the driver of a device, if it is known.
 fn driver_of(device: &Device) -> Option<&'static str> {
     Some(match (device.driver.as_deref(), device.kind.as_str()) {
         (None, "iWARP") => "siw",

@@ -4,18 +4,18 @@ use super::account::Account;
 use super::finding::Finding;
 use super::tree::Tree;
 
-/// Memory that a connection with the default settings takes, about, bytes.
+/// Approximate memory of a connection with the default settings, bytes.
 const PER_CONNECTION: u64 = 1 << 20;
-/// Smallest limit that is not a problem, bytes. It is enough for some sixty connections.
+/// Smallest limit that is not a problem, bytes. It suffices for some sixty connections.
 const COMFORTABLE: u64 = 64 << 20;
 
-/// The limit, bytes; `None` when there is none, or when it is not known.
+/// Returns the limit, bytes. Returns `None` if there is no limit, or if it is not known.
 fn limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Reports the finding about the limit; nothing if no device would lock memory.
+/// Reports the finding about the limit. Returns `None` if no device would lock memory.
 #[must_use]
 pub fn finding(tree: &Tree, account: &Account, has_devices: bool) -> Option<Finding> {
     if !has_devices {
@@ -26,7 +26,7 @@ pub fn finding(tree: &Tree, account: &Account, has_devices: bool) -> Option<Find
     };
     let size = format!("ulimit -l is {} KiB", bytes >> 10);
     Some(if account.locks_any_memory() {
-        Finding::ok("memlock", format!("{size}, which does not hold for this account (CAP_IPC_LOCK)"))
+        Finding::ok("memlock", format!("{size}, which does not apply to this user (CAP_IPC_LOCK)"))
     } else if bytes >= COMFORTABLE {
         Finding::ok("memlock", format!("{size}: about {} connections on devices", bytes / PER_CONNECTION))
     } else {

@@ -1,7 +1,7 @@
-//! `rdma-doctor` reports what this machine can do with RDMA, and why not more.
+//! `rdma-doctor` reports which RDMA this machine can use, and what is missing.
 //!
-//! Everything is read from files of the system ([`tree`]); nothing is changed, and nothing is asked over netlink. Each
-//! file looks at one noun and reports its findings ([`finding`]); [`report`] prints them.
+//! Everything is read from files of the system ([`tree`]). The program changes nothing and does not use
+//! netlink. Each module examines one noun and reports its findings ([`finding`]); [`report`] prints them.
 
 pub mod account;
 pub mod cli;
@@ -37,7 +37,7 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
 use crate::program;
 
-/// Runs the program: reads the command line, looks, and prints the findings.
+/// Runs the program: reads the command line, examines the machine, and prints the findings.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run)
 }
@@ -53,7 +53,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
     Ok(if report.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Looks at everything.
+/// Examines the machine.
 ///
 /// # Errors
 /// An argument is not an address.
@@ -87,7 +87,7 @@ fn build() -> Finding {
     if way::HAS_VERBS {
         Finding::ok("build", format!("version {version}, with RDMA devices (feature verbs)"))
     } else {
-        Finding::note("build", format!("version {version} without RDMA devices: auto always takes iwarp"))
+        Finding::note("build", format!("version {version} without RDMA devices: auto always uses iwarp"))
             .mend("cargo build --release")
     }
 }

@@ -23,7 +23,7 @@ const DRIVERS: [&str; 12] = [
     "vmw_pvrdma",
 ];
 
-/// Whether a module is there.
+/// The state of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// The module is loaded.
@@ -36,18 +36,18 @@ pub enum State {
     Missing,
 }
 
-/// The modules that the kernel has, and those that it could load.
+/// The modules of the kernel, loaded or loadable.
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
     release: String,
     loaded: Vec<String>,
     built_in: Vec<String>,
     loadable: Vec<String>,
-    /// There is a directory of modules for the running kernel.
+    /// True if the running kernel has a directory of modules.
     has_directory: bool,
 }
 
-/// Reads the name from a line such as `kernel/drivers/x/name.ko.xz: ...` of the kernel's list.
+/// Parses the name from a line of the kernel's list, such as `kernel/drivers/x/name.ko.xz: ...`.
 fn name_of(line: &str) -> Option<String> {
     let file = line.split(':').next()?.rsplit('/').next()?;
     Some(file.split(".ko").next()?.replace('-', "_"))
@@ -76,7 +76,7 @@ impl Modules {
         }
     }
 
-    /// Whether a module is there.
+    /// Returns the state of a module.
     #[must_use]
     pub fn state(&self, module: &str) -> State {
         let has = |list: &[String]| list.iter().any(|name| name == module);
@@ -114,7 +114,7 @@ impl Modules {
         let loadable = self.in_state(&SOFTWARE, &[State::Loadable]);
         if !loadable.is_empty() {
             findings.push(
-                Finding::note("module", format!("there, not loaded: {}", loadable.join(", ")))
+                Finding::note("module", format!("available, not loaded: {}", loadable.join(", ")))
                     .mend(format!("modprobe -a {}", loadable.join(" "))),
             );
         }
@@ -126,7 +126,7 @@ impl Modules {
         findings
     }
 
-    /// The command that loads them.
+    /// Returns the command that loads the modules.
     pub(super) fn how_to_load(&self, modules: &[String]) -> String {
         if modules.iter().any(|module| self.state(module) == State::Missing) {
             return if self.has_directory {

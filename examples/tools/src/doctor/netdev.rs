@@ -7,11 +7,11 @@ use super::tree::Tree;
 /// One network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Netdev {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its hardware address.
+    /// The device's hardware address.
     pub mac: Option<[u8; 6]>,
-    /// Its addresses.
+    /// The device's addresses.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -20,8 +20,8 @@ pub struct Netdev {
 pub struct Netdevs(Vec<Netdev>);
 
 impl Netdevs {
-    /// Reads the network devices of the machine. A made-up machine has its addresses in the file `addresses`, a name
-    /// and an address on each line.
+    /// Reads the network devices of the machine. A simulated machine has its
+    /// addresses in the file `addresses`, a name and an address per line.
     #[must_use]
     pub fn read(tree: &Tree) -> Self {
         let addresses = if tree.is_real() { of_machine() } else { listed(&tree.text_or_empty("/addresses")) };
@@ -33,26 +33,27 @@ impl Netdevs {
         Self(devices.collect())
     }
 
-    /// The device of this name.
+    /// Returns the device of this name.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&Netdev> {
         self.0.iter().find(|device| device.name == name)
     }
 
-    /// The device that has this address.
+    /// Returns the device that has this address.
     #[must_use]
     pub fn with_address(&self, address: IpAddr) -> Option<&Netdev> {
         self.0.iter().find(|device| device.addresses.contains(&address))
     }
 
-    /// The device with the hardware address that a node's identifier was made of.
+    /// Returns the device whose hardware address a node's GUID is derived from.
     #[must_use]
     pub fn with_guid(&self, guid: &str) -> Option<&Netdev> {
         let bytes = parse_guid(guid)?;
         self.0.iter().find(|device| device.mac.map(eui64) == Some(bytes))
     }
 
-    /// The network device to put a software device on: the first with an IPv4 address that is not the loopback.
+    /// Returns the network device for a new software device: the
+    /// first one with an IPv4 address, except for the loopback.
     #[must_use]
     pub fn candidate(&self) -> Option<&Netdev> {
         let routable = |address: &IpAddr| address.is_ipv4() && !address.is_loopback();
@@ -90,7 +91,7 @@ fn parse_guid(text: &str) -> Option<[u8; 8]> {
     u64::from_str_radix(&text.replace(':', ""), 16).ok().map(u64::to_be_bytes)
 }
 
-/// The identifier that Ethernet devices get from their hardware address.
+/// Returns the EUI-64 that Ethernet devices derive from their hardware address.
 const fn eui64(mac: [u8; 6]) -> [u8; 8] {
     let [a, b, c, d, e, f] = mac;
     [a ^ 2, b, c, 0xff, 0xfe, d, e, f]

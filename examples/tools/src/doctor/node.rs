@@ -1,4 +1,4 @@
-//! The device files, and this account's right to open them.
+//! The device files, and the user's right to open them.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io;
@@ -53,7 +53,7 @@ fn examine(tree: &Tree, account: &Account, node: &str, of: &str) -> Result<(), F
     if !account.may_use(&file) {
         return Err(refused(tree, &path, &file));
     }
-    // The mode does not tell everything, because a container has rules of its own. Opening has no effect on a device.
+    // The mode is not sufficient, because a container has additional rules. Opening has no effect on a device.
     if tree.is_real() {
         if let Err(error) = OpenOptions::new().read(true).write(true).open(tree.path(&path)) {
             let finding = Finding::problem("permission", format!("{path} (for {of}): {error}"));

@@ -12,29 +12,29 @@ use super::tree::Tree;
 /// One port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Port {
-    /// Its number, from 1.
+    /// The port's number, from 1.
     pub number: u32,
-    /// Its state, such as `ACTIVE`.
+    /// The port's state, such as `ACTIVE`.
     pub state: String,
-    /// `Ethernet`, `InfiniBand`, or what the kernel says.
+    /// `Ethernet`, `InfiniBand`, or the kernel's text.
     pub link_layer: String,
-    /// Its rate, as the kernel writes it.
+    /// The port's rate, as the kernel prints it.
     pub rate: String,
-    /// The network device that leads to it.
+    /// The port's network device.
     pub netdev: Option<String>,
-    /// The addresses of that device.
+    /// The addresses of that network device.
     pub addresses: Vec<IpAddr>,
-    /// Its address table.
+    /// The port's GID table.
     pub gids: Vec<Gid>,
 }
 
-/// The word after the number in the kernel's text, as in `4: ACTIVE`.
+/// Returns the word after the number in the kernel's text, as in `4: ACTIVE`.
 pub(super) fn word(text: &str) -> String {
     text.split_once(": ").map_or(text, |(_, word)| word).to_owned()
 }
 
 impl Port {
-    /// The ports of a device.
+    /// Returns the ports of a device.
     pub(super) fn all(tree: &Tree, device: &str, netdevs: &Netdevs) -> Vec<Self> {
         let names = tree.names(&format!("{device}/ports"));
         names.iter().filter_map(|name| Self::read(tree, device, name, netdevs)).collect()
@@ -44,8 +44,8 @@ impl Port {
         let port = format!("{device}/ports/{name}");
         let text = |what: &str| tree.text_or_empty(&format!("{port}/{what}"));
         let gids = Gid::all(tree, &port);
-        // The network device is named with each GID on RoCE, in `parent` by the kernel's rxe, and in a directory of
-        // their own by adapters. The others, siw and older adapters, make their identifier from the network device's.
+        // RoCE devices name the network device with each GID, the kernel's rxe in `parent`, and adapters in a separate
+        // directory. The others, siw and older adapters, derive their GUID from the network device's address.
         let netdev = gids
             .iter()
             .find_map(|gid| gid.netdev.clone())
@@ -67,7 +67,7 @@ impl Port {
         })
     }
 
-    /// Whether connections can be made over the port.
+    /// Returns true if connections can be made over the port.
     #[must_use]
     pub fn is_active(&self) -> bool {
         self.state == "ACTIVE"
@@ -93,7 +93,7 @@ impl Port {
         };
         let text = format!("{place}: {kind}, {}, {}, {gids}", self.state, self.rate);
         match (&self.netdev, addresses.as_slice()) {
-            (None, _) => Finding::problem("device", format!("{text}; no network device leads to it"))
+            (None, _) => Finding::problem("device", format!("{text}; it has no network device"))
                 .mend("rdma link show; for InfiniBand: modprobe ib_ipoib"),
             (Some(netdev), []) => Finding::problem("device", format!("{text}; {netdev} has no address"))
                 .mend(format!("ip addr add ADDRESS/24 dev {netdev}")),

@@ -12,23 +12,23 @@ use crate::pingpong::output::Output;
 /// The report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The embedded provider works.
+    /// True if the embedded provider works.
     pub embedded: bool,
-    /// This program can use RDMA devices.
+    /// True if this program supports RDMA devices.
     pub verbs: bool,
     /// The findings.
     pub findings: Vec<Finding>,
     /// The RDMA devices.
     pub devices: Vec<Device>,
-    /// The addresses that were asked for.
+    /// The addresses that the user gave.
     pub addresses: Vec<Way>,
-    /// What has moved on each device, with `--watch`.
+    /// The changed counters of each device, with `--watch`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<Moved>,
 }
 
 impl Report {
-    /// Whether connections can be made.
+    /// Returns true if connections can be made.
     #[must_use]
     pub fn works(&self) -> bool {
         self.embedded || self.addresses.iter().any(|way| way.provider == "verbs")
@@ -38,7 +38,7 @@ impl Report {
         self.findings.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// Writes the report as one JSON object.
+    /// Formats the report as one JSON object.
     ///
     /// # Errors
     /// The report cannot be written as JSON.
@@ -46,7 +46,7 @@ impl Report {
         serde_json::to_string_pretty(self).map_err(Failure::new)
     }
 
-    /// Prints a line for each finding, and one for the whole.
+    /// Prints a line for each finding, and a summary.
     pub fn print(&self, output: &mut Output) {
         for finding in &self.findings {
             output.line(finding);

@@ -1,4 +1,4 @@
-//! The files of the system, or of a system that a test has made up.
+//! The files of the system, or of a system that a test simulates.
 
 use std::fs;
 use std::io::{self, Read};
@@ -14,24 +14,24 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// The files under `root`.
+    /// Makes a tree of the files under `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Whether this is the real machine, which can be asked in other ways, too.
+    /// Returns true if this is the real machine, which has other sources than files.
     #[must_use]
     pub fn is_real(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// The place of an absolute path of the system.
+    /// Returns the path under the root of an absolute path of the system.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// A file's text without the white space around it.
+    /// Returns a file's text without surrounding white space.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -41,13 +41,13 @@ impl Tree {
         Ok(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
-    /// A file's text; empty when it cannot be read.
+    /// Returns a file's text. Empty if the file cannot be read.
     #[must_use]
     pub fn text_or_empty(&self, path: &str) -> String {
         self.text(path).unwrap_or_default()
     }
 
-    /// The names in a directory, numbers by value; empty when it cannot be read.
+    /// Returns the names in a directory, numbers sorted by value. Empty if the directory cannot be read.
     #[must_use]
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else { return Vec::new() };
@@ -57,13 +57,13 @@ impl Tree {
         names
     }
 
-    /// Whether there is such a file or directory.
+    /// Returns true if there is such a file or directory.
     #[must_use]
     pub fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
-    /// The last part of the path that a link points to.
+    /// Returns the last part of the path that a link points to.
     #[must_use]
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;

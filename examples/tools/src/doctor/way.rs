@@ -1,4 +1,4 @@
-//! The way to an address, and the provider that `auto` takes for it.
+//! The route to an address, and the provider that `auto` chooses for it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -12,36 +12,36 @@ use crate::pingpong::address::resolve;
 use crate::pingpong::cli::DEFAULT_PORT;
 use crate::pingpong::failure::Failure;
 
-/// Whether this program can use RDMA devices.
+/// True if this program supports RDMA devices.
 pub const HAS_VERBS: bool = cfg!(feature = "verbs");
 
-/// An address that was asked for.
+/// The route to an address that the user gave.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Way {
     /// The address.
     pub address: SocketAddr,
-    /// The address of this machine that packets to it leave from.
+    /// The local address that packets to it are sent from.
     pub source: Option<IpAddr>,
-    /// The network device they leave through.
+    /// The network device that they are sent through.
     pub netdev: Option<String>,
     /// The RDMA device on that network device.
     pub device: Option<String>,
-    /// The provider that `auto` takes.
+    /// The provider that `auto` chooses.
     pub provider: &'static str,
     /// The reason for that.
     pub reason: String,
-    /// The command that mends it, where that is known.
+    /// The command that fixes it, if it is known.
     #[serde(skip)]
     mend: Option<String>,
 }
 
-/// The provider that `auto` takes, the reason, and the command that mends it.
+/// The provider that `auto` chooses, the reason, and the command that fixes it.
 type Choice = (&'static str, String, Option<String>);
 
-/// Resolves the names and addresses that the user typed.
+/// Resolves the names and addresses that the user gave.
 ///
 /// # Errors
-/// A name is unknown; the first such name is told.
+/// A name is unknown. The error names the first one.
 pub fn targets(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     let mut targets = Vec::new();
     for text in texts {
@@ -54,7 +54,7 @@ pub fn targets(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     Ok(targets)
 }
 
-/// The address that packets to `peer` leave from. Nothing is sent.
+/// Returns the local address that packets to `peer` are sent from. Nothing is sent.
 #[must_use]
 pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -65,11 +65,11 @@ pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
 }
 
 impl Way {
-    /// Finds the way to an address. The library is asked if possible, which may take 200 ms.
+    /// Finds the route to an address. The library is queried if possible, which may take 200 ms.
     #[must_use]
     pub fn find(address: SocketAddr, tree: &Tree, netdevs: &Netdevs, devices: &[Device]) -> Self {
         let ip = address.ip();
-        // An address of this machine is reached over the loopback, and still belongs to its device.
+        // An address of this machine is reached over the loopback, but still belongs to its device.
         let source = if ip.is_unspecified() {
             None
         } else if netdevs.with_address(ip).is_some() {
@@ -89,19 +89,19 @@ impl Way {
     pub(super) fn finding(&self) -> Finding {
         let what = if self.address.ip().is_unspecified() { "to listen on" } else { "for" };
         let way = match (&self.source, &self.netdev) {
-            (Some(source), Some(netdev)) if *source == self.address.ip() => format!(" (own address, on {netdev})"),
+            (Some(source), Some(netdev)) if *source == self.address.ip() => format!(" (local address, on {netdev})"),
             (Some(source), Some(netdev)) => format!(" (from {source}, through {netdev})"),
             _ => String::new(),
         };
-        let text = format!("auto takes {} {what} {}{way}: {}", self.provider, self.address.ip(), self.reason);
+        let text = format!("auto uses {} {what} {}{way}: {}", self.provider, self.address.ip(), self.reason);
         match &self.device {
-            // A device is there and is not taken.
+            // A device exists and is not used.
             Some(device) if self.provider == "iwarp" && !HAS_VERBS => {
-                Finding::note("address", format!("{text}; the device {device} leads there"))
+                Finding::note("address", format!("{text}; the device {device} has a route there"))
                     .mend("cargo build --release")
             }
             Some(device) if self.provider == "iwarp" => {
-                Finding::problem("address", format!("{text}; yet the device {device} is on the way"))
+                Finding::problem("address", format!("{text}; although the device {device} is on the route"))
                     .mend(self.mend.as_deref().unwrap_or("see the problems above"))
             }
             _ => Finding::ok("address", text),
@@ -109,12 +109,12 @@ impl Way {
     }
 }
 
-/// The choice on a made-up machine.
+/// Returns the choice on a simulated machine.
 fn guessed(device: Option<&str>) -> Choice {
     match device {
-        Some(device) if HAS_VERBS => ("verbs", format!("the device {device} leads there"), None),
+        Some(device) if HAS_VERBS => ("verbs", format!("the device {device} has a route there"), None),
         Some(_) => ("iwarp", "this build has no RDMA devices".into(), None),
-        None => ("iwarp", "no RDMA device leads there".into(), None),
+        None => ("iwarp", "no RDMA device has a route there".into(), None),
     }
 }
 
@@ -137,8 +137,8 @@ fn asked(address: SocketAddr) -> Choice {
     });
     match reach {
         Ok(Reach::Yes { .. }) if address.ip().is_unspecified() => ("verbs", EVERY_DEVICE.into(), None),
-        Ok(Reach::Yes { device }) => ("verbs", format!("the device {device} leads there"), None),
-        // The address is in a device's network, but nobody there has it.
+        Ok(Reach::Yes { device }) => ("verbs", format!("the device {device} has a route there"), None),
+        // The address is in the network of a device, but no host there has it.
         Ok(Reach::No { reason }) => ("iwarp", reason, Some(format!("ping -c 1 {}", address.ip()))),
         Err(error) => ("iwarp", error.to_string(), None),
     }

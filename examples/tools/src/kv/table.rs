@@ -133,13 +133,13 @@ impl Table {
     /// The key or the value is too long, or no slot is left for the key.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Failure> {
         if key.is_empty() || key.len() > MAX_KEY {
-            return Err(Failure::new(format!("a key of {} bytes: say 1 to {MAX_KEY}", key.len())));
+            return Err(Failure::new(format!("a key of {} bytes: give 1 to {MAX_KEY}", key.len())));
         }
         if value.len() > self.geometry.max_value as usize {
             let max = self.geometry.max_value;
             return Err(Failure::new(format!("a value of {} bytes: the limit of this table is {max}", value.len())));
         }
-        let bytes = self.region.bytes().ok_or_else(|| Failure::new("somebody else may write the table"))?;
+        let bytes = self.region.bytes().ok_or_else(|| Failure::new("peers may write the table"))?;
         let place = self.geometry.places(key).find_map(|offset| {
             let offset = offset as usize;
             match Slot::parse(&bytes[offset..offset + self.geometry.slot_len()]) {

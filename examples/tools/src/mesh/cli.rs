@@ -129,9 +129,9 @@ mod tests {
             let args = std::iter::once("rdma-mesh").chain(args.iter().copied());
             parse::<Cli>(args.map(Into::into)).err().map(|failure| failure.to_string()).unwrap_or_default()
         };
-        assert!(failure(&["--tolerance", "0.5"]).contains("say 1 to 1000000"));
-        assert!(failure(&["--patience", "0"]).contains("say 0.1 to 86400 seconds"));
-        assert!(failure(&["--all-to-all", "1e9"]).contains("say 0, or"));
+        assert!(failure(&["--tolerance", "0.5"]).contains("give 1 to 1000000"));
+        assert!(failure(&["--patience", "0"]).contains("give 0.1 to 86400 seconds"));
+        assert!(failure(&["--all-to-all", "1e9"]).contains("give 0, or"));
         assert!(failure(&["--size", "8"]).contains("9..=4096"));
         assert!(failure(&["--count", "1"]).contains("2..=10000"));
         assert!(failure(&["--hosts", "a,b", "--ranks", "f"]).contains("cannot be used with"));

@@ -148,7 +148,7 @@ impl Coordinator {
                 (Figure::Bandwidth, false) => "bandwidth up",
                 (Figure::Bandwidth, true) => "bandwidth down",
             },
-            Phase::Measuring { step: Step::Again, .. } => "second look at what is odd",
+            Phase::Measuring { step: Step::Again, .. } => "second measurement of odd pairs",
             Phase::Loading { .. } => "all send to all",
             Phase::Over => "over",
         }

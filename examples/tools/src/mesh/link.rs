@@ -72,7 +72,7 @@ impl Link {
         if self.outbox.len() > MAX_WAITING {
             return Err(format!("{} answers wait for it", self.outbox.len()));
         }
-        let frame = Frame::decode(message).ok_or_else(|| format!("an unknown message of {} bytes", message.len()))?;
+        let frame = Frame::decode(message).ok_or_else(|| format!("unknown message of {} bytes", message.len()))?;
         match frame {
             Frame::Ping => {
                 scratch.clear();

@@ -1,10 +1,10 @@
-//! Socket addresses from the text that the user typed.
+//! Socket addresses from text of the user.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use super::failure::Failure;
 
-/// The addresses of `text`: a host name or address, with or without a port.
+/// Resolves `text`: a host name or address, with or without a port.
 ///
 /// # Errors
 /// The name is unknown, or the port is not a number from 0 to 65,535.
@@ -15,7 +15,7 @@ pub fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
     let found = match text.rsplit_once(':') {
         Some((_, tail)) if tail.parse::<u16>().is_ok() => text.to_socket_addrs(),
         Some((_, tail)) => {
-            return Err(Failure::new(format!("{tail:?} in {text:?} is not a port: say 0 to 65535")));
+            return Err(Failure::new(format!("{tail:?} in {text:?} is not a port: give 0 to 65535")));
         }
         None => (text, port).to_socket_addrs(),
     };

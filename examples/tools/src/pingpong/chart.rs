@@ -87,7 +87,7 @@ fn count_label(count: f64) -> String {
 /// Draws p50 and p99 of latency over size, both axes logarithmic.
 ///
 /// # Errors
-/// The drawing library refused.
+/// The drawing library failed.
 pub fn latency(results: &[Figures]) -> Result<String, Failure> {
     let points = |provider: &str, quantile: f64| -> Vec<(f64, f64)> {
         results
@@ -103,7 +103,7 @@ pub fn latency(results: &[Figures]) -> Result<String, Failure> {
     providers.dedup();
     let (mut lines, names) = (Vec::new(), providers.join(" and "));
     if let [other @ .., first] = &providers[..] {
-        // Of several, the first one is beside the last one.
+        // If there are several results, the label names the first and the last.
         if let [other, ..] = other {
             lines.push(("p50, TCP", points(other, 0.5), RGBColor(120, 150, 180)));
             lines.push(("p99, TCP", points(other, 0.99), RGBColor(220, 170, 140)));
@@ -125,7 +125,7 @@ pub type Line = (&'static str, Vec<(f64, f64)>, RGBColor);
 /// Draws lines over size, both axes logarithmic.
 ///
 /// # Errors
-/// There are no points, or the drawing library refused.
+/// There are no points, or the drawing library failed.
 pub fn by_size(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
     let points = all_points(lines)?;
     let axes = (size_axis(points.iter().map(|p| p.0)), decades(points.iter().map(|p| p.1), time_label));
@@ -135,17 +135,17 @@ pub fn by_size(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> 
 /// Draws lines over numbers of connections, both axes logarithmic.
 ///
 /// # Errors
-/// As [`by_size`].
+/// The same as of [`by_size`].
 pub fn by_connections(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
     let points = all_points(lines)?;
     let axes = (powers_of_ten(points.iter().map(|p| p.0)), decades(points.iter().map(|p| p.1), count_label));
     draw(title, ("connections", y), axes, lines)
 }
 
-/// Draws lines over quantiles, both axes logarithmic: a point at `x` is the time that one message in `x` exceeds.
+/// Draws lines over quantiles, both axes logarithmic. A point at `x` is the time that one message in `x` exceeds.
 ///
 /// # Errors
-/// As [`by_size`].
+/// The same as of [`by_size`].
 pub fn by_quantile(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
     let points = all_points(lines)?;
     let mut marks: Vec<f64> = points.iter().map(|p| p.0).collect();
@@ -157,7 +157,7 @@ pub fn by_quantile(title: &str, y: &str, lines: &[Line]) -> Result<String, Failu
 }
 
 fn quantile_label(one_in: f64) -> String {
-    // Two digits are enough, and rounding hides what the division leaves.
+    // Two decimal places suffice; rounding removes the error of the division.
     format!("{} %", ((1.0 - 1.0 / one_in) * 1e4).round() / 1e2)
 }
 

@@ -17,7 +17,8 @@ pub const DEFAULT_PORT: u16 = 18515;
 
 /// Measures the latency and the throughput of rdma-reactor between two processes.
 ///
-/// `rdma-pingpong server` runs on one host, and `rdma-pingpong client HOST` on the other; `demo` does both on this machine.
+/// `rdma-pingpong server` runs on one host, and `rdma-pingpong
+/// client HOST` on the other; `demo` runs both on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-pingpong", version)]
 pub struct Cli {
@@ -29,11 +30,11 @@ pub struct Cli {
 /// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve one client after another until Ctrl-C; the clients say what they want
+    /// Serve clients sequentially until Ctrl-C; each client sends its job
     Server(ServerArgs),
     /// Measure against a server
     Client(ClientArgs),
-    /// Measure against a server process of its own on this machine
+    /// Measure against a server process that this command starts on this machine
     Demo(DemoArgs),
     /// Make a certificate authority, two identities and a pre-shared key, for tests
     #[cfg(feature = "secure")]
@@ -46,13 +47,13 @@ pub struct ServerArgs {
     /// Address to listen on, with or without a port [default: the device's with --ib-dev, else 0.0.0.0]
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<String>,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 chooses a free one
     #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// Carrier of the connections.
+    /// The device that carries the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// End when standard input does, say nothing about clients: for a server that another program started
+    /// End when standard input ends, and print nothing about clients: for a server that another program started
     #[arg(long, hide = true)]
     pub child: bool,
 }
@@ -82,10 +83,10 @@ pub struct DemoArgs {
     pub run: RunArgs,
 }
 
-/// Carrier of the connections.
+/// The device that carries the connections.
 #[derive(Clone, Debug, Args)]
 pub struct DeviceArgs {
-    /// RDMA devices (verbs), the embedded provider over TCP (iwarp) or in shared memory (shm), or what there is
+    /// RDMA devices (verbs), the embedded provider over TCP (iwarp) or in shared memory (shm), or whichever exists
     #[arg(long, value_enum, default_value_t = Provider::Auto)]
     pub provider: Provider,
     /// RDMA device to use, such as siw0; iwarp0 is the embedded provider's
@@ -97,7 +98,7 @@ pub struct DeviceArgs {
     /// GID index of the queue pairs [default: the RoCE v2 entry of the address]
     #[arg(short = 'x', long, value_name = "N", requires = "exchange")]
     pub gid_index: Option<u8>,
-    /// How they are secured.
+    /// The security of the connections.
     #[command(flatten)]
     pub security: SecurityArgs,
 }
@@ -126,7 +127,7 @@ pub struct RunArgs {
     /// Bytes per message or operation, 1 to 1G; K, M and G are powers of 1024 [default: 64]
     #[arg(short, long, value_parser = parse_size)]
     pub size: Option<u32>,
-    /// Every power of two from 1 B to 1 MiB; the histogram is of --size
+    /// Measure every power of two from 1 B to 1 MiB; the histogram is that of --size
     #[arg(short, long)]
     pub all: bool,
     /// Messages to measure [default: fewer for larger messages]
@@ -144,21 +145,22 @@ pub struct RunArgs {
     /// Operation that carries the data
     #[arg(long, value_enum, default_value_t = Op::Send)]
     pub op: Op,
-    /// Messages on their way at once, for --mode throughput and --rate [default: up to 128, fewer for large messages and in shared memory]
+    /// Messages in flight, for --mode throughput and --rate [default:
+    /// up to 128, fewer for large messages and in shared memory]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
     pub tx_depth: Option<u32>,
-    /// Send so many messages per second on a schedule, whether answers come or not: latency is that of a whole round trip, from
-    /// the scheduled time on; the client looks at the clock all the time
+    /// Send this many messages per second on a schedule, whether or not answers arrive; the latency is
+    /// that of the whole round trip from the scheduled time, and the client polls the clock all the time
     #[arg(long, value_name = "N", value_parser = parse_rate)]
     pub rate: Option<f64>,
-    /// Connections that measure at the same time, each as many messages
+    /// Connections that measure at the same time, each with the same number of messages
     #[arg(short = 'q', long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CONNECTIONS)))]
     pub connections: u16,
     /// Print a line about each interval of the measurement
     #[arg(short, long, value_name = "SECONDS", value_parser = parse_interval)]
     pub interval: Option<Duration>,
-    /// Both sides send, for --mode throughput
+    /// Send from both sides, for --mode throughput
     #[arg(short, long)]
     pub bidirectional: bool,
     /// Wait mode of both sides; --op write needs spin for latency [default: spin with two processors or more, else
@@ -168,33 +170,33 @@ pub struct RunArgs {
     /// The same as --wait event
     #[arg(short, long, conflicts_with = "wait")]
     pub events: bool,
-    /// Without the embedded provider's CRC32C
+    /// Disable the embedded provider's CRC32C
     #[arg(long)]
     pub no_crc: bool,
     /// Write each byte of a message before it is sent, and read each after it has arrived, for --op send
     #[arg(long)]
     pub touch: bool,
-    /// Peers of this host map the memory of --op write and --op read, and do the operations themselves
+    /// Let a peer on this host map the memory of --op write and --op read, and copy directly
     #[arg(long)]
     pub direct: bool,
-    /// Leave the congestion control of TCP within this host to the system
+    /// Leave the choice of TCP's congestion control within this host to the system
     #[arg(long)]
     pub system_congestion: bool,
-    /// Write the results as JSON; - is standard output, and the tables go to standard error
+    /// Write the results as JSON; - is standard output, and the tables then go to standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Draw latency over size, for --mode latency
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Carrier of the connections.
+    /// The device that carries the connections.
     #[command(flatten)]
     pub device: DeviceArgs,
 }
 
-/// Carrier of the connections.
+/// The provider that carries the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Provider {
-    /// RDMA devices where there are any, else iwarp
+    /// RDMA devices if there are any, else iwarp
     Auto,
     /// The embedded provider: iWARP in user space over TCP
     Iwarp,
@@ -215,12 +217,12 @@ impl From<Provider> for ProviderChoice {
     }
 }
 
-/// A size in bytes, 1 to 1G, with an optional suffix K, M or G.
+/// Parses a size in bytes, 1 to 1G, with an optional suffix K, M or G.
 ///
 /// # Errors
-/// The cure: the sizes that are possible.
+/// The text names the valid sizes.
 pub fn parse_size(text: &str) -> Result<u32, String> {
-    let cure = "say 1 to 1G bytes, such as 64, 4K or 1M";
+    let cure = "give 1 to 1G bytes, such as 64, 4K or 1M";
     let (digits, shift) = match text.trim_end_matches(['B', 'b']).trim_end_matches('i') {
         t if t.ends_with(['K', 'k']) => (&t[..t.len() - 1], 10),
         t if t.ends_with(['M', 'm']) => (&t[..t.len() - 1], 20),
@@ -277,9 +279,9 @@ mod tests {
 
     #[test]
     fn bad_usage_is_one_line() {
-        assert_eq!(failure(&[]), "no command: say one of server, client, demo, keygen; --help explains");
+        assert_eq!(failure(&[]), "no command: give one of server, client, demo, keygen; --help explains");
         assert!(failure(&["client"]).contains("<ADDR>"));
-        assert!(failure(&["demo", "-s", "0"]).starts_with("invalid value '0' for '--size <SIZE>': say 1 to 1G bytes"));
+        assert!(failure(&["demo", "-s", "0"]).starts_with("invalid value '0' for '--size <SIZE>': give 1 to 1G bytes"));
         assert!(failure(&["demo", "--sise", "1"]).contains("--size"));
         for args in [&["demo", "-n", "5", "-D", "1"][..], &["demo", "-D", "-1"], &["demo", "-e", "--wait", "spin"]] {
             assert!(!failure(args).contains('\n'));

@@ -1,4 +1,4 @@
-//! The client of one measurement. It opens its connections, lets the [`Work`] of each measure, and closes.
+//! The client of one measurement. It opens its connections, runs the [`Work`] of each, and closes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -27,14 +27,15 @@ use super::throughput::Throughput;
 use super::touch;
 use super::watch::{self, Watch};
 
-/// Time between two drawings of the progress bar.
+/// Time between two updates of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
 /// Time that an interrupted measurement has to count the messages that have arrived.
 const WIND_DOWN: Duration = Duration::from_secs(1);
-/// Time that the server has to say what it has spent. Its machine may be busy; if it is gone, the connection ends.
+/// Time that the server has to report its processor time. Its
+/// machine may be busy; if the server is gone, the connection ends.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Tokens of timers.
+/// The tokens of timers.
 const CONNECT: u64 = 0;
 const DRAW: u64 = 1;
 const GIVE_UP: u64 = 2;
@@ -42,56 +43,55 @@ const INTERVAL: u64 = 3;
 
 /// A measurement on an open connection.
 pub trait Work: Debug {
-    /// Starts the clock, as the connection is up.
+    /// Starts the clock, since the connection is established.
     fn begin(&mut self);
-    /// Takes the memory that the server has lent for one-sided operations. If this is called, it is called before
-    /// [`Work::begin`].
+    /// Accepts the memory that the server has lent for one-sided operations. This call precedes [`Work::begin`].
     ///
     /// # Errors
-    /// The memory is of no use, or there is none on this side.
+    /// The memory cannot be used, or local memory is missing.
     fn lent(&mut self, cx: &mut Context<'_>, conn: ConnectionId, memory: RemoteRegion) -> Result<(), Failure>;
     /// Handles a message.
     ///
     /// # Errors
-    /// The server does something else than it was asked for.
+    /// The message is not part of the job.
     fn arrived(&mut self, message: &[u8]) -> Result<(), String>;
-    /// Sends as much as there is to send and room for.
+    /// Sends until everything is sent or a send is refused.
     fn proceed(&mut self, cx: &mut Context<'_>, conn: ConnectionId);
-    /// Notes that there is room again after a refused send.
+    /// Records that sends are possible again after a refused one.
     fn unblock(&mut self);
     /// Handles the completion of a send.
     fn completed(&mut self, kind: SendKind);
     /// Restarts the clock of the next message, because something other than the work took time.
     fn resume(&mut self) {}
-    /// Whether there is memory to look at, or a time to wait for.
+    /// Returns true if [`Work::look`] has memory to poll, or a time to wait for.
     fn is_watching(&self) -> bool {
         false
     }
-    /// Looks; returns whether the server has written, or the time has come.
+    /// Polls once. Returns true if the server has written, or if the time has come.
     fn look(&mut self) -> bool {
         false
     }
-    /// Handles what [`Work::look`] has seen.
+    /// Handles the event that [`Work::look`] has found.
     fn seen(&mut self) {}
-    /// Ends early, at the latest when the messages on their way have arrived.
+    /// Ends early, at the latest when the messages in flight have arrived.
     fn wind_down(&mut self);
-    /// Whether nothing is left to do.
+    /// Returns true if nothing is left to do.
     fn is_over(&self) -> bool;
-    /// Number of messages so far.
+    /// Returns the number of messages so far.
     fn done(&self) -> u64;
-    /// Share of the measurement that is done, 0 to 1.
+    /// Returns the share of the measurement that is done, 0 to 1.
     fn progress(&self) -> f64;
-    /// The figures since the warm-up, while the measurement goes on.
+    /// Returns the figures since the warm-up, during the measurement.
     fn so_far(&self) -> Measured;
-    /// The result.
+    /// Returns the result.
     fn measured(&self) -> Measured;
 }
 
-/// A connection.
+/// A connection with its work.
 #[derive(Debug)]
 struct Line {
     work: Box<dyn Work>,
-    /// Nothing is missing for the work to begin.
+    /// True if the work can begin.
     ready: bool,
 }
 
@@ -100,12 +100,12 @@ struct Line {
 struct Client<'a> {
     plan: Plan,
     dial: Dial,
-    /// The number by which the server knows the connections of this client.
+    /// The number by which the server recognizes the connections of this client.
     number: u32,
-    /// The connections that are up. The work begins when all of them are there.
+    /// The established connections. The work begins when all of them exist.
     lines: BTreeMap<ConnectionId, Line>,
     begun: bool,
-    /// The server was asked what it has spent: the measurement is over.
+    /// True once the server was asked for its processor time: the measurement is over.
     asked: bool,
     /// The results of the connections that have ended.
     measured: Measured,
@@ -114,20 +114,20 @@ struct Client<'a> {
     intervals: Intervals,
     report_now: bool,
     tables: &'a mut Output,
-    /// Processor time of this process when the first connection was up.
+    /// Processor time of this process when the first connection was established.
     spent_before: Duration,
     processors: Processors,
     interrupted: bool,
     /// The reason, if the measurement ended before the work was over.
     failure: Option<Failure>,
-    /// All connections have ended, and no more will be opened.
+    /// True once all connections have ended and no more will be opened.
     gone: bool,
 }
 
-/// Carries out a plan, and remembers the address that worked. Lines about intervals go to `tables`.
+/// Carries out a plan, and remembers the address that worked. Lines about intervals are printed to `tables`.
 ///
 /// # Errors
-/// There is no such server, the server went away, or it is another program.
+/// The server does not exist, goes away, or is another program.
 pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt, tables: &mut Output) -> Result<Figures, Failure> {
     let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
     interrupt.stops(reactor.handle());
@@ -221,7 +221,7 @@ impl Client<'_> {
         self.proceed_with_all(cx);
     }
 
-    /// Lets the work begin if all connections are ready for it.
+    /// Begins the work once all connections are ready for it.
     fn begin_if_ready(&mut self, cx: &mut Context<'_>) {
         let all = self.lines.len() == usize::from(self.plan.job.connections);
         if !all || self.interrupted || !self.lines.values().all(|line| line.ready) {
@@ -241,9 +241,9 @@ impl Client<'_> {
         connections.into_iter().for_each(|connection| self.proceed(cx, connection));
     }
 
-    /// Goes on after an event.
+    /// Continues after an event.
     fn go_on(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
-        // The bar is drawn between two messages of this connection, so that the time of drawing is not part of a latency of its.
+        // The bar is drawn between two messages of this connection, so that the drawing does not count as latency.
         if std::mem::take(&mut self.draw_now) {
             self.draw();
             self.resume(connection);
@@ -282,7 +282,7 @@ impl Client<'_> {
         }
     }
 
-    /// Closes a connection whose work is over. The last one asks the server what it has spent before.
+    /// Closes a connection whose work is over. The last connection first asks the server for its processor time.
     fn finish(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
         if !self.lines.values().all(|line| line.work.is_over()) {
             return cx.close(connection);
@@ -344,7 +344,7 @@ impl Handler for Client<'_> {
             Ok(()) => self.go_on(cx, connection),
             Err(what) => {
                 let address = self.dial.address();
-                self.fail(cx, Failure::new(format!("the server {address} does not keep to the protocol: {what}")));
+                self.fail(cx, Failure::new(format!("the server {address} violated the protocol: {what}")));
             }
         }
     }
@@ -390,7 +390,7 @@ impl Handler for Client<'_> {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {
-        // A stream has no quiet moment, but also no single message whose time could be spoiled.
+        // A stream is never idle, but it also has no single message whose latency the drawing could distort.
         let at_once = self.plan.job.mode == Mode::Throughput;
         match token {
             CONNECT if self.failure.is_none() && !self.interrupted => self.connect(cx),

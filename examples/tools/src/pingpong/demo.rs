@@ -1,4 +1,4 @@
-//! `rdma-pingpong demo` runs a client against a server process of its own.
+//! `rdma-pingpong demo` starts a server process and runs a client against it.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -32,7 +32,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     };
     carrier.check_own(SocketAddr::new(bind, 0))?;
     let mut plans = Plan::from_args(&args.run, carrier.provider)?;
-    // Mistakes that would stop the server process are found here first, so that there is one message and not two.
+    // Mistakes that would stop the server process are found here first, so that the user gets one message and not two.
     if let Some(plan) = plans.first() {
         let mut reactor = plan.job.reactor(plan.provider, &plan.security)?;
         let exchange = args.run.device.exchange();
@@ -46,7 +46,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     for plan in &mut plans {
         plan.provider = server.provider;
     }
-    // Within a host there are two ways: all sizes are measured on both.
+    // Within a host there are two transports: all sizes are measured on both.
     let is_open = (carrier.provider, server.provider) == (ProviderChoice::Auto, ProviderChoice::Iwarp);
     if args.run.all && is_open && probe_shared_memory().is_ok() {
         let shared = plans.clone().into_iter().map(|plan| Plan { provider: ProviderChoice::Shm, ..plan });
@@ -55,16 +55,16 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
     Series::new(plans, Plan::selected_size(&args.run), outputs).run(vec![server.address], &interrupt)
 }
 
-/// A server process. It ends with this process, at the latest.
+/// A server process. It ends with this process at the latest.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
     /// The address that it listens on.
     pub address: SocketAddr,
-    /// The provider that it listens with. The client uses the same, whatever the client would have chosen.
+    /// The provider that the server listens with. The client must use the same one.
     pub provider: ProviderChoice,
-    /// The server's standard output, held open. The server prints nothing more, but a closed pipe would be an error to
-    /// it.
+    /// The server's standard output, held open. The server prints
+    /// nothing more, but a closed pipe would be an error to it.
     _stdout: BufReader<ChildStdout>,
 }
 
@@ -72,7 +72,7 @@ impl ServerProcess {
     /// Starts a server on a free port of an address of this machine, and waits until it listens.
     ///
     /// # Errors
-    /// The server did not come up.
+    /// The server did not start.
     pub fn start(bind: IpAddr, provider: ProviderChoice, device: &DeviceArgs) -> Result<Self, Failure> {
         let cannot = |why: &str| Failure::new(format!("cannot start the server process: {why}"));
         let program = std::env::current_exe().map_err(|error| cannot(&error.to_string()))?;
@@ -85,8 +85,8 @@ impl ServerProcess {
             ProviderChoice::Shm => command.args(["--provider", "shm"]),
             _ => &mut command,
         };
-        // The server gets a process group of its own, because Ctrl-C is for this process, which then ends the server.
-        // The server's standard input ends with this process, however this process ends.
+        // The server gets a separate process group: Ctrl-C is for this process, which then ends
+        // the server. The server's standard input closes when this process ends, however it ends.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().map_err(|error| cannot(&error.to_string()))?;
         let mut line = String::new();
@@ -100,7 +100,7 @@ impl ServerProcess {
         }
         match read {
             Ok(((address, found), stdout)) => {
-                // A listener on TCP is the same for both.
+                // A listener on TCP is the same for both providers.
                 let provider = if provider == ProviderChoice::Shm { provider } else { found };
                 Ok(Self { child, address, provider, _stdout: stdout })
             }
@@ -112,7 +112,7 @@ impl ServerProcess {
     }
 }
 
-/// The address and the provider in a server's first line.
+/// Parses the address and the provider in a server's first line.
 fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
     let (address, rest) = line.strip_prefix(LISTENING)?.split_once(' ')?;
     let provider = match rest.strip_prefix(PROVIDER)?.split_once(')')?.0 {
@@ -126,7 +126,7 @@ fn parse_listening(line: &str) -> Option<(SocketAddr, ProviderChoice)> {
 
 /// Ends a process and waits for it.
 fn end(child: &mut Child) {
-    // A process that has ended already is no error here.
+    // It is not an error if the process has ended already.
     let _ = child.kill();
     if let Err(error) = child.wait() {
         log::warn!("waiting for the server process: {error}");

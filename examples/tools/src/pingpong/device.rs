@@ -1,4 +1,4 @@
-//! The provider and the address of this machine that a command line asks for.
+//! The provider and the address of this machine that a command line selects.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,20 +14,20 @@ use crate::doctor::way::{HAS_VERBS, source_of};
 /// The one device of the embedded provider.
 const EMBEDDED: &str = "iwarp0";
 
-/// Carrier of the connections.
+/// The provider and the device that carry the connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carrier {
     /// The library's setting.
     pub provider: ProviderChoice,
-    /// The RDMA device that was named.
+    /// The RDMA device, if one was named.
     device: Option<Device>,
 }
 
 impl Carrier {
-    /// Finds the provider and the device that the flags ask for.
+    /// Finds the provider and the device that the flags select.
     ///
     /// # Errors
-    /// There is no such device, the device cannot be used now, or it does not go with `--provider`.
+    /// The device does not exist, cannot be used now, or conflicts with `--provider`.
     pub fn new(args: &DeviceArgs) -> Result<Self, Failure> {
         Self::among(args, HAS_VERBS, || devices(&Tree::new("/")))
     }
@@ -73,27 +73,28 @@ impl Carrier {
         Ok(carrier)
     }
 
-    /// An address of the device, if one was named: IPv4 before IPv6, and one that routes before a link's own.
+    /// Returns an address of the device, if one was named. IPv4
+    /// precedes IPv6, and a routable address precedes a link-local one.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         let ports = self.device.iter().flat_map(|device| &device.ports).filter(|port| port.is_active());
         let of_the_link = |address: &IpAddr| match address {
             IpAddr::V4(v4) => v4.is_link_local(),
-            // Such an address needs the number of its link.
+            // A link-local address needs the number of its link.
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         };
         let addresses = ports.flat_map(|port| &port.addresses).copied().filter(|address| !of_the_link(address));
         addresses.min_by_key(IpAddr::is_ipv6)
     }
 
-    /// Refuses an address that is not the named device's.
+    /// Checks that an address is one of the named device.
     ///
     /// # Errors
-    /// The address is not the device's.
+    /// The address is not one of the device.
     pub fn check_own(&self, address: SocketAddr) -> Result<(), Failure> {
         match (&self.device, self.address()) {
             (Some(device), Some(own)) if !device.has_address(address.ip()) => Err(Failure::new(format!(
-                "{} is not an address of the device {}: say --bind {own}, or leave it out",
+                "{} is not an address of the device {}: give --bind {own}, or leave it out",
                 address.ip(),
                 device.name
             ))),
@@ -101,17 +102,17 @@ impl Carrier {
         }
     }
 
-    /// Returns those of a server's addresses that the named device leads to.
+    /// Returns those of a server's addresses that are routed over the named device.
     ///
     /// # Errors
-    /// The device leads to none of them.
+    /// None of them is.
     pub fn leading_to(&self, addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, Failure> {
         let Some(device) = &self.device else { return Ok(addresses) };
         let leads = |address: &SocketAddr| source_of(*address).is_some_and(|source| device.has_address(source));
         let (there, elsewhere): (Vec<_>, Vec<_>) = addresses.into_iter().partition(leads);
         match (there.is_empty(), elsewhere.first()) {
             (true, Some(address)) => Err(Failure::new(format!(
-                "the way to {} is not over the device {}: name another address of the server, or leave --ib-dev out",
+                "the route to {} is not over the device {}: name another address of the server, or leave --ib-dev out",
                 address.ip(),
                 device.name
             ))),
@@ -119,8 +120,7 @@ impl Carrier {
         }
     }
 
-    /// The first RDMA device that can make connections. `--provider verbs` takes it if no device and no address is
-    /// given.
+    /// Selects the first RDMA device that can make connections, for `--provider verbs` without a device and an address.
     #[must_use]
     pub fn or_first_device(mut self) -> Self {
         if self.provider == ProviderChoice::Verbs && self.device.is_none() {

@@ -1,4 +1,4 @@
-//! The search for the server: its addresses are tried in turn, and again while the server adapts to a job.
+//! The connect to the server. Its addresses are tried in turn, and again while the server adapts to a job.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use rdma_reactor::{ConnectError, RejectReason};
 use super::failure::Failure;
 use super::job::Reply;
 
-/// Time for which a busy server is asked again.
+/// Time for which the connect to a busy server is retried.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Time for which a server that adapts to a job is asked again. It is longer than one try may take.
+/// Time for which the connect to a server that adapts to a job is retried. It is longer than one attempt may take.
 const PATIENCE_ADAPTING: Duration = Duration::from_secs(10);
-/// Pause between two such questions. It must not be shorter: a client that asks at the moment in which a siw begins to
-/// listen is never answered, and a client after that one only when the next one comes, see tests/vm/README.md.
+/// Pause between two attempts. It must not be shorter. A client that connects at the moment in which a siw begins to
+/// listen is never answered, and the next client is answered only when another one connects; see tests/vm/README.md.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The next step after a connection that did not come up.
+/// The next step after a failed connect.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// Connect again, after this pause.
@@ -26,39 +26,39 @@ pub enum Next {
     Fail(Failure),
 }
 
-/// The way to a server.
+/// The addresses of a server, and the state of the attempts.
 #[derive(Clone, Debug)]
 pub struct Dial {
     addresses: Vec<SocketAddr>,
     at: usize,
-    /// End of the wait for a server that has said that it will be there in a moment.
+    /// End of the wait for a server that has reported that it will be ready soon.
     until: Option<Instant>,
 }
 
 impl Dial {
-    /// Makes a way to one host, by any of these addresses.
+    /// Makes the attempts to connect to one host, by any of these addresses.
     ///
     /// # Panics
-    /// Panics if there is no address.
+    /// Panics if `addresses` is empty.
     #[must_use]
     pub fn new(addresses: Vec<SocketAddr>) -> Self {
         assert!(!addresses.is_empty(), "a host has an address");
         Self { addresses, at: 0, until: None }
     }
 
-    /// The address to try.
+    /// Returns the address to try.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.addresses[self.at]
     }
 
-    /// The way to the address that worked, for the next connection.
+    /// Returns attempts that begin with the address that worked, for the next connection.
     #[must_use]
     pub fn again(&self) -> Self {
         Self::new(vec![self.address()])
     }
 
-    /// The next step after `error`.
+    /// Handles a failed connect. Returns the next step.
     pub fn failed(&mut self, error: &ConnectError, now: Instant) -> Next {
         let server = self.address();
         let reply = match error {
@@ -68,8 +68,8 @@ impl Dial {
         let in_a_moment = match (&reply, error) {
             (Some(Reply::Adapting | Reply::Busy), _) => true,
             (Some(Reply::Refused(_)), _) => false,
-            // A server that adapts has no listener for a moment. Requests that wait on a device's listener when it
-            // closes are refused without a reason, or never answered.
+            // A server that adapts has no listener for a moment. When a device's listener
+            // closes, its waiting requests are refused without a reason, or never answered.
             (None, _) => self.until.is_some(),
         };
         let patience = if matches!(reply, Some(Reply::Busy)) { PATIENCE } else { PATIENCE_ADAPTING };
@@ -89,7 +89,7 @@ impl Dial {
                 format!("the server {server} refused: {why}; use the same version of rdma-pingpong on both sides")
             }
             (None, ConnectError::Rejected { reason: RejectReason::Busy, .. }) => {
-                format!("the server {server} is at a limit of its own: try a smaller --size or --tx-depth")
+                format!("the server {server} has reached a limit: try a smaller --size or --tx-depth")
             }
             (None, ConnectError::Rejected { reason, .. }) => {
                 format!("{server} is not an rdma-pingpong server: rejected, {reason}")

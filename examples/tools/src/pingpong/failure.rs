@@ -1,22 +1,22 @@
-//! The endings of the program.
+//! The results of the program.
 
 use std::fmt;
 
-/// The ending of a command that did not fail.
+/// The result of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Everything was done; or it was a server that the user ended, which has no other end.
+    /// The command did everything; or it was a server that the user ended, which ends in no other way.
     Complete,
     /// The user stopped the command before everything was done, and the results so far were printed.
     Interrupted,
 }
 
-/// A failure, in one line that names the value and the cure.
+/// A failure, in one line that names the value and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(String);
 
 impl Failure {
-    /// Makes a failure; line breaks become spaces.
+    /// Makes a failure. Line breaks become spaces.
     #[must_use]
     pub fn new(what: impl fmt::Display) -> Self {
         Self(what.to_string().split_whitespace().collect::<Vec<_>>().join(" "))

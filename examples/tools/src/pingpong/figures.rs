@@ -11,18 +11,19 @@ use super::plan::Plan;
 /// The result of a connection, or of several that were measured at the same time.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Number of the client's messages; for latency, of round trips.
+    /// Number of the client's messages; for latency, the number of round trips.
     pub iterations: u64,
-    /// Number of messages that count: for latency those of one way, for throughput those of all directions.
+    /// Number of messages that count: one way for latency, all directions for throughput.
     pub messages: u64,
     /// Time from the first message to the last answer.
     pub elapsed: Duration,
-    /// Halves of the round trips, whole reads, or in an open loop round trips from their scheduled times, ns; for latency only.
+    /// The latencies, ns: halves of the round trips; whole reads;
+    /// or in an open loop, round trips from their scheduled times.
     pub latency: Option<Histogram<u64>>,
 }
 
 impl Measured {
-    /// The result of no connection.
+    /// Returns the result of no connection.
     #[must_use]
     pub const fn none() -> Self {
         Self { iterations: 0, messages: 0, elapsed: Duration::ZERO, latency: None }
@@ -36,7 +37,7 @@ impl Measured {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.latency = match (self.latency, other.latency) {
             (Some(mut all), Some(more)) => {
-                // A histogram grows as needed.
+                // The histogram grows as needed.
                 let _ = all.add(more);
                 Some(all)
             }
@@ -46,12 +47,12 @@ impl Measured {
     }
 }
 
-/// The processor time of the two sides, from the first connection to the end of the measurement, warm-up included.
+/// Processor time of both processes, from the first connection to the end of the measurement, warm-up included.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Processors {
-    /// That of this process.
+    /// Processor time of this process.
     pub client: Duration,
-    /// That of the server's process; `None` if it did not say.
+    /// Processor time of the server's process; `None` if the server did not report it.
     pub server: Option<Duration>,
 }
 
@@ -70,20 +71,20 @@ pub struct Figures {
     pub provider: String,
     /// Counters of the client's reactor, from its start to the end of the measurement.
     pub stats: Stats,
-    /// The user stopped the measurement.
+    /// True if the user stopped the measurement.
     pub interrupted: bool,
 }
 
 impl Figures {
-    /// Messages per second; 0 when there is nothing to divide.
+    /// Returns messages per second, or 0 if no time has passed.
     #[must_use]
     pub fn messages_per_second(&self) -> f64 {
         let seconds = self.measured.elapsed.as_secs_f64();
         if seconds > 0.0 { self.measured.messages as f64 / seconds } else { 0.0 }
     }
 
-    /// Processor time of the client and of the server for one message, or one round trip, us: warm-up included on both sides of
-    /// the division.
+    /// Returns the processor time of the client and of the server for one message
+    /// or one round trip, us. Both times and both counts include the warm-up.
     #[must_use]
     pub fn processor_us_per_message(&self) -> [Option<f64>; 2] {
         let warmup = self.plan.warmup * u64::from(self.plan.job.connections);
@@ -92,7 +93,7 @@ impl Figures {
         [each(self.processors.client), self.processors.server.and_then(each)]
     }
 
-    /// Throughput of payload, Gbit/s.
+    /// Returns the throughput of payload, Gbit/s.
     #[must_use]
     pub fn gbit_per_second(&self) -> f64 {
         self.messages_per_second() * f64::from(self.plan.job.size) * 8.0 / 1e9

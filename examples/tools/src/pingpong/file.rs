@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::failure::Failure;
 
-/// A file for results. If the file did not exist before and there are no results, it is removed again.
+/// A file for results. If it did not exist before and there are no results, it is removed again.
 #[derive(Debug)]
 pub struct ResultFile {
     flag: &'static str,
@@ -16,7 +16,7 @@ pub struct ResultFile {
 }
 
 impl ResultFile {
-    /// Opens `path`, and makes its directories. The old content stays until there are results.
+    /// Opens `path`, and makes its directories. The old content stays until [`ResultFile::write`].
     ///
     /// # Errors
     /// The file cannot be written.
@@ -32,9 +32,9 @@ impl ResultFile {
     /// Replaces the content.
     ///
     /// # Errors
-    /// The system refused.
+    /// The system's error.
     pub fn write(mut self, text: &str) -> Result<(), Failure> {
-        // A device such as /dev/null has no length to cut.
+        // A device such as /dev/null cannot be truncated.
         let cut = if self.file.metadata().is_ok_and(|meta| meta.is_file()) {
             self.file.set_len(0).and_then(|()| self.file.rewind())
         } else {

@@ -1,5 +1,5 @@
-//! The frames of the program. The first byte of every message is its kind. The job sets the length of data messages.
-//! Control messages have a length of their own, so that they work with data messages of one byte.
+//! The frames of the program. The first byte of every message is its kind. The job sets the length of data
+//! messages. Control messages have fixed lengths, so that they also work with data messages of one byte.
 
 use rdma_reactor::RemoteRegion;
 
@@ -17,18 +17,18 @@ pub const CONTROL_LEN: usize = 1 + RemoteRegion::LEN;
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// A data message; these are counted.
+    /// A data message. Data messages are counted.
     Data,
-    /// From the client: it has sent so many messages, and waits for [`Frame::Done`].
+    /// From the client: it has sent this many messages, and waits for [`Frame::Done`].
     Last(u64),
-    /// From the server: everything before [`Frame::Last`] has arrived. The number is that of messages sent the other
-    /// way, or for one-sided operations the announced number.
+    /// From the server: everything before [`Frame::Last`] has arrived. The number is that
+    /// of messages sent to the client, or for one-sided operations the announced number.
     Done(u64),
     /// Memory that the sender of this frame lends for the receiver's operations.
     Lent(RemoteRegion),
-    /// From the client: it is done, and asks for [`Frame::Spent`].
+    /// From the client: it is done, and requests [`Frame::Spent`].
     Ask,
-    /// From the server: processor time that it has spent on this client, ns.
+    /// From the server: its processor time for this client, ns.
     Spent(u64),
 }
 
@@ -40,7 +40,7 @@ impl Frame {
         }
     }
 
-    /// The bytes of a control message; empty for data.
+    /// Encodes a control message. Empty for data.
     #[must_use]
     pub fn control(self) -> Vec<u8> {
         match self {
@@ -53,7 +53,7 @@ impl Frame {
         }
     }
 
-    /// Reads a message of a job with messages of `size` bytes; `None` when there is no such message.
+    /// Decodes a message of a job with messages of `size` bytes. Returns `None` if there is no such message.
     #[must_use]
     pub fn read(message: &[u8], size: u32) -> Option<Self> {
         let (&kind, rest) = message.split_first()?;

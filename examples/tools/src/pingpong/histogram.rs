@@ -11,7 +11,7 @@ const WIDTH: f64 = 50.0;
 /// Bars in eighths of a column.
 const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 
-/// Draws one line per bucket, and nothing for an empty histogram. Values are ns, shown as us.
+/// Formats one line per bucket, and nothing for an empty histogram. Values are in ns, shown in us.
 #[must_use]
 pub fn text(histogram: &Histogram<u64>) -> String {
     let rows = buckets(histogram);
@@ -26,7 +26,7 @@ pub fn text(histogram: &Histogram<u64>) -> String {
     out
 }
 
-/// Makes buckets (from, to, count), as many per decade as fit, from the smallest value to the largest.
+/// Makes buckets (from, to, count) from the smallest value to the largest, as many per decade as fit.
 fn buckets(histogram: &Histogram<u64>) -> Vec<(u64, u64, u64)> {
     if histogram.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Requests to end the program: Ctrl-C, other signals, other threads.
+//! Requests to end the program: from Ctrl-C, other signals, or other threads.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ struct Shared {
 }
 
 impl Interrupt {
-    /// Makes a request that SIGINT, SIGTERM and SIGHUP raise. The second signal ends the program at once.
+    /// Makes a request that SIGINT, SIGTERM and SIGHUP raise. The second signal ends the program immediately.
     ///
     /// # Errors
     /// The system refused the handler.
@@ -37,7 +37,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Asks for the end; returns whether somebody has asked before.
+    /// Requests the end. Returns true if it was requested before.
     pub fn raise(&self) -> bool {
         let before = self.shared.raised.swap(true, Ordering::SeqCst);
         if let Some(reactor) = &*self.shared.reactor.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -46,13 +46,13 @@ impl Interrupt {
         before
     }
 
-    /// Whether somebody has asked.
+    /// Returns true if the end was requested.
     #[must_use]
     pub fn is_raised(&self) -> bool {
         self.shared.raised.load(Ordering::SeqCst)
     }
 
-    /// Stops this reactor when somebody asks, or at once if somebody has asked already.
+    /// Stops this reactor when the end is requested, or immediately if it was requested before.
     pub fn stops(&self, reactor: ReactorHandle) {
         *self.shared.reactor.lock().unwrap_or_else(PoisonError::into_inner) = Some(reactor.clone());
         if self.is_raised() {

@@ -1,4 +1,4 @@
-//! Lines about a measurement while it goes on.
+//! Lines about a measurement that is in progress.
 
 use std::fmt;
 use std::time::Instant;
@@ -10,27 +10,27 @@ use super::figures::{Measured, us};
 /// The figures between two points in time.
 #[derive(Clone, Debug)]
 pub struct Interval {
-    /// The two points, seconds from the beginning.
+    /// The beginning of the interval, seconds from the beginning of the measurement.
     pub from: f64,
-    /// The later one.
+    /// The end of the interval, seconds from the beginning of the measurement.
     pub to: f64,
-    /// Number of messages; as [`Measured::messages`].
+    /// Number of messages, counted like [`Measured::messages`].
     pub messages: u64,
     /// Bytes of a message.
     size: u32,
-    /// As [`Measured::latency`].
+    /// Latencies, measured like [`Measured::latency`].
     pub latency: Option<Histogram<u64>>,
 }
 
 impl Interval {
-    /// Messages per second; 0 when there is nothing to divide.
+    /// Returns messages per second, or 0 if no time has passed.
     #[must_use]
     pub fn messages_per_second(&self) -> f64 {
         let seconds = self.to - self.from;
         if seconds > 0.0 { self.messages as f64 / seconds } else { 0.0 }
     }
 
-    /// Throughput of payload, Gbit/s.
+    /// Returns the throughput of payload, Gbit/s.
     #[must_use]
     pub fn gbit_per_second(&self) -> f64 {
         self.messages_per_second() * f64::from(self.size) * 8.0 / 1e9
@@ -57,7 +57,7 @@ pub struct Intervals {
     /// The beginning of the measurement, and that of the interval.
     begin: Option<(Instant, Instant)>,
     before: Measured,
-    /// Those that have ended.
+    /// The intervals that have ended.
     pub ended: Vec<Interval>,
 }
 
@@ -68,8 +68,8 @@ impl Intervals {
         Self { size, begin: None, before: Measured::none(), ended: Vec::new() }
     }
 
-    /// Ends an interval, and begins the next one. `so_far`: what was measured since the warm-up. Returns the interval that has ended,
-    /// if the warm-up has.
+    /// Ends an interval, and begins the next one. `so_far` is the result since the
+    /// warm-up. Returns the interval that has ended, or `None` during the warm-up.
     pub fn end(&mut self, so_far: Measured, now: Instant) -> Option<&Interval> {
         if self.begin.is_none() && so_far.messages == 0 {
             return None;
@@ -81,7 +81,7 @@ impl Intervals {
         let before = std::mem::replace(&mut self.before, so_far.clone());
         let latency = so_far.latency.map(|mut latency| {
             if let Some(before) = &before.latency {
-                // Cannot fail: all earlier samples are in the newer histogram, too.
+                // This cannot fail: all earlier samples are in the newer histogram, too.
                 let _ = latency.subtract(before);
             }
             latency
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!((second.from, second.to, second.messages), (4.0, 10.0, 1));
         assert_eq!(second.latency.as_ref().unwrap().len(), 1);
         assert!(second.to_string().contains("1 messages, p50 9"), "{second}");
-        // Nothing moves, and that is a line, too.
+        // An interval without messages has a line, too.
         let third = intervals.end(measured(9, &[10_000, 20_000, 90_000]), at(30)).unwrap();
         assert_eq!((third.messages, third.gbit_per_second()), (0, 0.0));
     }

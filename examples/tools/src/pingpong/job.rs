@@ -1,5 +1,5 @@
-//! The request of a client is a [`Job`] in the private data of the connect request. The server answers with a [`Reply`]
-//! if it does not take the connection.
+//! The request of a client: a [`Job`] in the private data of the connect
+//! request. A server that rejects the connection answers with a [`Reply`].
 
 use std::fmt;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use super::watch;
 
 /// Largest message, bytes. This is the library's limit.
 pub const MAX_SIZE: u64 = 1 << 30;
-/// Largest number of messages on their way at once.
+/// Largest number of messages in flight.
 pub const MAX_DEPTH: u32 = 8192;
 /// Largest number of connections of a client.
 pub const MAX_CONNECTIONS: u16 = 1024;
-/// Time to poll before sleeping with `--wait spin`. It is longer than any pause of a measurement, and short enough for
-/// an idle server to sleep.
+/// Time to poll before sleeping with `--wait spin`. It is longer than any
+/// pause of a measurement, and short enough that an idle server sleeps.
 pub const SPIN: Duration = Duration::from_millis(20);
 /// The first four bytes of a job: a name, and the version of the bytes that follow.
 const MAGIC: [u8; 4] = *b"RPP\x02";
 
-/// Figure that is measured.
+/// The measured figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// One message to and fro; half the round trip
+    /// One message back and forth; half the round trip
     Latency,
     /// A stream of messages, until the last is known to have arrived
     Throughput,
@@ -42,14 +42,14 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Operation that carries the data.
+/// The operation that carries the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
     /// Messages
     Send,
-    /// RDMA Writes; for latency each side looks at the memory that the other writes to
+    /// RDMA Writes; for latency, each side polls the memory that the peer writes to
     Write,
-    /// RDMA Reads of the client; their latency is that of a whole read
+    /// RDMA Reads of the client; the latency is that of a whole read
     Read,
 }
 
@@ -63,19 +63,19 @@ impl fmt::Display for Op {
     }
 }
 
-/// Wait mode of both sides.
+/// The wait mode of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WaitMode {
     /// Sleep until something happens
     Event,
-    /// Poll: one processor on each side
+    /// Poll; needs one processor on each side
     Spin,
-    /// Poll when it pays
+    /// Poll while it pays
     Adaptive,
 }
 
 impl WaitMode {
-    /// The mode that suits this machine. Polling wants a processor for each side.
+    /// Returns the mode that suits this machine. Polling needs a processor for each side.
     #[must_use]
     pub fn suited() -> Self {
         match std::thread::available_parallelism() {
@@ -84,10 +84,10 @@ impl WaitMode {
         }
     }
 
-    /// The library's setting.
+    /// Returns the library's setting.
     ///
     /// # Errors
-    /// The library has none.
+    /// The library has no such setting.
     pub fn policy(self) -> Result<Wait, Failure> {
         match self {
             Self::Event => Ok(Wait::Event),
@@ -110,27 +110,27 @@ impl fmt::Display for WaitMode {
 /// The request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Figure that is measured.
+    /// The measured figure.
     pub mode: Mode,
-    /// Operation that carries the data.
+    /// The operation that carries the data.
     pub op: Op,
-    /// Wait mode of both sides.
+    /// The wait mode of both sides.
     pub wait: WaitMode,
-    /// Both sides send a stream.
+    /// True if both sides send a stream.
     pub bidirectional: bool,
-    /// The embedded provider uses its CRC32C.
+    /// True if the embedded provider uses its CRC32C.
     pub crc: bool,
-    /// Each byte of a message is written before it is sent, and read after it has arrived.
+    /// True if each byte of a message is written before it is sent, and read after it has arrived.
     pub touch: bool,
-    /// The memory of one-sided operations is mapped by the peer (`RegionOptions::direct`).
+    /// True if the peer maps the memory of one-sided operations (`RegionOptions::direct`).
     pub direct: bool,
-    /// The system chooses the congestion control of TCP within this host, and not the library.
+    /// True if the system chooses the congestion control of TCP within this host, and not the library.
     pub system_congestion: bool,
     /// Bytes per message.
     pub size: u32,
-    /// Messages on their way at once; for latency more than one only with a schedule.
+    /// Number of messages in flight. For latency, more than one only with a schedule.
     pub depth: u32,
-    /// Connections of the client, which measure at the same time.
+    /// Number of connections of the client, which measure at the same time.
     pub connections: u16,
 }
 
@@ -150,15 +150,15 @@ impl Job {
         connections: 1,
     };
 
-    /// Whether both sides look at memory, because nothing else tells them that a block came.
+    /// Returns true if both sides poll memory, because nothing else reports the arrival of a block.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.mode == Mode::Latency && self.op == Op::Write
     }
 
-    /// The number of messages on their way at once that suits a size: enough to keep the path busy, and few enough for
-    /// the caches. In shared memory these are the caches of one processor: a receive that is used again before it has left them is
-    /// written at several times the speed.
+    /// Returns the number of messages in flight that suits a size: enough to keep the path busy,
+    /// and few enough for the caches. In shared memory these are the caches of one processor: a
+    /// receive that is reused before it has left them is written at several times the speed.
     #[must_use]
     pub const fn suited_depth(provider: ProviderChoice, size: u32) -> u32 {
         let bytes: u32 = if matches!(provider, ProviderChoice::Shm) { 512 << 10 } else { 2 << 20 };
@@ -172,8 +172,9 @@ impl Job {
         }
     }
 
-    /// The private data of the connect request: `magic:3 | version:1 | mode:1 | wait:1 | flags:1 | op:1 | size:4 |
-    /// depth:4 | connections:2 | client:4`, little-endian. `client`: a number by which the server knows the connections of a client.
+    /// Encodes the private data of the connect request: `magic:3 | version:1 | mode:1 |
+    /// wait:1 | flags:1 | op:1 | size:4 | depth:4 | connections:2 | client:4`, little-endian.
+    /// `client` is a number by which the server recognizes the connections of a client.
     #[must_use]
     pub fn encode(&self, client: u32) -> Vec<u8> {
         let mode = match self.mode {
@@ -201,10 +202,10 @@ impl Job {
         out
     }
 
-    /// Reads the private data of a connect request: the job, and the number of the client.
+    /// Decodes the private data of a connect request: the job, and the number of the client.
     ///
     /// # Errors
-    /// The reason why the job is not understood, short enough for a [`Reply`].
+    /// The text says why the job was not understood. It is short enough for a [`Reply`].
     pub fn decode(data: &[u8]) -> Result<(Self, u32), String> {
         if !data.starts_with(&MAGIC[..3]) {
             return Err("this is an rdma-pingpong server".into());
@@ -258,7 +259,7 @@ impl Job {
     /// # Errors
     /// The provider is not available.
     pub fn reactor(&self, provider: ProviderChoice, security: &Security) -> Result<Reactor, Failure> {
-        // Writes and reads are for measuring, with bytes that mean nothing: they may travel in the clear.
+        // The bytes of writes and reads mean nothing, so they need no encryption.
         let config = self.config(provider)?.security(security.clone()).allow_plain_remote_memory(true);
         Reactor::new(config).map_err(|error| match error {
             Error::Transport(error) if provider == ProviderChoice::Verbs => {
@@ -268,22 +269,22 @@ impl Job {
         })
     }
 
-    /// The settings of that reactor.
+    /// Returns the settings of that reactor.
     fn config(&self, provider: ProviderChoice) -> Result<Config, Failure> {
         let (receive, send) = match self.mode {
-            // The send queue has room for blocks with completions that nobody has collected yet.
+            // The send queue must hold the blocks whose completions were not polled yet.
             Mode::Latency if self.is_watched() => (8, 4 * watch::BLOCKS),
-            // One message is on its way, and the device is asked once for each quarter of a queue what was sent. Until then the buffers of
-            // large messages would leave the caches.
+            // One message is in flight, and the device is polled for send completions once per quarter of a
+            // queue. Until then, large buffers would leave the caches; so only small messages have long queues.
             Mode::Latency if self.depth == 1 && self.size <= 16 << 10 => (8, 32),
             Mode::Throughput if self.op != Op::Send => (8, self.depth),
-            // Grants come when about half a window is owed, so twice the depth keeps small messages flowing.
+            // A peer grants credits when it owes about half a window, so twice the depth keeps small messages flowing.
             _ if self.size <= 16 << 10 => ((2 * self.depth).max(8), self.depth),
             _ => (self.depth.max(5), self.depth),
         };
         let max_message = if self.op == Op::Send { self.size } else { 0 }.max(frame::CONTROL_LEN as u32);
-        // A page per message covers the library's header and rounding; a few more than a connection needs are for
-        // buffers being filled, and for a connection that is not quite gone.
+        // A page per message covers the library's header and rounding. The extra ones are
+        // for buffers that are being filled, and for a connection that is still closing.
         let memory = 2 * (u64::from(max_message) + 4096) * u64::from(receive + send + 8) * u64::from(self.connections);
         Ok(Config::default()
             .provider(provider)
@@ -291,7 +292,7 @@ impl Job {
             .buffer_size(max_message)
             .receive_depth(receive)
             .send_depth(send)
-            // Nothing waits for the end of a message: answers and grants say when the next one may go.
+            // Nothing waits for send completions: answers and grants show when the next message may be sent.
             .quiet_sends(self.op == Op::Send)
             .completions(|c| c.queue = (receive + send + 2).max(1024))
             .max_memory(usize::try_from(memory).unwrap_or(usize::MAX).max(64 << 20))
@@ -315,10 +316,10 @@ impl fmt::Display for Job {
     }
 }
 
-/// The reason why a server does not take a connection. It rides in the private data of the reject.
+/// The reason why a server rejects a connection, in the private data of the reject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The server is adapting to this job; the client is to come again in a moment.
+    /// The server is adapting to this job. The client must retry soon.
     Adapting,
     /// The server has another client.
     Busy,
@@ -327,7 +328,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Writes the private data of the reject: a number, and a text.
+    /// Encodes the private data of the reject: a number, and a text.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -343,7 +344,7 @@ impl Reply {
         }
     }
 
-    /// Reads the private data of a reject; `None` when it is not of `rdma-pingpong`.
+    /// Decodes the private data of a reject. Returns `None` if it is not of `rdma-pingpong`.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
         match data {

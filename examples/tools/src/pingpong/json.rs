@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::figures::{Figures, us};
 use super::job::Op;
 
-/// Writes one object for one measurement, or an array for several.
+/// Formats one object for one measurement, or an array for several.
 #[must_use]
 pub fn results(figures: &[Figures]) -> Value {
     match figures {

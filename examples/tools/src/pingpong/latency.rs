@@ -1,5 +1,5 @@
-//! The client's side of a latency measurement. It sends one message and awaits the answer, writes and awaits a write,
-//! or reads, again and again.
+//! The client's side of a latency measurement. Repeatedly, it sends a message
+//! and awaits the answer; or it writes and awaits a write; or it reads.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,8 @@ use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
 
-/// Number of times that are kept aside, because sorting a time into the histogram may take longer than the time itself.
+/// Number of round trips that are buffered, because adding one
+/// to the histogram may take longer than the round trip itself.
 const RECENT: usize = 4096;
 
 /// A latency measurement.
@@ -34,7 +35,7 @@ pub struct Latency {
     started: Instant,
     sent_at: Instant,
     elapsed: Duration,
-    /// The answer has come, and the next message has not gone out.
+    /// True if the answer has arrived and the next message was not sent yet.
     my_turn: bool,
     over: bool,
 }
@@ -77,7 +78,7 @@ impl Work for Latency {
         self.outlet.aim(if self.job.op == Op::Write { target.counting(cx, conn)? } else { target });
         if self.job.op == Op::Write {
             let memory = target::lend(cx, conn, &self.job)?;
-            // Nothing else was sent, so there is room.
+            // Nothing else was sent, so the send queue is not full.
             self.outlet.control(cx, conn, Frame::Lent(memory.remote()));
             self.inbox = Some(Inbox::new(memory));
         }
@@ -105,7 +106,7 @@ impl Work for Latency {
     }
 
     fn completed(&mut self, kind: SendKind) {
-        // A read is its own answer.
+        // The completion of a read is its answer.
         if kind == SendKind::Read {
             self.answered(Instant::now());
         }
@@ -157,7 +158,7 @@ impl Work for Latency {
 }
 
 impl Latency {
-    /// Notes an answer. The next message goes out at once, so one look at the clock gives both times.
+    /// Records an answer. The next message is sent immediately, so one reading of the clock gives both times.
     fn answered(&mut self, now: Instant) {
         self.my_turn = true;
         let sent_at = std::mem::replace(&mut self.sent_at, now);

@@ -1,8 +1,8 @@
 //! `rdma-pingpong`: latency and throughput between two processes.
 //!
-//! The client sends the job of a measurement in its connect request ([`job`]). The server adapts to the job, and needs
-//! no settings of its own. Everything else is in one file per noun, from the command line ([`cli`]) over a measurement
-//! ([`client`], [`server`]) to its results ([`figures`]).
+//! The client sends the job of a measurement in its connect request ([`job`]). The server
+//! adapts to the job, and needs no settings. The other modules lead from the command line
+//! ([`cli`]) over a measurement ([`client`], [`server`]) to its results ([`figures`]).
 
 pub mod address;
 pub mod chart;
@@ -43,7 +43,7 @@ use self::cli::{Cli, Command};
 use self::failure::{Ending, Failure};
 use crate::program;
 
-/// The program reads the command line, runs the command, and reports failures in one line.
+/// Runs the program: reads the command line, runs the command, and prints a failure in one line.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run)
 }

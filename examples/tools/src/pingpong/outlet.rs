@@ -1,5 +1,5 @@
-//! The outlet of data. Small messages are copied into the library's buffers, large ones are sent from them, and
-//! one-sided operations go to their target.
+//! The sender of data. Small messages are copied into the library's buffers,
+//! large ones are sent from them, and one-sided operations go to their target.
 
 use rdma_reactor::{ConnectionId, Context, SendBuffer, SendErrorKind};
 
@@ -11,12 +11,12 @@ use super::touch;
 /// Largest message that is copied, bytes. For larger ones, handling a buffer is cheaper.
 const COPY_UP_TO: u32 = 4096;
 
-/// The fate of a message or an operation.
+/// The result of a send or an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// The library has accepted it. For an operation `on_send_complete` follows.
+    /// The library has accepted it. For an operation, `on_send_complete` follows.
     Yes,
-    /// There is no room; `on_writable` follows.
+    /// The library has refused it for now; `on_writable` follows.
     Blocked,
     /// The connection is ending; `on_disconnect` follows.
     Gone,
@@ -31,11 +31,11 @@ impl From<SendErrorKind> for Sent {
     }
 }
 
-/// The outlet of data.
+/// The sender of data.
 #[derive(Debug)]
 pub struct Outlet {
     size: u32,
-    /// Each byte is written before it is sent: the value of the next message, if so.
+    /// The value of the bytes of the next message, if the job touches each byte before it is sent.
     touch: Option<u8>,
     /// The target, if one-sided operations are used instead of messages.
     target: Option<Target>,
@@ -43,7 +43,7 @@ pub struct Outlet {
     small: Vec<u8>,
     /// A large message that was refused.
     refused: Option<SendBuffer>,
-    /// A send was refused, and `on_writable` has not come since.
+    /// True between a refused send and `on_writable`.
     blocked: bool,
 }
 
@@ -56,7 +56,7 @@ impl Outlet {
         Self { size, touch: job.touch.then_some(0), target: None, small, refused: None, blocked: false }
     }
 
-    /// Whether it sends operations, and no messages.
+    /// Returns true if the outlet performs operations instead of sending messages.
     #[must_use]
     pub const fn is_aimed(&self) -> bool {
         self.target.is_some()
@@ -67,8 +67,8 @@ impl Outlet {
         self.target = Some(target);
     }
 
-    /// Sends one data message, or starts one operation. Unless the job touches them, large messages carry the
-    /// old content of their buffers, as with the tools of perftest, because filling the buffers would measure the memory.
+    /// Sends one data message, or starts one operation. Large messages carry the old content of their buffers,
+    /// as with the tools of perftest, unless the job touches them: filling the buffers would measure the memory.
     pub fn data(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Sent {
         if self.blocked {
             return Sent::Blocked;
@@ -88,12 +88,12 @@ impl Outlet {
         sent
     }
 
-    /// Notes that `on_writable` has come and there is room again.
+    /// Records that `on_writable` was called.
     pub const fn unblock(&mut self) {
         self.blocked = false;
     }
 
-    /// Whether a send was refused, and `on_writable` has not come since.
+    /// Returns true between a refused send and `on_writable`.
     #[must_use]
     pub const fn is_blocked(&self) -> bool {
         self.blocked

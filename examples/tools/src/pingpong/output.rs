@@ -1,11 +1,11 @@
-//! Standard output, for as long as somebody reads it.
+//! Standard output, until its reader closes it.
 
 use std::fmt;
 use std::io::{self, Write};
 
 /// The destination of tables.
 pub struct Output {
-    /// The stream; `None` once nobody reads it any more.
+    /// The stream; `None` once its reader has closed it.
     to: Option<Box<dyn Write>>,
 }
 
@@ -22,13 +22,13 @@ impl Output {
         Self { to: Some(Box::new(io::stdout())) }
     }
 
-    /// Standard error, for use when standard output is for something else.
+    /// Standard error, for use when standard output carries something else.
     #[must_use]
     pub fn stderr() -> Self {
         Self { to: Some(Box::new(io::stderr())) }
     }
 
-    /// Prints a text as it is. If the reader has gone away, that is no error, and the rest is not printed.
+    /// Prints a text as it is. If the reader has closed the stream, that is no error, and later text is dropped.
     pub fn text(&mut self, text: &str) {
         let printed = self.to.as_mut().map(|to| to.write_all(text.as_bytes()).and_then(|()| to.flush()));
         if let Some(Err(_)) = printed {

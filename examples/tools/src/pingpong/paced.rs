@@ -1,6 +1,6 @@
-//! The client's side of an open loop: messages are sent on a schedule, whether answers come or not. The latency of a message counts
-//! from the time that it was scheduled for, so that a message that has to wait for an earlier one is not taken for a fast one
-//! (coordinated omission).
+//! The client's side of an open loop: messages are sent on a schedule, whether or
+//! not answers arrive. The latency of a message counts from its scheduled time. So a
+//! message that waits for an earlier one does not seem fast (coordinated omission).
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ use super::frame::Frame;
 use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 
-/// The longest latency that the histogram tells from longer ones, ns.
+/// The longest latency that the histogram distinguishes, ns.
 const LONGEST: u64 = 60_000_000_000;
 
-/// The times at which messages are due, from the beginning.
+/// The times at which messages are due, relative to the beginning.
 #[derive(Clone, Copy, Debug)]
 struct Schedule {
     /// Messages per second.
@@ -25,12 +25,12 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// The time that a message is scheduled for; the first one is message 0.
+    /// Returns the time that a message is scheduled for. The first one is message 0.
     fn time_of(self, message: u64) -> Duration {
         Duration::from_secs_f64(message as f64 / self.rate)
     }
 
-    /// The number of messages whose time comes within `extent` after the first `warmup` ones, these included.
+    /// Returns the number of messages that are scheduled within `extent` after the first `warmup` ones, these included.
     fn total(self, warmup: u64, extent: Extent) -> u64 {
         warmup
             + match extent {
@@ -40,7 +40,7 @@ impl Schedule {
     }
 }
 
-/// Messages on a schedule.
+/// A measurement with messages on a schedule.
 #[derive(Debug)]
 pub struct Paced {
     size: u32,
@@ -54,7 +54,7 @@ pub struct Paced {
     times: Histogram<u64>,
     /// The beginning of the schedule; `None` before it.
     started: Option<Instant>,
-    /// When the warm-up was over, and when the last answer came.
+    /// The time of the end of the warm-up, and that of the last answer.
     counted: Option<(Instant, Instant)>,
 }
 
@@ -77,7 +77,7 @@ impl Paced {
         }
     }
 
-    /// The time that a message is scheduled for.
+    /// Returns the time that a message is scheduled for.
     fn time_of(&self, message: u64) -> Option<Instant> {
         self.started.map(|started| started + self.schedule.time_of(message))
     }
@@ -97,7 +97,7 @@ impl Work for Paced {
     }
 
     fn lent(&mut self, _: &mut Context<'_>, _: ConnectionId, _: RemoteRegion) -> Result<(), Failure> {
-        Err(Failure::new("the server lends memory that was not asked for"))
+        Err(Failure::new("the server lends memory that was not requested"))
     }
 
     fn arrived(&mut self, message: &[u8]) -> Result<(), String> {
@@ -106,7 +106,7 @@ impl Work for Paced {
         let Some(scheduled) = scheduled.filter(|_| Frame::read(message, self.size) == Some(Frame::Data)) else {
             return Err(format!("an unexpected message of {} bytes", message.len()));
         };
-        // Answers come in the order of the messages.
+        // Answers arrive in the order of the messages.
         self.answered += 1;
         if self.answered <= self.warmup {
             if self.answered == self.warmup {

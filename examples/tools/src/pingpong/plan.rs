@@ -21,7 +21,7 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// Whether a count and a time are enough.
+    /// Returns true if a count and a time reach the extent.
     #[must_use]
     pub fn is_reached(&self, messages: u64, elapsed: Duration) -> bool {
         match *self {
@@ -30,7 +30,7 @@ impl Extent {
         }
     }
 
-    /// Share of the extent that a count and a time are, 0 to 1.
+    /// Returns the share of the extent that a count and a time reach, 0 to 1.
     #[must_use]
     pub fn share(&self, messages: u64, elapsed: Duration) -> f64 {
         match *self {
@@ -50,15 +50,15 @@ pub struct Plan {
     pub extent: Extent,
     /// Number of messages before the measurement.
     pub warmup: u64,
-    /// Messages per second of an open loop, if it is one.
+    /// Messages per second of an open loop; `None` otherwise.
     pub rate: Option<f64>,
     /// Provider that carries the connection.
     pub provider: ProviderChoice,
-    /// How queue pairs connect by exchange, if they do.
+    /// The options of connecting by exchange; `None` to connect by rdma_cm.
     pub exchange: Option<ExchangeOptions>,
-    /// How the connection is secured.
+    /// The security of the connection.
     pub security: Security,
-    /// The time between two lines about the measurement, if there are any.
+    /// The time between two lines about the measurement; `None` for no lines.
     pub interval: Option<Duration>,
 }
 
@@ -66,7 +66,7 @@ impl Plan {
     /// Makes one plan per size, in order.
     ///
     /// # Errors
-    /// Flags that do not go together.
+    /// The flags conflict.
     pub fn from_args(args: &RunArgs, provider: ProviderChoice) -> Result<Vec<Self>, Failure> {
         let wait = match (args.events, args.wait) {
             (true, _) => WaitMode::Event,
@@ -75,11 +75,11 @@ impl Plan {
             (false, None) => WaitMode::suited(),
         };
         if args.op == Op::Write && args.mode == Mode::Latency && wait != WaitMode::Spin {
-            let cure = "a write tells the peer nothing, so both sides have to look: --wait spin";
+            let cure = "the peer is not notified of a write, so both sides must poll: --wait spin";
             return Err(Failure::new(format!("no latency of --op write with --wait {wait}: {cure}")));
         }
         if args.connections > 1 && args.op == Op::Write && args.mode == Mode::Latency {
-            let cure = "one connection takes all of a processor that looks at memory";
+            let cure = "polling memory for one connection takes a whole processor";
             return Err(Failure::new(format!("no latency of --op write with --connections: {cure}")));
         }
         for (given, flag, wanted, is) in [
@@ -112,13 +112,13 @@ impl Plan {
         Ok(sizes.into_iter().map(|size| Self::of_size(args, size, wait, (provider, &security))).collect())
     }
 
-    /// The size for which a histogram is shown.
+    /// Returns the size for which a histogram is shown.
     #[must_use]
     pub fn selected_size(args: &RunArgs) -> u32 {
         args.size.unwrap_or(64)
     }
 
-    /// The name of the time that a latency is.
+    /// Returns the name of the time that a latency is.
     #[must_use]
     pub const fn time(&self) -> &'static str {
         match (self.rate, self.job.op) {
@@ -156,7 +156,7 @@ impl Plan {
     }
 }
 
-/// Number of messages that gives a stable figure in about a second at most.
+/// Returns the number of messages that gives a stable figure in about a second at most.
 #[must_use]
 pub fn usual_iterations(mode: Mode, size: u32) -> u64 {
     match mode {

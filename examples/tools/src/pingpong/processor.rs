@@ -1,4 +1,4 @@
-//! The processors: what this process has used of them, and whether others want them.
+//! The processors: the time that this process has used, and the load of the machine.
 
 use std::fs;
 use std::time::Duration;
@@ -8,21 +8,22 @@ use nix::sys::time::TimeVal;
 
 use super::job::WaitMode;
 
-/// The processor time of this process so far, in the kernel and outside.
+/// Returns the processor time of this process so far, in the kernel and in user space.
 #[must_use]
 pub fn time() -> Duration {
     let time = |of: TimeVal| Duration::new(of.tv_sec() as u64, of.tv_usec() as u32 * 1000);
     getrusage(UsageWho::RUSAGE_SELF).map_or(Duration::ZERO, |usage| time(usage.user_time()) + time(usage.system_time()))
 }
 
-/// A line about a machine that is too busy for figures; `None` if it is not, or does not say.
+/// Returns a warning if the machine is too busy for meaningful
+/// figures. Returns `None` if it is not, or if its load is not known.
 #[must_use]
 pub fn busy(wait: WaitMode) -> Option<String> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     line(&read("/proc/loadavg"), &read("/proc/stat"), wait)
 }
 
-/// The line, by the files of proc(5). The load is that of the whole machine, so the processors are, too.
+/// Returns the warning, given files of proc(5). The load is that of the whole machine, so all its processors count.
 fn line(loadavg: &str, stat: &str, wait: WaitMode) -> Option<String> {
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     let is_processor =

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::figures::size_label;
 use super::plan::Plan;
 
-/// Steps of the bar.
+/// Number of steps of the bar.
 const STEPS: f64 = 1000.0;
 
 /// The progress bar of one measurement.
@@ -31,7 +31,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// Whether drawing is worth the time.
+    /// Returns true if the bar is drawn.
     #[must_use]
     pub const fn is_seen(&self) -> bool {
         self.bar.is_some()

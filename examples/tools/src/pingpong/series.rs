@@ -1,4 +1,4 @@
-//! The measurements of one command: one per size, with their tables, histogram, and files.
+//! The measurements of one command: one per size, with their tables, histogram and files.
 
 use super::address;
 use super::chart;
@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 /// Runs `rdma-pingpong client`.
 ///
 /// # Errors
-/// The flags are bad, there is no such server, or the server went away.
+/// The flags are invalid, or the server does not exist or goes away.
 pub fn connect(server: &str, port: u16, args: &RunArgs) -> Result<Ending, Failure> {
     let carrier = Carrier::new(&args.device)?;
     let plans = Plan::from_args(args, carrier.provider)?;
@@ -47,10 +47,10 @@ enum Json {
 }
 
 impl Outputs {
-    /// Opens the files that the flags name.
+    /// Opens the files that the flags name. This happens before the measurement, so that an error does not waste one.
     ///
     /// # Errors
-    /// A file cannot be written. This is found before the measurement, not after it.
+    /// A file cannot be written.
     pub fn open(args: &RunArgs) -> Result<Self, Failure> {
         let json = match &args.json {
             None => None,
@@ -72,7 +72,8 @@ pub struct Series {
 }
 
 impl Series {
-    /// Makes a series of plans. The histogram is that of one size, or of the last plan if no plan has that size.
+    /// Makes a series of plans. The histogram is that of the size
+    /// `selected`, or of the last plan if no plan has that size.
     #[must_use]
     pub const fn new(plans: Vec<Plan>, selected: u32, outputs: Outputs) -> Self {
         Self { plans, selected, outputs }
@@ -81,11 +82,11 @@ impl Series {
     /// Measures and reports.
     ///
     /// # Errors
-    /// There is no such server, the server went away, or a file could not be written after all.
+    /// The server does not exist or goes away, or a file could not be written.
     pub fn run(mut self, addresses: Vec<SocketAddr>, interrupt: &Interrupt) -> Result<Ending, Failure> {
         let mut dial = Dial::new(addresses);
         let mut results: Vec<Figures> = Vec::new();
-        // The measurement makes load of its own.
+        // The load is read first, because the measurement adds to it.
         let busy = self.plans.first().and_then(|plan| processor::busy(plan.job.wait));
         for plan in &self.plans {
             let figures = client::run(plan, &mut dial, interrupt, &mut self.outputs.tables)?;
@@ -144,7 +145,7 @@ impl Series {
     }
 }
 
-/// One line about one measurement.
+/// Formats the line of one measurement.
 fn summary(figures: &Figures) -> String {
     let Figures { plan, measured, processors, provider, interrupted, .. } = figures;
     let stopped = if *interrupted { "interrupted; " } else { "" };

@@ -1,4 +1,4 @@
-//! The server serves one client after another, each with the job that the client asks for, on all of its connections.
+//! The server. It serves clients sequentially, each with the job that the client requests, on all of its connections.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -28,9 +28,9 @@ use super::target::{self, Inbox, Target};
 use super::touch;
 use super::watch::{self, Watch};
 
-/// Time that clients get to hear that the server ends.
+/// Time that clients have to receive the end of the server.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Number of tries to listen again after a listener was closed, and the pause between two tries.
+/// Number of attempts to listen again after a listener was closed, and the pause between two attempts.
 const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
 
 /// The text that a server prints before its address once it listens. A program that starts a server waits for this
@@ -42,7 +42,7 @@ pub const PROVIDER: &str = "(provider ";
 /// Runs `rdma-pingpong server`.
 ///
 /// # Errors
-/// The address cannot be listened on, or the provider is not available.
+/// The server cannot listen on the address, or the provider is not available.
 pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     let carrier = Carrier::new(&args.device)?;
     let (provider, security) = (carrier.provider, args.device.security.security()?);
@@ -58,7 +58,7 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
     let mut job = Job::IDLE;
     let mut output = Output::stdout();
     let mut first = true;
-    // The settings of a reactor are fixed, so each kind of job gets a reactor of its own, on the same port.
+    // The settings of a reactor are fixed, so each kind of job gets a new reactor, on the same port.
     loop {
         let mut reactor = job.reactor(provider, &security)?;
         interrupt.stops(reactor.handle());
@@ -79,13 +79,13 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
         output = server.output;
         match server.next {
             Some(next) if !interrupt.is_raised() => job = next,
-            // A server has no other end than to be asked for it.
+            // A server ends only when the user ends it.
             _ => return Ok(Ending::Complete),
         }
     }
 }
 
-/// Listens. If this is not the first time, the old listener may still have the address for a moment.
+/// Listens. If this is not the first time, the old listener may still hold the address for a moment.
 fn listen(
     reactor: &mut Reactor,
     address: SocketAddr,
@@ -114,7 +114,7 @@ fn listen(
     }
 }
 
-/// Ends the program when standard input ends, because then the program that started it is gone.
+/// Ends the program when standard input ends, because the program that started it is gone then.
 fn end_with_stdin(interrupt: Interrupt) {
     thread::spawn(move || {
         let mut stdin = io::stdin().lock();
@@ -130,7 +130,7 @@ fn end_with_stdin(interrupt: Interrupt) {
 #[derive(Debug)]
 struct Server {
     job: Job,
-    /// Another kind of job that a client has asked for.
+    /// Another kind of job that a client has requested.
     next: Option<Job>,
     client: Client,
     sessions: BTreeMap<ConnectionId, Session>,
@@ -138,15 +138,15 @@ struct Server {
     quiet: bool,
 }
 
-/// The client that is served.
+/// The current client.
 #[derive(Debug, Default)]
 struct Client {
-    /// The number by which its connections are known.
+    /// The number that identifies its connections.
     number: u32,
     peer: Option<SocketAddr>,
     /// Number of data messages of the connections that have ended.
     total: u64,
-    /// Processor time of this process when the first connection was up.
+    /// Processor time of this process when the first connection was established.
     spent_before: Duration,
 }
 
@@ -162,20 +162,21 @@ struct Session {
 
 #[derive(Debug)]
 enum Role {
-    /// Answers each message with one. `owed`: number of answers still to send.
+    /// Answers each message with one. `owed` is the number of answers still to send.
     Echo { outlet: Outlet, owed: u64 },
-    /// Takes messages, and sends its own if the job asks for that.
+    /// Receives messages, and sends a stream if the job requests that.
     Sink { stream: Stream },
     /// Answers each write to its memory with a write.
     Mirror { inbox: Inbox, outlet: Outlet, aimed: bool, owed: u64 },
-    /// Lends memory, and waits for the client to say that it is done.
+    /// Lends memory, and waits until the client reports that it is done.
     Lender { stream: Stream, _memory: Region },
 }
 
 impl Server {
     fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
         let (job, number) = Job::decode(private_data).map_err(Reply::Refused)?;
-        // Connections in any phase count, because an accepted one that never comes up is not announced.
+        // Connections in any phase count, because the end of an
+        // accepted one that was never established is not reported.
         let served = cx.connections();
         let is_another =
             served > 0 && (job != self.job || number != self.client.number || served >= usize::from(job.connections));
@@ -204,7 +205,7 @@ impl Session {
             (Mode::Throughput, Op::Send) => Role::Sink { stream },
             (_, Op::Write | Op::Read) => {
                 let memory = target::lend(cx, connection, job)?;
-                // This is the first message, so there is room.
+                // This is the first message, so the send queue is not full.
                 outlet.control(cx, connection, Frame::Lent(memory.remote()));
                 match job.is_watched() {
                     true => Role::Mirror { inbox: Inbox::new(memory), outlet, aimed: false, owed: 0 },
@@ -215,7 +216,7 @@ impl Session {
         Ok(Self { connection, role, received: 0, total: 0 })
     }
 
-    /// Takes a message; `false` if the client does not keep to its job.
+    /// Handles a message. Returns `false` if the message is not part of the job.
     fn arrived(&mut self, cx: &mut Context<'_>, message: &[u8], job: &Job) -> bool {
         match (Frame::read(message, job.size), &mut self.role) {
             (Some(Frame::Data), role) => {
@@ -305,7 +306,7 @@ impl Handler for Server {
         } else if Frame::read(&message, self.job.size) == Some(Frame::Ask) {
             let spent = processor::time().saturating_sub(self.client.spent_before);
             let spent = Frame::Spent(u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX));
-            // Nothing else is sent now, so there is room, or the client does without.
+            // Nothing else is sent now, so the send queue is not full; otherwise the client does without.
             let _ = cx.send(connection, &spent.control());
         } else {
             log::warn!("{connection}: a message that is not part of its job");

@@ -1,5 +1,5 @@
-//! One side's stream of messages or operations. As many operations are on their way as the depth allows, and as many messages
-//! as the send queue takes. A control message ends the stream.
+//! One side's stream of messages or operations. As many operations are in flight as the depth
+//! allows, and as many messages as the send queue holds. A control message ends the stream.
 
 use rdma_reactor::{ConnectionId, Context};
 
@@ -8,12 +8,12 @@ use super::job::Job;
 use super::outlet::{Outlet, Sent};
 use super::target::Target;
 
-/// The next step of a stream.
+/// The state of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
     Flowing,
-    /// It sends this control message, and then nothing.
+    /// The stream sends this control message, and then nothing.
     Closing(Frame),
 }
 
@@ -22,7 +22,7 @@ enum State {
 pub struct Stream {
     outlet: Outlet,
     depth: u32,
-    /// Number of operations that have not completed. The completions of messages are not told of.
+    /// Number of operations that have not completed. The completions of messages are not reported.
     outstanding: u32,
     /// Number of data messages since [`Stream::start`].
     sent: u64,
@@ -37,24 +37,24 @@ impl Stream {
         Self { outlet: Outlet::new(job), depth: job.depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
     }
 
-    /// Reads or writes there from now on.
+    /// Directs reads or writes to `target` from now on.
     pub fn aim(&mut self, target: Target) {
         self.outlet.aim(target);
     }
 
-    /// Number of data messages since the start.
+    /// Returns the number of data messages since the start.
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Whether the stream is between its start and its end.
+    /// Returns true if the stream is between its start and its end.
     #[must_use]
     pub fn is_flowing(&self) -> bool {
         self.state == State::Flowing
     }
 
-    /// Starts over with at most `limit` messages. After them, the caller has to end the stream.
+    /// Restarts the stream with at most `limit` messages. After them, the caller must end the stream.
     pub fn start(&mut self, limit: u64) {
         (self.sent, self.limit, self.state) = (0, limit, State::Flowing);
     }
@@ -64,17 +64,17 @@ impl Stream {
         self.state = State::Closing(with);
     }
 
-    /// Notes a completion of an operation.
+    /// Records a completion of an operation.
     pub fn completed(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
 
-    /// Notes that there is room again.
+    /// Records that `on_writable` was called.
     pub const fn unblock(&mut self) {
         self.outlet.unblock();
     }
 
-    /// Sends as much as there is room for. The caller calls this after everything that may have made room.
+    /// Sends until a send is refused. The caller calls this after everything that may make sends possible.
     pub fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if self.outlet.is_blocked() {
             return;

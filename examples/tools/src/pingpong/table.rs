@@ -1,9 +1,9 @@
-//! Tables with the heads that perftest's tables have.
+//! Tables with the same heads as perftest's.
 
 use super::figures::{Figures, us};
 use super::job::Mode;
 
-/// The head of a table.
+/// Formats the head of a table.
 #[must_use]
 pub fn head(mode: Mode) -> String {
     match mode {
@@ -25,7 +25,7 @@ pub fn head(mode: Mode) -> String {
     }
 }
 
-/// The row of one measurement.
+/// Formats the row of one measurement.
 #[must_use]
 pub fn row(figures: &Figures) -> String {
     let (size, iterations) = (figures.plan.job.size, figures.measured.iterations);

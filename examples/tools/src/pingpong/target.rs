@@ -1,4 +1,4 @@
-//! The target of a side's one-sided operations: memory that the peer has lent, and memory of the side's own.
+//! The target of one-sided operations: memory that the peer has lent, and local memory.
 
 use rdma_reactor::{Access, ConnectionId, Context, Error, Region, RegionOptions, RemoteRegion};
 
@@ -6,13 +6,13 @@ use super::failure::Failure;
 use super::job::{Job, Op};
 use super::outlet::Sent;
 
-/// Length of a word, which a processor reads at once, bytes.
+/// Length of a word, which a processor reads in one access, bytes.
 const WORD: usize = 8;
 
-/// Registers memory for the operations of a job, which a peer may write, or may read.
+/// Registers memory for the operations of a job, which a peer may write or read.
 ///
 /// # Errors
-/// The device or the system refused.
+/// The device or the system failed.
 pub fn lend(cx: &mut Context<'_>, conn: ConnectionId, job: &Job) -> Result<Region, Error> {
     let access = if job.op == Op::Read { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
     let options = RegionOptions::new().allow(access);
@@ -23,8 +23,8 @@ fn whole_words(size: u32) -> usize {
     (size as usize).next_multiple_of(WORD)
 }
 
-/// The target of a side's one-sided operations. A block ends with the memory, so that its last byte is the last of a
-/// word.
+/// The target of one-sided operations. A block ends at the end
+/// of the memory, so that its last byte is the last of a word.
 #[derive(Debug)]
 pub struct Target {
     op: Op,
@@ -34,11 +34,11 @@ pub struct Target {
     count: Option<Count>,
 }
 
-/// The bytes that give each block its number as the last byte.
+/// The source of the last bytes, which number the blocks.
 #[derive(Debug)]
 struct Count {
-    /// All 256 values of a byte, in order. Memory that is being sent must not change, so each block takes its last byte
-    /// from another place.
+    /// All 256 values of a byte, in order. Memory that is being sent must
+    /// not change, so each block takes its last byte from another offset.
     bytes: Region,
     /// Number of blocks written, modulo 256.
     blocks: u8,
@@ -48,7 +48,7 @@ impl Target {
     /// Makes a target for blocks of `size` bytes, in memory that the peer has [lent](lend).
     ///
     /// # Errors
-    /// The peer has not lent enough, or there is no memory on this side.
+    /// The peer has not lent enough, or local memory is missing.
     pub fn new(
         cx: &mut Context<'_>,
         conn: ConnectionId,
@@ -66,10 +66,10 @@ impl Target {
         Ok(Self { op, local, remote, size: size as usize, count: None })
     }
 
-    /// Lets the last byte of each block count the blocks, for an [`Inbox`].
+    /// Makes the last byte of each block count the blocks, for an [`Inbox`].
     ///
     /// # Errors
-    /// There is no memory on this side.
+    /// Local memory is missing.
     pub fn counting(mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Self, Failure> {
         let bytes = cx.register_vec(conn, (0..=u8::MAX).collect(), &RegionOptions::new())?;
         self.count = Some(Count { bytes, blocks: 0 });
@@ -99,12 +99,12 @@ impl Target {
     }
 }
 
-/// Memory that the peer writes blocks to and this side watches. Nothing else says that a block has come; `ib_write_lat`
-/// does the same. The last byte is placed last on every known device, but no standard demands that.
+/// Memory that the peer writes blocks to and that this side polls. Nothing else reports the arrival of a block;
+/// `ib_write_lat` does the same. Every known device places the last byte last, but no standard demands that.
 #[derive(Debug)]
 pub struct Inbox {
     memory: Region,
-    /// Number of blocks seen, modulo 256.
+    /// Number of blocks found, modulo 256.
     count: u8,
 }
 
@@ -115,7 +115,7 @@ impl Inbox {
         Self { memory, count: 0 }
     }
 
-    /// Whether another block has come since the last one was seen.
+    /// Returns true if another block has arrived since the last one that was found.
     #[inline]
     pub fn has_come(&mut self) -> bool {
         let last = self.memory.load(self.memory.len() - WORD).to_ne_bytes()[WORD - 1];

@@ -1,5 +1,5 @@
-//! The client's side of a throughput measurement. A round is a stream, its end, and the server's word that everything
-//! has arrived. The first round warms up, and the second counts.
+//! The client's side of a throughput measurement. A round is a stream, its end, and the server's
+//! notice that everything has arrived. The first round is the warm-up; the second one counts.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ use super::plan::{Extent, Plan};
 use super::stream::Stream;
 use super::target::Target;
 
-/// Number of messages between two looks at the clock.
+/// Number of messages between two readings of the clock.
 const CLOCK_EVERY: u64 = 16;
 
-/// Rounds of a stream.
+/// The rounds of a stream.
 #[derive(Debug)]
 pub struct Throughput {
     size: u32,
@@ -32,12 +32,12 @@ pub struct Throughput {
     looked_at: u64,
     started: Instant,
     elapsed: Duration,
-    /// Number of messages both ways, once the server has answered.
+    /// Number of messages in both directions, once the server has answered.
     counted: Option<u64>,
 }
 
 impl Throughput {
-    /// As planned.
+    /// Makes the measurement of a plan.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Throughput {
         }
     }
 
-    /// Ends the round when it is long enough.
+    /// Ends the round if it is long enough.
     fn look_at_the_clock(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let sent = self.stream.sent();
         if !self.stream.is_flowing() {
@@ -133,7 +133,7 @@ impl Work for Throughput {
     }
 
     fn wind_down(&mut self) {
-        // Nothing of a warm-up counts, so its end ends the measurement.
+        // A warm-up has no results, so its end ends the measurement.
         if self.warmup > 0 {
             self.counted = Some(0);
             self.elapsed = Duration::ZERO;

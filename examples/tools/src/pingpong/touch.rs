@@ -1,8 +1,9 @@
-//! All bytes of a message: written before it is sent, and read after it has arrived, as programs do that have something to say.
+//! Access to all bytes of a message: written before it is sent,
+//! and read after it has arrived, as programs with real data do.
 
 use std::hint::black_box;
 
-/// Writes each byte. `value` is another one for each message, so that no processor finds the bytes as they were.
+/// Writes each byte. `value` changes with each message, so that no write leaves a byte as it was.
 pub fn write(message: &mut [u8], value: &mut u8) {
     *value = value.wrapping_add(1);
     message.fill(*value);

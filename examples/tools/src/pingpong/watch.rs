@@ -1,5 +1,5 @@
-//! A loop for programs that look at something other than events: at memory which a peer writes, or at the clock. It takes some looks,
-//! and then a turn of the reactor.
+//! A loop for programs that poll something other than events: memory that a peer
+//! writes, or the clock. It polls some times, and then takes a turn of the reactor.
 
 use std::time::{Duration, Instant};
 
@@ -7,31 +7,31 @@ use rdma_reactor::{Context, Error, Handler, Reactor};
 
 use super::job::Job;
 
-/// Number of looks between two turns where data is placed without this side: on a device, and in memory that the peer has mapped.
-/// Otherwise the embedded provider places data in its turns.
+/// Number of polls between two turns if data arrives without this process: on a device, and in
+/// memory that the peer has mapped. Otherwise the embedded provider places data in its turns.
 const LOOKS: u32 = 1000;
-/// Largest number of blocks between two turns, so that completions are collected before the send queue is full.
+/// Largest number of blocks between two turns, so that completions are polled before the send queue is full.
 pub const BLOCKS: u32 = 16;
 /// Time without a block after which a turn may sleep.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// Time that such a turn sleeps, unless something happens.
+/// Longest sleep of such a turn.
 const NAP: Duration = Duration::from_millis(1);
 
-/// A handler that looks at memory, or at the clock.
+/// A handler that polls memory or the clock.
 pub trait Watch: Handler {
-    /// Whether there is something to look at.
+    /// Returns true if there is something to poll.
     fn is_watching(&self) -> bool;
-    /// Whether no turn may sleep while there is something to look at.
+    /// Returns true if no turn may sleep while there is something to poll.
     fn is_impatient(&self) -> bool {
         false
     }
-    /// Looks once; returns whether the peer has written, or a time has come.
+    /// Polls once. Returns true if the peer has written, or if a time has come.
     fn look(&mut self) -> bool;
-    /// Handles what a look has seen. The handler must post its sends at once.
+    /// Handles a successful poll. The handler must post its sends immediately.
     fn seen(&mut self, cx: &mut Context<'_>);
 }
 
-/// Takes turns and looks until `over`.
+/// Takes turns and polls until `over` returns true.
 ///
 /// # Errors
 /// The reactor as a whole failed.

@@ -1,17 +1,17 @@
 //! A file that is read or written once from its beginning, with a hash of the bytes so far.
 //!
-//! The hash is BLAKE3. It notices things that the checksums on the way do not: another file, a disk that errs, a bug in
-//! this program. At several bytes a nanosecond on one processor it does not slow down a copy.
+//! The hash is BLAKE3. It detects errors that the checksums of the transport do not: another file, a failing disk,
+//! a bug in this program. It hashes several bytes per nanosecond on one processor, so it does not slow down a copy.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use super::wire::Hash;
 
-/// Bytes hashed in one turn of the reactor. Other connections wait for a few milliseconds only.
+/// Bytes hashed in one turn of the reactor, so that other connections wait for a few milliseconds only.
 const SLICE: u64 = 8 << 20;
 
-/// See the [module](self).
+/// A file with the hash of its bytes so far; see the [module](self).
 #[derive(Debug)]
 pub struct Hashed {
     file: File,
@@ -26,7 +26,7 @@ impl Hashed {
         Self { file, hasher: blake3::Hasher::new(), at: 0 }
     }
 
-    /// What the system knows of the file.
+    /// Returns the metadata of the file.
     ///
     /// # Errors
     /// The system's error.
@@ -34,13 +34,13 @@ impl Hashed {
         self.file.metadata()
     }
 
-    /// Position in the file, bytes.
+    /// Returns the position in the file, bytes.
     #[must_use]
     pub const fn at(&self) -> u64 {
         self.at
     }
 
-    /// The hash of everything up to the position.
+    /// Returns the hash of everything before the position.
     #[must_use]
     pub fn hash(&self) -> Hash {
         self.hasher.finalize().into()
@@ -63,7 +63,7 @@ impl Hashed {
     /// Writes `bytes` at the position, which is the end of the file.
     ///
     /// # Errors
-    /// The system's error. Nothing was written then, and the caller may try again.
+    /// The system's error. Nothing was written then, and the caller may retry.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Err(error) = self.file.write_all(bytes) {
             self.file.set_len(self.at)?;
@@ -74,10 +74,10 @@ impl Hashed {
         Ok(())
     }
 
-    /// Hashes some more bytes of the file, up to `end`; returns whether `end` is reached.
+    /// Hashes more bytes of the file, up to `end`. Returns true if `end` is reached.
     ///
     /// # Errors
-    /// As [`Hashed::read`].
+    /// The same as of [`Hashed::read`].
     pub fn skim(&mut self, end: u64) -> io::Result<bool> {
         let len = (end - self.at).min(SLICE);
         self.read(len)?;
@@ -95,7 +95,7 @@ impl Hashed {
         Ok(())
     }
 
-    /// Empties the file, and begins anew.
+    /// Empties the file, and starts over.
     ///
     /// # Errors
     /// The system's error.

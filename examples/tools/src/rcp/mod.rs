@@ -1,8 +1,8 @@
 //! Copies a file to a peer: [`send`] and [`receive`] are the two ends, and [`wire`] has their messages.
 //!
-//! The file goes as messages of up to [`PIECE`] bytes. The receiver fetches them from the sender's memory by RDMA Read
-//! and writes them to its file from the memory that they arrived in, so that neither end copies them. A few are on
-//! their way at a time, so that neither end needs more memory for a larger file.
+//! The file is sent as messages of up to [`PIECE`] bytes. The receiver fetches them from the sender's
+//! memory by RDMA Read, and writes them to its file from the memory that they arrived in, so neither
+//! end copies them. A few are in flight at a time, so neither end needs more memory for a larger file.
 
 pub mod hashed;
 pub mod name;
@@ -15,7 +15,7 @@ pub mod wire;
 /// Largest message, bytes.
 pub const PIECE: u32 = 4 << 20;
 
-/// Number of pieces on their way; the receiver has room for as many pieces from each of several senders.
+/// Number of pieces in flight. The receiver has buffers for as many pieces from each of several senders.
 pub const WINDOW: usize = 4;
 
 /// The default port.

@@ -1,4 +1,4 @@
-//! Names of files: those that a peer may say, and how they are printed.
+//! Names of files: the check of names from a peer, and how names are printed.
 
 use super::parts::PART;
 use crate::pingpong::failure::Failure;
@@ -9,36 +9,36 @@ const LONGEST: usize = 1024;
 /// Longest name of one file or directory, bytes: that of Linux.
 const LONGEST_PART: usize = 255;
 
-/// Escapes what is hidden in a name. One that begins with `-` gets `./`, so that it is no option of a program that it is pasted
-/// behind.
+/// Escapes hidden characters in a name. A name that begins with
+/// `-` gets `./`, so that no program mistakes it for an option.
 #[must_use]
 pub fn shown(name: &str) -> String {
     let name = text::shown(name);
     if name.starts_with('-') { format!("./{name}") } else { name }
 }
 
-/// Checks that a peer's name is that of a file below one directory, and of no partial copy.
+/// Checks that a peer's name is that of a file below the directory, and not that of a partial copy.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The text describes the fault.
 pub fn check(name: &str) -> Result<(), Failure> {
     if name.len() > LONGEST {
-        return Err(Failure::new(format!("a name of {} bytes: say at most {LONGEST}", name.len())));
+        return Err(Failure::new(format!("a name of {} bytes: give at most {LONGEST}", name.len())));
     }
     if let Some(hidden) = name.chars().find(|&c| is_hidden(c)) {
         let code = hidden.escape_unicode();
-        return Err(Failure::new(format!("{name:?} is no name of a file: it has the hidden character {code}")));
+        return Err(Failure::new(format!("{name:?} is not a file name: it has the hidden character {code}")));
     }
     for part in name.split('/') {
         if part.trim().is_empty() || matches!(part, "." | "..") || part.contains('\\') {
-            return Err(Failure::new(format!("{name:?} is no name of a file: say one below the server's directory")));
+            return Err(Failure::new(format!("{name:?} is not a file name: give one below the server's directory")));
         }
         if part.ends_with(PART) {
-            return Err(Failure::new(format!("{name:?} ends as the name of a partial copy: choose another")));
+            return Err(Failure::new(format!("{name:?} ends like a partial copy: choose another")));
         }
         if part.len() + PART.len() > LONGEST_PART {
             let most = LONGEST_PART - PART.len();
-            return Err(Failure::new(format!("a name of {} bytes: say at most {most}", part.len())));
+            return Err(Failure::new(format!("a name of {} bytes: give at most {most}", part.len())));
         }
     }
     Ok(())

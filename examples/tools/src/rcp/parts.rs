@@ -1,5 +1,5 @@
-//! Partial copies that nobody is copying now. They are kept so that a copy can go on later, and there is an end to that:
-//! those that are old go, the oldest when there are many, and all when the disk is full.
+//! Partial copies that are not being continued now. They are kept so that a copy can continue later, within
+//! limits: old ones are removed, the oldest if there are too many, and as many as needed when the disk is full.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -9,18 +9,18 @@ use std::time::{Duration, SystemTime};
 
 use super::PIECE;
 
-/// The ending of the name of a file that is not whole.
+/// The suffix of the name of an incomplete file.
 pub const PART: &str = ".rcp-part";
 
 /// Largest number of partial copies that are kept.
 const MOST: usize = 100;
 
-/// See the [module](self).
+/// The partial copies; see the [module](self).
 #[derive(Debug)]
 pub struct Parts {
     directory: PathBuf,
     keep: Duration,
-    /// Names of copies, and when they were cut off; the oldest first.
+    /// Names of copies with the times at which they were interrupted, the oldest first.
     idle: VecDeque<(SystemTime, String)>,
 }
 
@@ -31,7 +31,7 @@ impl Parts {
         let mut found = Vec::new();
         let mut folders = vec![directory.to_owned()];
         while let Some(folder) = folders.pop() {
-            // What cannot be read is not this program's.
+            // Directories that cannot be read are skipped: they are not this program's.
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 // This does not follow links.
                 let Ok(metadata) = entry.metadata() else { continue };
@@ -51,18 +51,18 @@ impl Parts {
         parts
     }
 
-    /// The file of a partial copy.
+    /// Returns the path of a partial copy.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(format!("{name}{PART}"))
     }
 
-    /// Somebody goes on with a copy.
+    /// Records that a copy is being continued.
     pub fn take(&mut self, name: &str) {
         self.idle.retain(|(_, other)| other != name);
     }
 
-    /// Nobody goes on with a copy now. A part of less than one piece is not worth keeping; returns whether it is kept.
+    /// Records that a copy was interrupted. A part of less than one piece is removed. Returns true if the part is kept.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     pub fn leave(&mut self, name: &str) -> bool {
         let len = fs::symlink_metadata(self.path(name)).map_or(0, |part| part.len());
@@ -75,7 +75,7 @@ impl Parts {
         self.idle.iter().any(|(_, other)| other == name)
     }
 
-    /// Removes what is old, and what is too much.
+    /// Removes the partial copies that are too old or too many.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     pub fn tidy(&mut self) {
         let (now, keep) = (SystemTime::now(), self.keep);
@@ -92,7 +92,7 @@ impl Parts {
         }
     }
 
-    /// Removes the oldest; `false` if there is none.
+    /// Removes the oldest partial copy. Returns `false` if there is none.
     fn remove_oldest(&mut self) -> bool {
         let Some((_, name)) = self.idle.pop_front() else { return false };
         log::info!("the partial copy of {name:?} is removed");
@@ -100,10 +100,10 @@ impl Parts {
         true
     }
 
-    /// Does something that needs room on the disk. If there is none, the oldest partial copy gives way.
+    /// Calls `wanted`, which needs space on the disk. If the disk is full, removes the oldest partial copy and retries.
     ///
     /// # Errors
-    /// The error of the last try.
+    /// The error of the last attempt.
     pub fn making_room<T>(&mut self, mut wanted: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match wanted() {
@@ -114,13 +114,13 @@ impl Parts {
     }
 }
 
-/// Whether the disk is full.
+/// Returns true if the disk is full.
 #[must_use]
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// The name of the copy, if this is the file of a partial one.
+/// Returns the name of the copy, if this is the file of a partial one.
 fn name_of_part(directory: &Path, path: &Path) -> Option<String> {
     let name = path.strip_prefix(directory).ok()?.to_str()?;
     name.strip_suffix(PART).filter(|name| super::name::check(name).is_ok()).map(str::to_owned)
@@ -130,7 +130,7 @@ fn name_of_part(directory: &Path, path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A directory that goes with the test.
+    /// A directory that is removed at the end of the test.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -197,7 +197,7 @@ mod tests {
             assert!(parts.leave(&format!("{nth}")));
         }
         assert!(!folder.has("0") && folder.has("1") && parts.idle.len() == MOST);
-        // One that goes on is nobody's to remove.
+        // A copy that is being continued must not be removed.
         parts.take("1");
         while parts.remove_oldest() {}
         assert!(folder.has("1") && !folder.has("2"));

@@ -1,7 +1,7 @@
-//! The end that gets the files.
+//! The end that receives the files.
 //!
-//! The received part of `NAME` is in `NAME.rcp-part` until the file is whole. So a copy can go on later, and nobody
-//! takes the part for the file. A name always means a file below the one directory.
+//! The received part of `NAME` is in `NAME.rcp-part` until the file is complete. So a copy can continue
+//! later, and nobody mistakes the part for the file. A name always means a file below the one directory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -23,9 +23,9 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// A disk that a sender hashes a file from is at least so fast, bytes per second.
+/// Lowest assumed speed of a disk that a sender hashes a file from, bytes per second.
 const SLOW_DISK: u64 = 16 << 20;
-/// Time between two looks at the senders, and between two looks at the age of partial copies.
+/// Time between two checks of the senders, and between two checks of the age of partial copies.
 const LOOK: Duration = Duration::from_secs(1);
 const TIDY: Duration = Duration::from_secs(3600);
 
@@ -34,49 +34,49 @@ const TO_HASH: u64 = 0;
 const TO_LOOK: u64 = 1;
 const TO_TIDY: u64 = 2;
 
-/// What the server does and does not.
+/// The settings of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The directory that the files are put into.
     pub directory: PathBuf,
-    /// Peers may replace files.
+    /// True if peers may replace files.
     pub overwrite: bool,
-    /// Longest time in which a sender does not get on.
+    /// Longest time without progress of a sender.
     pub patience: Duration,
-    /// Time for which the part of a copy that was cut off is kept.
+    /// Time for which the part of an interrupted copy is kept.
     pub keep_parts: Duration,
 }
 
 /// The next step on a connection.
 #[derive(Debug)]
 enum Step {
-    /// The part that is there from before is being hashed, up to this length.
+    /// The part of an earlier copy is being hashed, up to this length.
     Hashing(u64),
-    /// The peer is to say from where it goes on.
+    /// The receiver waits for the offset from which the peer continues.
     Answered,
-    /// Pieces are to come, and the end behind them.
+    /// The receiver waits for pieces, and for the end after them.
     Receiving,
-    /// The file is there already, and the peer is to say the hash of its own.
+    /// The file exists already, and the receiver waits for the hash of the peer's file.
     Exists,
-    /// The file that is there is being hashed, to be compared with this.
+    /// The existing file is being hashed, to be compared with this hash.
     Comparing(Hash),
 }
 
-/// A file that is being received, or compared with one that is there.
+/// A file that is being received, or compared with an existing one.
 #[derive(Debug)]
 struct Incoming {
     name: String,
     len: u64,
     file: Hashed,
     step: Step,
-    /// The position when the sender's time began anew.
+    /// The position when the sender's time limit was last restarted.
     counted: u64,
 }
 
 /// A connection.
 #[derive(Debug)]
 struct Sender {
-    /// The end of its time, `None` while this side has something to do.
+    /// The deadline of the sender; `None` while the receiver has work to do.
     until: Option<Instant>,
     incoming: Option<Incoming>,
 }
@@ -86,7 +86,7 @@ struct Server {
     options: Options,
     parts: Parts,
     senders: BTreeMap<ConnectionId, Sender>,
-    /// The timer of the next look at them.
+    /// The timer of the next check of the senders.
     looking: Option<TimerId>,
     /// Connections with something to hash; each gets a slice in turn.
     hashing: VecDeque<ConnectionId>,
@@ -97,7 +97,7 @@ impl Server {
         self.options.directory.join(name)
     }
 
-    /// Begins the time of a sender anew, which has `len` bytes to hash.
+    /// Restarts the time limit of a sender that must first hash `len` bytes.
     fn renew(&mut self, cx: &Context<'_>, conn: ConnectionId, len: u64) {
         if let Some(sender) = self.senders.get_mut(&conn) {
             sender.until = cx.now().checked_add(self.options.patience + Duration::from_secs(len / SLOW_DISK));
@@ -111,7 +111,7 @@ impl Server {
             return match Say::decode(message) {
                 Some(Say::Offer { len, name }) => self.begin(cx, conn, len, name),
                 Some(Say::Folder(name)) => self.folder(cx, conn, name),
-                _ => Err(Failure::new("the peer is not an rcp of this version")),
+                _ => Err(Failure::new("the peer is not rcp of this version")),
             };
         };
         let left = incoming.len - incoming.file.at();
@@ -128,7 +128,7 @@ impl Server {
             (Step::Receiving, _) if left > 0 && (1..=left).contains(&(message.len() as u64)) => {
                 let written = self.parts.making_room(|| incoming.file.write(message));
                 if written.as_ref().is_err_and(is_full) {
-                    // What is kept of this one would leave no room for anybody.
+                    // Its part would fill the disk again, which leaves no space for anybody.
                     self.parts.remove(&incoming.name);
                 }
                 written.map_err(|error| failed("writing", &incoming.name, &error))?;
@@ -145,11 +145,11 @@ impl Server {
                 self.queue_to_hash(cx, conn);
                 Ok(())
             }
-            _ => Err(Failure::new("the peer said something out of place")),
+            _ => Err(Failure::new("the peer sent a message out of order")),
         }
     }
 
-    /// Answers the offer of a file with the part that is here, maybe after some hashing.
+    /// Answers the offer of a file with the existing part, after hashing it if needed.
     fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, len: u64, name: &str) -> Result<(), Failure> {
         name::check(name)?;
         if self.senders.values().filter_map(|sender| sender.incoming.as_ref()).any(|other| other.name == name) {
@@ -157,9 +157,9 @@ impl Server {
         }
         self.check_folders(name)?;
         let exists = match fs::symlink_metadata(self.path(name)) {
-            Ok(found) if found.is_dir() => return Err(Failure::new(format!("{name:?} is a directory there"))),
+            Ok(found) if found.is_dir() => return Err(Failure::new(format!("{name:?} is a directory on the server"))),
             Ok(_) if self.options.overwrite => false,
-            // It may be the same file.
+            // The existing file may be the same one.
             Ok(found) if found.is_file() && found.len() == len => true,
             Ok(_) => return Err(taken(name)),
             Err(_) => false,
@@ -183,9 +183,9 @@ impl Server {
     /// Opens the partial copy of a file, or makes one.
     fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, Step), Failure> {
         let (path, broken) = (self.parts.path(name), |error: io::Error| failed("creating", name, &error));
-        // This program does not write to anything else of that name, such as a link to elsewhere.
+        // This program does not write to anything else of that name, such as a link to another file.
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
-            return Err(Failure::new(format!("{name:?}: what should be its partial copy is no file")));
+            return Err(Failure::new(format!("{name:?}: its partial copy is not a regular file")));
         }
         self.make_folders(name)?;
         let mut options = File::options();
@@ -201,7 +201,7 @@ impl Server {
         Ok((part, Step::Hashing(have)))
     }
 
-    /// Makes a directory that the peer wants.
+    /// Makes a directory that the peer requests.
     fn folder(&mut self, cx: &mut Context<'_>, conn: ConnectionId, name: &str) -> Result<(), Failure> {
         name::check(name)?;
         self.make_folders(&format!("{name}/."))?;
@@ -210,13 +210,13 @@ impl Server {
         Ok(())
     }
 
-    /// Checks that nothing but directories of this side leads to a file. A link could lead to elsewhere.
+    /// Checks that the path to a file has only real directories. A link could lead outside.
     fn check_folders(&self, name: &str) -> Result<(), Failure> {
         for (at, _) in name.match_indices('/') {
             let folder = &name[..at];
             match fs::symlink_metadata(self.path(folder)) {
                 Ok(found) if !found.is_dir() => {
-                    return Err(Failure::new(format!("{folder:?} is no directory there: choose another name")));
+                    return Err(Failure::new(format!("{folder:?} is not a directory on the server: choose another name")));
                 }
                 _ => {}
             }
@@ -224,7 +224,7 @@ impl Server {
         Ok(())
     }
 
-    /// Makes the directories that lead to a file.
+    /// Makes the directories of the path to a file.
     fn make_folders(&mut self, name: &str) -> Result<(), Failure> {
         self.check_folders(name)?;
         for (at, _) in name.match_indices('/') {
@@ -241,7 +241,7 @@ impl Server {
     }
 
     fn queue_to_hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // This side is the one that takes time now.
+        // Now the receiver is the side that takes time.
         self.senders.entry(conn).and_modify(|sender| sender.until = None);
         if self.hashing.is_empty() {
             cx.set_timer(Duration::ZERO, TO_HASH);
@@ -249,7 +249,7 @@ impl Server {
         self.hashing.push_back(conn);
     }
 
-    /// Hashes a slice, and goes on after the last one; returns whether it was the last.
+    /// Hashes a slice, and continues with the copy after the last one. Returns true if it was the last.
     fn hash(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<bool, Failure> {
         let Some(incoming) = self.senders.get_mut(&conn).and_then(|sender| sender.incoming.as_mut()) else {
             return Ok(true);
@@ -259,7 +259,7 @@ impl Server {
             Step::Comparing(_) => incoming.len,
             _ => return Ok(true),
         };
-        let broken = |error: io::Error| failed("reading what is there of", &incoming.name, &error);
+        let broken = |error: io::Error| failed("reading the existing part of", &incoming.name, &error);
         if !incoming.file.skim(len).map_err(broken)? {
             return Ok(false);
         }
@@ -276,7 +276,7 @@ impl Server {
         Ok(true)
     }
 
-    /// Puts a file that has arrived in full into its place, if its hash is that of the sender.
+    /// Moves a file that has arrived in full to its final name, if its hash is that of the sender.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId, hash: Hash) -> Result<(), Failure> {
         let Some(incoming) = self.senders.get(&conn).and_then(|sender| sender.incoming.as_ref()) else {
             return Ok(());
@@ -286,7 +286,7 @@ impl Server {
             self.parts.remove(name);
             return Err(Failure::new(format!("{name:?} arrived with another hash than it was sent with: try again")));
         }
-        // The names may have been given to something else meanwhile.
+        // The names may have been reassigned meanwhile.
         self.check_folders(name)?;
         match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() || !self.options.overwrite => return Err(taken(name)),
@@ -298,14 +298,14 @@ impl Server {
         Ok(())
     }
 
-    /// Tells the peer that the copy is in its place.
+    /// Reports to the peer that the copy is complete.
     fn done(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.senders.entry(conn).and_modify(|sender| sender.incoming = None);
         self.renew(cx, conn, 0);
         say(cx, conn, Say::Done);
     }
 
-    /// Ends a copy that is not complete. Returns it, and whether what is there of it is kept.
+    /// Ends a copy that is not complete. Returns it, and true if its part is kept.
     fn cut_off(&mut self, conn: ConnectionId) -> Option<(Incoming, bool)> {
         let incoming = self.senders.get_mut(&conn)?.incoming.take()?;
         let is_part = !matches!(incoming.step, Step::Exists | Step::Comparing(_));
@@ -329,7 +329,7 @@ impl Server {
         })
     }
 
-    /// Ends the connections of senders whose time is over.
+    /// Closes the connections of senders whose time limit has passed.
     fn look(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
         let is_late = |sender: &Sender| sender.until.is_some_and(|until| until <= now);
@@ -348,10 +348,10 @@ fn failed(doing: &str, name: &str, error: &io::Error) -> Failure {
 }
 
 fn taken(name: &str) -> Failure {
-    Failure::new(format!("{name:?} exists there: choose another name, or rcp server --overwrite"))
+    Failure::new(format!("{name:?} exists on the server: choose another name, or rcp server --overwrite"))
 }
 
-/// Answers the peer. A peer that takes no answers gets none.
+/// Answers the peer. If the peer does not receive answers, the answer is dropped.
 fn say(cx: &mut Context<'_>, conn: ConnectionId, what: Say<'_>) {
     match cx.send(conn, &what.encode()) {
         Ok(_) | Err(SendErrorKind::Closed) => {}
@@ -402,14 +402,14 @@ impl Handler for Server {
     }
 }
 
-/// Puts files that peers send into a directory, until the program is asked to end.
+/// Receives files from peers into a directory until SIGINT or SIGTERM.
 ///
 /// # Errors
-/// There is no such directory, the address cannot be had, or the reactor fails.
+/// The directory does not exist, the reactor cannot listen on the address, or it fails.
 pub fn run(options: Options, address: SocketAddr, config: Config) -> Result<(), Failure> {
     let directory = &options.directory;
     if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
-        return Err(Failure::new(format!("{} is no directory: make it, or name another", directory.display())));
+        return Err(Failure::new(format!("{} is not a directory: make it, or name another", directory.display())));
     }
     let config = config
         .large_messages(|l| l.max_message = PIECE.into())

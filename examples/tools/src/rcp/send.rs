@@ -1,4 +1,4 @@
-//! The end that has the files.
+//! The end that sends the files.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,23 +21,23 @@ use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 use crate::text;
 
-/// The result of copying one file, or several.
+/// The result of copying one file or several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Number of files.
     pub files: usize,
-    /// Their bytes.
+    /// Number of their bytes.
     pub len: u64,
-    /// Number of those bytes that the peer had from before.
+    /// Number of those bytes that the peer had from an earlier copy.
     pub resumed: u64,
-    /// Time that it took.
+    /// Time that the copy took.
     pub time: Duration,
-    /// Files that were not copied, or changed meanwhile, and why.
+    /// Descriptions of files that were not copied, or that changed meanwhile.
     pub problems: Vec<String>,
 }
 
 impl Copied {
-    /// The figures of a line: bytes, time and rate.
+    /// Formats bytes, time and rate as one line.
     #[must_use]
     pub fn figures(&self) -> String {
         let resumed = match self.resumed {
@@ -53,15 +53,15 @@ impl Copied {
 /// The next step.
 #[derive(Debug)]
 enum Step {
-    /// The peer is to say how much of the file it has, or that the directory is there.
+    /// The sender waits for the length of the file's part at the peer, or for the confirmation of the directory.
     Asked,
     /// The beginning of the file is being compared with the part that the peer has.
     Comparing { len: u64, hash: Hash },
-    /// The peer has a file of that name, and the hash of this one is being made for it.
+    /// The peer has a file of that name, and this file is being hashed for the comparison.
     Hashing,
-    /// Pieces are being sent, and the end behind them.
+    /// Pieces are being sent, and the end after them.
     Sending,
-    /// The peer is to report the result.
+    /// The sender waits for the result.
     Told,
 }
 
@@ -71,7 +71,7 @@ struct Current {
     item: Item,
     file: Hashed,
     len: u64,
-    /// When it was last changed.
+    /// The time of its last change.
     modified: Option<SystemTime>,
     resumed: u64,
     since: Instant,
@@ -81,12 +81,12 @@ struct Current {
 struct Sender {
     items: VecDeque<Item>,
     step: Step,
-    /// `None` if it is a directory.
+    /// The current file; `None` for a directory.
     current: Option<Current>,
     conn: Option<ConnectionId>,
     /// Pieces that the peer is fetching, and their lengths.
     flying: Vec<(SendId, u64)>,
-    /// A piece for which there was no room.
+    /// A piece whose send was refused.
     waiting: Option<Region>,
     bar: ProgressBar,
     copied: Copied,
@@ -143,13 +143,13 @@ impl Sender {
                 self.done();
                 self.next(cx, conn)
             }
-            // The text comes from a peer, so it must not command this terminal.
+            // The text is from a peer, so control characters must not reach this terminal.
             (Some(Say::Refuse(why)), ..) => Err(Failure::new(text::shown(why))),
-            _ => Err(Failure::new("the peer is not an rcp server of this version")),
+            _ => Err(Failure::new("the peer is not rcp server of this version")),
         }
     }
 
-    /// Notes that a file is copied, and whether it is still the one that was offered.
+    /// Records that a file is copied, and checks that it is still the one that was offered.
     fn done(&mut self) {
         let Some(Current { item, file, len, modified, resumed, since }) = self.current.take() else { return };
         let one = Copied { files: 1, len, resumed, time: since.elapsed(), problems: Vec::new() };
@@ -166,7 +166,7 @@ impl Sender {
         self.copied.problems.extend(changed.map(|changed| unreadable(&item, &changed)));
     }
 
-    /// Hashes a slice of the file that the peer has a part of, or all of. Goes on after the last one.
+    /// Hashes a slice of the file that the peer has a part of, or all of. Continues after the last slice.
     fn compare(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let len = match self.step {
@@ -187,7 +187,7 @@ impl Sender {
         };
         if len > 0 && own != hash {
             let name = shown(&current.item.name);
-            self.bar.suspend(|| eprintln!("rcp: what the peer had of {name} is damaged or of another file: anew"));
+            self.bar.suspend(|| eprintln!("rcp: the peer's part of {name} is damaged or of another file: starting over"));
             current.file.rewind().map_err(Failure::new)?;
         }
         current.resumed = current.file.at();
@@ -198,13 +198,13 @@ impl Sender {
         self.pump(cx, conn)
     }
 
-    /// Sends as many pieces as there is room for.
+    /// Sends pieces until the limit in flight is reached.
     fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Step::Sending = self.step else { return Ok(()) };
         while self.flying.len() < WINDOW {
             let Some(piece) = self.next_piece(cx, conn)? else { return self.finish(cx, conn) };
             match cx.send_region(conn, &piece, 0..piece.len()) {
-                // The region is dropped here; its memory is freed when the peer has fetched it.
+                // The region is dropped here. Its memory is freed after the peer has fetched it.
                 Ok(send) => self.flying.push((send, piece.len() as u64)),
                 Err(SendErrorKind::WouldBlock(_)) => {
                     self.waiting = Some(piece);
@@ -216,7 +216,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Reads the next piece into memory that the peer may read; `None` at the end of the file.
+    /// Reads the next piece into memory that the peer may read. Returns `None` at the end of the file.
     fn next_piece(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Option<Region>, Failure> {
         if let Some(piece) = self.waiting.take() {
             return Ok(Some(piece));
@@ -228,14 +228,14 @@ impl Sender {
             return Ok(None);
         }
         let bytes = file.read(len).map_err(|error| Failure::new(unreadable(item, &error)))?;
-        // Registering takes the bytes as they are, so nothing copies them between the file and the wire.
-        // The peer fetches a part from the region, or a sealed copy of it, which needs no right.
+        // Registering uses the bytes in place, so nothing copies them between the file and the wire.
+        // The peer fetches a part from the region, or a sealed copy of the part, which needs no right.
         let secured = cx.identity(conn).is_some();
         let access = if secured { Access::LOCAL_WRITE } else { Access::REMOTE_READ };
         Ok(Some(cx.register_vec(conn, bytes, &RegionOptions::new().allow(access))?))
     }
 
-    /// Sends the hash of the whole file behind the last piece.
+    /// Sends the hash of the whole file after the last piece.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Some(current) = &self.current else { return Ok(()) };
         match cx.send(conn, &Say::End(current.file.hash()).encode()) {
@@ -246,7 +246,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Notes the result; the first one counts.
+    /// Records the result. The first one counts.
     fn end(&mut self, cx: &mut Context<'_>, result: Result<(), Failure>) {
         self.result.get_or_insert(result);
         match self.conn {
@@ -304,12 +304,12 @@ impl Handler for Sender {
         self.conn = None;
         self.end(
             cx,
-            Err(Failure::new(format!("the connection has ended: {reason}; say it again to go on from there"))),
+            Err(Failure::new(format!("the connection has ended: {reason}; repeat the command to continue the copy"))),
         );
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
-        self.end(cx, Err(Failure::new(format!("no connection: {error}; is `rcp server` there?"))));
+        self.end(cx, Err(Failure::new(format!("no connection: {error}; is `rcp server` running there?"))));
     }
 }
 
@@ -323,10 +323,10 @@ fn progress_bar(len: u64) -> ProgressBar {
     }
 }
 
-/// Copies files and directories to a peer; `None` if the user interrupted it.
+/// Copies files and directories to a peer. Returns `None` if the user interrupted the copy.
 ///
 /// # Errors
-/// The peer refuses one, or the connection ends too early.
+/// The peer refuses a file, or the connection ends too early.
 #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
 pub fn run(items: Vec<Item>, peer: SocketAddr, config: Config) -> Result<Option<Copied>, Failure> {
     let mut reactor = Reactor::new(config)?;

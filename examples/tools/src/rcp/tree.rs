@@ -1,4 +1,4 @@
-//! The files of a directory tree, as they are copied.
+//! The files of a directory tree, in the order in which they are copied.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::pingpong::failure::Failure;
 /// A file or a directory to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Where it is.
+    /// Its path on this machine.
     pub path: PathBuf,
     /// The name of the copy, with `/` between the directories.
     pub name: String,
@@ -17,19 +17,19 @@ pub struct Item {
     pub len: Option<u64>,
 }
 
-/// What there is to copy, a directory before what is in it.
+/// The files and directories to copy, each directory before its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
     /// Files and directories.
     pub items: Vec<Item>,
-    /// What cannot be copied, and why.
+    /// Descriptions of files that cannot be copied, with the reasons.
     pub skipped: Vec<String>,
 }
 
-/// The file, or the directory with everything in it. Below it, links are not followed.
+/// Lists the file, or the directory with everything in it. Links below it are not followed.
 ///
 /// # Errors
-/// There is nothing at `path`, or something else; or it is a directory, and `recursive` does not allow that.
+/// `path` is missing or neither file nor directory; or it is a directory, and `recursive` is false.
 pub fn list(path: &Path, name: &str, recursive: bool) -> Result<Tree, Failure> {
     let bad = |why: &dyn std::fmt::Display| Failure::new(format!("{}: {why}", path.display()));
     check(name)?;
@@ -40,7 +40,7 @@ pub fn list(path: &Path, name: &str, recursive: bool) -> Result<Tree, Failure> {
             tree.items.push(Item { path: path.to_owned(), name: name.to_owned(), len: Some(metadata.len()) });
         }
         (_, true, true) => walk(&mut tree, path.to_owned(), name.to_owned()),
-        (_, true, false) => return Err(bad(&"a directory, not a file: say -r to copy what is in it")),
+        (_, true, false) => return Err(bad(&"a directory, not a file: give -r to copy its content")),
         _ => return Err(bad(&"not a file")),
     }
     Ok(tree)
@@ -60,7 +60,7 @@ fn walk(tree: &mut Tree, path: PathBuf, name: String) {
         for entry in entries {
             let path = entry.path();
             let Some(name) = entry.file_name().to_str().map(|own| format!("{name}/{own}")) else {
-                tree.skip(&path, &"its name is no UTF-8");
+                tree.skip(&path, &"its name is not UTF-8");
                 continue;
             };
             match (check(&name), entry.metadata()) {

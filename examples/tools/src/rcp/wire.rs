@@ -26,12 +26,12 @@ const MAGIC: &[u8; 4] = b"RCP2";
 pub enum Say<'a> {
     /// The sender offers a file.
     Offer {
-        /// Its length, bytes.
+        /// The file's length, bytes.
         len: u64,
-        /// Name of the copy.
+        /// The name of the copy.
         name: &'a str,
     },
-    /// The sender wants a directory of this name.
+    /// The sender requests a directory of this name.
     Folder(&'a str),
     /// The receiver has a file of that name and length.
     Exists,
@@ -46,14 +46,14 @@ pub enum Say<'a> {
     From(u64),
     /// The file is complete, with this hash.
     End(Hash),
-    /// The copy is whole and in its place.
+    /// The copy is complete under its final name.
     Done,
     /// The receiver refuses, for this reason.
     Refuse(&'a str),
 }
 
 impl<'a> Say<'a> {
-    /// Writes a message.
+    /// Encodes a message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -68,7 +68,7 @@ impl<'a> Say<'a> {
         }
     }
 
-    /// Reads a message; `None` if it is none of these.
+    /// Decodes a message. Returns `None` if it is of no known kind.
     #[must_use]
     pub fn decode(message: &'a [u8]) -> Option<Self> {
         let (tag, rest) = message.split_first()?;

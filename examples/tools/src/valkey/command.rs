@@ -1,4 +1,4 @@
-//! The commands of Valkey's RDMA transport: 32 octets, big-endian, in a message each.
+//! The commands of Valkey's RDMA transport: 32 bytes, big-endian, one per message.
 
 use rdma_reactor::RemoteRegion;
 
@@ -8,7 +8,7 @@ pub const LEN: usize = 32;
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// `GetServerFeature`: the client asks with 0, and the server answers with the features that it has.
+    /// `GetServerFeature`: the client sends 0, and the server answers with the features that it has.
     ServerFeatures(u64),
     /// `SetClientFeature`: the features that the client uses.
     ClientFeatures(u64),
@@ -19,7 +19,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Writes the command. Buffers of 4 GiB and more cannot be named.
+    /// Encodes the command. A buffer of 4 GiB or more cannot be named.
     #[must_use]
     pub fn encode(self) -> [u8; LEN] {
         let mut out = [0; LEN];
@@ -32,7 +32,7 @@ impl Command {
             Self::ClientFeatures(features) => put(1, 24, &features.to_be_bytes()),
             Self::Keepalive => put(2, 2, &[]),
             Self::Buffer(region) => {
-                let len = u32::try_from(region.len).expect("at most --buffer, which is less");
+                let len = u32::try_from(region.len).expect("the buffer is at most --buffer, which is less");
                 put(3, 16, &region.address.to_be_bytes());
                 put(3, 24, &len.to_be_bytes());
                 put(3, 28, &region.key.to_be_bytes());
@@ -41,10 +41,11 @@ impl Command {
         out
     }
 
-    /// Reads a command.
+    /// Decodes a command.
     ///
     /// # Errors
-    /// The length is not 32 bytes, the opcode is not of the protocol, or the buffer has no bytes or leaves the address space.
+    /// The length is not 32 bytes, the opcode is not of the protocol,
+    /// or the buffer is empty or exceeds the address space.
     pub fn decode(message: &[u8]) -> Result<Self, String> {
         let message: &[u8; LEN] =
             message.try_into().map_err(|_| format!("a command of {} bytes where Valkey has {LEN}", message.len()))?;

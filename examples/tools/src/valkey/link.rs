@@ -1,4 +1,4 @@
-//! The transfer of bytes on one connection: both directions, each with one buffer of the receiver.
+//! The transfer of bytes on one connection: both directions, each with one buffer at the receiver.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use rdma_reactor::{
 
 use super::command::Command;
 
-/// Bytes of the memory that writes are taken from, which is the most that one write carries.
+/// Length of the memory that writes are sent from, which is the most that one write carries, bytes.
 const SOURCE: usize = 1 << 20;
 
 /// The transfer of one connection.
@@ -18,21 +18,22 @@ pub struct Link {
     /// Bytes for the server that were not written yet.
     out: VecDeque<u8>,
     source: Region,
-    /// The write that the source is lent to. Meanwhile `out` collects what the next write takes along.
+    /// The write that is using the source. Meanwhile `out` collects the bytes of the next write.
     writing: Option<SendId>,
     /// The part of the server's buffer that is still free.
     room: RemoteRegion,
-    /// The buffer that the server writes to, and how many of its bytes have come.
+    /// The buffer that the server writes to, and below it the number of bytes that have arrived.
     sink: Region,
     filled: usize,
     offers: u64,
 }
 
 impl Link {
-    /// Begins the transfer on a connection that is up. `buffer`: the bytes that the server may write before it waits for this side.
+    /// Begins the transfer on an established connection. `buffer` is the number
+    /// of bytes that the server may write before it waits for the client.
     ///
     /// # Errors
-    /// There is no memory, or the connection is gone.
+    /// Memory is missing, or the connection is gone.
     pub fn open(cx: &mut Context<'_>, conn: ConnectionId, buffer: usize) -> Result<Self, String> {
         let mut region =
             |len, options: &RegionOptions| cx.register(conn, len, options).map_err(|error| error.to_string());
@@ -46,18 +47,18 @@ impl Link {
         Ok(link)
     }
 
-    /// The bytes that are to be written: what is added goes out with the next [`Link::flush`].
+    /// Returns the queue of bytes to write. Bytes that are added are sent by the next [`Link::flush`].
     pub fn out(&mut self) -> &mut VecDeque<u8> {
         &mut self.out
     }
 
-    /// How often the buffer was offered.
+    /// Returns the number of times that the buffer was offered.
     #[must_use]
     pub fn offers(&self) -> u64 {
         self.offers
     }
 
-    /// The connection.
+    /// Returns the connection.
     #[must_use]
     pub fn conn(&self) -> ConnectionId {
         self.conn
@@ -66,7 +67,8 @@ impl Link {
     /// Sends a command.
     ///
     /// # Errors
-    /// The connection is gone, or the send queue is full: the server has the buffer offered again and again, and takes no offer.
+    /// The connection is gone, or the send queue is full: the server uses
+    /// up the buffer again and again, but does not receive the offers.
     pub fn command(&self, cx: &mut Context<'_>, command: Command) -> Result<(), String> {
         cx.send(self.conn, &command.encode()).map(drop).map_err(|error| error.to_string())
     }
@@ -81,21 +83,21 @@ impl Link {
     /// Handles a command of the server.
     ///
     /// # Errors
-    /// It is not one that a server sends.
+    /// A server does not send this command.
     pub fn on_command(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
         match Command::decode(message).map_err(|why| format!("the server sends {why}"))? {
             Command::Buffer(region) => self.room = region,
-            // Features are used if both sides know them; this side knows none.
+            // Features are used if both sides support them. This side supports none.
             Command::ServerFeatures(_) | Command::Keepalive => {}
             Command::ClientFeatures(_) => return Err("the server sends a command that only clients send".into()),
         }
         self.flush(cx)
     }
 
-    /// Appends what the server has written to `input`.
+    /// Appends the bytes that the server has written to `input`.
     ///
     /// # Errors
-    /// The server says that it has written more than there was room for, or the connection is gone.
+    /// The server reports more bytes than the buffer had space for, or the connection is gone.
     pub fn on_immediate(
         &mut self,
         cx: &mut Context<'_>,
@@ -104,33 +106,34 @@ impl Link {
     ) -> Result<(), String> {
         let (len, room) = (immediate.value as usize, self.sink.len() - self.filled);
         if len > room {
-            return Err(format!("the server says that it has written {len} bytes where there was room for {room}"));
+            return Err(format!("the server reports a write of {len} bytes where {room} were free"));
         }
         let old = input.len();
         input.resize(old + len, 0);
-        // The server may write to the rest of the buffer, so the bytes are copied and not borrowed.
+        // The server may write to the free part of the buffer meanwhile, so the bytes are copied and not borrowed.
         self.sink.copy_to(self.filled, &mut input[old..]);
         self.filled += len;
         if self.filled == self.sink.len() { self.offer(cx) } else { Ok(()) }
     }
 
-    /// Handles the end of a send or write.
+    /// Handles the completion of a send or write.
     ///
     /// # Errors
-    /// As [`Link::flush`].
+    /// The same as of [`Link::flush`].
     pub fn on_send_complete(&mut self, cx: &mut Context<'_>, id: SendId, outcome: Outcome) -> Result<(), String> {
         if self.writing != Some(id) {
             return Ok(());
         }
         self.writing = None;
-        // Of a write that failed, `on_disconnect` has the reason.
+        // If a write failed, `on_disconnect` has the reason.
         if outcome.is_sent() { self.flush(cx) } else { Ok(()) }
     }
 
-    /// Writes what can be written now.
+    /// Writes all bytes that can be written now.
     ///
     /// # Errors
-    /// The device lacks writes with immediate data, the server's buffer cannot be written to, or the connection is gone.
+    /// The device lacks writes with immediate data, the server's
+    /// buffer cannot be written to, or the connection is gone.
     pub fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         let room = usize::try_from(self.room.len).unwrap_or(usize::MAX);
         let len = self.out.len().min(room).min(self.source.len());

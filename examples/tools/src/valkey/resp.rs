@@ -1,15 +1,15 @@
-//! Requests and answers of Valkey, as RESP2 writes them.
+//! Requests and answers of Valkey, in the format RESP2.
 
 /// Longest line of an answer, bytes: a simple text, an error, or a length.
 const MAX_LINE: usize = 64 << 10;
-/// Longest value, bytes, which is that of `valkey-server`, and longest array.
+/// Longest value, bytes, which is the limit of `valkey-server`; also the longest array.
 const MAX_LEN: i64 = 512 << 20;
-/// Most memory of an answer, bytes.
+/// Largest memory of an answer, bytes.
 const MAX_ANSWER: usize = 1 << 30;
-/// Most arrays within each other.
+/// Largest depth of nested arrays.
 const MAX_DEPTH: usize = 32;
 
-/// Appends a request, whose first part is the name of a command.
+/// Appends a request. Its first part is the name of a command.
 pub fn request<P: AsRef<[u8]>>(out: &mut impl Extend<u8>, parts: &[P]) {
     out.extend(format!("*{}\r\n", parts.len()).into_bytes());
     for part in parts.iter().map(AsRef::as_ref) {
@@ -30,49 +30,49 @@ pub enum Answer {
     Integer(i64),
     /// Bytes.
     Bulk(Vec<u8>),
-    /// Nothing: there is no such value.
+    /// The null value: there is no such value.
     Null,
     /// Several answers.
     Array(Vec<Self>),
 }
 
-/// A part of an answer that nothing has to be known for but its own bytes.
+/// An element of an answer that can be parsed from its own bytes alone.
 enum Element {
     Whole(Answer),
-    /// So many elements follow.
+    /// An array with this many elements follows.
     ArrayOf(usize),
 }
 
-/// Answers from a stream of bytes. Nothing is parsed twice, however the bytes are cut, and nothing recurses.
+/// The parser of a stream of answers. No byte is parsed twice, however the stream is split, and nothing recurses.
 #[derive(Debug, Default)]
 pub struct Answers {
     input: Vec<u8>,
-    /// Bytes of `input` that were parsed.
+    /// Number of bytes of `input` that were parsed.
     parsed: usize,
-    /// The arrays that are not complete, the outermost first: how many elements are to come, and those that have.
+    /// The incomplete arrays, the outermost first: the number of missing elements, and the elements so far.
     open: Vec<(usize, Vec<Answer>)>,
-    /// Memory of the answer that is not complete, bytes.
+    /// Memory of the incomplete answer, bytes.
     memory: usize,
 }
 
 impl Answers {
-    /// The place for bytes that have come: they are appended.
+    /// Returns the buffer to which the caller appends bytes that have arrived.
     pub fn input(&mut self) -> &mut Vec<u8> {
         self.input.drain(..std::mem::take(&mut self.parsed));
         &mut self.input
     }
 
-    /// Returns the next answer, if all of it has come.
+    /// Returns the next answer, if it is complete.
     ///
     /// # Errors
-    /// The bytes are no answer, or one past the limits.
+    /// The bytes are not an answer, or exceed a limit.
     pub fn next_answer(&mut self) -> Result<Option<Answer>, String> {
         while let Some(element) = self.element()? {
             let mut complete = match element {
                 Element::Whole(answer) => answer,
                 Element::ArrayOf(0) => Answer::Array(Vec::new()),
                 Element::ArrayOf(_) if self.open.len() == MAX_DEPTH => {
-                    return Err(format!("arrays within each other, more than {MAX_DEPTH}"));
+                    return Err(format!("arrays nested deeper than {MAX_DEPTH}"));
                 }
                 Element::ArrayOf(len) => {
                     self.open.push((len, Vec::new()));
@@ -95,7 +95,7 @@ impl Answers {
         Ok(None)
     }
 
-    /// Parses what is between two lines: an answer, or the head of an array.
+    /// Parses one element: an answer, or the head of an array.
     fn element(&mut self) -> Result<Option<Element>, String> {
         let rest = &self.input[self.parsed..];
         let Some(&kind) = rest.first() else { return Ok(None) };
@@ -119,7 +119,7 @@ impl Answers {
                 len @ 0..=MAX_LEN => {
                     let Some(bulk) = rest.get(used..used + len as usize + 2) else { return Ok(None) };
                     used += bulk.len();
-                    let bytes = bulk.strip_suffix(b"\r\n").ok_or("a value without a line's end behind it")?;
+                    let bytes = bulk.strip_suffix(b"\r\n").ok_or("a value without a line end after it")?;
                     Element::Whole(Answer::Bulk(bytes.to_vec()))
                 }
                 len => return Err(format!("a length of {len}")),
@@ -139,7 +139,7 @@ impl Answers {
 mod tests {
     use super::*;
 
-    /// Parses a stream that comes in pieces of `piece` bytes.
+    /// Parses a stream that arrives in pieces of `piece` bytes.
     fn parsed(bytes: &[u8], piece: usize) -> Result<Vec<Answer>, String> {
         let (mut answers, mut all) = (Answers::default(), Vec::new());
         for piece in bytes.chunks(piece) {
@@ -193,9 +193,9 @@ mod tests {
             (b"$-2\r\n", "a length of -2"),
             (b"$536870913\r\n", "a length of 536870913"),
             (b"*99999999999999999999\r\n", "where a number was expected"),
-            (b"$2\r\nabc\r\n", "without a line's end"),
+            (b"$2\r\nabc\r\n", "without a line end"),
             (&[b'+'; MAX_LINE], "a line of more than"),
-            (&b"*1\r\n".repeat(MAX_DEPTH + 1), "arrays within each other"),
+            (&b"*1\r\n".repeat(MAX_DEPTH + 1), "arrays nested deeper"),
         ] {
             let why = parsed(bytes, bytes.len()).unwrap_err();
             assert!(why.contains(words), "{words}: {why}");

@@ -1,4 +1,4 @@
-//! The limit of everything that these tests wait for. It ends a hang; a busy machine never reaches it.
+//! The time limit of every wait in these tests. It ends a hang; a busy machine never reaches it.
 
 use std::time::Duration;
 

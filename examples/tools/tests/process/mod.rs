@@ -1,4 +1,4 @@
-//! A program of ours as another process, on the embedded provider.
+//! A program of this package as a separate process, on the embedded provider.
 
 #[path = "../patience/mod.rs"]
 pub(crate) mod patience;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use patience::PATIENCE;
 
-/// The program, which is killed when it takes too long.
+/// Makes the command for a program, which is killed if it takes too long.
 pub(crate) fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-s", "KILL", &PATIENCE.as_secs().to_string(), program]).args(args).args(["--provider", "iwarp"]);
@@ -25,7 +25,7 @@ pub(crate) fn start(program: &str, args: &[&str], stdin: Stdio) -> Child {
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
 }
 
-/// Runs the program to its end; returns its status and output.
+/// Runs the program to its end. Returns its status and output.
 pub(crate) fn run(program: &str, args: &[&str]) -> Output {
     start(program, args, Stdio::null()).wait_with_output().expect("it ends")
 }
@@ -43,8 +43,8 @@ pub(crate) fn terminate(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Sends a signal to the program that `timeout` watches; `timeout` itself would pass on some signals twice, and others not at
-/// all. Returns whether the program was still there.
+/// Sends a signal to the program that `timeout` watches, because `timeout` itself would
+/// forward some signals twice and others never. Returns true if the program was still running.
 #[allow(dead_code, reason = "not every test that has this module interrupts a program")]
 pub(crate) fn signal(child: &Child, signal: Signal) -> bool {
     let children = format!("/proc/{0}/task/{0}/children", child.id());
@@ -52,7 +52,7 @@ pub(crate) fn signal(child: &Child, signal: Signal) -> bool {
     pid.is_some_and(|pid| kill(Pid::from_raw(pid), signal).is_ok())
 }
 
-/// Checks that the program of this name failed with status 1 and one line on standard error that has these words.
+/// Checks that the program of this name failed with status 1, and with one line on standard error that has these words.
 #[track_caller]
 pub(crate) fn failed_with(output: &Output, name: &str, words: &str) {
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! A program under test, with a limit on everything it does.
+//! A program under test, with a time limit on everything that it does.
 
 #[path = "../patience/mod.rs"]
 mod patience;
@@ -33,7 +33,7 @@ impl Finished {
         self.status.code()
     }
 
-    /// Checks that the program succeeded, and printed no complaint.
+    /// Checks that the program succeeded and printed no error.
     #[track_caller]
     pub(crate) fn succeeded(&self) -> &Self {
         assert_eq!((self.code(), self.stderr.as_str()), (Some(0), ""), "{self:?}");
@@ -53,7 +53,7 @@ impl Finished {
     }
 }
 
-/// A running program. Killed when it is dropped, or when it takes too long.
+/// A running program. It is killed when it is dropped, or if it takes too long.
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
@@ -90,14 +90,14 @@ impl Program {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("the program is there");
     }
 
-    /// Processes that the program has started and not waited for.
+    /// Returns the processes that the program has started and not waited for.
     pub(crate) fn children(&self) -> Vec<u32> {
         let path = format!("/proc/{0}/task/{0}/children", self.pid());
         let text = std::fs::read_to_string(path).expect("the program is there");
         text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
     }
 
-    /// Reads the next line of either stream; `None` when both have ended.
+    /// Reads the next line of either stream. Returns `None` after both have ended.
     fn next(&mut self) -> Option<(Source, String)> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.lines.recv_timeout(left) {
@@ -122,7 +122,7 @@ impl Program {
         panic!("it ended without {what:?}: {self:?}");
     }
 
-    /// Waits for the end of the program, and of everything that holds its output open.
+    /// Waits for the end of the program, and of every process that holds its output open.
     pub(crate) fn finish(mut self) -> Finished {
         while self.next().is_some() {}
         let status = self.child.wait().expect("it can be waited for");
@@ -154,9 +154,9 @@ pub(crate) fn run(args: &[&str]) -> Finished {
     Program::start(args).finish()
 }
 
-/// Starts a server on a free port of this machine; returns it with its address.
+/// Starts a server on a free port of this machine. Returns it with its address.
 pub(crate) fn server() -> (Program, String) {
-    // The server's log says when a client is there.
+    // The server logs the connection of a client.
     let args = ["server", "--bind", "127.0.0.1", "--port", "0"];
     let mut server = Program::start_with(&args, |command| command.env("RUST_LOG", "rdma_reactor_tools=info"));
     let line = server.wait_for("listening on ");
