@@ -211,8 +211,8 @@ fn device_files_without_permission_are_a_problem_each() {
     let lines = machine.lines(&[]);
     problems(&lines, 2);
     one(&lines, "ok", "permission", &["uverbs0 can be read and written"]);
-    one(&lines, "problem", "permission", &["/dev/infiniband/uverbs1 (mode 600", "mend: chmod 666", "uverbs1"]);
-    one(&lines, "problem", "permission", &["/dev/infiniband/rdma_cm (mode 644", "mend: "]);
+    one(&lines, "problem", "permission", &["/dev/infiniband/uverbs1 (mode 600", "fix: chmod 666", "uverbs1"]);
+    one(&lines, "problem", "permission", &["/dev/infiniband/rdma_cm (mode 644", "fix: "]);
     fs::remove_file(machine.0.join("dev/infiniband/uverbs0")).unwrap();
     one(&machine.lines(&[]), "problem", "permission", &["uverbs0 (for siw0) is missing", "modprobe ib_uverbs"]);
 }
@@ -234,7 +234,7 @@ fn little_lockable_memory_is_a_problem_unless_privileged() {
     one(&machine.lines(&[]), "ok", "memlock", &["ulimit -l is 8192 KiB", "CAP_IPC_LOCK"]);
     let lines = machine.ordinary().lines(&[]);
     problems(&lines, 1);
-    one(&lines, "problem", "memlock", &["ulimit -l is 8192 KiB: at most 8 connections", "mend: ulimit -l unlimited"]);
+    one(&lines, "problem", "memlock", &["ulimit -l is 8192 KiB: at most 8 connections", "fix: ulimit -l unlimited"]);
     machine.write("proc/self/limits", "Max locked memory         1073741824   unlimited   bytes\n");
     one(&machine.lines(&[]), "ok", "memlock", &["1048576 KiB", "1024 connections"]);
 }
@@ -247,7 +247,7 @@ fn what_is_down_or_unfinished_is_a_problem() {
     fs::remove_file(machine.0.join("etc/libibverbs.d/siw.driver")).unwrap();
     let lines = machine.lines(&["10.77.2.1"]);
     problems(&lines, 4);
-    one(&lines, "problem", "device", &["rxe0 port 1 is DOWN", "mend: ip link set v0 up"]);
+    one(&lines, "problem", "device", &["rxe0 port 1 is DOWN", "fix: ip link set v0 up"]);
     one(&lines, "problem", "device", &["siw0 port 1", "w0 has no address", "ip addr add ADDRESS/24 dev w0"]);
     one(&lines, "problem", "module", &["not loaded: rdma_cm, rdma_ucm", "modprobe"]);
     one(&lines, "problem", "library", &["libibverbs has no driver siw: it does not see siw0", "apt-get install"]);

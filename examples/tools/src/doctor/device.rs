@@ -92,12 +92,12 @@ fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
     let add = |kind: &str| format!("rdma link add {kind}0 type {kind} netdev {netdev}");
     for (module, kind) in [("siw", "siw"), ("rdma_rxe", "rxe")] {
         match modules.state(module) {
-            State::Loaded | State::BuiltIn => return finding.mend(add(kind)),
-            State::Loadable => return finding.mend(format!("modprobe -a {module} rdma_ucm && {}", add(kind))),
+            State::Loaded | State::BuiltIn => return finding.fix(add(kind)),
+            State::Loadable => return finding.fix(format!("modprobe -a {module} rdma_ucm && {}", add(kind))),
             State::Missing => {}
         }
     }
     // A container sees neither the modules nor those that its host could load.
     let load = modules.how_to_load(&["siw".into(), "rdma_ucm".into()]);
-    finding.mend(format!("{load}; then {}", add("siw")))
+    finding.fix(format!("{load}; then {}", add("siw")))
 }

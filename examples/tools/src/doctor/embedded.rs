@@ -104,7 +104,7 @@ pub fn finding(outcome: &Result<SocketAddr, String>) -> Finding {
     match outcome {
         Ok(address) => Finding::ok("embedded", format!("works: a message went over {} and back", address.ip())),
         Err(why) => Finding::problem("embedded", format!("does not work over the loopback: {why}"))
-            .mend("ip link set lo up; ulimit -n 1024"),
+            .fix("ip link set lo up; ulimit -n 1024"),
     }
 }
 

@@ -39,7 +39,7 @@ pub struct Finding {
     pub text: String,
     /// The command that fixes it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mend: Option<String>,
+    pub fix: Option<String>,
 }
 
 impl Finding {
@@ -60,13 +60,13 @@ impl Finding {
 
     /// Makes a finding of any level.
     pub fn new(level: Level, topic: &'static str, text: impl Into<String>) -> Self {
-        Self { level, topic, text: text.into(), mend: None }
+        Self { level, topic, text: text.into(), fix: None }
     }
 
     /// Adds the command that fixes it.
     #[must_use]
-    pub fn mend(mut self, command: impl Into<String>) -> Self {
-        self.mend = Some(command.into());
+    pub fn fix(mut self, command: impl Into<String>) -> Self {
+        self.fix = Some(command.into());
         self
     }
 }
@@ -76,8 +76,8 @@ impl fmt::Display for Finding {
         // The text of a file may have any characters, but a finding is one line.
         let clean = |text: &str| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
         write!(f, "{:<7}  {:<10}  {}", self.level.name(), self.topic, clean(&self.text))?;
-        match &self.mend {
-            Some(command) => write!(f, "; mend: {}", clean(command)),
+        match &self.fix {
+            Some(command) => write!(f, "; fix: {}", clean(command)),
             None => Ok(()),
         }
     }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_finding_is_one_line() {
-        let finding = Finding::problem("device", "a\nb").mend("c\rd");
-        assert_eq!(finding.to_string(), "problem  device      a b; mend: c d");
+        let finding = Finding::problem("device", "a\nb").fix("c\rd");
+        assert_eq!(finding.to_string(), "problem  device      a b; fix: c d");
     }
 }

@@ -36,7 +36,7 @@ pub fn findings(tree: &Tree, devices: &[Device]) -> Vec<Finding> {
         let text = format!("not found: {}", absent.join(", "));
         let finding =
             if devices.is_empty() { Finding::note("library", text) } else { Finding::problem("library", text) };
-        findings.push(finding.mend(INSTALL));
+        findings.push(finding.fix(INSTALL));
     }
     // The library does not find a device without its driver. A library with built-in drivers has no directory for them.
     let drivers = tree.names(DRIVERS);
@@ -44,7 +44,7 @@ pub fn findings(tree: &Tree, devices: &[Device]) -> Vec<Finding> {
         let Some(driver) = driver_of(device) else { continue };
         if !drivers.iter().any(|name| *name == format!("{driver}.driver")) {
             let text = format!("libibverbs has no driver {driver}: it does not see {}", device.name);
-            findings.push(Finding::problem("library", text).mend(INSTALL));
+            findings.push(Finding::problem("library", text).fix(INSTALL));
         }
     }
     findings

@@ -31,7 +31,7 @@ pub fn finding(tree: &Tree, account: &Account, has_devices: bool) -> Option<Find
         Finding::ok("memlock", format!("{size}: about {} connections on devices", bytes / PER_CONNECTION))
     } else {
         let text = format!("{size}: at most {} connections on devices with default settings", bytes / PER_CONNECTION);
-        Finding::problem("memlock", text).mend(
+        Finding::problem("memlock", text).fix(
             "ulimit -l unlimited; for good: echo '* - memlock unlimited' >/etc/security/limits.d/rdma.conf, \
              LimitMEMLOCK=infinity in a unit, --ulimit memlock=-1 for docker",
         )

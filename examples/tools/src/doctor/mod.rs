@@ -88,6 +88,6 @@ fn build() -> Finding {
         Finding::ok("build", format!("version {version}, with RDMA devices (feature verbs)"))
     } else {
         Finding::note("build", format!("version {version} without RDMA devices: auto always uses iwarp"))
-            .mend("cargo build --release")
+            .fix("cargo build --release")
     }
 }

@@ -109,19 +109,19 @@ impl Modules {
         if !absent.is_empty() {
             let text = format!("not loaded: {}", absent.join(", "));
             let finding = if has_devices { Finding::problem("module", text) } else { Finding::note("module", text) };
-            findings.push(finding.mend(self.how_to_load(&absent)));
+            findings.push(finding.fix(self.how_to_load(&absent)));
         }
         let loadable = self.in_state(&SOFTWARE, &[State::Loadable]);
         if !loadable.is_empty() {
             findings.push(
                 Finding::note("module", format!("available, not loaded: {}", loadable.join(", ")))
-                    .mend(format!("modprobe -a {}", loadable.join(" "))),
+                    .fix(format!("modprobe -a {}", loadable.join(" "))),
             );
         }
         let missing = self.in_state(&SOFTWARE, &[State::Missing]);
         if self.has_directory && !missing.is_empty() {
             let text = format!("the kernel {} has no {}", self.release, missing.join(", no "));
-            findings.push(Finding::note("module", text).mend(self.how_to_get()));
+            findings.push(Finding::note("module", text).fix(self.how_to_get()));
         }
         findings
     }

@@ -23,7 +23,7 @@ pub fn findings(tree: &Tree, account: &Account, devices: &[Device]) -> Vec<Findi
     for (node, of) in std::iter::once((Some("rdma_cm".into()), "connections")).chain(nodes) {
         let Some(node) = node else {
             let finding = Finding::problem("permission", format!("{of} has no device file"));
-            findings.push(finding.mend("modprobe ib_uverbs"));
+            findings.push(finding.fix("modprobe ib_uverbs"));
             continue;
         };
         match examine(tree, account, &node, of) {
@@ -57,7 +57,7 @@ fn examine(tree: &Tree, account: &Account, node: &str, of: &str) -> Result<(), F
     if tree.is_real() {
         if let Err(error) = OpenOptions::new().read(true).write(true).open(tree.path(&path)) {
             let finding = Finding::problem("permission", format!("{path} (for {of}): {error}"));
-            return Err(finding.mend(format!("in a container: docker run --device {path} ...; else dmesg says more")));
+            return Err(finding.fix(format!("in a container: docker run --device {path} ...; else dmesg says more")));
         }
     }
     Ok(())
@@ -65,11 +65,11 @@ fn examine(tree: &Tree, account: &Account, node: &str, of: &str) -> Result<(), F
 
 fn absent(path: &str, node: &str, of: &str, error: &io::Error) -> Finding {
     if error.kind() != io::ErrorKind::NotFound {
-        return Finding::problem("permission", format!("{path} (for {of}): {error}")).mend("chmod 755 /dev/infiniband");
+        return Finding::problem("permission", format!("{path} (for {of}): {error}")).fix("chmod 755 /dev/infiniband");
     }
     let module = if node == "rdma_cm" { "rdma_ucm" } else { "ib_uverbs" };
     Finding::problem("permission", format!("{path} (for {of}) is missing"))
-        .mend(format!("modprobe {module}; in a container: docker run --device {path} ..."))
+        .fix(format!("modprobe {module}; in a container: docker run --device {path} ..."))
 }
 
 fn refused(tree: &Tree, path: &str, file: &Metadata) -> Finding {
@@ -88,5 +88,5 @@ fn refused(tree: &Tree, path: &str, file: &Metadata) -> Finding {
         }
         _ => format!("chmod 666 {path}; for good, as a rule of udev: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\""),
     };
-    Finding::problem("permission", text).mend(command)
+    Finding::problem("permission", text).fix(command)
 }

@@ -83,7 +83,7 @@ impl Port {
                 "InfiniBand" => "check the cable and the other end: ibstat".into(),
                 _ => format!("ip link set {netdev} up"),
             };
-            return Finding::problem("device", text).mend(command);
+            return Finding::problem("device", text).fix(command);
         }
         let addresses: Vec<_> = self.addresses.iter().map(ToString::to_string).collect();
         let gids = match self.gids.as_slice() {
@@ -94,9 +94,9 @@ impl Port {
         let text = format!("{place}: {kind}, {}, {}, {gids}", self.state, self.rate);
         match (&self.netdev, addresses.as_slice()) {
             (None, _) => Finding::problem("device", format!("{text}; it has no network device"))
-                .mend("rdma link show; for InfiniBand: modprobe ib_ipoib"),
+                .fix("rdma link show; for InfiniBand: modprobe ib_ipoib"),
             (Some(netdev), []) => Finding::problem("device", format!("{text}; {netdev} has no address"))
-                .mend(format!("ip addr add ADDRESS/24 dev {netdev}")),
+                .fix(format!("ip addr add ADDRESS/24 dev {netdev}")),
             (Some(netdev), some) => Finding::ok("device", format!("{text}; {netdev} with {}", some.join(", "))),
         }
     }

@@ -32,7 +32,7 @@ pub struct Way {
     pub reason: String,
     /// The command that fixes it, if it is known.
     #[serde(skip)]
-    mend: Option<String>,
+    fix: Option<String>,
 }
 
 /// The provider that `auto` chooses, the reason, and the command that fixes it.
@@ -82,8 +82,8 @@ impl Way {
         let netdev = source.and_then(|source| netdevs.with_address(source)).map(|netdev| netdev.name.clone());
         let device = source.and_then(|source| devices.iter().find(|device| device.has_address(source)));
         let device = device.map(|device| device.name.clone());
-        let (provider, reason, mend) = if tree.is_real() { asked(address) } else { guessed(device.as_deref()) };
-        Self { address, source, netdev, device, provider, reason, mend }
+        let (provider, reason, fix) = if tree.is_real() { asked(address) } else { guessed(device.as_deref()) };
+        Self { address, source, netdev, device, provider, reason, fix }
     }
 
     pub(super) fn finding(&self) -> Finding {
@@ -98,11 +98,11 @@ impl Way {
             // A device exists and is not used.
             Some(device) if self.provider == "iwarp" && !HAS_VERBS => {
                 Finding::note("address", format!("{text}; the device {device} has a route there"))
-                    .mend("cargo build --release")
+                    .fix("cargo build --release")
             }
             Some(device) if self.provider == "iwarp" => {
                 Finding::problem("address", format!("{text}; although the device {device} is on the route"))
-                    .mend(self.mend.as_deref().unwrap_or("see the problems above"))
+                    .fix(self.fix.as_deref().unwrap_or("see the problems above"))
             }
             _ => Finding::ok("address", text),
         }
