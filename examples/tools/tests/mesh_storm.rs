@@ -174,7 +174,7 @@ fn a_thousand_ranks_are_all_connected_in_spite_of_losses() {
 fn the_bound_keeps_the_queues_of_hosts_short() {
     let quiet = World { loss: 0, spread: Duration::ZERO, ..CLUSTER };
     let paced = live(quiet, 1);
-    tell("32 at once", &paced);
+    tell("32 at the same time", &paced);
     assert_eq!((paced.refused, paced.given_up), (0, 0));
     assert!(paced.queue <= 2 * quiet.at_once, "{}", paced.queue);
     let all = live(World { at_once: 1000, ..quiet }, 1);

@@ -61,7 +61,7 @@ impl Handler for Trial {
 /// Sends a message over the loopback and back.
 ///
 /// # Errors
-/// The reasons of the failures over IPv4 and IPv6.
+/// Both IPv4 and IPv6 failed. The text has the reasons.
 pub fn probe() -> Result<SocketAddr, String> {
     let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
@@ -73,7 +73,7 @@ pub fn probe() -> Result<SocketAddr, String> {
 /// Sends a message to another reactor of this process in shared memory, and back.
 ///
 /// # Errors
-/// The reason of the failure.
+/// The message did not return. The text has the reason.
 pub fn probe_shared_memory() -> Result<(), String> {
     through(ProviderChoice::Shm, (Ipv4Addr::LOCALHOST, 0).into()).map(drop)
 }

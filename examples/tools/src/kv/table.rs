@@ -1,13 +1,13 @@
 //! The table consists of slots of equal length, each with one entry that changes in place while others read it.
 //!
 //! ```text
-//!  0  8  version: 0 never used, odd while it is written, even otherwise
+//!  0  8  version: 0 if never used, odd during a write, even otherwise
 //!  8  8  checksum of the version and all that follows it
 //! 16  4  length of the key        20  4  length of the value
 //! 24  K  the key, then the value
 //! ```
 //!
-//! All numbers are little-endian. A reader believes an entry only if the checksum is right. A device may read the bytes
+//! All numbers are little-endian. A reader accepts an entry only if the checksum is right. A device may read the bytes
 //! of a slot in any order, so versions alone would prove nothing. An odd version saves the work of checking an entry
 //! that is known to be half written.
 

@@ -135,7 +135,7 @@ pub fn by_size(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> 
 /// Draws lines over numbers of connections, both axes logarithmic.
 ///
 /// # Errors
-/// The same as of [`by_size`].
+/// It fails like [`by_size`].
 pub fn by_connections(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
     let points = all_points(lines)?;
     let axes = (powers_of_ten(points.iter().map(|p| p.0)), decades(points.iter().map(|p| p.1), count_label));
@@ -145,7 +145,7 @@ pub fn by_connections(title: &str, y: &str, lines: &[Line]) -> Result<String, Fa
 /// Draws lines over quantiles, both axes logarithmic. A point at `x` is the time that one message in `x` exceeds.
 ///
 /// # Errors
-/// The same as of [`by_size`].
+/// It fails like [`by_size`].
 pub fn by_quantile(title: &str, y: &str, lines: &[Line]) -> Result<String, Failure> {
     let points = all_points(lines)?;
     let mut marks: Vec<f64> = points.iter().map(|p| p.0).collect();

@@ -19,16 +19,16 @@ pub const CONTROL_LEN: usize = 1 + RemoteRegion::LEN;
 pub enum Frame {
     /// A data message. Data messages are counted.
     Data,
-    /// From the client: it has sent this many messages, and waits for [`Frame::Done`].
+    /// The client has sent this many messages, and waits for [`Frame::Done`].
     Last(u64),
-    /// From the server: everything before [`Frame::Last`] has arrived. The number is that
+    /// The server has received everything before [`Frame::Last`]. The number is that
     /// of messages sent to the client, or for one-sided operations the announced number.
     Done(u64),
     /// Memory that the sender of this frame lends for the receiver's operations.
     Lent(RemoteRegion),
-    /// From the client: it is done, and requests [`Frame::Spent`].
+    /// The client is done, and requests [`Frame::Spent`].
     Ask,
-    /// From the server: its processor time for this client, ns.
+    /// The server's processor time for this client, ns.
     Spent(u64),
 }
 

@@ -128,7 +128,7 @@ pub struct Job {
     pub system_congestion: bool,
     /// Bytes per message.
     pub size: u32,
-    /// Number of messages in flight. For latency, more than one only with a schedule.
+    /// Number of messages in flight. For latency it is more than one only with a schedule.
     pub depth: u32,
     /// Number of connections of the client, which measure at the same time.
     pub connections: u16,

@@ -77,7 +77,7 @@ impl Hashed {
     /// Hashes more bytes of the file, up to `end`. Returns true if `end` is reached.
     ///
     /// # Errors
-    /// The same as of [`Hashed::read`].
+    /// It fails like [`Hashed::read`].
     pub fn skim(&mut self, end: u64) -> io::Result<bool> {
         let len = (end - self.at).min(SLICE);
         self.read(len)?;

@@ -103,7 +103,7 @@ impl Parts {
     /// Calls `wanted`, which needs space on the disk. If the disk is full, removes the oldest partial copy and retries.
     ///
     /// # Errors
-    /// The error of the last attempt.
+    /// The last attempt failed.
     pub fn making_room<T>(&mut self, mut wanted: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match wanted() {

@@ -3,17 +3,17 @@
 //! ```text
 //! sender                               receiver
 //! Offer: length and name          ->
-//!                                 <-   Have: length and hash of what is there of it, or Refuse
+//!                                 <-   Have: length and hash of the part that exists, or Refuse
 //! From: that length, or 0         ->
 //! the bytes, in any pieces        ->
 //! End: the hash of all of it      ->
 //!                                 <-   Done, or Refuse
 //! ```
 //!
-//! The receiver answers with Exists instead of Have if it has a file of that name and length. The sender says End with the hash of
-//! its own, and the receiver says whether it is the same. So nobody learns the hash of a file that was there before.
+//! The receiver answers with Exists instead of Have if it has a file of that name and length. The sender sends End with the hash of
+//! its file, and the receiver answers with Done if the hashes are equal, or Refuse. So no peer learns the hash of an existing file.
 //!
-//! Folder has the name of a directory, and Done or Refuse answers it. A connection carries one copy after another.
+//! Folder has the name of a directory, and Done or Refuse answers it. A connection carries copies sequentially.
 
 /// A BLAKE3 hash.
 pub type Hash = [u8; 32];

@@ -3,15 +3,15 @@
 //! | client | | server |
 //! |---|---|---|
 //! | writes a [`ping`] into its source | | |
-//! | tells where its source is ([`advert`]) | message -> | |
+//! | names its source ([`advert`]) | message -> | |
 //! | | -> RDMA Read | fetches the ping |
-//! | | <- message | says "go ahead" |
-//! | tells where its sink is | message -> | |
-//! | | <- RDMA Write | puts the ping there |
-//! | compares | <- message | says "done" |
+//! | | <- message | sends "go ahead" |
+//! | names its sink | message -> | |
+//! | | <- RDMA Write | writes the ping there |
+//! | compares | <- message | sends "done" |
 //!
 //! Every message has the 16 bytes of an advert; the bytes of the server's messages mean nothing. Neither side ever has
-//! more than one message on its way, so one posted receive is enough, and `rping` has just one. The client ends the
+//! more than one message in flight, so one posted receive is enough, and `rping` has just one. The client ends the
 //! connection.
 
 pub mod advert;

@@ -70,7 +70,7 @@ pub fn make(directory: &Path, names: &[String]) -> Result<Vec<PathBuf>, Failure>
     }
     let mut key = [0; 32];
     system_entropy()(&mut key);
-    let digits: String = key.iter().map(|octet| format!("{octet:02x}")).collect();
+    let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     made.push(write(directory, "psk", &format!("cluster:{digits}\n"))?);
     Ok(made)
 }

@@ -119,7 +119,7 @@ impl Link {
     /// Handles the completion of a send or write.
     ///
     /// # Errors
-    /// The same as of [`Link::flush`].
+    /// It fails like [`Link::flush`].
     pub fn on_send_complete(&mut self, cx: &mut Context<'_>, id: SendId, outcome: Outcome) -> Result<(), String> {
         if self.writing != Some(id) {
             return Ok(());
