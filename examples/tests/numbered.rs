@@ -126,7 +126,8 @@ fn blocks_of_a_cache_move_with_one_end() {
 fn a_service_answers_in_time_and_knows_its_clients() {
     let out = succeeds(env!("CARGO_BIN_EXE_13-rpc"));
     assert!(out.contains("20000 calls: 18000 right, 2000 at their deadlines, 0 other\n"), "{out}");
-    for stranger in ["no certificate", "a certificate of another authority", "trusts another authority", "wants another server"]
+    for stranger in
+        ["no certificate", "a certificate of another authority", "trusts another authority", "wants another server"]
     {
         assert!(out.lines().any(|line| line.starts_with(&format!("{stranger}: "))), "{out}");
     }

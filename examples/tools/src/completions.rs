@@ -31,7 +31,7 @@ mod tests {
 
     fn ask(words: &[&str]) -> Option<Result<String, Failure>> {
         let args: Vec<_> = words.iter().map(OsString::from).collect();
-        wanted(&args, crate::pingpong::cli::Cli::command())
+        wanted(&args, crate::pingpong::cli::PingpongArgs::command())
     }
 
     #[test]

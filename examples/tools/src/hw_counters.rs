@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::doctor::tree::Tree;
+use crate::doctor::tree::SystemTree;
 
 /// Largest number of counters that are read per device. Adapters have some sixty.
 const MOST: usize = 256;
@@ -91,7 +91,7 @@ pub struct HwCounters(BTreeMap<String, u64>);
 impl HwCounters {
     /// Reads the counters of a device. Empty if the driver has none, or if there is no such device.
     #[must_use]
-    pub fn read(tree: &Tree, device: &str) -> Self {
+    pub fn read(tree: &SystemTree, device: &str) -> Self {
         let device = format!("/sys/class/infiniband/{device}");
         let ports = tree.names(&format!("{device}/ports")).into_iter().map(|port| format!("{device}/ports/{port}"));
         let mut all = BTreeMap::new();

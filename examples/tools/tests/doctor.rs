@@ -129,9 +129,9 @@ fn software_devices_are_described() {
 }
 
 /// Ends a thread when it is dropped, also if a check has failed.
-struct Over<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -152,7 +152,7 @@ fn hardware_counters_that_move_are_named() {
     }
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let over = Over(&over);
+        let over = StopOnDrop(&over);
         scope.spawn(|| {
             let mut value = 7;
             while !over.0.load(Ordering::Relaxed) {

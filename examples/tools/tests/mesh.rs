@@ -16,7 +16,7 @@ use rdma_reactor::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice,
     Reactor,
 };
-use rdma_reactor_tools::mesh::control::{Entry, Heard, Order, Report, write};
+use rdma_reactor_tools::mesh::control::{Entry, Order, RankReport, ReceivedLoad, write};
 use rdma_reactor_tools::mesh::hello::{Hello, Purpose};
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ struct Ranks {
 }
 
 /// The output of rank 0.
-struct Told {
+struct RunOutput {
     code: Option<i32>,
     stdout: String,
     json: Value,
@@ -112,12 +112,12 @@ impl Ranks {
         Output { status: child.wait().expect("a child"), stdout, stderr }
     }
 
-    fn rank_0(&mut self, json: &std::path::Path) -> Told {
+    fn rank_0(&mut self, json: &std::path::Path) -> RunOutput {
         let output = self.ends(0);
         let stdout = String::from_utf8(output.stdout).expect("text");
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         let text = std::fs::read_to_string(json).unwrap_or_else(|error| panic!("{error}: {stdout}{errors}"));
-        Told { code: output.status.code(), stdout, json: serde_json::from_str(&text).expect("JSON") }
+        RunOutput { code: output.status.code(), stdout, json: serde_json::from_str(&text).expect("JSON") }
     }
 }
 
@@ -136,13 +136,13 @@ fn json_file(name: &str) -> std::path::PathBuf {
     path
 }
 
-fn pairs(told: &Told) -> &[Value] {
+fn pairs(told: &RunOutput) -> &[Value] {
     told.json["pairs"].as_array().expect("a list")
 }
 
 /// Checks that the pairs without this rank have all figures.
 #[track_caller]
-fn all_but(told: &Told, rank: usize) {
+fn all_but(told: &RunOutput, rank: usize) {
     for pair in pairs(told).iter().filter(|pair| pair["a"] != rank && pair["b"] != rank) {
         assert!(pair["broken"].is_null(), "{pair}");
         assert!(pair["latency"]["p50_us"].as_f64() > Some(0.0), "{pair}");
@@ -309,12 +309,12 @@ impl Handler for Liar {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (host, provider, device) = ("liar".to_owned(), "iwarp".to_owned(), String::new());
         let entry = Entry { host, address: None, port: 1, provider, device };
-        cx.send(conn, &write(&Report::Joined(entry))).expect("room");
+        cx.send(conn, &write(&RankReport::Joined(entry))).expect("room");
     }
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if let Ok(Order::Connect { .. }) = serde_json::from_slice(&message) {
-            let heard = vec![Heard { from: 0, messages: 1, gbit: 1e308, errors: 0, complete: true }];
-            cx.send(conn, &write(&Report::Loaded { heard, memory_kib: 1 })).expect("room");
+            let heard = vec![ReceivedLoad { from: 0, messages: 1, gbit: 1e308, errors: 0, complete: true }];
+            cx.send(conn, &write(&RankReport::Loaded { heard, memory_kib: 1 })).expect("room");
         }
     }
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {

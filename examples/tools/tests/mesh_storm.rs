@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use rdma_reactor_tools::mesh::storm::{Next, Storm};
+use rdma_reactor_tools::mesh::storm::{RetryDecision, Storm};
 
 /// Travel time of a packet between two hosts.
 const WAY: Duration = Duration::from_micros(20);
@@ -43,7 +43,7 @@ enum Event {
 
 /// The figures of a world.
 #[derive(Debug, Default)]
-struct Seen {
+struct WorldFigures {
     up: BTreeSet<(usize, usize)>,
     given_up: usize,
     attempts: u64,
@@ -67,9 +67,9 @@ impl Random {
     }
 }
 
-fn live(world: World, seed: u64) -> Seen {
+fn live(world: World, seed: u64) -> WorldFigures {
     let World { ranks, at_once, loss, backlog, spread, patience } = world;
-    let (mut random, mut seen) = (Random(seed), Seen::default());
+    let (mut random, mut seen) = (Random(seed), WorldFigures::default());
     let mut storms: Vec<_> = (0..ranks).map(|rank| Storm::new(rank, ranks, at_once, patience)).collect();
     let starts: Vec<_> = (0..ranks).map(|_| spread.mul_f64(random.next() as f64 / u64::MAX as f64)).collect();
     let mut waiting = vec![0_usize; ranks];
@@ -111,7 +111,7 @@ fn live(world: World, seed: u64) -> Seen {
                 if up {
                     assert!(seen.up.insert((from.min(to), from.max(to))), "{from} and {to} are connected twice");
                     storms[from].succeeded();
-                } else if storms[from].failed(to, now - starts[from], random.next()) == Next::GiveUp {
+                } else if storms[from].failed(to, now - starts[from], random.next()) == RetryDecision::GiveUp {
                     seen.given_up += 1;
                 }
                 from
@@ -148,8 +148,8 @@ const CLUSTER: World = World {
     patience: Duration::from_secs(120),
 };
 
-fn tell(what: &str, seen: &Seen) {
-    let Seen { up, attempts, refused, lost, queue, time, .. } = seen;
+fn tell(what: &str, seen: &WorldFigures) {
+    let WorldFigures { up, attempts, refused, lost, queue, time, .. } = seen;
     let pairs = up.len();
     println!(
         "{what}: {pairs} pairs in {time:.2?}; {attempts} connects, {refused} refused, {lost} lost, up to {queue} waiting at a host"

@@ -15,7 +15,7 @@ use process::address;
 use rdma_reactor::{
     Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, ProviderChoice, Reactor, TimerId,
 };
-use rdma_reactor_tools::rcp::wire::Say;
+use rdma_reactor_tools::rcp::wire::CopyMessage;
 
 const RCP: &str = env!("CARGO_BIN_EXE_rcp");
 
@@ -117,12 +117,12 @@ fn figures_are(line: &str, begin: &str) {
 }
 
 /// One end of a connection that sends what a test prescribes.
-struct Talk<F> {
+struct ScriptedPeer<F> {
     first: Option<Vec<u8>>,
     answer: F,
 }
 
-impl<F: FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)> Handler for Talk<F> {
+impl<F: FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)> Handler for ScriptedPeer<F> {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if let Some(first) = &self.first {
             cx.send(conn, first).expect("room");
@@ -154,17 +154,17 @@ fn config() -> Config {
 
 /// Sends `first` to the server. `answer` is called with each message of the
 /// server, and with `None` twenty times a second, until the connection ends.
-fn talk(server: &Server, first: &Say<'_>, answer: impl FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)) {
+fn talk(server: &Server, first: &CopyMessage<'_>, answer: impl FnMut(&mut Context<'_>, ConnectionId, Option<&[u8]>)) {
     let mut reactor = Reactor::new(config()).expect("a reactor");
     reactor.context().connect(server.address()).expect("it connects");
-    reactor.run(&mut Talk { first: Some(first.encode()), answer }).expect("it runs");
+    reactor.run(&mut ScriptedPeer { first: Some(first.encode()), answer }).expect("it runs");
 }
 
 /// Returns the reason for which the server refuses an offer.
-fn refusal(server: &Server, offer: &Say<'_>) -> String {
+fn refusal(server: &Server, offer: &CopyMessage<'_>) -> String {
     let mut why = String::new();
-    talk(server, offer, |_, _, message| match message.map(Say::decode) {
-        Some(Some(Say::Refuse(text))) => text.clone_into(&mut why),
+    talk(server, offer, |_, _, message| match message.map(CopyMessage::decode) {
+        Some(Some(CopyMessage::Refuse(text))) => text.clone_into(&mut why),
         Some(other) => panic!("{other:?}"),
         None => {}
     });
@@ -291,7 +291,7 @@ fn a_peer_gets_at_no_other_file() {
     for name in ["../outside", "..", ".", "a/../../b", "/etc/outside", "a\\b", "a\nb", " ", "a\u{202e}gpj.exe"] {
         failed_with(&server.copy(&source, &format!("127.0.0.1:{name}")), "is not a file name");
         // The server checks this, too.
-        for offer in [Say::Offer { len: 5, name }, Say::Folder(name)] {
+        for offer in [CopyMessage::Offer { len: 5, name }, CopyMessage::Folder(name)] {
             let why = refusal(&server, &offer);
             assert!(why.contains("is not a file name") && !why.contains('\u{202e}'), "{why}");
         }
@@ -303,7 +303,7 @@ fn a_peer_gets_at_no_other_file() {
     failed_with(&server.copy(&source, "127.0.0.1:link"), "is not a regular file");
     std::os::unix::fs::symlink(&server.root, server.there("away")).expect("a link");
     failed_with(&server.copy(&source, "127.0.0.1:away/outside"), "is not a directory on the server");
-    assert!(refusal(&server, &Say::Folder("away/folder")).contains("is not a directory on the server"));
+    assert!(refusal(&server, &CopyMessage::Folder("away/folder")).contains("is not a directory on the server"));
     assert!(!server.root.join("folder").exists());
     fs::create_dir(server.there("directory")).expect("created");
     failed_with(&server.copy(&source, "127.0.0.1:directory"), "is a directory on the server");
@@ -334,15 +334,15 @@ fn a_file_that_is_there_already_is_the_same_or_another() {
     assert!(fs::read(server.there("copy")).expect("it is there") == whole);
     assert_eq!(server.names(), ["copy"]);
     // A peer that does not have the file learns that it exists, and nothing else.
-    let (offer, mut heard) = (Say::Offer { len: whole.len() as u64, name: "copy" }, Vec::new());
+    let (offer, mut heard) = (CopyMessage::Offer { len: whole.len() as u64, name: "copy" }, Vec::new());
     talk(&server, &offer, |cx, conn, message| {
         if let Some(message) = message {
             heard.push(message.to_vec());
-            let _ = cx.send(conn, &Say::End([7; 32]).encode());
+            let _ = cx.send(conn, &CopyMessage::End([7; 32]).encode());
         }
     });
-    assert_eq!((heard.len(), Say::decode(&heard[0])), (2, Some(Say::Exists)));
-    assert!(matches!(Say::decode(&heard[1]), Some(Say::Refuse(_))));
+    assert_eq!((heard.len(), CopyMessage::decode(&heard[0])), (2, Some(CopyMessage::Exists)));
+    assert!(matches!(CopyMessage::decode(&heard[1]), Some(CopyMessage::Refuse(_))));
 }
 
 #[test]
@@ -395,13 +395,17 @@ fn a_name_is_one_senders_while_it_gets_on() {
     // The other sender runs on a thread, so that this one answers pings meanwhile.
     std::thread::scope(|scope| {
         let mut other = None;
-        talk(&server, &Say::Offer { len: 1 << 40, name: "copy" }, |cx, conn, message| match message.map(Say::decode) {
-            Some(Some(Say::Have { .. })) => other = Some(scope.spawn(|| server.copy(&source, "127.0.0.1:copy"))),
-            Some(other) => panic!("{other:?}"),
-            None => {
-                if let Some(other) = other.take_if(|other| other.is_finished()) {
-                    failed_with(&other.join().expect("it runs"), "is being copied by another peer");
-                    cx.close(conn);
+        talk(&server, &CopyMessage::Offer { len: 1 << 40, name: "copy" }, |cx, conn, message| {
+            match message.map(CopyMessage::decode) {
+                Some(Some(CopyMessage::Have { .. })) => {
+                    other = Some(scope.spawn(|| server.copy(&source, "127.0.0.1:copy")))
+                }
+                Some(other) => panic!("{other:?}"),
+                None => {
+                    if let Some(other) = other.take_if(|other| other.is_finished()) {
+                        failed_with(&other.join().expect("it runs"), "is being copied by another peer");
+                        cx.close(conn);
+                    }
                 }
             }
         });
@@ -414,20 +418,20 @@ fn a_sender_that_does_not_get_on_holds_no_name() {
     for drips in [false, true] {
         let server = Server::start(&format!("silent-{drips}"), &["--patience", "1"]);
         let source = server.source(b"the file");
-        let offer = Say::Offer { len: 1 << 40, name: "copy" };
+        let offer = CopyMessage::Offer { len: 1 << 40, name: "copy" };
         let mut asked = false;
         // On a busy machine the second sender may have ended before the offer is made.
         while !asked {
             let mut why = None;
-            talk(&server, &offer, |cx, conn, message| match message.map(Say::decode) {
-                Some(Some(Say::Have { len, .. })) => {
+            talk(&server, &offer, |cx, conn, message| match message.map(CopyMessage::decode) {
+                Some(Some(CopyMessage::Have { len, .. })) => {
                     assert_eq!(len, 0);
                     asked = true;
                     if drips {
-                        cx.send(conn, &Say::From(0).encode()).expect("room");
+                        cx.send(conn, &CopyMessage::From(0).encode()).expect("room");
                     }
                 }
-                Some(Some(Say::Refuse(text))) => why = Some(text.to_owned()),
+                Some(Some(CopyMessage::Refuse(text))) => why = Some(text.to_owned()),
                 Some(other) => panic!("{other:?}"),
                 None if drips && asked => drop(cx.send(conn, b"x")),
                 None => {}
@@ -461,7 +465,7 @@ fn partial_copies_do_not_stay_for_ever() {
     // A peer that sends an offer and disconnects leaves nothing behind.
     for nth in 0..300 {
         let name = format!("offer {nth}");
-        talk(&server, &Say::Offer { len: 5, name: &name }, |cx, conn, _| cx.close(conn));
+        talk(&server, &CopyMessage::Offer { len: 5, name: &name }, |cx, conn, _| cx.close(conn));
     }
     until("nothing is left of the offers", || server.names() == ["new.rcp-part"]);
 }
@@ -478,19 +482,19 @@ fn a_file_that_grows_meanwhile_is_a_failure() {
     let grows = path.clone();
     let answer = move |cx: &mut Context<'_>, conn: ConnectionId, message: Option<&[u8]>| {
         let Some(message) = message else { return };
-        let answer = match Say::decode(message) {
-            Some(Say::Offer { len, .. }) => {
+        let answer = match CopyMessage::decode(message) {
+            Some(CopyMessage::Offer { len, .. }) => {
                 assert_eq!(len, 10_000);
                 let mut file = fs::File::options().append(true).open(&grows).expect("it is there");
                 file.write_all(b"more").expect("written");
-                Say::Have { len: 0, hash: [0; 32] }
+                CopyMessage::Have { len: 0, hash: [0; 32] }
             }
-            Some(Say::End(_)) => Say::Done,
+            Some(CopyMessage::End(_)) => CopyMessage::Done,
             _ => return,
         };
         cx.send(conn, &answer.encode()).expect("room");
     };
-    reactor.run(&mut Talk { first: None, answer }).expect("it runs");
+    reactor.run(&mut ScriptedPeer { first: None, answer }).expect("it runs");
     let output = child.wait_with_output().expect("it ends");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     fs::remove_file(path).expect("it is there");
@@ -513,7 +517,7 @@ fn an_interrupted_copy_says_so_by_its_status() {
             assert!(process::signal(&child, Signal::SIGINT), "it waits for an answer to its offer");
         }
     };
-    reactor.run(&mut Talk { first: None, answer }).expect("it runs");
+    reactor.run(&mut ScriptedPeer { first: None, answer }).expect("it runs");
     let output = child.wait_with_output().expect("it ends");
     fs::remove_file(path).expect("it is there");
     assert_eq!((output.status.code(), output.stdout), (Some(130), Vec::new()), "{:?}", output.stderr);

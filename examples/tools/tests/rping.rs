@@ -24,13 +24,13 @@ const CLIENT: &str = env!("CARGO_BIN_EXE_rping-client");
 
 /// The exit status and the output of a program.
 #[derive(Debug)]
-struct Ended {
+struct Finished {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-impl Ended {
+impl Finished {
     #[track_caller]
     fn succeeded(self) -> Self {
         assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
@@ -51,13 +51,13 @@ fn start(program: &str, args: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn end(child: Child) -> Ended {
+fn end(child: Child) -> Finished {
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ended { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    Finished { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
 }
 
-fn run(program: &str, args: &str) -> Ended {
+fn run(program: &str, args: &str) -> Finished {
     end(start(program, args))
 }
 
@@ -176,11 +176,11 @@ fn bad_input_is_one_line() {
 // Peers that do wrong.
 
 /// The reaction of a peer to one message.
-type Act = fn(&mut Peer, &mut Context<'_>, ConnectionId, &[u8]);
+type Reaction = fn(&mut Peer, &mut Context<'_>, ConnectionId, &[u8]);
 
 /// One side of rping, as far as a test needs it.
 struct Peer {
-    script: Vec<Act>,
+    script: Vec<Reaction>,
     region: Option<Region>,
     /// The initial content of the region, which a client offers.
     text: Vec<u8>,
@@ -193,7 +193,7 @@ struct Peer {
 const LEN: usize = 64;
 
 impl Peer {
-    fn new(script: &[Act]) -> Self {
+    fn new(script: &[Reaction]) -> Self {
         let mut text = vec![0; LEN];
         ping::fill(0, &mut text);
         Self { script: script.to_vec(), region: None, text, active: false, at: 0, ended: None }
@@ -207,7 +207,7 @@ impl Peer {
     }
 
     /// Acts as the server for the real client with these flags.
-    fn serve(mut self, args: &str) -> Ended {
+    fn serve(mut self, args: &str) -> Finished {
         let mut reactor = Self::reactor();
         let mut cx = reactor.context();
         let listener =
@@ -218,7 +218,7 @@ impl Peer {
     }
 
     /// Acts as the client for the real server with these flags.
-    fn connect(mut self, args: &str) -> Ended {
+    fn connect(mut self, args: &str) -> Finished {
         let (server, address) = server(args);
         let mut reactor = Self::reactor();
         self.active = true;
@@ -249,16 +249,16 @@ fn reply(cx: &mut Context<'_>, conn: ConnectionId, len: usize) {
 }
 
 /// Offers the client's source or sink correctly.
-const OFFER: Act = |peer, cx, conn, _| say(cx, conn, peer.name());
-const LEAVE: Act = |_, cx, conn, _| cx.close(conn);
+const OFFER: Reaction = |peer, cx, conn, _| say(cx, conn, peer.name());
+const LEAVE: Reaction = |_, cx, conn, _| cx.close(conn);
 /// Sends the server's "go ahead" or "done" without any operation.
-const NOD: Act = |_, cx, conn, _| reply(cx, conn, advert::LEN);
+const NOD: Reaction = |_, cx, conn, _| reply(cx, conn, advert::LEN);
 /// Acts correctly as the server: reads the ping, and then sends "go ahead" (see `on_send_complete`).
-const READ: Act = |peer, cx, conn, message| {
+const READ: Reaction = |peer, cx, conn, message| {
     cx.read(conn, advert::decode(message).unwrap(), peer.region.as_mut().unwrap(), 0..LEN).unwrap();
 };
 /// Writes the ping back, with one wrong byte.
-const CORRUPT: Act = |peer, cx, conn, message| {
+const CORRUPT: Reaction = |peer, cx, conn, message| {
     let region = peer.region.as_mut().unwrap();
     region.bytes_mut().unwrap()[40] ^= 0x20;
     cx.write(conn, advert::decode(message).unwrap(), region, 0..LEN).unwrap();

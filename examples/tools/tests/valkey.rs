@@ -21,7 +21,7 @@ use rdma_reactor::{
 
 /// The fault of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
+enum Fault {
     Nothing,
     /// The server sends this command once it has the client's buffer.
     Command(&'static [u8]),
@@ -45,7 +45,7 @@ enum Wrong {
 
 /// The server of one client, whose process is `client`.
 struct Server {
-    wrong: Wrong,
+    wrong: Fault,
     client: Receiver<u32>,
     /// The length of the buffer that the client writes to, and below it the number of bytes that have arrived.
     len: usize,
@@ -101,19 +101,19 @@ impl Server {
 
     /// Returns the server's answer to a request, with the deliberate fault.
     fn answer(&mut self, request: &[Vec<u8>]) -> Vec<u8> {
-        if let Wrong::Answer(text) = self.wrong {
+        if let Fault::Answer(text) = self.wrong {
             return text.to_vec();
         }
         match (&request[0][..], &request[1..]) {
             (b"PING", []) => b"+PONG\r\n".to_vec(),
-            (b"SET", [key, value]) if self.wrong != Wrong::Forgetful => {
+            (b"SET", [key, value]) if self.wrong != Fault::Forgetful => {
                 self.values.insert(key.clone(), value.clone());
                 b"+OK\r\n".to_vec()
             }
             (b"SET", _) => b"+OK\r\n".to_vec(),
             (b"GET", [key]) => self.values.get(key).map_or(b"$-1\r\n".to_vec(), |value| {
                 let mut value = value.clone();
-                if self.wrong == Wrong::Value {
+                if self.wrong == Fault::Value {
                     *value.last_mut().unwrap() ^= 1;
                 }
                 [format!("${}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat()
@@ -134,7 +134,7 @@ impl Server {
         }
         let source = self.source.as_mut().unwrap();
         source.copy_from(0, &self.out[..len]).unwrap();
-        let told = if let Wrong::Written(told) = self.wrong { told } else { len as u32 };
+        let told = if let Fault::Written(told) = self.wrong { told } else { len as u32 };
         self.writing = Some(cx.write_with_immediate(conn, self.room, source, 0..len, told).unwrap());
         self.out.drain(..len);
         self.room.address += len as u64;
@@ -159,7 +159,7 @@ impl Handler for Server {
             // The server offers an unknown feature.
             0 => drop(cx.send(conn, &command(0, (1_u128 << 63 | tail).to_be_bytes())).unwrap()),
             1 => assert_eq!(tail, 0, "features that the server has not"),
-            2 if self.wrong != Wrong::Slow => {}
+            2 if self.wrong != Fault::Slow => {}
             2 => {
                 self.out.extend(b"+PONG\r\n");
                 self.flush(cx, conn);
@@ -168,7 +168,7 @@ impl Handler for Server {
                 assert_eq!(self.room.len, 0, "the buffer was not full");
                 let (address, len, key) = ((tail >> 64) as u64, (tail >> 32) as u32, tail as u32);
                 self.room = RemoteRegion { address, len: len.into(), key };
-                if let Wrong::Command(message) = self.wrong {
+                if let Fault::Command(message) = self.wrong {
                     cx.send(conn, message).unwrap();
                 }
                 self.flush(cx, conn);
@@ -189,9 +189,9 @@ impl Handler for Server {
         }
         while let Some(request) = request(&mut self.input) {
             match self.wrong {
-                Wrong::Closes => return cx.close(conn),
-                Wrong::Silent | Wrong::Slow => {}
-                Wrong::Interrupted => {
+                Fault::Closes => return cx.close(conn),
+                Fault::Silent | Fault::Slow => {}
+                Fault::Interrupted => {
                     let client = self.client.recv().unwrap();
                     kill(Pid::from_raw(client as i32), Signal::SIGINT).unwrap();
                 }
@@ -222,7 +222,7 @@ fn client(address: SocketAddr, args: &[&str]) -> Child {
 }
 
 /// Runs a client against a server with a buffer of `len` bytes. Returns the client's output and the server.
-fn talk(wrong: Wrong, len: usize, args: &[&str]) -> (Output, Server) {
+fn talk(wrong: Fault, len: usize, args: &[&str]) -> (Output, Server) {
     let config = Config::default().provider(ProviderChoice::Iwarp).receive_depth(1024);
     let mut reactor = Reactor::new(config).unwrap();
     let options = ListenOptions::new().framing(Framing::Raw).extensions(true);
@@ -280,7 +280,7 @@ fn values_are_those_that_were_set() {
             [("300", "64", "1"), ("300", "10", "100"), ("10", "5000", "3"), ("1", "1", "1000")]
         {
             let args = ["-n", count, "-s", size, "-P", pipeline, "--buffer", buffer, "--no-crc"];
-            let (output, server) = talk(Wrong::Nothing, len, &args);
+            let (output, server) = talk(Fault::Nothing, len, &args);
             let text = succeeded(&output);
             let wanted = format!("{count} values of {size} bytes, all as they were set: ");
             assert!(text.starts_with(&wanted) && text.ends_with(" offers of the buffer (iwarp)\n"), "{text}");
@@ -293,7 +293,7 @@ fn values_are_those_that_were_set() {
 
 #[test]
 fn a_large_value_takes_several_buffers() {
-    let (output, server) = talk(Wrong::Nothing, 300_000, &["-n", "2", "-s", "3M", "-P", "2"]);
+    let (output, server) = talk(Fault::Nothing, 300_000, &["-n", "2", "-s", "3M", "-P", "2"]);
     succeeded(&output);
     assert_eq!(server.offers, 21, "6 MiB and a little more in buffers of 300,000 bytes");
 }
@@ -307,10 +307,10 @@ fn a_command_prints_its_answer() {
         (&["GET", "k"], "(nil)\n"),
         (&["KEYS", "*"], "a\n5\n(nil)\n"),
     ] {
-        assert_eq!(succeeded(&talk(Wrong::Nothing, 4096, command).0), printed);
+        assert_eq!(succeeded(&talk(Fault::Nothing, 4096, command).0), printed);
     }
     // Control characters in a value are shown and not executed.
-    let shown = talk(Wrong::Answer(b"$9\r\n\x1b[2J\xff\nend\r\n"), 4096, &["GET", "k"]);
+    let shown = talk(Fault::Answer(b"$9\r\n\x1b[2J\xff\nend\r\n"), 4096, &["GET", "k"]);
     assert_eq!(succeeded(&shown.0), "\\u{1b}[2J\u{fffd}\nend\n");
 }
 
@@ -322,35 +322,35 @@ fn a_server_that_does_wrong_is_said_in_one_line() {
     const CLIENTS: &[u8] =
         &[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     for (wrong, words) in [
-        (Wrong::Command(STRANGE), "the server sends a command with the unknown opcode 65535"),
-        (Wrong::Command(&[0; 31]), "a command of 31 bytes where Valkey has 32"),
-        (Wrong::Command(&[0; 33]), "a command of 33 bytes where Valkey has 32"),
-        (Wrong::Command(NOWHERE), "a buffer of 0 bytes at 0x0"),
-        (Wrong::Command(CLIENTS), "a command that only clients send"),
-        (Wrong::Answer(b"hello\r\n"), "the server sends an answer that begins with the byte 0x68"),
-        (Wrong::Answer(b"-NOAUTH Authentication required.\r\n"), "the server refuses: NOAUTH Authentication required."),
-        (Wrong::Answer(b"+PANG\r\n"), "the server answers to Ping: PANG"),
-        (Wrong::Answer(b"+PONG\r\n+PONG\r\n"), "an answer without a request"),
-        (Wrong::Written(u32::MAX), "a write of 4294967295 bytes where"),
-        (Wrong::Value, "value 0 is not what was set"),
-        (Wrong::Forgetful, "the server answers to Get(0): (nil)"),
-        (Wrong::Closes, "the connection ended after 0 of 43 answers"),
+        (Fault::Command(STRANGE), "the server sends a command with the unknown opcode 65535"),
+        (Fault::Command(&[0; 31]), "a command of 31 bytes where Valkey has 32"),
+        (Fault::Command(&[0; 33]), "a command of 33 bytes where Valkey has 32"),
+        (Fault::Command(NOWHERE), "a buffer of 0 bytes at 0x0"),
+        (Fault::Command(CLIENTS), "a command that only clients send"),
+        (Fault::Answer(b"hello\r\n"), "the server sends an answer that begins with the byte 0x68"),
+        (Fault::Answer(b"-NOAUTH Authentication required.\r\n"), "the server refuses: NOAUTH Authentication required."),
+        (Fault::Answer(b"+PANG\r\n"), "the server answers to Ping: PANG"),
+        (Fault::Answer(b"+PONG\r\n+PONG\r\n"), "an answer without a request"),
+        (Fault::Written(u32::MAX), "a write of 4294967295 bytes where"),
+        (Fault::Value, "value 0 is not what was set"),
+        (Fault::Forgetful, "the server answers to Get(0): (nil)"),
+        (Fault::Closes, "the connection ended after 0 of 43 answers"),
     ] {
         failed_with(&talk(wrong, 4096, &["-n", "20"]).0, words);
     }
-    failed_with(&talk(Wrong::Silent, 4096, &["--timeout", "1"]).0, "longer than --timeout: 0 of 2003 answers");
-    failed_with(&talk(Wrong::Nothing, 4096, &["FLY", "away"]).0, "the server refuses: ERR unknown command 'FLY'");
+    failed_with(&talk(Fault::Silent, 4096, &["--timeout", "1"]).0, "longer than --timeout: 0 of 2003 answers");
+    failed_with(&talk(Fault::Nothing, 4096, &["FLY", "away"]).0, "the server refuses: ERR unknown command 'FLY'");
 }
 
 /// A client that waits sends keepalives. The server of these tests sends one to each client.
 #[test]
 fn a_client_that_waits_sends_keepalives() {
-    assert_eq!(succeeded(&talk(Wrong::Slow, 4096, &["PING"]).0), "PONG\n");
+    assert_eq!(succeeded(&talk(Fault::Slow, 4096, &["PING"]).0), "PONG\n");
 }
 
 #[test]
 fn a_client_that_is_interrupted_says_so_by_its_status() {
-    let output = talk(Wrong::Interrupted, 4096, &["PING"]).0;
+    let output = talk(Fault::Interrupted, 4096, &["PING"]).0;
     assert_eq!((output.status.code(), &output.stdout[..], &output.stderr[..]), (Some(130), &b""[..], &b""[..]));
 }
 

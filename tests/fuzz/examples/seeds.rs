@@ -12,11 +12,11 @@ use rdma_reactor::RemoteRegion;
 use rdma_reactor_fuzz::corpora;
 use rdma_reactor_tests::pcap;
 use rdma_reactor_tools::kv::table::Geometry;
-use rdma_reactor_tools::kv::wire::{Hello, encode_put};
-use rdma_reactor_tools::mesh::frame::{Frame, ping};
+use rdma_reactor_tools::kv::wire::{TableHello, encode_put};
+use rdma_reactor_tools::mesh::frame::{LinkFrame, ping};
 use rdma_reactor_tools::mesh::hello::{Hello as Rank, Purpose};
 use rdma_reactor_tools::pingpong;
-use rdma_reactor_tools::rcp::wire::Say;
+use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
 use rdma_transport::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
 
@@ -78,23 +78,23 @@ fn main() {
         write("message", &format!("{kind}"), &[&header[..], &payload].concat());
     }
     let geometry = Geometry { slots: 100, max_value: 100 };
-    let table = Hello { geometry, region: RemoteRegion { len: geometry.table_len(), ..region } };
+    let table = TableHello { geometry, region: RemoteRegion { len: geometry.table_len(), ..region } };
     let rank = Rank { rank: 1, ranks: 4, purpose: Purpose::Link { run: 7, attempt: 1 } };
     let messages: [(u8, Vec<u8>); 14] = [
         (0, table.encode()),
         (1, encode_put(b"key", b"value")),
         (2, vec![0; 128]),
-        (3, Say::Offer { len: 7, name: "a file" }.encode()),
-        (3, Say::Have { len: 7, hash: [3; 32] }.encode()),
-        (3, Say::Folder("a/b").encode()),
-        (3, Say::Exists.encode()),
-        (3, Say::From(9).encode()),
-        (4, Frame::Lent(1, region).encode()),
-        (4, Frame::Refused(1, "why".into()).encode()),
+        (3, CopyMessage::Offer { len: 7, name: "a file" }.encode()),
+        (3, CopyMessage::Have { len: 7, hash: [3; 32] }.encode()),
+        (3, CopyMessage::Folder("a/b").encode()),
+        (3, CopyMessage::Exists.encode()),
+        (3, CopyMessage::From(9).encode()),
+        (4, LinkFrame::Lent(1, region).encode()),
+        (4, LinkFrame::Refused(1, "why".into()).encode()),
         (4, ping(1, 64)),
         (5, rank.encode()),
         (6, advert::encode(region).to_vec()),
-        (7, pingpong::frame::Frame::Lent(region).control()),
+        (7, pingpong::frame::LinkFrame::Lent(region).control()),
     ];
     for (at, (choice, message)) in messages.iter().enumerate() {
         write("programs", &format!("{at:02}"), &[&[*choice][..], message].concat());

@@ -1,11 +1,11 @@
 //! The wire formats of the tools: `kv`, `rcp`, `rdma-mesh`, `rdma-pingpong` and the programs that speak rping.
 
 use rdma_reactor_tools::kv::table::Slot;
-use rdma_reactor_tools::kv::wire::{Hello, decode_put, encode_put};
-use rdma_reactor_tools::mesh::frame::{Frame, LOAD};
+use rdma_reactor_tools::kv::wire::{TableHello, decode_put, encode_put};
+use rdma_reactor_tools::mesh::frame::{LinkFrame, LOAD};
 use rdma_reactor_tools::mesh::hello::Hello as Rank;
 use rdma_reactor_tools::pingpong;
-use rdma_reactor_tools::rcp::wire::Say;
+use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
 
 /// Reads a message of each program; the first octet says how.
@@ -16,8 +16,8 @@ pub fn programs(octets: &[u8]) {
     let Some((choice, octets)) = octets.split_first() else { return };
     match choice % 8 {
         0 => {
-            if let Some(hello) = Hello::decode(octets) {
-                assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+            if let Some(hello) = TableHello::decode(octets) {
+                assert_eq!(TableHello::decode(&hello.encode()), Some(hello));
                 let last = hello.geometry.places(octets).max().expect("a table has slots");
                 let end = last + hello.geometry.slot_len() as u64;
                 assert!(hello.region.part(last, hello.geometry.slot_len() as u64).is_some(), "a slot ends at {end}");
@@ -34,14 +34,14 @@ pub fn programs(octets: &[u8]) {
             }
         }
         3 => {
-            if let Some(say) = Say::decode(octets) {
+            if let Some(say) = CopyMessage::decode(octets) {
                 assert_eq!(say.encode(), octets);
             }
         }
         4 => {
-            if let Some(frame) = Frame::decode(octets) {
-                assert!(matches!(frame, Frame::Load(None)) || Frame::decode(&frame.encode()) == Some(frame.clone()));
-                assert!(!matches!(frame, Frame::Load(Some(_))) || octets.len() == LOAD);
+            if let Some(frame) = LinkFrame::decode(octets) {
+                assert!(matches!(frame, LinkFrame::Load(None)) || LinkFrame::decode(&frame.encode()) == Some(frame.clone()));
+                assert!(!matches!(frame, LinkFrame::Load(Some(_))) || octets.len() == LOAD);
             }
         }
         5 => {
@@ -56,8 +56,8 @@ pub fn programs(octets: &[u8]) {
         }
         _ => {
             let size = u32::from(*choice);
-            let frame = pingpong::frame::Frame::read(octets, size);
-            if let Some(frame) = frame.filter(|frame| *frame != pingpong::frame::Frame::Data) {
+            let frame = pingpong::frame::LinkFrame::read(octets, size);
+            if let Some(frame) = frame.filter(|frame| *frame != pingpong::frame::LinkFrame::Data) {
                 assert_eq!(frame.control(), octets);
             }
         }

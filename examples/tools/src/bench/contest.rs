@@ -10,17 +10,17 @@ use super::machine;
 use super::openssl;
 use super::outcome::{Outcome, Round};
 use super::pair::{self, Processors};
-use super::peers::Peer;
+use super::peers::PeerProgram;
 use super::ring;
 use super::rows;
 use super::sample::Sample;
-use super::secured::{Files, Mode};
-use super::target::Target;
-use super::work::{self, Pingpong, Terms, Work};
+use super::secured::{KeyFiles, SecurityMode};
+use super::target::RowTarget;
+use super::work::{self, Pingpong, RoundSettings, Work};
 
 /// The position of a contest in a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PlotPoint {
     /// A point of latency by size, bytes.
     Size(u32),
     /// A point of echoes by connections.
@@ -33,28 +33,28 @@ pub struct Contest {
     /// Its name in the table.
     pub name: String,
     /// Its position in a picture.
-    pub place: Option<Place>,
+    pub place: Option<PlotPoint>,
     /// The target.
-    pub target: Target,
+    pub target: RowTarget,
     /// The distance of the processors that the target is for; by default that of the nearest rounds.
     pub at: Option<Distance>,
     /// The competitor.
-    pub theirs: Theirs,
+    pub theirs: Competitor,
     /// The work of this library.
     pub ours: Work,
     /// The security of this library's connections; `None` if they are not secured.
-    pub mode: Option<Mode>,
+    pub mode: Option<SecurityMode>,
 }
 
 /// The competitor.
 #[derive(Clone, Debug)]
-pub enum Theirs {
+pub enum Competitor {
     /// There is no competitor.
     Nobody,
     /// The machine without a library.
-    Bare(Bare),
+    Bare(Baseline),
     /// A program of another project.
-    Peer(Peer),
+    Peer(PeerProgram),
     /// `sockperf` with as many messages per second as this library: a share of what the slower of the two can do.
     OpenLoop,
     /// This library with the same work, on connections that are not secured.
@@ -67,7 +67,7 @@ pub enum Theirs {
 
 /// The machine without a library.
 #[derive(Clone, Copy, Debug)]
-pub enum Bare {
+pub enum Baseline {
     /// TCP: its work, the size of messages, and the number of iterations.
     Tcp(&'static str, u32, u64),
     /// TCP with echoes: the number of connections, and of echoes on all of them.
@@ -91,7 +91,7 @@ const RING_LIMIT: Duration = Duration::from_secs(10);
 /// The pause after an attempt that measured nothing, because all missing rounds are of another distance.
 const PAUSE: Duration = Duration::from_secs(2);
 
-impl Bare {
+impl Baseline {
     fn measure(self, processors: &Processors) -> Result<Sample, Failure> {
         Ok(match self {
             Self::Tcp(kind, size, iterations) => work::bare(processors, kind, size, iterations)?,
@@ -120,14 +120,14 @@ impl Bare {
     }
 }
 
-impl From<Bare> for Theirs {
-    fn from(bare: Bare) -> Self {
+impl From<Baseline> for Competitor {
+    fn from(bare: Baseline) -> Self {
         Self::Bare(bare)
     }
 }
 
-impl From<Peer> for Theirs {
-    fn from(peer: Peer) -> Self {
+impl From<PeerProgram> for Competitor {
+    fn from(peer: PeerProgram) -> Self {
         Self::Peer(peer)
     }
 }
@@ -138,7 +138,7 @@ impl From<Pingpong> for Work {
     }
 }
 
-impl Theirs {
+impl Competitor {
     /// Returns the name in the table.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -158,7 +158,7 @@ impl Theirs {
     pub fn command(&self) -> Option<String> {
         match self {
             Self::Peer(peer) => Some(peer.command().into()),
-            Self::OpenLoop => Some(Peer::sockperf_open_loop(None).command().into()),
+            Self::OpenLoop => Some(PeerProgram::sockperf_open_loop(None).command().into()),
             _ => None,
         }
     }
@@ -174,12 +174,12 @@ impl Theirs {
 }
 
 /// The samples of the competitor and of this library.
-type Both = (Option<Sample>, Sample);
+type RoundSamples = (Option<Sample>, Sample);
 
 impl Contest {
     /// Returns the work of `rdma-pingpong` in this contest.
     pub fn pingpongs(&self) -> Vec<Pingpong> {
-        let theirs = if let Theirs::Otherwise(_, work) = &self.theirs { Some(work) } else { None };
+        let theirs = if let Competitor::Otherwise(_, work) = &self.theirs { Some(work) } else { None };
         let of = |work: &Work| if let Work::Pingpong(work) = work { Some(work.clone()) } else { None };
         [Some(&self.ours), theirs].into_iter().flatten().filter_map(of).collect()
     }
@@ -191,12 +191,12 @@ impl Contest {
             _ if self.mode.is_some() && !cfg!(feature = "secure") => {
                 return Some("built without the feature secure".into());
             }
-            Theirs::Bare(bare) if bare.spins() && processors.count() < 2 => {
+            Competitor::Bare(bare) if bare.spins() && processors.count() < 2 => {
                 return Some("it needs two processors".into());
             }
-            Theirs::Openssl(_) => "openssl",
-            Theirs::OpenLoop => "sockperf",
-            Theirs::Peer(peer) => peer.program(),
+            Competitor::Openssl(_) => "openssl",
+            Competitor::OpenLoop => "sockperf",
+            Competitor::Peer(peer) => peer.program(),
             _ => return None,
         };
         (!pair::is_installed(program)).then(|| format!("{program} is not installed (make bench-setup)"))
@@ -215,33 +215,37 @@ impl Contest {
 
     /// Runs one round: first the competitor, then this library. If a program of
     /// another project fails, only its contest ends: the inner `Err` is the reason.
-    fn round(&self, processors: &Processors, files: &Files) -> Result<Result<Both, Failure>, Failure> {
-        let plain = Terms { secured: None, system_congestion: self.theirs.keeps_system_congestion() };
-        let terms = Terms { secured: self.mode.map(|mode| (mode, files)), ..plain };
+    fn round(&self, processors: &Processors, files: &KeyFiles) -> Result<Result<RoundSamples, Failure>, Failure> {
+        let plain = RoundSettings { secured: None, system_congestion: self.theirs.keeps_system_congestion() };
+        let terms = RoundSettings { secured: self.mode.map(|mode| (mode, files)), ..plain };
         let theirs = match &self.theirs {
-            Theirs::Nobody => None,
-            Theirs::Bare(bare) => Some(bare.measure(processors)?),
-            Theirs::Peer(peer) => match peer.measure(processors) {
+            Competitor::Nobody => None,
+            Competitor::Bare(bare) => Some(bare.measure(processors)?),
+            Competitor::Peer(peer) => match peer.measure(processors) {
                 Ok(sample) => Some(sample),
                 Err(failure) => return Ok(Err(failure)),
             },
-            Theirs::OpenLoop => return self.open_loop(processors, &terms),
-            Theirs::Plain => Some(self.ours.measure(processors, &plain)?),
-            Theirs::Otherwise(_, work) => Some(work.measure(processors, &plain)?),
-            Theirs::Openssl(bytes) => Some(openssl::measure(processors, files, *bytes)?.into()),
+            Competitor::OpenLoop => return self.open_loop(processors, &terms),
+            Competitor::Plain => Some(self.ours.measure(processors, &plain)?),
+            Competitor::Otherwise(_, work) => Some(work.measure(processors, &plain)?),
+            Competitor::Openssl(bytes) => Some(openssl::measure(processors, files, *bytes)?.into()),
         };
         Ok(Ok((theirs, self.ours.measure(processors, &terms)?)))
     }
 
     /// Measures the maximum rate of both, and then both at the same rate.
-    fn open_loop(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Result<Both, Failure>, Failure> {
-        let theirs = match Peer::sockperf_open_loop(None).measure(processors) {
+    fn open_loop(
+        &self,
+        processors: &Processors,
+        terms: &RoundSettings<'_>,
+    ) -> Result<Result<RoundSamples, Failure>, Failure> {
+        let theirs = match PeerProgram::sockperf_open_loop(None).measure(processors) {
             Ok(sample) => sample.figure,
             Err(failure) => return Ok(Err(failure)),
         };
         let ours = self.ours.measure(processors, terms)?.figure;
         let rate = open_loop_rate(theirs, ours);
-        let theirs = match Peer::sockperf_open_loop(Some(rate)).measure(processors) {
+        let theirs = match PeerProgram::sockperf_open_loop(Some(rate)).measure(processors) {
             Ok(sample) => sample,
             Err(failure) => return Ok(Err(failure)),
         };
@@ -257,14 +261,14 @@ fn open_loop_rate(theirs: f64, ours: f64) -> u64 {
 
 /// The number of rounds of each contest.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct RoundCounts {
     /// Rounds with near processors, and as many with far ones.
     pub rounds: usize,
     /// Largest number of attempts.
     pub tries: usize,
 }
 
-impl Wanted {
+impl RoundCounts {
     /// Returns true if a round at this distance is missing.
     fn is_missing(&self, outcome: &Outcome, distance: Distance) -> bool {
         outcome.at(distance).len() < self.rounds
@@ -284,7 +288,7 @@ impl Wanted {
 ///
 /// # Errors
 /// A process failed, or no contest has such a name.
-pub fn run(wanted: Wanted, only: &str, processors: &Processors) -> Result<Vec<Outcome>, Failure> {
+pub fn run(wanted: RoundCounts, only: &str, processors: &Processors) -> Result<Vec<Outcome>, Failure> {
     let (contests, others): (Vec<_>, Vec<_>) =
         rows::contests().into_iter().partition(|contest| contest.name.contains(only));
     if contests.is_empty() {
@@ -295,7 +299,7 @@ pub fn run(wanted: Wanted, only: &str, processors: &Processors) -> Result<Vec<Ou
             names.join("; ")
         )));
     }
-    let files = Files::new()?;
+    let files = KeyFiles::new()?;
     let mut outcomes: Vec<Outcome> = contests.iter().map(|contest| Outcome::new(contest, processors)).collect();
     for attempt in 1..=wanted.tries {
         let mut measured = 0;
@@ -341,9 +345,9 @@ mod tests {
     #[test]
     fn near_rounds_end_a_contest_and_far_ones_only_fill_their_column() {
         let processors = Processors::of_this_machine();
-        let contest = rows::contests().into_iter().find(|contest| matches!(contest.theirs, Theirs::Nobody));
+        let contest = rows::contests().into_iter().find(|contest| matches!(contest.theirs, Competitor::Nobody));
         let mut outcome = Outcome::new(&contest.expect("a contest without a competitor exists"), &processors);
-        let wanted = Wanted { rounds: 2, tries: 5 };
+        let wanted = RoundCounts { rounds: 2, tries: 5 };
         let round = |ns: f64| Round { theirs: None, ours: 1.0.into(), probes_ns: Some([90.0, ns]) };
         let far = || Round { probes_ns: Some([300.0; 2]), ..round(300.0) };
         outcome.add(far());

@@ -18,7 +18,7 @@ use crate::pingpong::server::LISTENING;
 
 /// The transport of the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Carrier {
+pub enum DatagramTransport {
     /// Sockets
     Udp,
     /// This library
@@ -27,7 +27,7 @@ pub enum Carrier {
 
 /// The kind of exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub enum DatagramExchange {
     /// Datagrams back and forth, one at a time
     Echo,
     /// Datagrams one way, as fast as they can be sent; those that arrive count
@@ -46,13 +46,13 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// The result of a flood: bytes, and the time from the first datagram to the last.
 #[derive(Debug, Default)]
-struct Came {
+struct FloodResult {
     bytes: u64,
     first: Option<Instant>,
     nanos: u64,
 }
 
-impl Came {
+impl FloodResult {
     fn add(&mut self, len: usize) {
         self.bytes += len as u64;
     }
@@ -82,18 +82,18 @@ fn figure(answer: &[u8]) -> Option<f64> {
 ///
 /// # Errors
 /// A system call failed.
-pub fn serve(carrier: Carrier, kind: Kind) -> Result<(), Failure> {
+pub fn serve(carrier: DatagramTransport, kind: DatagramExchange) -> Result<(), Failure> {
     match (carrier, kind) {
-        (Carrier::Udp, Kind::Echo) => echo_on_socket().map_err(Failure::new),
-        (Carrier::Udp, Kind::Flood) => drain_socket().map_err(Failure::new),
-        (Carrier::Reactor, _) => {
+        (DatagramTransport::Udp, DatagramExchange::Echo) => echo_on_socket().map_err(Failure::new),
+        (DatagramTransport::Udp, DatagramExchange::Flood) => drain_socket().map_err(Failure::new),
+        (DatagramTransport::Reactor, _) => {
             let mut reactor = reactor()?;
             let mut datagrams = reactor.context();
             let mut datagrams = datagrams.datagrams();
             let endpoint = datagrams.open(([127, 0, 0, 1], 0).into(), options()).map_err(Failure::new)?;
             let address = datagrams.address(endpoint).ok_or_else(|| Failure::new("the endpoint has no address"))?;
             println!("{LISTENING}{address}");
-            reactor.run(&mut Server { kind, came: Came::default(), last: None }).map_err(Failure::new)
+            reactor.run(&mut DatagramServer { kind, came: FloodResult::default(), last: None }).map_err(Failure::new)
         }
     }
 }
@@ -102,11 +102,17 @@ pub fn serve(carrier: Carrier, kind: Kind) -> Result<(), Failure> {
 ///
 /// # Errors
 /// A system call failed.
-pub fn measure(carrier: Carrier, kind: Kind, server: SocketAddr, size: usize, count: u64) -> Result<f64, Failure> {
+pub fn measure(
+    carrier: DatagramTransport,
+    kind: DatagramExchange,
+    server: SocketAddr,
+    size: usize,
+    count: u64,
+) -> Result<f64, Failure> {
     match (carrier, kind) {
-        (Carrier::Udp, Kind::Echo) => ask_on_socket(server, size, count).map_err(Failure::new),
-        (Carrier::Udp, Kind::Flood) => flood_socket(server, size, count).map_err(Failure::new),
-        (Carrier::Reactor, _) => {
+        (DatagramTransport::Udp, DatagramExchange::Echo) => ask_on_socket(server, size, count).map_err(Failure::new),
+        (DatagramTransport::Udp, DatagramExchange::Flood) => flood_socket(server, size, count).map_err(Failure::new),
+        (DatagramTransport::Reactor, _) => {
             let mut reactor = reactor()?;
             let mut context = reactor.context();
             let mut datagrams = context.datagrams();
@@ -114,7 +120,8 @@ pub fn measure(carrier: Carrier, kind: Kind, server: SocketAddr, size: usize, co
             datagrams.find_peer(endpoint, server).map_err(Failure::new)?;
             let half_rtt = Histogram::new(3).map_err(Failure::new)?;
             let (bytes, sent_at, warmup) = (vec![7; size], Instant::now(), count / 10);
-            let mut client = Client { kind, to: None, bytes, count, done: 0, warmup, sent_at, half_rtt, result: None };
+            let mut client =
+                DatagramClient { kind, to: None, bytes, count, done: 0, warmup, sent_at, half_rtt, result: None };
             reactor.run(&mut client).map_err(Failure::new)?;
             client.result.unwrap_or_else(|| Err(Failure::new("the client was stopped")))
         }
@@ -165,7 +172,7 @@ fn ask_on_socket(server: SocketAddr, size: usize, count: u64) -> io::Result<f64>
 fn drain_socket() -> io::Result<()> {
     let (socket, mut buffers) = (socket()?, vec![[0; 8192]; BATCH]);
     println!("{LISTENING}{}", socket.local_addr()?);
-    let mut came = Came::default();
+    let mut came = FloodResult::default();
     loop {
         let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);
         let mut slices: Vec<_> = buffers.iter_mut().map(|buffer| [IoSliceMut::new(buffer)]).collect();
@@ -228,14 +235,14 @@ fn options() -> EndpointOptions {
     EndpointOptions::new().receive_depth(RECEIVES).send_depth(SENDS)
 }
 
-struct Server {
-    kind: Kind,
-    came: Came,
+struct DatagramServer {
+    kind: DatagramExchange,
+    came: FloodResult,
     /// The only sender.
     last: Option<(Origin, PeerId)>,
 }
 
-impl Server {
+impl DatagramServer {
     fn answer(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, to: Origin, payload: &[u8]) {
         let known = self.last.filter(|(origin, _)| *origin == to).map(|(_, peer)| peer);
         let Some(peer) = known.or_else(|| cx.datagrams().peer_of(endpoint, &to).ok()) else { return };
@@ -245,19 +252,19 @@ impl Server {
     }
 }
 
-impl Handler for Server {
+impl Handler for DatagramServer {
     fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
         Some(self)
     }
 }
 
-impl DatagramHandler for Server {
+impl DatagramHandler for DatagramServer {
     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {
         let origin = datagram.origin();
         match (self.kind, datagram.len()) {
-            (Kind::Echo, _) => self.answer(cx, endpoint, origin, &datagram),
-            (Kind::Flood, END) => self.answer(cx, endpoint, origin, &self.came.to_bytes()),
-            (Kind::Flood, len) => {
+            (DatagramExchange::Echo, _) => self.answer(cx, endpoint, origin, &datagram),
+            (DatagramExchange::Flood, END) => self.answer(cx, endpoint, origin, &self.came.to_bytes()),
+            (DatagramExchange::Flood, len) => {
                 self.came.add(len);
                 self.came.mark();
             }
@@ -265,8 +272,8 @@ impl DatagramHandler for Server {
     }
 }
 
-struct Client {
-    kind: Kind,
+struct DatagramClient {
+    kind: DatagramExchange,
     to: Option<(EndpointId, PeerId)>,
     bytes: Vec<u8>,
     count: u64,
@@ -278,7 +285,7 @@ struct Client {
     result: Option<Result<f64, Failure>>,
 }
 
-impl Client {
+impl DatagramClient {
     fn end(&mut self, cx: &mut Context<'_>, result: Result<f64, Failure>) {
         self.result.get_or_insert(result);
         cx.stop();
@@ -305,7 +312,7 @@ impl Client {
     }
 }
 
-impl Handler for Client {
+impl Handler for DatagramClient {
     fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
         Some(self)
     }
@@ -315,7 +322,7 @@ impl Handler for Client {
     }
 }
 
-impl DatagramHandler for Client {
+impl DatagramHandler for DatagramClient {
     fn on_peer(
         &mut self,
         cx: &mut Context<'_>,
@@ -328,13 +335,13 @@ impl DatagramHandler for Client {
             Err(error) => return self.end(cx, Err(Failure::new(error))),
         }
         match self.kind {
-            Kind::Echo => self.ask(cx),
-            Kind::Flood => self.flood(cx),
+            DatagramExchange::Echo => self.ask(cx),
+            DatagramExchange::Flood => self.flood(cx),
         }
     }
 
     fn on_datagram(&mut self, cx: &mut Context<'_>, _: EndpointId, datagram: Datagram<'_>) {
-        if self.kind == Kind::Flood {
+        if self.kind == DatagramExchange::Flood {
             let result = figure(&datagram).ok_or_else(|| Failure::new("an answer without a figure"));
             return self.end(cx, result);
         }
@@ -353,7 +360,7 @@ impl DatagramHandler for Client {
     }
 
     fn on_datagram_writable(&mut self, cx: &mut Context<'_>, _: EndpointId) {
-        if self.kind == Kind::Flood {
+        if self.kind == DatagramExchange::Flood {
             self.flood(cx);
         }
     }

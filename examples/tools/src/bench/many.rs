@@ -30,7 +30,7 @@ const BATCH: usize = 1024;
 
 /// The transport of the echoes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Carrier {
+pub enum EchoTransport {
     /// This library
     Reactor,
     /// Bare TCP
@@ -41,11 +41,11 @@ pub enum Carrier {
 ///
 /// # Errors
 /// A system call failed.
-pub fn serve(carrier: Carrier) -> Result<(), Failure> {
+pub fn serve(carrier: EchoTransport) -> Result<(), Failure> {
     permit_many()?;
     match carrier {
-        Carrier::Reactor => pair::serve(reactor()?, &mut Server),
-        Carrier::Tcp => answer_on_sockets().map_err(Failure::new),
+        EchoTransport::Reactor => pair::serve(reactor()?, &mut EchoServer),
+        EchoTransport::Tcp => answer_on_sockets().map_err(Failure::new),
     }
 }
 
@@ -53,12 +53,12 @@ pub fn serve(carrier: Carrier) -> Result<(), Failure> {
 ///
 /// # Errors
 /// A system call failed, or the server went away.
-pub fn measure(carrier: Carrier, server: SocketAddr, connections: u32, count: u64) -> Result<f64, Failure> {
+pub fn measure(carrier: EchoTransport, server: SocketAddr, connections: u32, count: u64) -> Result<f64, Failure> {
     permit_many()?;
-    let pace = Pace::new(connections, count);
+    let pace = EchoRate::new(connections, count);
     match carrier {
-        Carrier::Reactor => ask_on_reactor(server, connections, pace),
-        Carrier::Tcp => ask_on_sockets(server, connections, pace).map_err(Failure::new),
+        EchoTransport::Reactor => ask_on_reactor(server, connections, pace),
+        EchoTransport::Tcp => ask_on_sockets(server, connections, pace).map_err(Failure::new),
     }
 }
 
@@ -69,14 +69,14 @@ fn permit_many() -> Result<(), Failure> {
 }
 
 /// Counts echoes, and measures the time of all but the first ones.
-struct Pace {
+struct EchoRate {
     echoes: u64,
     warmup: u64,
     last: u64,
     started: Instant,
 }
 
-impl Pace {
+impl EchoRate {
     fn new(connections: u32, count: u64) -> Self {
         let warmup = (count / 10).max(connections.into());
         Self { echoes: 0, warmup, last: warmup + count, started: Instant::now() }
@@ -105,9 +105,9 @@ fn reactor() -> Result<Reactor, Failure> {
     Reactor::new(config.receive_depth(8).send_depth(8).buffer_size(1024)).map_err(Failure::new)
 }
 
-struct Server;
+struct EchoServer;
 
-impl Handler for Server {
+impl Handler for EchoServer {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         // The window is open, because only one message is in flight.
         if cx.send(conn, &message).is_err() {
@@ -116,16 +116,16 @@ impl Handler for Server {
     }
 }
 
-struct Client {
+struct EchoClient {
     /// The established connections, until all are.
     up: Vec<ConnectionId>,
     wanted: usize,
-    pace: Pace,
+    pace: EchoRate,
     /// Echoes per second, or the failure.
     result: Option<Result<f64, Failure>>,
 }
 
-impl Client {
+impl EchoClient {
     fn end(&mut self, cx: &mut Context<'_>, result: Result<f64, Failure>) {
         self.result.get_or_insert(result);
         cx.stop();
@@ -138,7 +138,7 @@ impl Client {
     }
 }
 
-impl Handler for Client {
+impl Handler for EchoClient {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.up.push(conn);
         if self.up.len() == self.wanted {
@@ -164,10 +164,10 @@ impl Handler for Client {
     }
 }
 
-fn ask_on_reactor(server: SocketAddr, connections: u32, pace: Pace) -> Result<f64, Failure> {
+fn ask_on_reactor(server: SocketAddr, connections: u32, pace: EchoRate) -> Result<f64, Failure> {
     let mut reactor = reactor()?;
     let wanted = connections as usize;
-    let mut client = Client { up: Vec::with_capacity(wanted), wanted, pace, result: None };
+    let mut client = EchoClient { up: Vec::with_capacity(wanted), wanted, pace, result: None };
     for _ in 0..connections {
         reactor.context().connect(server).map_err(Failure::new)?;
     }
@@ -246,7 +246,7 @@ fn accept(poll: &Poll, listener: &TcpListener, sockets: &mut Vec<Socket>) -> io:
     }
 }
 
-fn ask_on_sockets(server: SocketAddr, connections: u32, mut pace: Pace) -> io::Result<f64> {
+fn ask_on_sockets(server: SocketAddr, connections: u32, mut pace: EchoRate) -> io::Result<f64> {
     let (mut poll, mut events) = (Poll::new()?, Events::with_capacity(BATCH));
     let mut sockets = Vec::with_capacity(connections as usize);
     for place in 0..connections as usize {
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_last_echo_ends_the_measurement() {
-        let mut pace = Pace::new(3, 10);
+        let mut pace = EchoRate::new(3, 10);
         assert!((0..12).all(|_| pace.echo().is_none()));
         assert!(pace.echo().is_some_and(|rate| rate > 0.0));
     }

@@ -48,9 +48,9 @@ fn lengths() -> impl Iterator<Item = usize> {
     })
 }
 
-struct Server;
+struct MixServer;
 
-impl Handler for Server {
+impl Handler for MixServer {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         // The window is open, because only one request is in flight.
         if cx.send(conn, &message).is_err() {
@@ -64,11 +64,11 @@ impl Handler for Server {
 /// # Errors
 /// A system call failed.
 pub fn serve(buffers: Buffers) -> Result<(), Failure> {
-    pair::serve(reactor(buffers)?, &mut Server)
+    pair::serve(reactor(buffers)?, &mut MixServer)
 }
 
 /// Sends a request after the answer to the last one.
-struct Client {
+struct MixClient {
     lengths: Vec<usize>,
     /// Number of answers so far, and below it the number that is not measured.
     answers: usize,
@@ -79,7 +79,7 @@ struct Client {
     result: Option<Result<f64, Failure>>,
 }
 
-impl Client {
+impl MixClient {
     fn request(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         match cx.send(conn, &self.bytes[..self.lengths[self.answers]]) {
             Ok(_) | Err(SendErrorKind::WouldBlock(_)) => {}
@@ -93,7 +93,7 @@ impl Client {
     }
 }
 
-impl Handler for Client {
+impl Handler for MixClient {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.request(cx, conn);
     }
@@ -137,7 +137,7 @@ impl Handler for Client {
 pub fn measure(buffers: Buffers, server: SocketAddr, count: usize) -> Result<f64, Failure> {
     let mut reactor = reactor(buffers)?;
     let warmup = count.div_ceil(10);
-    let mut client = Client {
+    let mut client = MixClient {
         lengths: lengths().take(warmup + count).collect(),
         answers: 0,
         warmup,

@@ -41,20 +41,20 @@ use crate::pingpong::file::ResultFile;
 use crate::pingpong::output::Output;
 use crate::secure::SecurityArgs;
 
-use self::contest::Wanted;
+use self::contest::RoundCounts;
 use self::distance::{Distance, NEAR_BELOW_NS};
 use self::machine::Times;
-use self::many::Carrier;
+use self::many::EchoTransport;
 use self::mix::Buffers;
 use self::one_sided::Operation;
 use self::outcome::Outcome;
 use self::pair::Processors;
-use self::tcp::Kind;
+use self::tcp::TcpExchange;
 
 /// Compares the cost of rdma-reactor with that of bare TCP and of programs of other projects on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "bench", version)]
-struct Cli {
+struct BenchArgs {
     /// Rounds per figure, of which the median counts: this many with near processors, and as many with far ones
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -80,17 +80,17 @@ struct Cli {
     #[arg(long)]
     check: bool,
     #[command(subcommand)]
-    role: Option<Role>,
+    role: Option<ChildCommand>,
 }
 
 /// The internal commands, which this program runs as child processes.
 #[derive(Debug, Subcommand)]
-enum Role {
+enum ChildCommand {
     /// One side of bare TCP, the server
     #[command(hide = true)]
     TcpServer {
         /// The work to do.
-        kind: Kind,
+        kind: TcpExchange,
         /// Length of a message, or of one read, bytes.
         size: usize,
     },
@@ -98,7 +98,7 @@ enum Role {
     #[command(hide = true)]
     TcpClient {
         /// The work to do.
-        kind: Kind,
+        kind: TcpExchange,
         /// Address of the server.
         address: SocketAddr,
         /// Length of a message, or of one write, bytes.
@@ -126,13 +126,13 @@ enum Role {
     #[command(hide = true)]
     ManyServer {
         /// The transport of the echoes.
-        carrier: Carrier,
+        carrier: EchoTransport,
     },
     /// The side of echoes on many connections that requests
     #[command(hide = true)]
     ManyClient {
         /// The transport of the echoes.
-        carrier: Carrier,
+        carrier: EchoTransport,
         /// Address of the server.
         address: SocketAddr,
         /// Number of connections.
@@ -157,17 +157,17 @@ enum Role {
     #[command(hide = true)]
     DatagramsServer {
         /// The transport of the datagrams.
-        carrier: datagrams::Carrier,
+        carrier: datagrams::DatagramTransport,
         /// The kind of exchange.
-        kind: datagrams::Kind,
+        kind: datagrams::DatagramExchange,
     },
     /// The side of datagrams that sends
     #[command(hide = true)]
     DatagramsClient {
         /// The transport of the datagrams.
-        carrier: datagrams::Carrier,
+        carrier: datagrams::DatagramTransport,
         /// The kind of exchange.
-        kind: datagrams::Kind,
+        kind: datagrams::DatagramExchange,
         /// Address of the server.
         address: SocketAddr,
         /// Length of a datagram, bytes.
@@ -202,31 +202,33 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         args.remove(0);
         return pingpong::main(args);
     }
-    let cli = Cli::parse_from(args);
+    let cli = BenchArgs::parse_from(args);
     let result = match cli.role {
         None => run(&cli),
-        Some(Role::TcpServer { kind, size }) => {
+        Some(ChildCommand::TcpServer { kind, size }) => {
             tcp::serve(kind, size).map(|()| ExitCode::SUCCESS).map_err(Failure::new)
         }
-        Some(Role::TcpClient { kind, address, size, iterations }) => {
+        Some(ChildCommand::TcpClient { kind, address, size, iterations }) => {
             print(tcp::measure(kind, address, size, iterations).map_err(Failure::new))
         }
-        Some(Role::MixServer { buffers }) => mix::serve(buffers).map(|()| ExitCode::SUCCESS),
-        Some(Role::MixClient { buffers, address, count }) => print(mix::measure(buffers, address, count)),
-        Some(Role::ManyServer { carrier }) => many::serve(carrier).map(|()| ExitCode::SUCCESS),
-        Some(Role::ManyClient { carrier, address, connections, count }) => {
+        Some(ChildCommand::MixServer { buffers }) => mix::serve(buffers).map(|()| ExitCode::SUCCESS),
+        Some(ChildCommand::MixClient { buffers, address, count }) => print(mix::measure(buffers, address, count)),
+        Some(ChildCommand::ManyServer { carrier }) => many::serve(carrier).map(|()| ExitCode::SUCCESS),
+        Some(ChildCommand::ManyClient { carrier, address, connections, count }) => {
             print(many::measure(carrier, address, connections, count))
         }
-        Some(Role::DatagramsServer { carrier, kind }) => datagrams::serve(carrier, kind).map(|()| ExitCode::SUCCESS),
-        Some(Role::DatagramsClient { carrier, kind, address, size, count }) => {
+        Some(ChildCommand::DatagramsServer { carrier, kind }) => {
+            datagrams::serve(carrier, kind).map(|()| ExitCode::SUCCESS)
+        }
+        Some(ChildCommand::DatagramsClient { carrier, kind, address, size, count }) => {
             print(datagrams::measure(carrier, kind, address, size, count))
         }
-        Some(Role::OneSidedServer) => one_sided::serve().map(|()| ExitCode::SUCCESS).map_err(Failure::new),
-        Some(Role::OneSidedClient { operation, address, iterations }) => {
+        Some(ChildCommand::OneSidedServer) => one_sided::serve().map(|()| ExitCode::SUCCESS).map_err(Failure::new),
+        Some(ChildCommand::OneSidedClient { operation, address, iterations }) => {
             print(one_sided::measure(operation, address, iterations).map_err(Failure::new))
         }
-        Some(Role::ConnectionsServer { security }) => secured::serve(&security).map(|()| ExitCode::SUCCESS),
-        Some(Role::ConnectionsClient { address, count, security }) => {
+        Some(ChildCommand::ConnectionsServer { security }) => secured::serve(&security).map(|()| ExitCode::SUCCESS),
+        Some(ChildCommand::ConnectionsClient { address, count, security }) => {
             print(secured::measure(&security, address, count))
         }
     };
@@ -241,7 +243,7 @@ fn print(figure: Result<f64, Failure>) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run(cli: &Cli) -> Result<ExitCode, Failure> {
+fn run(cli: &BenchArgs) -> Result<ExitCode, Failure> {
     let to_stdout = cli.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let mut out = if to_stdout { Output::stderr() } else { Output::stdout() };
     let file = match &cli.json {
@@ -253,7 +255,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     let by_connections = picture("--connections-svg", &cli.connections_svg)?;
     let by_quantile = picture("--open-loop-svg", &cli.open_loop_svg)?;
     let processors = Processors::of_this_machine();
-    let wanted = Wanted { rounds: cli.rounds as usize, tries: cli.tries as usize };
+    let wanted = RoundCounts { rounds: cli.rounds as usize, tries: cli.tries as usize };
     let before = Times::now();
     let outcomes = contest::run(wanted, cli.only.as_deref().unwrap_or_default(), &processors)?;
     let after = Times::now();
@@ -328,8 +330,8 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-        let cli = Cli::try_parse_from(["bench"]).unwrap();
+        BenchArgs::command().debug_assert();
+        let cli = BenchArgs::try_parse_from(["bench"]).unwrap();
         assert_eq!((cli.rounds, cli.tries), (5, 40));
     }
 }

@@ -40,13 +40,13 @@ const WINDOW: usize = DEPTH as usize * CHUNK;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One side: a provider that is polled in a loop.
-struct Side {
+struct PolledProvider {
     station: Station,
     cq: CqId,
     done: Vec<WorkCompletion>,
 }
 
-impl Side {
+impl PolledProvider {
     fn new() -> io::Result<Self> {
         let iwarp = Iwarp::new(IwarpConfig::default(), TcpNet::new()?, system_entropy()).map_err(io::Error::other)?;
         let mut station = Station::new(Box::new(iwarp), WINDOW)?;
@@ -100,7 +100,7 @@ impl Side {
 /// # Errors
 /// A system call failed.
 pub fn serve() -> io::Result<()> {
-    let mut side = Side::new()?;
+    let mut side = PolledProvider::new()?;
     let listener = side
         .station
         .provider()
@@ -133,7 +133,7 @@ pub fn serve() -> io::Result<()> {
 /// # Errors
 /// A system call failed, or the server went away.
 pub fn measure(operation: Operation, server: SocketAddr, iterations: u64) -> io::Result<f64> {
-    let mut side = Side::new()?;
+    let mut side = PolledProvider::new()?;
     let region = side.station.expose(DEVICE, Access::LOCAL_WRITE).map_err(io::Error::other)?;
     side.station.use_key(region.local_key);
     let id = side
@@ -160,7 +160,7 @@ pub fn measure(operation: Operation, server: SocketAddr, iterations: u64) -> io:
     }
 }
 
-fn words(side: &mut Side, qp: QpId, remote: RemoteAddress, iterations: u64) -> io::Result<f64> {
+fn words(side: &mut PolledProvider, qp: QpId, remote: RemoteAddress, iterations: u64) -> io::Result<f64> {
     let mut half_rtt = Histogram::<u64>::new(3).map_err(io::Error::other)?;
     let warmup = iterations / 10;
     for iteration in 0..warmup + iterations {
@@ -178,7 +178,7 @@ fn words(side: &mut Side, qp: QpId, remote: RemoteAddress, iterations: u64) -> i
 }
 
 fn chunks(
-    side: &mut Side,
+    side: &mut PolledProvider,
     qp: QpId,
     remote: RemoteAddress,
     iterations: u64,

@@ -7,13 +7,13 @@ use std::time::Instant;
 use crate::pingpong::failure::Failure;
 
 use super::pair::{self, Processors};
-use super::secured::Files;
+use super::secured::KeyFiles;
 
 /// Sends zeros from `openssl s_client` to `openssl s_server`. Returns Gbit/s, the handshake included.
 ///
 /// # Errors
 /// One of the two processes failed.
-pub fn measure(processors: &Processors, files: &Files, bytes: u64) -> Result<f64, Failure> {
+pub fn measure(processors: &Processors, files: &KeyFiles, bytes: u64) -> Result<f64, Failure> {
     let failed = |what: &str, why: &dyn std::fmt::Display| Failure::new(format!("openssl: {what}: {why}"));
     let io = |what: &'static str| move |error: std::io::Error| failed(what, &error);
     let zeros = files.zeros(bytes).map_err(io("a file of zeros"))?;

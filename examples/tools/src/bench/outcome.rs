@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::contest::{Contest, Place};
+use super::contest::{Contest, PlotPoint};
 use super::distance::Distance;
 use super::pair::Processors;
 use super::sample::{Sample, Tail};
-use super::target::Target;
+use super::target::RowTarget;
 
 /// A round.
 #[derive(Clone, Debug)]
@@ -27,10 +27,10 @@ pub struct Outcome {
     /// The name of the contest.
     pub name: String,
     /// Its position in a picture.
-    pub place: Option<Place>,
+    pub place: Option<PlotPoint>,
     /// The name of the competitor; empty if there is none.
     pub against: &'static str,
-    target: Target,
+    target: RowTarget,
     /// The distance that the target is for, if it is for one.
     wanted_at: Option<Distance>,
     /// The command line of a program of another project.
@@ -98,14 +98,14 @@ impl Outcome {
 
     /// Returns the median of one side's figures.
     #[must_use]
-    pub fn median(&self, side: Side, distance: Distance) -> Option<f64> {
+    pub fn median(&self, side: ContestSide, distance: Distance) -> Option<f64> {
         median(self.samples(side, distance).map(|sample| sample.figure))
     }
 
-    fn samples(&self, side: Side, distance: Distance) -> impl Iterator<Item = &Sample> {
+    fn samples(&self, side: ContestSide, distance: Distance) -> impl Iterator<Item = &Sample> {
         self.at(distance).iter().filter_map(move |round| match side {
-            Side::Theirs => round.theirs.as_ref(),
-            Side::Ours => Some(&round.ours),
+            ContestSide::Theirs => round.theirs.as_ref(),
+            ContestSide::Ours => Some(&round.ours),
         })
     }
 
@@ -119,14 +119,14 @@ impl Outcome {
     /// Returns the processor time for each message of this library, us: of the client and of the server.
     fn processor_us(&self, distance: Distance) -> Option<[f64; 2]> {
         let of = |side: usize| {
-            median(self.samples(Side::Ours, distance).filter_map(|sample| Some(sample.processor_us?[side])))
+            median(self.samples(ContestSide::Ours, distance).filter_map(|sample| Some(sample.processor_us?[side])))
         };
         Some([of(0)?, of(1)?])
     }
 
     /// Returns the quantiles of an open loop, us.
     #[must_use]
-    pub fn tail(&self, side: Side, distance: Distance) -> Option<Tail> {
+    pub fn tail(&self, side: ContestSide, distance: Distance) -> Option<Tail> {
         let of = |place: usize| median(self.samples(side, distance).filter_map(|sample| Some(sample.tail?[place])));
         Some([of(0)?, of(1)?, of(2)?, of(3)?])
     }
@@ -135,7 +135,7 @@ impl Outcome {
     #[must_use]
     pub fn is_met(&self) -> bool {
         let Some(distance) = self.counted() else { return true };
-        let ours = self.median(Side::Ours, distance);
+        let ours = self.median(ContestSide::Ours, distance);
         self.skipped.is_some()
             || ours.is_none_or(|ours| self.target.is_met(ours, median(self.ratios(distance).into_iter())))
     }
@@ -151,13 +151,13 @@ impl Outcome {
             };
             let probes = self.at(distance).iter().map(|round| round.probes_ns);
             json!({
-                "other": self.median(Side::Theirs, distance),
-                "rdma_reactor": self.median(Side::Ours, distance),
+                "other": self.median(ContestSide::Theirs, distance),
+                "rdma_reactor": self.median(ContestSide::Ours, distance),
                 "ratio": median(self.ratios(distance).into_iter()),
-                "other_rounds": figures(Side::Theirs),
-                "rdma_reactor_rounds": figures(Side::Ours),
-                "other_tail_us": tail(Side::Theirs),
-                "rdma_reactor_tail_us": tail(Side::Ours),
+                "other_rounds": figures(ContestSide::Theirs),
+                "rdma_reactor_rounds": figures(ContestSide::Ours),
+                "other_tail_us": tail(ContestSide::Theirs),
+                "rdma_reactor_tail_us": tail(ContestSide::Ours),
                 "processor_us_per_message": self
                     .processor_us(distance)
                     .map(|[client, server]| json!({ "client": client, "server": server })),
@@ -194,7 +194,12 @@ impl Outcome {
         for &distance in columns {
             let median_of = |side| self.median(side, distance).map(|figure| self.target.cell(figure));
             let processor = self.processor_us(distance).map(|[client, server]| format!("{client:.2} + {server:.2}"));
-            let all = [median_of(Side::Theirs), median_of(Side::Ours), spread(&self.ratios(distance)), processor];
+            let all = [
+                median_of(ContestSide::Theirs),
+                median_of(ContestSide::Ours),
+                spread(&self.ratios(distance)),
+                processor,
+            ];
             cells.extend(all.into_iter().map(Option::unwrap_or_default));
         }
         cells.push(self.mixed.to_string());
@@ -207,19 +212,20 @@ impl Outcome {
     /// Formats the rows of the table of open loops.
     pub fn tail_rows(&self, columns: &[Distance]) -> Vec<String> {
         let of = |distance: Distance, side| {
-            let name = if side == Side::Theirs { self.against } else { "rdma-reactor" };
+            let name = if side == ContestSide::Theirs { self.against } else { "rdma-reactor" };
             let tail = self.tail(side, distance)?;
             let first = [self.name.clone(), name.into(), distance.to_string()];
             Some(line(&first.into_iter().chain(tail.map(|us| format!("{us:.1} us"))).collect::<Vec<_>>()))
         };
-        let both = columns.iter().flat_map(|&distance| [(distance, Side::Theirs), (distance, Side::Ours)]);
+        let both =
+            columns.iter().flat_map(|&distance| [(distance, ContestSide::Theirs), (distance, ContestSide::Ours)]);
         both.filter_map(|(distance, side)| of(distance, side)).collect()
     }
 }
 
 /// A side of a contest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum ContestSide {
     /// The competitor.
     Theirs,
     /// This library.
@@ -275,7 +281,7 @@ mod tests {
         Round { theirs: Some(theirs.into()), ours, probes_ns: Some([ns; 2]) }
     }
 
-    fn outcome(target: Target, wanted_at: Option<Distance>, rounds: Vec<Round>) -> Outcome {
+    fn outcome(target: RowTarget, wanted_at: Option<Distance>, rounds: Vec<Round>) -> Outcome {
         let mut outcome = Outcome {
             name: "64 B".into(),
             place: None,
@@ -303,7 +309,7 @@ mod tests {
     fn a_ratio_is_of_rounds_not_of_medians() {
         let (theirs, ours) = ([4.0, 4.0, 4.0, 6.0, 6.0], [5.0, 8.0, 5.0, 7.5, 7.5]);
         let rounds = theirs.into_iter().zip(ours).map(|(theirs, ours)| round(theirs, ours, 90.0));
-        let outcome = outcome(Target::TimesLatency(1.3), None, rounds.collect());
+        let outcome = outcome(RowTarget::TimesLatency(1.3), None, rounds.collect());
         assert_eq!(spread(&outcome.ratios(Distance::Near)).unwrap(), "1.25 (1.25 to 2.00)");
         assert!(outcome.is_met());
     }
@@ -312,7 +318,7 @@ mod tests {
     fn near_and_far_rounds_are_apart_and_mixed_ones_are_dropped() {
         let mixed = Round { probes_ns: Some([90.0, 300.0]), ..round(1.0, 9.0, 90.0) };
         let rounds = vec![round(4.0, 5.0, 90.0), round(8.0, 16.0, 300.0), mixed];
-        let both = outcome(Target::TimesLatency(1.3), None, rounds.clone());
+        let both = outcome(RowTarget::TimesLatency(1.3), None, rounds.clone());
         assert_eq!(both.note(&rounds[0]), "64 B: UCX: 4.00 us, ours: 5.00 us (near)");
         assert!(both.note(&rounds[2]).ends_with("(mixed)"));
         let columns = [Distance::Near, Distance::Far];
@@ -323,9 +329,9 @@ mod tests {
         let json = both.json();
         assert_eq!((&json["mixed"], &json["counted"], &json["met"]), (&1.into(), &"near".into(), &true.into()));
         assert_eq!(json["rounds"]["far"]["ratio"], 2.0);
-        let far = outcome(Target::TimesLatency(1.3), Some(Distance::Far), rounds.clone());
+        let far = outcome(RowTarget::TimesLatency(1.3), Some(Distance::Far), rounds.clone());
         assert!(!far.is_met() && far.row(&columns).ends_with("| <= 1.3, missed |"));
-        let near_only = outcome(Target::Latency(1.5), Some(Distance::Far), rounds[..1].to_vec());
+        let near_only = outcome(RowTarget::Latency(1.5), Some(Distance::Far), rounds[..1].to_vec());
         assert!(near_only.is_met() && near_only.row(&columns).ends_with("| <= 1.5 us, not measured |"));
     }
 
@@ -334,7 +340,7 @@ mod tests {
         let tail = |values| Sample { figure: 2.0, processor_us: None, tail: Some(values) };
         let (theirs, ours) = (tail([1.0, 2.0, 3.0, 4.0]), tail([5.0, 6.0, 7.0, 8.0]));
         let rounds = vec![Round { theirs: Some(theirs), ours, probes_ns: None }];
-        let outcome = outcome(Target::Figure("us"), None, rounds);
+        let outcome = outcome(RowTarget::Figure("us"), None, rounds);
         let wanted = "| 64 B | rdma-reactor | one processor | 5.0 us | 6.0 us | 7.0 us | 8.0 us |";
         assert_eq!(outcome.tail_rows(&[Distance::Unknown])[1], wanted);
         assert_eq!(outcome.json()["rounds"]["one processor"]["other_tail_us"]["p999"], 3.0);

@@ -46,7 +46,7 @@ impl Ucx {
 /// A program of another project, with its work. In the command lines, `PORT` stands for the
 /// port that both sides use, and `SERVER` and `CLIENT` for the numbers of the two processors.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct PeerProgram {
     name: &'static str,
     program: &'static str,
     server: String,
@@ -61,7 +61,7 @@ pub struct Peer {
     keeps_system_congestion: bool,
 }
 
-impl Peer {
+impl PeerProgram {
     /// Measures the half round trip of UCX, us: the median of the last
     /// 2,048. Both sides poll, or sleep if `flags` has `-E sleep`.
     #[must_use]
@@ -279,7 +279,7 @@ mod tests {
         };
     }
 
-    fn read(peer: &Peer, text: &str) -> Option<f64> {
+    fn read(peer: &PeerProgram, text: &str) -> Option<f64> {
         Some((peer.read)(text)? * peer.scale)
     }
 
@@ -289,29 +289,29 @@ mod tests {
             let found = found.expect("a figure");
             assert!((found / wanted - 1.0).abs() < 1e-6, "{found} is not {wanted}");
         };
-        same(read(&Peer::ucx_latency(Ucx::Tcp, 64, 10_000, ""), recorded!("ucx_latency.txt")), 5.518);
-        same(read(&Peer::ucx_rate(Ucx::Tcp, 64, 300_000), recorded!("ucx_rate.txt")), 363_766.0);
+        same(read(&PeerProgram::ucx_latency(Ucx::Tcp, 64, 10_000, ""), recorded!("ucx_latency.txt")), 5.518);
+        same(read(&PeerProgram::ucx_rate(Ucx::Tcp, 64, 300_000), recorded!("ucx_rate.txt")), 363_766.0);
         same(
-            read(&Peer::ucx_throughput(Ucx::Tcp, 64, 300_000), recorded!("ucx_rate.txt")),
+            read(&PeerProgram::ucx_throughput(Ucx::Tcp, 64, 300_000), recorded!("ucx_rate.txt")),
             363_766.0 * 64.0 * 8.0 / 1e9,
         );
-        same(read(&Peer::libfabric_latency("tcp", 64, 10_000), recorded!("libfabric_latency.txt")), 40.69);
-        same(read(&Peer::sockperf_latency(64), recorded!("sockperf_latency.txt")), 6.800);
-        same(read(&Peer::sockperf_rate(64), recorded!("sockperf_rate.txt")), 402_891.0);
+        same(read(&PeerProgram::libfabric_latency("tcp", 64, 10_000), recorded!("libfabric_latency.txt")), 40.69);
+        same(read(&PeerProgram::sockperf_latency(64), recorded!("sockperf_latency.txt")), 6.800);
+        same(read(&PeerProgram::sockperf_rate(64), recorded!("sockperf_rate.txt")), 402_891.0);
         let open_loop = recorded!("sockperf_open_loop.txt");
-        same(read(&Peer::sockperf_open_loop(None), open_loop), 27_492.0 / 0.548);
-        same(read(&Peer::sockperf_open_loop(Some(50_000)), open_loop), 33_873.407);
+        same(read(&PeerProgram::sockperf_open_loop(None), open_loop), 27_492.0 / 0.548);
+        same(read(&PeerProgram::sockperf_open_loop(Some(50_000)), open_loop), 33_873.407);
         assert_eq!(tail(open_loop), Some([4_026.665, 33_873.407, 35_964.229, 35_964.504]));
-        same(read(&Peer::iperf3(65_536), recorded!("iperf3.json")), 19.271355);
+        same(read(&PeerProgram::iperf3(65_536), recorded!("iperf3.json")), 19.271355);
     }
 
     #[test]
     fn no_figure_is_found_where_there_is_none() {
         let peers = [
-            Peer::ucx_rate(Ucx::Tcp, 64, 1),
-            Peer::libfabric_latency("tcp", 64, 1),
-            Peer::sockperf_rate(64),
-            Peer::iperf3(64),
+            PeerProgram::ucx_rate(Ucx::Tcp, 64, 1),
+            PeerProgram::libfabric_latency("tcp", 64, 1),
+            PeerProgram::sockperf_rate(64),
+            PeerProgram::iperf3(64),
         ];
         for text in ["", "\n", "connection refused", "{}", "iterations,overall_mr", "Message Rate is high"] {
             assert!(peers.iter().all(|peer| read(peer, text).is_none()), "{text:?}");
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_is_named_with_its_command() {
-        let peer = Peer { server: "false".into(), ..Peer::sockperf_rate(64) };
+        let peer = PeerProgram { server: "false".into(), ..PeerProgram::sockperf_rate(64) };
         let why = peer.measure(&Processors::of_this_machine()).unwrap_err().to_string();
         assert!(why.contains("false") && why.contains("exit status: 1"), "{why}");
     }

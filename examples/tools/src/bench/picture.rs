@@ -5,8 +5,8 @@ use plotters::style::RGBColor;
 use crate::pingpong::chart::{self, Line};
 use crate::pingpong::failure::Failure;
 
-use super::contest::Place;
-use super::outcome::{Outcome, Side};
+use super::contest::PlotPoint;
+use super::outcome::{ContestSide, Outcome};
 
 /// The colours of this library, of bare TCP, and of programs of other projects.
 const OURS: RGBColor = RGBColor(31, 96, 168);
@@ -21,14 +21,14 @@ const ONE_IN: [f64; 3] = [2.0, 100.0, 1000.0];
 /// # Errors
 /// No row with a size was measured.
 pub fn latency_by_size(outcomes: &[Outcome]) -> Result<String, Failure> {
-    let at = |place| if let Place::Size(size) = place { Some(size) } else { None };
+    let at = |place| if let PlotPoint::Size(size) = place { Some(size) } else { None };
     let of = |against, side| points(outcomes, against, at, side);
     let lines = [
-        ("rdma-reactor, median", of("bare TCP", Side::Ours), OURS),
-        ("bare TCP, median", of("bare TCP", Side::Theirs), BARE),
-        ("UCX, median", of("UCX", Side::Theirs), OTHERS),
-        ("rdma-reactor, mean", of("libfabric", Side::Ours), RGBColor(140, 180, 220)),
-        ("libfabric, mean", of("libfabric", Side::Theirs), RGBColor(60, 150, 80)),
+        ("rdma-reactor, median", of("bare TCP", ContestSide::Ours), OURS),
+        ("bare TCP, median", of("bare TCP", ContestSide::Theirs), BARE),
+        ("UCX, median", of("UCX", ContestSide::Theirs), OTHERS),
+        ("rdma-reactor, mean", of("libfabric", ContestSide::Ours), RGBColor(140, 180, 220)),
+        ("libfabric, mean", of("libfabric", ContestSide::Theirs), RGBColor(60, 150, 80)),
     ];
     let lines: Vec<_> = lines.into_iter().filter(|(_, points, _)| !points.is_empty()).collect();
     chart::by_size("TCP over the loopback, both sides spinning", "half round trip, us", &lines)
@@ -39,9 +39,9 @@ pub fn latency_by_size(outcomes: &[Outcome]) -> Result<String, Failure> {
 /// # Errors
 /// No row with connections was measured.
 pub fn rate_by_connections(outcomes: &[Outcome]) -> Result<String, Failure> {
-    let at = |place| if let Place::Connections(count) = place { Some(count) } else { None };
+    let at = |place| if let PlotPoint::Connections(count) = place { Some(count) } else { None };
     let of = |side| points(outcomes, "bare TCP", at, side);
-    let lines = [("rdma-reactor", of(Side::Ours), OURS), ("bare TCP", of(Side::Theirs), BARE)];
+    let lines = [("rdma-reactor", of(ContestSide::Ours), OURS), ("bare TCP", of(ContestSide::Theirs), BARE)];
     chart::by_connections("TCP over the loopback, both sides sleeping", "echoes of 64 B per second", &lines)
 }
 
@@ -54,14 +54,14 @@ pub fn open_loop(outcomes: &[Outcome]) -> Result<String, Failure> {
         let tail = outcomes.iter().find_map(|outcome| outcome.tail(side, outcome.counted()?))?;
         Some((name, ONE_IN.into_iter().zip(tail).collect(), color))
     };
-    let sides = [("rdma-reactor", Side::Ours, OURS), ("sockperf", Side::Theirs, OTHERS)];
+    let sides = [("rdma-reactor", ContestSide::Ours, OURS), ("sockperf", ContestSide::Theirs, OTHERS)];
     let lines: Vec<_> = sides.into_iter().filter_map(|(name, side, color)| of(name, side, color)).collect();
     chart::by_quantile("64 B on a schedule, TCP over the loopback", "round trip, us", &lines)
 }
 
 /// Returns the medians of the contests with this competitor that
 /// have a position in the picture, over the rounds that count.
-fn points(outcomes: &[Outcome], against: &str, at: fn(Place) -> Option<u32>, side: Side) -> Vec<(f64, f64)> {
+fn points(outcomes: &[Outcome], against: &str, at: fn(PlotPoint) -> Option<u32>, side: ContestSide) -> Vec<(f64, f64)> {
     let of_it = outcomes.iter().filter(|outcome| outcome.against == against);
     of_it
         .filter_map(|outcome| {

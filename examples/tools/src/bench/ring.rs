@@ -27,12 +27,12 @@ const END: u64 = u64::MAX;
 /// A message of 64 B, one cache line. Its number is part of it, and is written last and read first.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Slot {
+struct RingSlot {
     number: AtomicU64,
     payload: [AtomicU64; 7],
 }
 
-impl Slot {
+impl RingSlot {
     fn put(&self, number: u64) {
         for word in &self.payload {
             word.store(number, Ordering::Relaxed);
@@ -57,14 +57,14 @@ impl Slot {
 /// A value with no other data on its cache lines, nor on the neighbouring ones.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
 /// A count on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Count(AtomicU64);
+struct RingCount(AtomicU64);
 
-impl Count {
+impl RingCount {
     fn is(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
@@ -89,7 +89,7 @@ impl Count {
 #[must_use]
 pub fn half_round_trip(processors: &Processors, exchanges: u64, limit: Duration) -> f64 {
     // A processor may also prefetch the neighbouring line.
-    let [there, back] = [(); 2].map(|()| Apart(Slot::default()));
+    let [there, back] = [(); 2].map(|()| CachePadded(RingSlot::default()));
     let [there, back] = [&there.0, &back.0];
     let mut batches_ns = Vec::with_capacity(usize::try_from(exchanges / BATCH).unwrap_or_default());
     thread::scope(|scope| {
@@ -119,9 +119,9 @@ pub fn half_round_trip(processors: &Processors, exchanges: u64, limit: Duration)
 /// Sends messages of 64 B one way. Returns messages per second.
 #[must_use]
 pub fn rate(processors: &Processors, count: u64) -> f64 {
-    let slots: Vec<Slot> = std::iter::repeat_with(Slot::default).take(SLOTS).collect();
+    let slots: Vec<RingSlot> = std::iter::repeat_with(RingSlot::default).take(SLOTS).collect();
     let at = |number: u64| &slots[number as usize % SLOTS];
-    let free = Count::default();
+    let free = RingCount::default();
     let started = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -155,7 +155,7 @@ pub fn touched(processors: &Processors, size: u32, count: u64) -> f64 {
     let depth = Job::suited_depth(ProviderChoice::Shm, size);
     let buffers: Vec<_> = (0..depth).map(|_| Mutex::new(vec![1; size as usize])).collect();
     let buffer = |number: u64| &buffers[number as usize % buffers.len()];
-    let [written, read] = [Count::default(), Count::default()];
+    let [written, read] = [RingCount::default(), RingCount::default()];
     let started = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -18,7 +18,7 @@ use super::pair;
 
 /// The security of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum SecurityMode {
     /// Certificates on both sides.
     Tls,
     /// A pre-shared key.
@@ -27,9 +27,9 @@ pub enum Mode {
 
 /// A directory with the files of `rdma-pingpong keygen`. Dropping this value removes it.
 #[derive(Debug)]
-pub struct Files(PathBuf);
+pub struct KeyFiles(PathBuf);
 
-impl Files {
+impl KeyFiles {
     /// Makes the files.
     ///
     /// # Errors
@@ -50,14 +50,14 @@ impl Files {
 
     /// Returns the flags of a side, `server` or `client`.
     #[must_use]
-    pub fn flags(&self, mode: Mode, side: &str) -> String {
+    pub fn flags(&self, mode: SecurityMode, side: &str) -> String {
         let path = |name: &str| self.path(name).display().to_string();
         match mode {
-            Mode::Tls => {
+            SecurityMode::Tls => {
                 let (certificate, key) = (path(&format!("{side}.pem")), path(&format!("{side}.key")));
                 format!("--tls-cert {certificate} --tls-key {key} --tls-ca {}", path("ca.pem"))
             }
-            Mode::Psk => format!("--psk-file {}", path("psk")),
+            SecurityMode::Psk => format!("--psk-file {}", path("psk")),
         }
     }
 
@@ -72,7 +72,7 @@ impl Files {
     }
 }
 
-impl Drop for Files {
+impl Drop for KeyFiles {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
             log::warn!("{}: {error}", self.0.display());
@@ -86,26 +86,26 @@ fn reactor(security: &SecurityArgs) -> Result<Reactor, Failure> {
     Reactor::new(config).map_err(Failure::new)
 }
 
-struct Server;
+struct ConnectionsServer;
 
-impl Handler for Server {}
+impl Handler for ConnectionsServer {}
 
 /// Runs the server, which prints its address and accepts connections until it is killed.
 ///
 /// # Errors
 /// The settings cannot be used, or a system call failed.
 pub fn serve(security: &SecurityArgs) -> Result<(), Failure> {
-    pair::serve(reactor(security)?, &mut Server)
+    pair::serve(reactor(security)?, &mut ConnectionsServer)
 }
 
 /// Opens a connection, closes it as soon as it is established, and opens the next after its end.
-struct Client {
+struct ConnectionsClient {
     server: SocketAddr,
     left: u64,
     failure: Option<String>,
 }
 
-impl Client {
+impl ConnectionsClient {
     fn next(&mut self, cx: &mut Context<'_>) {
         if self.left == 0 {
             return cx.stop();
@@ -122,7 +122,7 @@ impl Client {
     }
 }
 
-impl Handler for Client {
+impl Handler for ConnectionsClient {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         cx.close(conn);
     }
@@ -145,7 +145,7 @@ impl Handler for Client {
 /// The settings cannot be used, or a connection was not established.
 pub fn measure(security: &SecurityArgs, server: SocketAddr, count: u64) -> Result<f64, Failure> {
     let mut reactor = reactor(security)?;
-    let mut client = Client { server, left: count, failure: None };
+    let mut client = ConnectionsClient { server, left: count, failure: None };
     let started = Instant::now();
     client.next(&mut reactor.context());
     reactor.run(&mut client).map_err(Failure::new)?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The target of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Target {
+pub enum RowTarget {
     /// At most this many times the competitor's latency.
     TimesLatency(f64),
     /// At least this many times the competitor's throughput.
@@ -19,7 +19,7 @@ pub enum Target {
     Figure(&'static str),
 }
 
-impl Target {
+impl RowTarget {
     /// Returns true if this library's figure meets the target. `ratio` is that figure over the competitor's.
     #[must_use]
     pub fn is_met(self, ours: f64, ratio: Option<f64>) -> bool {
@@ -54,7 +54,7 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for RowTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TimesLatency(most) => write!(f, "<= {most}"),
@@ -72,21 +72,21 @@ mod tests {
 
     #[test]
     fn a_target_is_met_on_its_own_side() {
-        assert!(Target::TimesLatency(1.3).is_met(5.0, Some(1.25)));
-        assert!(!Target::TimesLatency(1.3).is_met(6.0, Some(1.5)));
-        assert!(Target::TimesThroughput(0.8).is_met(9.0, Some(0.9)));
-        assert!(!Target::TimesRate(0.8).is_met(7.0, Some(0.7)));
-        assert!(!Target::TimesRate(0.8).is_met(7.0, None));
-        assert!(Target::Rate(1e6).is_met(2e6, None) && !Target::Rate(1e6).is_met(9e5, None));
-        assert!(Target::Latency(0.5).is_met(0.4, None) && !Target::Latency(0.5).is_met(0.6, None));
-        assert!(Target::Figure("us").is_met(0.6, None));
+        assert!(RowTarget::TimesLatency(1.3).is_met(5.0, Some(1.25)));
+        assert!(!RowTarget::TimesLatency(1.3).is_met(6.0, Some(1.5)));
+        assert!(RowTarget::TimesThroughput(0.8).is_met(9.0, Some(0.9)));
+        assert!(!RowTarget::TimesRate(0.8).is_met(7.0, Some(0.7)));
+        assert!(!RowTarget::TimesRate(0.8).is_met(7.0, None));
+        assert!(RowTarget::Rate(1e6).is_met(2e6, None) && !RowTarget::Rate(1e6).is_met(9e5, None));
+        assert!(RowTarget::Latency(0.5).is_met(0.4, None) && !RowTarget::Latency(0.5).is_met(0.6, None));
+        assert!(RowTarget::Figure("us").is_met(0.6, None));
     }
 
     #[test]
     fn figures_have_their_units() {
-        assert_eq!(Target::Figure("us").cell(0.456), "0.46 us");
-        assert_eq!(Target::TimesThroughput(1.0).cell(43.21), "43.21 Gbit/s");
-        assert_eq!(Target::Rate(1e6).cell(4_440_000.0), "4.44 M/s");
-        assert_eq!(Target::Figure("connections/s").cell(857.4), "857/s");
+        assert_eq!(RowTarget::Figure("us").cell(0.456), "0.46 us");
+        assert_eq!(RowTarget::TimesThroughput(1.0).cell(43.21), "43.21 Gbit/s");
+        assert_eq!(RowTarget::Rate(1e6).cell(4_440_000.0), "4.44 M/s");
+        assert_eq!(RowTarget::Figure("connections/s").cell(857.4), "857/s");
     }
 }

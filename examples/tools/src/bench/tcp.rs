@@ -14,7 +14,7 @@ use super::machine;
 
 /// The work to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub enum TcpExchange {
     /// Messages back and forth, receiving in a loop
     Spin,
     /// Messages back and forth, sleeping in epoll
@@ -27,15 +27,15 @@ pub enum Kind {
 ///
 /// # Errors
 /// A system call failed.
-pub fn serve(kind: Kind, size: usize) -> io::Result<()> {
+pub fn serve(kind: TcpExchange, size: usize) -> io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{LISTENING}{}", listener.local_addr()?);
     let (stream, _) = listener.accept()?;
     machine::equal_congestion(&stream);
-    if kind == Kind::Stream {
+    if kind == TcpExchange::Stream {
         return drain(stream, size);
     }
-    let mut peer = Peer::new(stream, kind, size)?;
+    let mut peer = TcpPeer::new(stream, kind, size)?;
     while peer.receive()? {
         peer.send()?;
     }
@@ -46,13 +46,13 @@ pub fn serve(kind: Kind, size: usize) -> io::Result<()> {
 ///
 /// # Errors
 /// A system call failed, or the server went away.
-pub fn measure(kind: Kind, server: SocketAddr, size: usize, iterations: u64) -> io::Result<f64> {
+pub fn measure(kind: TcpExchange, server: SocketAddr, size: usize, iterations: u64) -> io::Result<f64> {
     let stream = TcpStream::connect(server)?;
     machine::equal_congestion(&stream);
-    if kind == Kind::Stream {
+    if kind == TcpExchange::Stream {
         return fill(stream, size, iterations);
     }
-    let mut peer = Peer::new(stream, kind, size)?;
+    let mut peer = TcpPeer::new(stream, kind, size)?;
     let mut half_rtt = Histogram::<u64>::new(3).map_err(io::Error::other)?;
     let warmup = iterations / 10;
     for iteration in 0..warmup + iterations {
@@ -70,31 +70,31 @@ pub fn measure(kind: Kind, server: SocketAddr, size: usize, iterations: u64) -> 
 }
 
 /// The way in which a peer waits for bytes.
-enum Wait {
+enum TcpWait {
     /// The peer does not sleep, but retries.
     Spin,
     Epoll(Poll, Events),
 }
 
 /// One side of a ping-pong.
-struct Peer {
+struct TcpPeer {
     stream: mio::net::TcpStream,
-    wait: Wait,
+    wait: TcpWait,
     buffer: Vec<u8>,
 }
 
-impl Peer {
-    fn new(stream: TcpStream, kind: Kind, size: usize) -> io::Result<Self> {
+impl TcpPeer {
+    fn new(stream: TcpStream, kind: TcpExchange, size: usize) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         let mut stream = mio::net::TcpStream::from_std(stream);
         let wait = match kind {
-            Kind::Epoll => {
+            TcpExchange::Epoll => {
                 let poll = Poll::new()?;
                 poll.registry().register(&mut stream, Token(0), Interest::READABLE)?;
-                Wait::Epoll(poll, Events::with_capacity(4))
+                TcpWait::Epoll(poll, Events::with_capacity(4))
             }
-            Kind::Spin | Kind::Stream => Wait::Spin,
+            TcpExchange::Spin | TcpExchange::Stream => TcpWait::Spin,
         };
         Ok(Self { stream, wait, buffer: vec![0; size] })
     }
@@ -109,7 +109,7 @@ impl Peer {
         while have < self.buffer.len() {
             // The peer sleeps before it reads, because the answer
             // has not arrived yet and a read would be a wasted call.
-            if let Wait::Epoll(poll, events) = &mut self.wait {
+            if let TcpWait::Epoll(poll, events) = &mut self.wait {
                 poll.poll(events, None)?;
             }
             match self.stream.read(&mut self.buffer[have..]) {

@@ -4,7 +4,7 @@ use crate::pingpong::failure::Failure;
 
 use super::pair::{self, PINGPONG, Processors};
 use super::sample::Sample;
-use super::secured::{Files, Mode};
+use super::secured::{KeyFiles, SecurityMode};
 
 /// The work of this library.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl Pingpong {
     ///
     /// # Errors
     /// A process failed.
-    pub fn measure(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Sample, Failure> {
+    pub fn measure(&self, processors: &Processors, terms: &RoundSettings<'_>) -> Result<Sample, Failure> {
         let Self { provider, flags, figure } = self;
         let [server, client] = ["server", "client"].map(|side| terms.security(side));
         let congestion = if terms.system_congestion { "--system-congestion" } else { "" };
@@ -105,14 +105,14 @@ impl Pingpong {
 
 /// The settings of a round that do not belong to the work.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms<'a> {
+pub struct RoundSettings<'a> {
     /// The security of the connections, if they are secured.
-    pub secured: Option<(Mode, &'a Files)>,
+    pub secured: Option<(SecurityMode, &'a KeyFiles)>,
     /// True if TCP uses the system's congestion control, like the competitor.
     pub system_congestion: bool,
 }
 
-impl Terms<'_> {
+impl RoundSettings<'_> {
     /// Returns the flags of a side, `server` or `client`.
     fn security(&self, side: &str) -> String {
         self.secured.map(|(mode, files)| files.flags(mode, side)).unwrap_or_default()
@@ -124,7 +124,7 @@ impl Work {
     ///
     /// # Errors
     /// A process failed.
-    pub fn measure(&self, processors: &Processors, terms: &Terms<'_>) -> Result<Sample, Failure> {
+    pub fn measure(&self, processors: &Processors, terms: &RoundSettings<'_>) -> Result<Sample, Failure> {
         match self {
             Self::Pingpong(work) => work.measure(processors, terms),
             Self::OneSided(operation, iterations) => {
@@ -183,7 +183,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::pingpong::cli::Cli;
+    use crate::pingpong::cli::PingpongArgs;
     use crate::pingpong::plan::Plan;
 
     #[test]
@@ -192,7 +192,8 @@ mod tests {
         let limit = [Pingpong::open_loop(123_456.7, "/x"), Pingpong::open_loop_limit()];
         for work in all.chain(limit) {
             let line = format!("rdma-pingpong client 127.0.0.1:1 --provider {} {}", work.provider, work.flags);
-            let cli = Cli::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
+            let cli =
+                PingpongArgs::try_parse_from(line.split_whitespace()).unwrap_or_else(|error| panic!("{line}: {error}"));
             let crate::pingpong::cli::Command::Client(args) = cli.command else { panic!("{line}") };
             let provider = args.run.device.provider.into();
             Plan::from_args(&args.run, provider).unwrap_or_else(|failure| panic!("{line}: {failure}"));

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rdma_reactor::{Config, Security};
-use rdma_reactor_tools::kv::bench::{self, Plan};
-use rdma_reactor_tools::kv::once::{self, Wish};
+use rdma_reactor_tools::kv::bench::{self, BenchPlan};
+use rdma_reactor_tools::kv::once::{self, TableOperation};
 use rdma_reactor_tools::kv::server;
 use rdma_reactor_tools::kv::table::{Geometry, MAX_VALUE};
 use rdma_reactor_tools::pingpong::address::resolve;
@@ -108,17 +108,18 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
             server::run(server(&bind)?, Geometry { slots, max_value }, config).map(|()| Ending::Complete)
         }
         Command::Put { address, key, value } => {
-            let stored = once::run(server(&address)?, Wish::Put(key.into_bytes(), value.into_bytes()), config)?;
+            let stored =
+                once::run(server(&address)?, TableOperation::Put(key.into_bytes(), value.into_bytes()), config)?;
             Ok(if stored.is_some() { Ending::Complete } else { Ending::Interrupted })
         }
         Command::Get { address, key } => {
-            let value = once::run(server(&address)?, Wish::Get(key.into_bytes()), config)?;
+            let value = once::run(server(&address)?, TableOperation::Get(key.into_bytes()), config)?;
             let Some(value) = value else { return Ok(Ending::Interrupted) };
             Output::stdout().line(String::from_utf8_lossy(&value));
             Ok(Ending::Complete)
         }
         Command::Bench { address, readers, keys, seconds } => {
-            let plan = Plan { readers, keys, time: Duration::from_secs(seconds) };
+            let plan = BenchPlan { readers, keys, time: Duration::from_secs(seconds) };
             let (figures, ending) = bench::run(server(&address)?, plan, config)?;
             let Some(figures) = figures else { return Ok(ending) };
             let per_second = |count: u64| count as f64 * 1e9 / figures.nanos as f64;

@@ -141,7 +141,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
     match (cli.command, cli.file, cli.to) {
         (Some(Command::Server { directory, bind, overwrite, patience, keep_parts, common }), ..) => {
             let config = common.config(common.security.security()?);
-            let options = receive::Options { directory, overwrite, patience, keep_parts };
+            let options = receive::ServerOptions { directory, overwrite, patience, keep_parts };
             receive::run(options, resolve(&bind, common.port)?[0], config)?;
             Ok(Ending::Complete)
         }

@@ -163,7 +163,8 @@ impl Handler for Client {
     fn on_disconnect(&mut self, cx: &mut Context<'_>, _: ConnectionId, reason: DisconnectReason) {
         self.session = None;
         if !self.is_over() && !self.interrupted {
-            let why = format!("the connection ended in round {}: {reason}; does the server use the same -S?", self.rounds);
+            let why =
+                format!("the connection ended in round {}: {reason}; does the server use the same -S?", self.rounds);
             self.fail(cx, why);
         }
         cx.stop();
@@ -174,7 +175,8 @@ impl Handler for Client {
         match self.connect(cx) {
             Some(Ok(_)) => {}
             Some(Err(error)) => self.fail(cx, error),
-            None => self.fail(cx, format!("no connection{server}: {error}; is an rping server running there? check -a and -p")),
+            None => self
+                .fail(cx, format!("no connection{server}: {error}; is an rping server running there? check -a and -p")),
         }
     }
 

@@ -73,7 +73,10 @@ impl Client {
             Step::Source => {
                 let len = usize::try_from(remote.len).unwrap_or(usize::MAX);
                 if len > self.ping.len() {
-                    return Err(format!("a ping of {len} bytes where at most {} are accepted: see -S", self.ping.len()));
+                    return Err(format!(
+                        "a ping of {len} bytes where at most {} are accepted: see -S",
+                        self.ping.len()
+                    ));
                 }
                 cx.read(conn, remote, &mut self.ping, 0..len).map_err(|error| error.to_string())?;
                 self.step = Step::Ping { len };

@@ -24,8 +24,8 @@ use rdma_reactor_tools::pingpong::interrupt::Interrupt;
 use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 use rdma_reactor_tools::text::shown;
-use rdma_reactor_tools::valkey::command::{self, Command};
-use rdma_reactor_tools::valkey::link::Link;
+use rdma_reactor_tools::valkey::command::{self, ValkeyCommand};
+use rdma_reactor_tools::valkey::link::ValkeyLink;
 use rdma_reactor_tools::valkey::resp::{Answer, Answers, request};
 use rdma_reactor_tools::valkey::{MAX_PIPELINE, RECEIVES};
 
@@ -187,7 +187,7 @@ struct Client {
     addresses: std::vec::IntoIter<SocketAddr>,
     buffer: usize,
     pipeline: u64,
-    link: Option<Link>,
+    link: Option<ValkeyLink>,
     answers: Answers,
     work: Work,
     /// Number of steps whose request was queued, and below it of those whose answer was checked.
@@ -219,7 +219,7 @@ impl Client {
     fn with(
         &mut self,
         cx: &mut Context<'_>,
-        run: impl FnOnce(&mut Link, &mut Context<'_>, &mut Answers) -> Result<(), String>,
+        run: impl FnOnce(&mut ValkeyLink, &mut Context<'_>, &mut Answers) -> Result<(), String>,
     ) {
         let done = self.link.as_mut().map_or(Ok(()), |link| run(link, cx, &mut self.answers));
         if let Err(why) = done.and_then(|()| self.proceed(cx)) {
@@ -259,7 +259,7 @@ impl Client {
 
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        match Link::open(cx, conn, self.buffer) {
+        match ValkeyLink::open(cx, conn, self.buffer) {
             Ok(link) => self.link = Some(link),
             Err(why) => return self.fail(cx, why),
         }
@@ -299,7 +299,9 @@ impl Handler for Client {
             None => {
                 self.fail(
                     cx,
-                    format!("no connection{server}: {error}; does valkey-server listen for RDMA there? check ADDR and -p"),
+                    format!(
+                        "no connection{server}: {error}; does valkey-server listen for RDMA there? check ADDR and -p"
+                    ),
                 );
             }
         }
@@ -308,7 +310,7 @@ impl Handler for Client {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, what: u64) {
         if what == STILL_HERE && self.link.is_some() {
             cx.set_timer(KEEPALIVE, STILL_HERE);
-            self.with(cx, |link, cx, _| link.command(cx, Command::Keepalive));
+            self.with(cx, |link, cx, _| link.command(cx, ValkeyCommand::Keepalive));
         } else if what == TOO_LATE {
             let (done, steps) = (self.done, self.work.steps());
             let why = format!("it took longer than --timeout: {done} of {steps} answers");
@@ -358,7 +360,7 @@ fn run(cli: Cli) -> Result<Ending, Failure> {
             let rate = |from: &Instant, to: &Instant| cli.count as f64 / to.duration_since(*from).as_secs_f64();
             let (count, size, provider) = (cli.count, cli.size, reactor.provider_name());
             let (sets, gets) = (rate(set, get), rate(get, end));
-            let offers = client.link.as_ref().map_or(0, Link::offers);
+            let offers = client.link.as_ref().map_or(0, ValkeyLink::offers);
             client.output.line(format_args!(
                 "{count} values of {size} bytes, all as they were set: {sets:.0} SET/s, {gets:.0} GET/s, {offers} offers of the buffer \
                  ({provider})"

@@ -13,7 +13,7 @@ use crate::pingpong::cli::parse_interval;
 /// with the command that fixes it. Exit status: 0 if connections can be made, 1 if not.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-doctor", version)]
-pub struct Cli {
+pub struct DoctorArgs {
     /// Peers, or local addresses: report the device that reaches each, and the provider that `auto` chooses
     #[arg(value_name = "ADDRESS")]
     pub addresses: Vec<String>,
@@ -35,6 +35,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
-        Cli::command().debug_assert();
+        DoctorArgs::command().debug_assert();
     }
 }

@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use super::device::Device;
 use super::finding::Finding;
-use super::tree::Tree;
+use super::tree::SystemTree;
 use crate::hw_counters::{HwCounters, meaning, troubles};
 
 /// The counters of a device that have changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Moved {
+pub struct CounterChanges {
     /// The device.
     pub device: String,
     /// The changed counters, and by how much; `None` if the device has no counters.
     pub by: Option<BTreeMap<String, u64>>,
 }
 
-impl Moved {
+impl CounterChanges {
     /// Reads the counters of all devices, waits, and reads them again.
     #[must_use]
-    pub fn watch(tree: &Tree, devices: &[Device], time: Duration) -> Vec<Self> {
+    pub fn watch(tree: &SystemTree, devices: &[Device], time: Duration) -> Vec<Self> {
         let read = || devices.iter().map(|device| HwCounters::read(tree, &device.name)).collect::<Vec<_>>();
         let before = read();
         std::thread::sleep(time);

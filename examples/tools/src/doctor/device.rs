@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use super::finding::Finding;
-use super::module::{Modules, State};
+use super::module::{ModuleState, Modules};
 use super::netdev::Netdevs;
 use super::port::{Port, word};
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 const CLASS: &str = "/sys/class/infiniband";
 
@@ -32,11 +32,11 @@ pub struct Device {
 impl Device {
     /// Returns the devices of the machine.
     #[must_use]
-    pub fn all(tree: &Tree, netdevs: &Netdevs) -> Vec<Self> {
+    pub fn all(tree: &SystemTree, netdevs: &Netdevs) -> Vec<Self> {
         tree.names(CLASS).into_iter().map(|name| Self::read(tree, name, netdevs)).collect()
     }
 
-    fn read(tree: &Tree, name: String, netdevs: &Netdevs) -> Self {
+    fn read(tree: &SystemTree, name: String, netdevs: &Netdevs) -> Self {
         let directory = format!("{CLASS}/{name}");
         let ports = Port::all(tree, &directory, netdevs);
         let node_type = word(&tree.text_or_empty(&format!("{directory}/node_type")));
@@ -92,9 +92,9 @@ fn none(modules: &Modules, netdevs: &Netdevs) -> Finding {
     let add = |kind: &str| format!("rdma link add {kind}0 type {kind} netdev {netdev}");
     for (module, kind) in [("siw", "siw"), ("rdma_rxe", "rxe")] {
         match modules.state(module) {
-            State::Loaded | State::BuiltIn => return finding.fix(add(kind)),
-            State::Loadable => return finding.fix(format!("modprobe -a {module} rdma_ucm && {}", add(kind))),
-            State::Missing => {}
+            ModuleState::Loaded | ModuleState::BuiltIn => return finding.fix(add(kind)),
+            ModuleState::Loadable => return finding.fix(format!("modprobe -a {module} rdma_ucm && {}", add(kind))),
+            ModuleState::Missing => {}
         }
     }
     // A container sees neither the modules nor those that its host could load.

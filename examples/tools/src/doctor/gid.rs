@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 /// Largest number of entries that are read per port.
 const MAX_GIDS: usize = 1024;
@@ -23,12 +23,12 @@ pub struct Gid {
 impl Gid {
     /// Returns the entries of a port that are in use.
     #[must_use]
-    pub fn all(tree: &Tree, port: &str) -> Vec<Self> {
+    pub fn all(tree: &SystemTree, port: &str) -> Vec<Self> {
         let names = tree.names(&format!("{port}/gids"));
         names.iter().take(MAX_GIDS).filter_map(|name| Self::read(tree, port, name)).collect()
     }
 
-    fn read(tree: &Tree, port: &str, name: &str) -> Option<Self> {
+    fn read(tree: &SystemTree, port: &str, name: &str) -> Option<Self> {
         let gid = tree.text(&format!("{port}/gids/{name}")).ok()?;
         if gid.chars().all(|c| matches!(c, '0' | ':')) {
             return None;

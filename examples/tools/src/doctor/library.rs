@@ -2,7 +2,7 @@
 
 use super::device::Device;
 use super::finding::Finding;
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 const DIRECTORIES: [&str; 5] = ["/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"];
 const LIBRARIES: [&str; 2] = ["libibverbs", "librdmacm"];
@@ -11,7 +11,7 @@ const INSTALL: &str = "apt-get install rdma-core ibverbs-providers librdmacm1 (D
                        dnf install rdma-core libibverbs librdmacm (Fedora)";
 
 /// Returns the version of a library, from the name of its file. Its third part is rdma-core's version.
-fn version(tree: &Tree, library: &str) -> Option<String> {
+fn version(tree: &SystemTree, library: &str) -> Option<String> {
     let prefix = format!("{library}.so.1.");
     let directories = DIRECTORIES.iter().flat_map(|directory| {
         let subdirectories = tree.names(directory).into_iter().filter(|name| name.contains("-linux-"));
@@ -24,7 +24,7 @@ fn version(tree: &Tree, library: &str) -> Option<String> {
 
 /// Reports the findings about the libraries.
 #[must_use]
-pub fn findings(tree: &Tree, devices: &[Device]) -> Vec<Finding> {
+pub fn findings(tree: &SystemTree, devices: &[Device]) -> Vec<Finding> {
     let versions: Vec<_> = LIBRARIES.iter().map(|library| (*library, version(tree, library))).collect();
     let absent: Vec<_> = versions.iter().filter(|(_, version)| version.is_none()).map(|(name, _)| *name).collect();
     let mut findings = Vec::new();

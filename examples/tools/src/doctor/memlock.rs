@@ -1,8 +1,8 @@
 //! The limit on memory that this process may lock. Memory that is registered with a device is locked.
 
-use super::account::Account;
+use super::credentials::Credentials;
 use super::finding::Finding;
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 /// Approximate memory of a connection with the default settings, bytes.
 const PER_CONNECTION: u64 = 1 << 20;
@@ -17,7 +17,7 @@ fn limit(limits: &str) -> Option<u64> {
 
 /// Reports the finding about the limit. Returns `None` if no device would lock memory.
 #[must_use]
-pub fn finding(tree: &Tree, account: &Account, has_devices: bool) -> Option<Finding> {
+pub fn finding(tree: &SystemTree, account: &Credentials, has_devices: bool) -> Option<Finding> {
     if !has_devices {
         return None;
     }

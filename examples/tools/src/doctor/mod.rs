@@ -3,9 +3,9 @@
 //! Everything is read from files of the system ([`tree`]). The program changes nothing and does not use
 //! netlink. Each module examines one noun and reports its findings ([`finding`]); [`report`] prints them.
 
-pub mod account;
 pub mod cli;
 pub mod counters;
+pub mod credentials;
 pub mod device;
 pub mod embedded;
 pub mod finding;
@@ -17,22 +17,22 @@ pub mod netdev;
 pub mod node;
 pub mod port;
 pub mod report;
+pub mod route;
 pub mod tree;
-pub mod way;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use self::account::Account;
-use self::cli::Cli;
-use self::counters::Moved;
+use self::cli::DoctorArgs;
+use self::counters::CounterChanges;
+use self::credentials::Credentials;
 use self::device::Device;
 use self::finding::Finding;
 use self::module::Modules;
 use self::netdev::Netdevs;
-use self::report::Report;
-use self::tree::Tree;
-use self::way::Way;
+use self::report::DoctorReport;
+use self::route::Route;
+use self::tree::SystemTree;
 use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
 use crate::program;
@@ -42,7 +42,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run)
 }
 
-fn run(cli: Cli) -> Result<ExitCode, Failure> {
+fn run(cli: DoctorArgs) -> Result<ExitCode, Failure> {
     let report = examine(&cli)?;
     let mut output = Output::stdout();
     if cli.json {
@@ -57,10 +57,10 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
 ///
 /// # Errors
 /// An argument is not an address.
-pub fn examine(cli: &Cli) -> Result<Report, Failure> {
-    let tree = Tree::new(&cli.root);
-    let targets = way::targets(&cli.addresses)?;
-    let account = Account::read(&tree);
+pub fn examine(cli: &DoctorArgs) -> Result<DoctorReport, Failure> {
+    let tree = SystemTree::new(&cli.root);
+    let targets = route::targets(&cli.addresses)?;
+    let account = Credentials::read(&tree);
     let netdevs = Netdevs::read(&tree);
     let devices = Device::all(&tree, &netdevs);
     let modules = Modules::read(&tree);
@@ -74,17 +74,17 @@ pub fn examine(cli: &Cli) -> Result<Report, Failure> {
     findings.extend(node::findings(&tree, &account, &devices));
     findings.extend(memlock::finding(&tree, &account, !devices.is_empty()));
     findings.extend(library::findings(&tree, &devices));
-    let ways: Vec<Way> = targets.iter().map(|target| Way::find(*target, &tree, &netdevs, &devices)).collect();
-    findings.extend(ways.iter().map(Way::finding));
-    let moved = cli.watch.map_or_else(Vec::new, |time| Moved::watch(&tree, &devices, time));
+    let ways: Vec<Route> = targets.iter().map(|target| Route::find(*target, &tree, &netdevs, &devices)).collect();
+    findings.extend(ways.iter().map(Route::finding));
+    let moved = cli.watch.map_or_else(Vec::new, |time| CounterChanges::watch(&tree, &devices, time));
     findings.extend(moved.iter().flat_map(|moved| moved.findings(cli.watch.unwrap_or_default())));
-    Ok(Report { embedded: embedded.is_ok(), verbs: way::HAS_VERBS, findings, devices, addresses: ways, moved })
+    Ok(DoctorReport { embedded: embedded.is_ok(), verbs: route::HAS_VERBS, findings, devices, addresses: ways, moved })
 }
 
 /// Reports the features that this program was built with.
 fn build() -> Finding {
     let version = env!("CARGO_PKG_VERSION");
-    if way::HAS_VERBS {
+    if route::HAS_VERBS {
         Finding::ok("build", format!("version {version}, with RDMA devices (feature verbs)"))
     } else {
         Finding::note("build", format!("version {version} without RDMA devices: auto always uses iwarp"))

@@ -1,7 +1,7 @@
 //! The kernel's modules for RDMA.
 
 use super::finding::Finding;
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 /// Modules that user space needs.
 const NEEDED: [&str; 4] = ["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm"];
@@ -25,7 +25,7 @@ const DRIVERS: [&str; 12] = [
 
 /// The state of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ModuleState {
     /// The module is loaded.
     Loaded,
     /// The module is part of the kernel.
@@ -56,7 +56,7 @@ fn name_of(line: &str) -> Option<String> {
 impl Modules {
     /// Reads the modules of the machine.
     #[must_use]
-    pub fn read(tree: &Tree) -> Self {
+    pub fn read(tree: &SystemTree) -> Self {
         let release = tree.text_or_empty("/proc/sys/kernel/osrelease");
         let directory = ["/lib/modules", "/usr/lib/modules"]
             .into_iter()
@@ -78,47 +78,47 @@ impl Modules {
 
     /// Returns the state of a module.
     #[must_use]
-    pub fn state(&self, module: &str) -> State {
+    pub fn state(&self, module: &str) -> ModuleState {
         let has = |list: &[String]| list.iter().any(|name| name == module);
         if has(&self.loaded) {
-            State::Loaded
+            ModuleState::Loaded
         } else if has(&self.built_in) {
-            State::BuiltIn
+            ModuleState::BuiltIn
         } else if has(&self.loadable) {
-            State::Loadable
+            ModuleState::Loadable
         } else {
-            State::Missing
+            ModuleState::Missing
         }
     }
 
-    fn in_state(&self, names: &[&str], wanted: &[State]) -> Vec<String> {
+    fn in_state(&self, names: &[&str], wanted: &[ModuleState]) -> Vec<String> {
         names.iter().filter(|name| wanted.contains(&self.state(name))).map(|name| (*name).to_owned()).collect()
     }
 
     /// Reports the findings about the modules.
     #[must_use]
     pub fn findings(&self, has_devices: bool) -> Vec<Finding> {
-        let present = [State::Loaded, State::BuiltIn];
+        let present = [ModuleState::Loaded, ModuleState::BuiltIn];
         let mut findings = Vec::new();
         let all: Vec<&str> = NEEDED.into_iter().chain(SOFTWARE).chain(DRIVERS).collect();
         let loaded = self.in_state(&all, &present);
         if !loaded.is_empty() {
             findings.push(Finding::ok("module", format!("loaded: {}", loaded.join(", "))));
         }
-        let absent = self.in_state(&NEEDED, &[State::Loadable, State::Missing]);
+        let absent = self.in_state(&NEEDED, &[ModuleState::Loadable, ModuleState::Missing]);
         if !absent.is_empty() {
             let text = format!("not loaded: {}", absent.join(", "));
             let finding = if has_devices { Finding::problem("module", text) } else { Finding::note("module", text) };
             findings.push(finding.fix(self.how_to_load(&absent)));
         }
-        let loadable = self.in_state(&SOFTWARE, &[State::Loadable]);
+        let loadable = self.in_state(&SOFTWARE, &[ModuleState::Loadable]);
         if !loadable.is_empty() {
             findings.push(
                 Finding::note("module", format!("available, not loaded: {}", loadable.join(", ")))
                     .fix(format!("modprobe -a {}", loadable.join(" "))),
             );
         }
-        let missing = self.in_state(&SOFTWARE, &[State::Missing]);
+        let missing = self.in_state(&SOFTWARE, &[ModuleState::Missing]);
         if self.has_directory && !missing.is_empty() {
             let text = format!("the kernel {} has no {}", self.release, missing.join(", no "));
             findings.push(Finding::note("module", text).fix(self.how_to_get()));
@@ -128,7 +128,7 @@ impl Modules {
 
     /// Returns the command that loads the modules.
     pub(super) fn how_to_load(&self, modules: &[String]) -> String {
-        if modules.iter().any(|module| self.state(module) == State::Missing) {
+        if modules.iter().any(|module| self.state(module) == ModuleState::Missing) {
             return if self.has_directory {
                 self.how_to_get()
             } else {

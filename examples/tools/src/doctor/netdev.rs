@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 /// One network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl Netdevs {
     /// Reads the network devices of the machine. A simulated machine has its
     /// addresses in the file `addresses`, a name and an address per line.
     #[must_use]
-    pub fn read(tree: &Tree) -> Self {
+    pub fn read(tree: &SystemTree) -> Self {
         let addresses = if tree.is_real() { of_machine() } else { listed(&tree.text_or_empty("/addresses")) };
         let devices = tree.names("/sys/class/net").into_iter().map(|name| Netdev {
             mac: parse_mac(&tree.text_or_empty(&format!("/sys/class/net/{name}/address"))),
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_loopback() {
-        let netdevs = Netdevs::read(&Tree::new("/"));
+        let netdevs = Netdevs::read(&SystemTree::new("/"));
         assert_eq!(netdevs.with_address([127, 0, 0, 1].into()).map(|device| device.name.as_str()), Some("lo"));
     }
 }

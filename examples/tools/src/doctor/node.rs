@@ -4,16 +4,16 @@ use std::fs::{Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use super::account::Account;
+use super::credentials::Credentials;
 use super::device::Device;
 use super::finding::Finding;
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 const DIRECTORY: &str = "/dev/infiniband";
 
 /// Reports the findings about the device files.
 #[must_use]
-pub fn findings(tree: &Tree, account: &Account, devices: &[Device]) -> Vec<Finding> {
+pub fn findings(tree: &SystemTree, account: &Credentials, devices: &[Device]) -> Vec<Finding> {
     if devices.is_empty() {
         return Vec::new();
     }
@@ -47,7 +47,7 @@ pub fn findings(tree: &Tree, account: &Account, devices: &[Device]) -> Vec<Findi
     findings
 }
 
-fn examine(tree: &Tree, account: &Account, node: &str, of: &str) -> Result<(), Finding> {
+fn examine(tree: &SystemTree, account: &Credentials, node: &str, of: &str) -> Result<(), Finding> {
     let path = format!("{DIRECTORY}/{node}");
     let file = tree.path(&path).metadata().map_err(|error| absent(&path, node, of, &error))?;
     if !account.may_use(&file) {
@@ -72,7 +72,7 @@ fn absent(path: &str, node: &str, of: &str, error: &io::Error) -> Finding {
         .fix(format!("modprobe {module}; in a container: docker run --device {path} ..."))
 }
 
-fn refused(tree: &Tree, path: &str, file: &Metadata) -> Finding {
+fn refused(tree: &SystemTree, path: &str, file: &Metadata) -> Finding {
     let mode = file.mode() & 0o777;
     let groups = tree.text_or_empty("/etc/group");
     let group = groups.lines().find_map(|line| {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::finding::Finding;
 use super::gid::Gid;
 use super::netdev::Netdevs;
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 /// One port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,12 +35,12 @@ pub(super) fn word(text: &str) -> String {
 
 impl Port {
     /// Returns the ports of a device.
-    pub(super) fn all(tree: &Tree, device: &str, netdevs: &Netdevs) -> Vec<Self> {
+    pub(super) fn all(tree: &SystemTree, device: &str, netdevs: &Netdevs) -> Vec<Self> {
         let names = tree.names(&format!("{device}/ports"));
         names.iter().filter_map(|name| Self::read(tree, device, name, netdevs)).collect()
     }
 
-    fn read(tree: &Tree, device: &str, name: &str, netdevs: &Netdevs) -> Option<Self> {
+    fn read(tree: &SystemTree, device: &str, name: &str, netdevs: &Netdevs) -> Option<Self> {
         let port = format!("{device}/ports/{name}");
         let text = |what: &str| tree.text_or_empty(&format!("{port}/{what}"));
         let gids = Gid::all(tree, &port);

@@ -2,16 +2,16 @@
 
 use serde::Serialize;
 
-use super::counters::Moved;
+use super::counters::CounterChanges;
 use super::device::Device;
 use super::finding::{Finding, Level};
-use super::way::Way;
+use super::route::Route;
 use crate::pingpong::failure::Failure;
 use crate::pingpong::output::Output;
 
 /// The report.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// True if the embedded provider works.
     pub embedded: bool,
     /// True if this program supports RDMA devices.
@@ -21,13 +21,13 @@ pub struct Report {
     /// The RDMA devices.
     pub devices: Vec<Device>,
     /// The addresses that the user gave.
-    pub addresses: Vec<Way>,
+    pub addresses: Vec<Route>,
     /// The changed counters of each device, with `--watch`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub moved: Vec<Moved>,
+    pub moved: Vec<CounterChanges>,
 }
 
-impl Report {
+impl DoctorReport {
     /// Returns true if connections can be made.
     #[must_use]
     pub fn works(&self) -> bool {

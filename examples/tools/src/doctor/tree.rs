@@ -9,11 +9,11 @@ const MAX_FILE: u64 = 4 << 20;
 
 /// The root of the files.
 #[derive(Clone, Debug)]
-pub struct Tree {
+pub struct SystemTree {
     root: PathBuf,
 }
 
-impl Tree {
+impl SystemTree {
     /// Makes a tree of the files under `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }

@@ -9,14 +9,14 @@ use rdma_reactor::{
     SendId, SendKind, TimerId,
 };
 
-use super::reader::{Found, Reader};
-use super::wire::{Hello, encode_put};
+use super::reader::{LookupResult, Reader};
+use super::wire::{TableHello, encode_put};
 use crate::pingpong::failure::{Ending, Failure};
 use crate::pingpong::interrupt::Interrupt;
 
 /// The plan of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct BenchPlan {
     /// Connections that read.
     pub readers: u32,
     /// Keys that are written and read.
@@ -27,7 +27,7 @@ pub struct Plan {
 
 /// The figures of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct BenchFigures {
     /// Values read.
     pub reads: u64,
     /// Reads that were repeated because the server was writing the slot.
@@ -43,21 +43,21 @@ const DEPTH: u64 = 16;
 
 /// The role of a connection.
 #[derive(Debug)]
-enum Role {
+enum ConnectionRole {
     /// The server has not yet sent the address of its table.
     New,
     /// The connection stores values. The numbers count those sent and those stored.
     Writer {
-        hello: Hello,
+        hello: TableHello,
         sent: u64,
         stored: u64,
     },
-    Reader(Box<Looks>),
+    Reader(Box<BenchState>),
 }
 
 /// The state of all readers and writers.
 #[derive(Debug)]
-struct Looks {
+struct BenchState {
     reader: Reader,
     key: u32,
     /// The newest value that a reader has seen, by key.
@@ -66,11 +66,11 @@ struct Looks {
 
 #[derive(Debug)]
 struct Bench {
-    plan: Plan,
+    plan: BenchPlan,
     server: SocketAddr,
     /// The role of each connection, by the connection's slot.
-    roles: Vec<Role>,
-    figures: Figures,
+    roles: Vec<ConnectionRole>,
+    figures: BenchFigures,
     since: Option<Instant>,
     failure: Option<Failure>,
     /// The buffer in which the next value is assembled.
@@ -88,9 +88,9 @@ fn number(value: &[u8]) -> Option<u64> {
 }
 
 impl Bench {
-    fn role(&mut self, conn: ConnectionId) -> &mut Role {
+    fn role(&mut self, conn: ConnectionId) -> &mut ConnectionRole {
         if self.roles.len() <= conn.slot() {
-            self.roles.resize_with(conn.slot() + 1, || Role::New);
+            self.roles.resize_with(conn.slot() + 1, || ConnectionRole::New);
         }
         &mut self.roles[conn.slot()]
     }
@@ -103,18 +103,18 @@ impl Bench {
     fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         let (keys, loaded) = (self.plan.keys, self.is_loaded());
         match self.role(conn) {
-            Role::New => {
-                let hello = Hello::decode(message)
+            ConnectionRole::New => {
+                let hello = TableHello::decode(message)
                     .ok_or_else(|| Failure::new("the server is not a kv server of this version"))?;
                 *self.role(conn) = if loaded {
                     let newest = vec![0; keys as usize];
-                    let looks = Looks { reader: Reader::new(cx, conn, hello)?, key: 0, newest };
-                    Role::Reader(Box::new(looks))
+                    let looks = BenchState { reader: Reader::new(cx, conn, hello)?, key: 0, newest };
+                    ConnectionRole::Reader(Box::new(looks))
                 } else {
-                    Role::Writer { hello, sent: 0, stored: 0 }
+                    ConnectionRole::Writer { hello, sent: 0, stored: 0 }
                 };
             }
-            Role::Writer { stored, .. } if message.is_empty() => {
+            ConnectionRole::Writer { stored, .. } if message.is_empty() => {
                 *stored += 1;
                 if !loaded && *stored >= u64::from(keys) {
                     self.since = Some(Instant::now());
@@ -124,8 +124,8 @@ impl Bench {
                     }
                 }
             }
-            Role::Writer { .. } => return Err(Failure::new(String::from_utf8_lossy(message))),
-            Role::Reader(_) => return Err(Failure::new("an answer without a question")),
+            ConnectionRole::Writer { .. } => return Err(Failure::new(String::from_utf8_lossy(message))),
+            ConnectionRole::Reader(_) => return Err(Failure::new("an answer without a question")),
         }
         self.go(cx, conn)
     }
@@ -135,8 +135,8 @@ impl Bench {
         let keys = u64::from(self.plan.keys);
         let mut value = std::mem::take(&mut self.value);
         match self.role(conn) {
-            Role::New => {}
-            Role::Writer { hello, sent, stored } => {
+            ConnectionRole::New => {}
+            ConnectionRole::Writer { hello, sent, stored } => {
                 while *sent < *stored + DEPTH {
                     value.clear();
                     let words = hello.geometry.max_value as usize / 8;
@@ -149,7 +149,7 @@ impl Bench {
                     }
                 }
             }
-            Role::Reader(looks) => looks.reader.look(cx, conn, &key(looks.key))?,
+            ConnectionRole::Reader(looks) => looks.reader.look(cx, conn, &key(looks.key))?,
         }
         self.value = value;
         Ok(())
@@ -158,12 +158,12 @@ impl Bench {
     /// Handles the end of a read.
     fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let keys = self.plan.keys;
-        let Role::Reader(looks) = self.role(conn) else { return Ok(()) };
+        let ConnectionRole::Reader(looks) = self.role(conn) else { return Ok(()) };
         let name = looks.key;
         let value = match looks.reader.completed(cx, conn)? {
-            Found::NotYet => return Ok(()),
-            Found::Nothing => return Err(Failure::new(format!("{:?} was stored but is missing", key(name)))),
-            Found::Value(value) => number(value),
+            LookupResult::NotYet => return Ok(()),
+            LookupResult::Nothing => return Err(Failure::new(format!("{:?} was stored but is missing", key(name)))),
+            LookupResult::Value(value) => number(value),
         };
         let Some(value) = value else {
             return Err(Failure::new(format!("a torn value of key {name} was accepted as a whole one")));
@@ -223,24 +223,24 @@ impl Handler for Bench {
 ///
 /// # Errors
 /// A value was not whole or was older than one read before it, or the server is gone.
-pub fn run(server: SocketAddr, plan: Plan, config: Config) -> Result<(Option<Figures>, Ending), Failure> {
+pub fn run(server: SocketAddr, plan: BenchPlan, config: Config) -> Result<(Option<BenchFigures>, Ending), Failure> {
     let mut reactor = Reactor::new(config)?;
     let interrupt = Interrupt::on_signals()?;
     interrupt.stops(reactor.handle());
     reactor.context().connect(server)?;
-    let (figures, value) = (Figures::default(), Vec::new());
+    let (figures, value) = (BenchFigures::default(), Vec::new());
     let mut bench = Bench { plan, server, roles: Vec::new(), figures, since: None, failure: None, value };
     reactor.run(&mut bench)?;
     if let Some(failure) = bench.failure {
         return Err(failure);
     }
     let Some(since) = bench.since else { return Ok((None, Ending::Interrupted)) };
-    let mut figures = Figures { nanos: since.elapsed().as_nanos(), ..bench.figures };
+    let mut figures = BenchFigures { nanos: since.elapsed().as_nanos(), ..bench.figures };
     for role in &bench.roles {
         match role {
-            Role::New => {}
-            Role::Writer { stored, .. } => figures.writes += stored,
-            Role::Reader(looks) => figures.torn += looks.reader.retries,
+            ConnectionRole::New => {}
+            ConnectionRole::Writer { stored, .. } => figures.writes += stored,
+            ConnectionRole::Reader(looks) => figures.torn += looks.reader.retries,
         }
     }
     let ending = if interrupt.is_raised() { Ending::Interrupted } else { Ending::Complete };

@@ -6,14 +6,14 @@ use rdma_reactor::{
     Config, ConnectError, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, Reactor, SendId, SendKind,
 };
 
-use super::reader::{Found, Reader};
-use super::wire::{Hello, encode_put};
+use super::reader::{LookupResult, Reader};
+use super::wire::{TableHello, encode_put};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 
 /// The operation that the user requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum TableOperation {
     /// Read the value of this key.
     Get(Vec<u8>),
     /// Store this value under this key.
@@ -22,17 +22,17 @@ pub enum Wish {
 
 /// A client with one operation.
 #[derive(Debug)]
-struct Once {
-    wish: Wish,
+struct OneOperation {
+    wish: TableOperation,
     reader: Option<Reader>,
     /// The result once the operation has ended. A read returns the value; a store returns an empty one.
     result: Option<Result<Vec<u8>, Failure>>,
 }
 
-impl Once {
+impl OneOperation {
     /// Handles a message. The server's first message gives the address of the table; the second one confirms the store.
     fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
-        let Some(hello) = Hello::decode(message) else {
+        let Some(hello) = TableHello::decode(message) else {
             return match std::str::from_utf8(message) {
                 Ok("") => Ok(Some(Vec::new())),
                 Ok(why) => Err(Failure::new(why)),
@@ -40,8 +40,8 @@ impl Once {
             };
         };
         match &self.wish {
-            Wish::Get(key) => self.reader.insert(Reader::new(cx, conn, hello)?).look(cx, conn, key)?,
-            Wish::Put(key, value) => _ = cx.send(conn, &encode_put(key, value)).map_err(Failure::new)?,
+            TableOperation::Get(key) => self.reader.insert(Reader::new(cx, conn, hello)?).look(cx, conn, key)?,
+            TableOperation::Put(key, value) => _ = cx.send(conn, &encode_put(key, value)).map_err(Failure::new)?,
         }
         Ok(None)
     }
@@ -50,9 +50,9 @@ impl Once {
     fn read(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Option<Vec<u8>>, Failure> {
         let Some(reader) = &mut self.reader else { return Ok(None) };
         match reader.completed(cx, conn)? {
-            Found::NotYet => Ok(None),
-            Found::Nothing => Err(Failure::new("no such key")),
-            Found::Value(value) => Ok(Some(value.to_vec())),
+            LookupResult::NotYet => Ok(None),
+            LookupResult::Nothing => Err(Failure::new("no such key")),
+            LookupResult::Value(value) => Ok(Some(value.to_vec())),
         }
     }
 
@@ -64,7 +64,7 @@ impl Once {
     }
 }
 
-impl Handler for Once {
+impl Handler for OneOperation {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         let step = self.heard(cx, conn, &message);
         self.step(cx, conn, step);
@@ -92,11 +92,11 @@ impl Handler for Once {
 ///
 /// # Errors
 /// The operation failed.
-pub fn run(server: SocketAddr, wish: Wish, config: Config) -> Result<Option<Vec<u8>>, Failure> {
+pub fn run(server: SocketAddr, wish: TableOperation, config: Config) -> Result<Option<Vec<u8>>, Failure> {
     let mut reactor = Reactor::new(config)?;
     Interrupt::on_signals()?.stops(reactor.handle());
     reactor.context().connect(server)?;
-    let mut once = Once { wish, reader: None, result: None };
+    let mut once = OneOperation { wish, reader: None, result: None };
     reactor.run(&mut once)?;
     once.result.transpose()
 }

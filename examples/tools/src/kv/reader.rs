@@ -3,7 +3,7 @@
 use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
 
 use super::table::{HEADER, Slot};
-use super::wire::Hello;
+use super::wire::TableHello;
 use crate::pingpong::failure::Failure;
 
 /// Number of torn reads in a row that a concurrent writer cannot explain.
@@ -12,7 +12,7 @@ const PATIENCE: u32 = 100_000;
 /// Looks one key up at a time.
 #[derive(Debug)]
 pub struct Reader {
-    hello: Hello,
+    hello: TableHello,
     /// The local buffer of the reads.
     sink: Region,
     /// A copy of the bytes that were read. On iWARP adapters the device
@@ -28,7 +28,7 @@ pub struct Reader {
 
 /// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Found<'a> {
+pub enum LookupResult<'a> {
     /// Another read is in flight.
     NotYet,
     /// The table has no such key.
@@ -42,7 +42,7 @@ impl Reader {
     ///
     /// # Errors
     /// Memory for one slot could not be registered.
-    pub fn new(cx: &mut Context<'_>, conn: ConnectionId, hello: Hello) -> Result<Self, Failure> {
+    pub fn new(cx: &mut Context<'_>, conn: ConnectionId, hello: TableHello) -> Result<Self, Failure> {
         let len = hello.geometry.slot_len();
         let sink = cx.register(conn, len, &RegionOptions::new().allow(Access::READ_SINK))?;
         Ok(Self { hello, sink, slot: vec![0; len], key: Vec::new(), places: Vec::new(), torn: 0, retries: 0 })
@@ -75,15 +75,15 @@ impl Reader {
     ///
     /// # Errors
     /// The next read was refused, or the entry never arrived in one piece.
-    pub fn completed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Found<'_>, Failure> {
+    pub fn completed(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<LookupResult<'_>, Failure> {
         self.sink.copy_to(0, &mut self.slot);
         let value = match Slot::parse(&self.slot) {
-            Slot::Empty => return Ok(Found::Nothing),
+            Slot::Empty => return Ok(LookupResult::Nothing),
             Slot::Entry { key, value, .. } if key == self.key => Some(value.len()),
             Slot::Entry { .. } => {
                 self.places.pop();
                 if self.places.is_empty() {
-                    return Ok(Found::Nothing);
+                    return Ok(LookupResult::Nothing);
                 }
                 None
             }
@@ -97,9 +97,9 @@ impl Reader {
         };
         let Some(len) = value else {
             self.read(cx, conn)?;
-            return Ok(Found::NotYet);
+            return Ok(LookupResult::NotYet);
         };
         let start = HEADER + self.key.len();
-        Ok(Found::Value(&self.slot[start..start + len]))
+        Ok(LookupResult::Value(&self.slot[start..start + len]))
     }
 }

@@ -5,20 +5,20 @@ use rdma_reactor::{
 };
 
 use super::table::{Geometry, Table};
-use super::wire::{Hello, decode_put};
+use super::wire::{TableHello, decode_put};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
 /// The server.
 #[derive(Debug)]
-struct Server {
+struct TableServer {
     geometry: Geometry,
     /// The table, registered with the device of the first connection.
     table: Option<Table>,
 }
 
-impl Server {
+impl TableServer {
     /// Returns the table. The server makes it for the first client,
     /// because memory is registered with the device of a connection.
     fn table(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<&mut Table, Failure> {
@@ -37,7 +37,7 @@ impl Server {
     fn welcome(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let geometry = self.geometry;
         let region = self.table(cx, conn)?.region().remote();
-        cx.send(conn, &Hello { geometry, region }.encode()).map_err(Failure::new)?;
+        cx.send(conn, &TableHello { geometry, region }.encode()).map_err(Failure::new)?;
         Ok(())
     }
 
@@ -48,7 +48,7 @@ impl Server {
     }
 }
 
-impl Handler for Server {
+impl Handler for TableServer {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         if let Err(failure) = self.welcome(cx, conn) {
             eprintln!("kv: {conn}: {failure}");
@@ -84,5 +84,5 @@ pub fn run(address: std::net::SocketAddr, geometry: Geometry, config: Config) ->
     let listener = reactor.context().listen(address)?;
     let address = reactor.context().local_address(listener).unwrap_or(address);
     Output::stdout().line(format!("listening on {address}"));
-    Ok(reactor.run(&mut Server { geometry, table: None })?)
+    Ok(reactor.run(&mut TableServer { geometry, table: None })?)
 }

@@ -6,7 +6,7 @@ use super::table::{Geometry, MAX_VALUE};
 
 /// The server's first message: `"KV01" | slots:4 | max_value:4 | region:20`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct TableHello {
     /// The shape of the table.
     pub geometry: Geometry,
     /// The region of the table, which names it for peers.
@@ -15,7 +15,7 @@ pub struct Hello {
 
 const MAGIC: &[u8; 4] = b"KV01";
 
-impl Hello {
+impl TableHello {
     /// Writes the hello as a message.
     #[must_use]
     pub fn encode(self) -> Vec<u8> {
@@ -56,12 +56,12 @@ mod tests {
     #[test]
     fn messages_survive_the_trip_and_nonsense_does_not() {
         let geometry = Geometry { slots: 10, max_value: 100 };
-        let hello = Hello { geometry, region: RemoteRegion { address: 7, len: geometry.table_len(), key: 3 } };
-        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
-        let small = Hello { region: RemoteRegion { len: 5, ..hello.region }, ..hello };
-        let huge = Hello { geometry: Geometry { max_value: u32::MAX, ..geometry }, ..hello };
-        assert!(Hello::decode(&small.encode()).is_none() && Hello::decode(&huge.encode()).is_none());
-        assert!(Hello::decode(&hello.encode()[..31]).is_none() && Hello::decode(b"KV02").is_none());
+        let hello = TableHello { geometry, region: RemoteRegion { address: 7, len: geometry.table_len(), key: 3 } };
+        assert_eq!(TableHello::decode(&hello.encode()), Some(hello));
+        let small = TableHello { region: RemoteRegion { len: 5, ..hello.region }, ..hello };
+        let huge = TableHello { geometry: Geometry { max_value: u32::MAX, ..geometry }, ..hello };
+        assert!(TableHello::decode(&small.encode()).is_none() && TableHello::decode(&huge.encode()).is_none());
+        assert!(TableHello::decode(&hello.encode()[..31]).is_none() && TableHello::decode(b"KV02").is_none());
 
         assert_eq!(decode_put(&encode_put(b"key", b"value")), Some((&b"key"[..], &b"value"[..])));
         assert_eq!(decode_put(&encode_put(b"", b"")), Some((&b""[..], &b""[..])));

@@ -20,7 +20,7 @@ pub const DEFAULT_PORT: u16 = 18517;
 /// and --rank. Rank 0 reports. Its exit status is 0 if every pair works and none is worse than --tolerance.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-mesh", version, args_override_self = true)]
-pub struct Cli {
+pub struct MeshArgs {
     /// Number of this process, from 0 [default: the launcher's]
     #[arg(long, value_name = "I")]
     pub rank: Option<usize>,
@@ -120,14 +120,14 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
-        Cli::command().debug_assert();
+        MeshArgs::command().debug_assert();
     }
 
     #[test]
     fn bad_usage_is_one_line_with_the_cure() {
         let failure = |args: &[&str]| {
             let args = std::iter::once("rdma-mesh").chain(args.iter().copied());
-            parse::<Cli>(args.map(Into::into)).err().map(|failure| failure.to_string()).unwrap_or_default()
+            parse::<MeshArgs>(args.map(Into::into)).err().map(|failure| failure.to_string()).unwrap_or_default()
         };
         assert!(failure(&["--tolerance", "0.5"]).contains("give 1 to 1000000"));
         assert!(failure(&["--patience", "0"]).contains("give 0.1 to 86400 seconds"));

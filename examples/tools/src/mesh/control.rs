@@ -77,7 +77,7 @@ pub enum Order {
 
 /// Half of a round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub struct LatencyFigures {
     /// Median, us.
     pub p50_us: f64,
     /// 99th percentile, us.
@@ -88,16 +88,16 @@ pub struct Latency {
 
 /// The result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Measured {
+pub enum MeasuredFigure {
     /// Half of a round trip.
-    Latency(Latency),
+    Latency(LatencyFigures),
     /// Gigabits per second towards the other rank.
     Bandwidth(f64),
 }
 
 /// The messages that one rank has received from another while all sent to all.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Heard {
+pub struct ReceivedLoad {
     /// The sender.
     pub from: usize,
     /// Number of messages.
@@ -112,7 +112,7 @@ pub struct Heard {
 
 /// A report to rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Report {
+pub enum RankReport {
     /// The rank has joined.
     Joined(Entry),
     /// The rank has connected to all ranks that it must connect to, or has given up.
@@ -135,7 +135,7 @@ pub enum Report {
         /// Its number.
         task: u32,
         /// The result, or the reason why it failed.
-        result: Result<Measured, String>,
+        result: Result<MeasuredFigure, String>,
     },
     /// The hardware counters of the rank's device that have changed since the rank began, and by how much.
     Moved(BTreeMap<String, u64>),
@@ -149,13 +149,13 @@ pub enum Report {
     /// The time of the load has ended.
     Loaded {
         /// One entry per rank that a message arrived from.
-        heard: Vec<Heard>,
+        heard: Vec<ReceivedLoad>,
         /// Peak memory of this process so far, KiB.
         memory_kib: u64,
     },
 }
 
-impl Report {
+impl RankReport {
     /// Decodes a report. Names and reasons are truncated to the length
     /// that a table can show, and unprintable characters are removed.
     ///
@@ -197,12 +197,12 @@ impl Report {
                 plausible(*attempts as f64, MOST_COUNT, "connects")?;
                 plausible(*memory_kib as f64, MOST_KIB, "KiB")
             }
-            Self::Result { result: Ok(Measured::Latency(latency)), .. } => {
+            Self::Result { result: Ok(MeasuredFigure::Latency(latency)), .. } => {
                 plausible(latency.p50_us, MOST_US, "us")?;
                 plausible(latency.p99_us, MOST_US, "us")?;
                 plausible(latency.samples as f64, MOST_COUNT, "round trips")
             }
-            Self::Result { result: Ok(Measured::Bandwidth(gbit)), .. } => plausible(*gbit, MOST_GBIT, "Gbit/s"),
+            Self::Result { result: Ok(MeasuredFigure::Bandwidth(gbit)), .. } => plausible(*gbit, MOST_GBIT, "Gbit/s"),
             Self::Loaded { heard, memory_kib } => {
                 for heard in heard {
                     plausible(heard.gbit, MOST_GBIT, "Gbit/s")?;
@@ -245,38 +245,41 @@ mod tests {
 
     #[test]
     fn reports_survive_the_trip_and_texts_are_cut_to_what_is_printable() {
-        let latency = Latency { p50_us: 4.25, p99_us: 9.5, samples: 1000 };
-        let report = Report::Result { task: 7, result: Ok(Measured::Latency(latency)) };
-        assert_eq!(Report::read(&write(&report)), Ok(report));
+        let latency = LatencyFigures { p50_us: 4.25, p99_us: 9.5, samples: 1000 };
+        let report = RankReport::Result { task: 7, result: Ok(MeasuredFigure::Latency(latency)) };
+        assert_eq!(RankReport::read(&write(&report)), Ok(report));
         let why = format!("a\n\u{1b}\u{202e}[31m{}", "é".repeat(1000));
-        let Ok(Report::Lost { why, peer: 3 }) = Report::read(&write(&Report::Lost { peer: 3, why })) else { panic!() };
+        let Ok(RankReport::Lost { why, peer: 3 }) = RankReport::read(&write(&RankReport::Lost { peer: 3, why })) else {
+            panic!()
+        };
         assert!(why.starts_with("a[31mé") && why.len() <= MAX_REASON && why.len() > MAX_REASON - 2);
-        assert!(Report::read(b"\xff").is_err());
-        let what = Report::read(format!("{{\"\u{202e}{}\":1}}", "x".repeat(9000)).as_bytes()).expect_err("nonsense");
+        assert!(RankReport::read(b"\xff").is_err());
+        let what =
+            RankReport::read(format!("{{\"\u{202e}{}\":1}}", "x".repeat(9000)).as_bytes()).expect_err("nonsense");
         assert!(what.starts_with("it sent no report: unknown variant `x") && what.len() <= MAX_REASON, "{what}");
     }
 
     #[test]
     fn figures_that_cannot_be_are_refused() {
-        let latency = |p50_us, p99_us, samples| Report::Result {
+        let latency = |p50_us, p99_us, samples| RankReport::Result {
             task: 1,
-            result: Ok(Measured::Latency(Latency { p50_us, p99_us, samples })),
+            result: Ok(MeasuredFigure::Latency(LatencyFigures { p50_us, p99_us, samples })),
         };
-        let rate = |gbit| Report::Result { task: 1, result: Ok(Measured::Bandwidth(gbit)) };
+        let rate = |gbit| RankReport::Result { task: 1, result: Ok(MeasuredFigure::Bandwidth(gbit)) };
         let heard = |gbit, messages, errors| {
-            let heard = Heard { from: 0, messages, gbit, errors, complete: true };
-            Report::Loaded { heard: vec![heard], memory_kib: 1 }
+            let heard = ReceivedLoad { from: 0, messages, gbit, errors, complete: true };
+            RankReport::Loaded { heard: vec![heard], memory_kib: 1 }
         };
         let connected = |seconds, attempts, memory_kib| {
             let took = Duration::from_secs(seconds);
-            Report::Connected { took, attempts, failed: Vec::new(), shm: Vec::new(), memory_kib }
+            RankReport::Connected { took, attempts, failed: Vec::new(), shm: Vec::new(), memory_kib }
         };
         let good =
             [latency(0.0, MOST_US, 0), rate(MOST_GBIT), rate(0.0), heard(400.0, 1 << 40, 3), connected(60, 9, 9)];
-        let moved = Report::Moved([("rcvd_seq_err".to_owned(), u64::MAX)].into());
+        let moved = RankReport::Moved([("rcvd_seq_err".to_owned(), u64::MAX)].into());
         let good = good.into_iter().chain([moved]);
         for report in good {
-            assert_eq!(Report::read(&write(&report)), Ok(report));
+            assert_eq!(RankReport::read(&write(&report)), Ok(report));
         }
         let bad = [
             latency(-5.0, 1.0, 1),
@@ -292,15 +295,15 @@ mod tests {
             connected(1, u64::MAX, 1),
             connected(1, 1, u64::MAX),
         ];
-        let many = Report::Moved((0..1000).map(|nth| (format!("\n{nth}{}", "x".repeat(100)), 1)).collect());
-        let Ok(Report::Moved(few)) = Report::read(&write(&many)) else { panic!("a report") };
+        let many = RankReport::Moved((0..1000).map(|nth| (format!("\n{nth}{}", "x".repeat(100)), 1)).collect());
+        let Ok(RankReport::Moved(few)) = RankReport::read(&write(&many)) else { panic!("a report") };
         assert!(few.len() <= MAX_COUNTERS && few.keys().all(|name| name.len() <= MAX_NAME && !name.contains('\n')));
         for report in bad {
-            let why = Report::read(&write(&report)).expect_err("no rank has that");
+            let why = RankReport::read(&write(&report)).expect_err("no rank has that");
             assert!(why.starts_with("it reports ") && why.len() < 100, "{why}");
         }
         // JSON has no infinity, and numbers beyond the range of f64 are refused.
-        assert!(Report::read(b"{\"Result\":{\"task\":1,\"result\":{\"Ok\":{\"Bandwidth\":1e999}}}}").is_err());
-        assert!(Report::read(&write(&rate(f64::NAN))).is_err());
+        assert!(RankReport::read(b"{\"Result\":{\"task\":1,\"result\":{\"Ok\":{\"Bandwidth\":1e999}}}}").is_err());
+        assert!(RankReport::read(&write(&rate(f64::NAN))).is_err());
     }
 }

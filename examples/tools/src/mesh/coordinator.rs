@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::control::{Entry, Figure, Measured, Order, Report};
+use super::control::{Entry, Figure, MeasuredFigure, Order, RankReport};
 use super::odd::Judgement;
 use super::results::Results;
 use super::tournament;
 
 /// The limits and the extent of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct RunPlan {
     /// Number of ranks.
     pub ranks: usize,
     /// Longest time until all ranks have joined, and again until all are connected.
@@ -44,7 +44,7 @@ enum Phase {
     /// Ranks connect. Has the ranks that have not reported yet, and the number of links that each rank has reported.
     Connecting { until: Duration, left: BTreeSet<usize>, links: Vec<usize> },
     /// Pairs measure.
-    Measuring { step: Step, waiting: Vec<(usize, usize, Figure)>, running: BTreeMap<u32, Running> },
+    Measuring { step: MeasureStep, waiting: Vec<(usize, usize, Figure)>, running: BTreeMap<u32, Running> },
     /// All send to all. Has the ranks that have not reported yet.
     Loading { until: Duration, left: BTreeSet<usize> },
     /// Everything is done.
@@ -53,7 +53,7 @@ enum Phase {
 
 /// A part of the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum MeasureStep {
     /// A round of the tournament, within a pass.
     Round { pass: usize, round: usize },
     /// A second measurement of the directions that were odd.
@@ -72,7 +72,7 @@ struct Running {
 /// The state machine that leads a run.
 #[derive(Debug)]
 pub struct Coordinator {
-    plan: Plan,
+    plan: RunPlan,
     passes: Vec<Pass>,
     phase: Phase,
     results: Results,
@@ -83,7 +83,7 @@ pub struct Coordinator {
 impl Coordinator {
     /// Makes the coordinator of a run that begins at `now`.
     #[must_use]
-    pub fn new(plan: Plan, now: Duration) -> Self {
+    pub fn new(plan: RunPlan, now: Duration) -> Self {
         let mut passes = vec![(Figure::Latency, false)];
         if plan.bandwidth {
             passes.extend([(Figure::Bandwidth, false), (Figure::Bandwidth, true)]);
@@ -143,12 +143,12 @@ impl Coordinator {
         match &self.phase {
             Phase::Gathering { .. } => "waiting for ranks",
             Phase::Connecting { .. } => "connecting",
-            Phase::Measuring { step: Step::Round { pass, .. }, .. } => match self.passes[*pass] {
+            Phase::Measuring { step: MeasureStep::Round { pass, .. }, .. } => match self.passes[*pass] {
                 (Figure::Latency, _) => "latency",
                 (Figure::Bandwidth, false) => "bandwidth up",
                 (Figure::Bandwidth, true) => "bandwidth down",
             },
-            Phase::Measuring { step: Step::Again, .. } => "second measurement of odd pairs",
+            Phase::Measuring { step: MeasureStep::Again, .. } => "second measurement of odd pairs",
             Phase::Loading { .. } => "all send to all",
             Phase::Over => "over",
         }
@@ -166,11 +166,11 @@ impl Coordinator {
             Phase::Connecting { links, .. } => {
                 format!("{stage}: {} of {} links", links.iter().sum::<usize>(), ranks * (ranks - 1) / 2)
             }
-            Phase::Measuring { step: Step::Round { round, .. }, running, .. } => {
+            Phase::Measuring { step: MeasureStep::Round { round, .. }, running, .. } => {
                 let rounds = tournament::rounds(ranks);
                 format!("{stage}: round {} of {rounds}, {} pairs measure", round + 1, running.len())
             }
-            Phase::Measuring { step: Step::Again, waiting, running } => {
+            Phase::Measuring { step: MeasureStep::Again, waiting, running } => {
                 format!("{stage}: {} directions are left", waiting.len() + running.len())
             }
             Phase::Loading { left, .. } => format!("{stage}: {} of {ranks} ranks have not reported", left.len()),
@@ -179,27 +179,27 @@ impl Coordinator {
     }
 
     /// Handles a report of a rank.
-    pub fn report(&mut self, rank: usize, report: Report, now: Duration) {
+    pub fn report(&mut self, rank: usize, report: RankReport, now: Duration) {
         if self.is_over() {
             // Links end now because the ranks end.
             return;
         }
         match report {
-            Report::Joined(entry) => self.joined(rank, entry),
-            Report::Progress(count) => {
+            RankReport::Joined(entry) => self.joined(rank, entry),
+            RankReport::Progress(count) => {
                 if let Phase::Connecting { links, .. } = &mut self.phase {
                     links[rank] = count.min(self.plan.ranks);
                 }
             }
-            Report::Connected { took, attempts, failed, shm, memory_kib } => {
+            RankReport::Connected { took, attempts, failed, shm, memory_kib } => {
                 self.results.member_mut(rank).memory_kib = Some(memory_kib);
                 self.connected(rank, took, attempts, &failed, &shm);
             }
-            Report::Moved(counters) => self.results.member_mut(rank).moved = counters,
-            Report::Result { task, result } => self.result(rank, task, result),
-            Report::Lost { peer, why } if self.is_peer(rank, peer) => self.results.fails(rank, peer, &why),
-            Report::Lost { .. } => {}
-            Report::Loaded { heard, memory_kib } => {
+            RankReport::Moved(counters) => self.results.member_mut(rank).moved = counters,
+            RankReport::Result { task, result } => self.result(rank, task, result),
+            RankReport::Lost { peer, why } if self.is_peer(rank, peer) => self.results.fails(rank, peer, &why),
+            RankReport::Lost { .. } => {}
+            RankReport::Loaded { heard, memory_kib } => {
                 self.results.member_mut(rank).memory_kib = Some(memory_kib);
                 if let Phase::Loading { left, .. } = &mut self.phase {
                     if left.remove(&rank) {
@@ -225,10 +225,10 @@ impl Coordinator {
                 return;
             }
             Phase::Connecting { .. } => "while connecting".into(),
-            Phase::Measuring { step: Step::Round { pass, round }, .. } => {
+            Phase::Measuring { step: MeasureStep::Round { pass, round }, .. } => {
                 format!("in round {} of {}", round + 1, if *pass == 0 { "latency" } else { "bandwidth" })
             }
-            Phase::Measuring { step: Step::Again, .. } => "at the second measurement".into(),
+            Phase::Measuring { step: MeasureStep::Again, .. } => "at the second measurement".into(),
             Phase::Loading { .. } | Phase::Over => "while all sent to all".into(),
         };
         self.results.gone(rank, &format!("{why}, {when}"));
@@ -335,7 +335,7 @@ impl Coordinator {
             .filter(|&(a, b)| self.results.pair(a, b).broken.is_none())
             .map(|(a, b)| if back { (b, a, figure) } else { (a, b, figure) })
             .collect();
-        Phase::Measuring { step: Step::Round { pass, round }, waiting, running: BTreeMap::new() }
+        Phase::Measuring { step: MeasureStep::Round { pass, round }, waiting, running: BTreeMap::new() }
     }
 
     /// Returns the phase of the second measurement. If more directions are odd than there are
@@ -347,13 +347,13 @@ impl Coordinator {
             judgement.odd_ways(tolerance).map(|way| (way.from, way.to, way.figure)).collect::<Vec<_>>()
         });
         let waiting = odd.into_iter().flatten().take(self.plan.ranks).collect();
-        Phase::Measuring { step: Step::Again, waiting, running: BTreeMap::new() }
+        Phase::Measuring { step: MeasureStep::Again, waiting, running: BTreeMap::new() }
     }
 
     /// Orders measurements up to the limit of concurrent ones. Goes to the next round when none are left.
     fn measure(&mut self, now: Duration) -> bool {
         let Phase::Measuring { step, waiting, running } = &mut self.phase else { return false };
-        let at_once = if *step == Step::Again { 1 } else { self.plan.at_once };
+        let at_once = if *step == MeasureStep::Again { 1 } else { self.plan.at_once };
         let late: Vec<_> = running.iter().filter(|(_, running)| now >= running.until).map(|(task, _)| *task).collect();
         for task in late {
             if let Some(Running { from, to, .. }) = running.remove(&task) {
@@ -375,12 +375,12 @@ impl Coordinator {
             return false;
         }
         match *step {
-            Step::Round { pass, round } if round + 1 < tournament::rounds(self.plan.ranks) => {
+            MeasureStep::Round { pass, round } if round + 1 < tournament::rounds(self.plan.ranks) => {
                 self.phase = self.round(pass, round + 1);
             }
-            Step::Round { pass, .. } if pass + 1 < self.passes.len() => self.phase = self.round(pass + 1, 0),
-            Step::Round { .. } => self.phase = self.again(),
-            Step::Again => self.begin_load(now),
+            MeasureStep::Round { pass, .. } if pass + 1 < self.passes.len() => self.phase = self.round(pass + 1, 0),
+            MeasureStep::Round { .. } => self.phase = self.again(),
+            MeasureStep::Again => self.begin_load(now),
         }
         true
     }
@@ -396,7 +396,7 @@ impl Coordinator {
         self.phase = Phase::Loading { until: now + load + 2 * self.plan.silence, left };
     }
 
-    fn result(&mut self, rank: usize, task: u32, result: Result<Measured, String>) {
+    fn result(&mut self, rank: usize, task: u32, result: Result<MeasuredFigure, String>) {
         let Phase::Measuring { running, .. } = &mut self.phase else { return };
         let Some(Running { from, to, figure, .. }) = running.get(&task).copied().filter(|running| running.from == rank)
         else {
@@ -404,7 +404,7 @@ impl Coordinator {
         };
         running.remove(&task);
         match result {
-            Ok(measured) if matches!(measured, Measured::Latency(_)) == (figure == Figure::Latency) => {
+            Ok(measured) if matches!(measured, MeasuredFigure::Latency(_)) == (figure == Figure::Latency) => {
                 self.results.measured(from, to, measured);
             }
             Ok(_) => self.results.fails(from, to, "the result is not of the figure that was ordered"),
@@ -426,12 +426,12 @@ fn is_peer(ranks: usize, rank: usize, peer: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::control::{Heard, Latency};
+    use crate::mesh::control::{LatencyFigures, ReceivedLoad};
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn plan(ranks: usize) -> Plan {
-        Plan {
+    fn plan(ranks: usize) -> RunPlan {
+        RunPlan {
             ranks,
             patience: 10 * SECOND,
             measure: 5 * SECOND,
@@ -460,14 +460,14 @@ mod tests {
     }
 
     impl Cluster {
-        fn new(plan: Plan) -> Self {
+        fn new(plan: RunPlan) -> Self {
             let coordinator = Coordinator::new(plan, Duration::ZERO);
             Self { coordinator, now: Duration::ZERO, silent: BTreeSet::new(), slow: Vec::new(), most: 0 }
         }
 
         fn join(&mut self, ranks: impl IntoIterator<Item = usize>) {
             for rank in ranks {
-                self.coordinator.report(rank, Report::Joined(entry(rank)), self.now);
+                self.coordinator.report(rank, RankReport::Joined(entry(rank)), self.now);
             }
         }
 
@@ -490,21 +490,23 @@ mod tests {
                         Order::Connect { .. } => {
                             // All ranks are on one host.
                             let shm = (rank + 1..self.coordinator.plan.ranks).collect();
-                            Report::Connected { took: SECOND, attempts: 1, failed: Vec::new(), shm, memory_kib: 1 }
+                            RankReport::Connected { took: SECOND, attempts: 1, failed: Vec::new(), shm, memory_kib: 1 }
                         }
                         Order::Measure { peer, .. } if self.silent.contains(&peer) => continue,
                         Order::Measure { task, peer, figure: Figure::Latency } => {
                             let slow = (rank == 1 && peer == 2).then(|| self.slow.pop()).flatten();
-                            let latency = Latency { p50_us: slow.unwrap_or(1.0), p99_us: 2.0, samples: 3 };
-                            Report::Result { task, result: Ok(Measured::Latency(latency)) }
+                            let latency = LatencyFigures { p50_us: slow.unwrap_or(1.0), p99_us: 2.0, samples: 3 };
+                            RankReport::Result { task, result: Ok(MeasuredFigure::Latency(latency)) }
                         }
-                        Order::Measure { task, .. } => Report::Result { task, result: Ok(Measured::Bandwidth(8.0)) },
+                        Order::Measure { task, .. } => {
+                            RankReport::Result { task, result: Ok(MeasuredFigure::Bandwidth(8.0)) }
+                        }
                         Order::Load => {
                             let silent = self.silent.clone();
                             let others =
                                 (0..self.coordinator.plan.ranks).filter(|peer| *peer != rank && !silent.contains(peer));
-                            let heard = |from| Heard { from, messages: 9, gbit: 1.0, errors: 0, complete: true };
-                            Report::Loaded { heard: others.map(heard).collect(), memory_kib: 1 }
+                            let heard = |from| ReceivedLoad { from, messages: 9, gbit: 1.0, errors: 0, complete: true };
+                            RankReport::Loaded { heard: others.map(heard).collect(), memory_kib: 1 }
                         }
                         Order::End => continue,
                     };
@@ -518,7 +520,7 @@ mod tests {
     #[test]
     fn all_pairs_get_all_figures() {
         for (ranks, at_once) in [(2, 9), (5, 9), (8, 9), (8, 1)] {
-            let mut cluster = Cluster::new(Plan { at_once, ..plan(ranks) });
+            let mut cluster = Cluster::new(RunPlan { at_once, ..plan(ranks) });
             cluster.join(0..ranks);
             let results = cluster.run(|_, _, _| {});
             for (a, b, pair) in results.pairs() {
@@ -588,7 +590,7 @@ mod tests {
     #[test]
     fn what_is_odd_is_measured_again_and_the_better_figure_stays() {
         for (looks, left, measured) in [(vec![90.0], 90.0, 7), (vec![80.0, 90.0], 80.0, 7), (vec![2.0], 2.0, 6)] {
-            let mut cluster = Cluster::new(Plan { bandwidth: false, ..plan(4) });
+            let mut cluster = Cluster::new(RunPlan { bandwidth: false, ..plan(4) });
             cluster.join(0..4);
             // The second measurement takes the last latency.
             cluster.slow.clone_from(&looks);
@@ -607,15 +609,15 @@ mod tests {
         let results = cluster.run(|cluster, _, order| {
             let now = cluster.now;
             let coordinator = &mut cluster.coordinator;
-            coordinator.report(1, Report::Joined(entry(9)), now);
-            coordinator.report(1, Report::Lost { peer: 1, why: "itself".into() }, now);
-            coordinator.report(1, Report::Lost { peer: 77, why: "nobody".into() }, now);
-            coordinator.report(1, Report::Progress(usize::MAX), now);
+            coordinator.report(1, RankReport::Joined(entry(9)), now);
+            coordinator.report(1, RankReport::Lost { peer: 1, why: "itself".into() }, now);
+            coordinator.report(1, RankReport::Lost { peer: 77, why: "nobody".into() }, now);
+            coordinator.report(1, RankReport::Progress(usize::MAX), now);
             let shm = vec![1, 77, usize::MAX];
             let (took, attempts, failed, memory_kib) = (SECOND, 1, Vec::new(), 1);
-            coordinator.report(1, Report::Connected { took, attempts, failed, shm, memory_kib }, now);
+            coordinator.report(1, RankReport::Connected { took, attempts, failed, shm, memory_kib }, now);
             if let Order::Measure { task, .. } = order {
-                coordinator.report(2, Report::Result { task: task + 50, result: Err("of nothing".into()) }, now);
+                coordinator.report(2, RankReport::Result { task: task + 50, result: Err("of nothing".into()) }, now);
             }
         });
         assert!(results.pairs().all(|(.., pair)| pair.broken.is_none()));

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, RejectReason};
 
-use super::control::{self, Entry, Order, Report};
+use super::control::{self, Entry, Order, RankReport};
 use super::hello::{Hello, Purpose};
 use super::outbox::Outbox;
-use super::role::Role;
+use super::role::LinkRole;
 use crate::pingpong::address::resolve;
 use crate::pingpong::failure::Failure;
 
@@ -17,7 +17,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 
 /// The state of the connection to rank 0.
 #[derive(Debug)]
-enum State {
+enum FollowerState {
     /// Waiting for the time of the next attempt.
     Waiting(Instant),
     /// A connect is in progress.
@@ -37,7 +37,7 @@ pub struct Follower {
     addresses: Vec<SocketAddr>,
     tried: usize,
     until: Instant,
-    state: State,
+    state: FollowerState,
 }
 
 impl Follower {
@@ -45,7 +45,7 @@ impl Follower {
     #[must_use]
     pub fn new(rank: usize, ranks: usize, root: (String, u16), now: Instant, until: Instant) -> Self {
         let hello = Hello { rank, ranks, purpose: Purpose::Control };
-        Self { hello, root, addresses: Vec::new(), tried: 0, until, state: State::Waiting(now) }
+        Self { hello, root, addresses: Vec::new(), tried: 0, until, state: FollowerState::Waiting(now) }
     }
 
     /// Returns the address of rank 0 as this rank reaches it.
@@ -57,7 +57,7 @@ impl Follower {
     /// Returns true if rank 0 has ended the run.
     #[must_use]
     pub const fn is_dismissed(&self) -> bool {
-        matches!(self.state, State::Dismissed)
+        matches!(self.state, FollowerState::Dismissed)
     }
 
     /// Connects if it is time. Resolving a name blocks, but this rank has nothing else to do yet.
@@ -66,7 +66,7 @@ impl Follower {
     /// Rank 0 cannot be found, and the time is up.
     pub fn tick(&mut self, cx: &mut Context<'_>, random: u64) -> Result<(), Failure> {
         let now = Instant::now();
-        if !matches!(self.state, State::Waiting(at) if now >= at) {
+        if !matches!(self.state, FollowerState::Waiting(at) if now >= at) {
             return Ok(());
         }
         if self.addresses.is_empty() {
@@ -79,8 +79,8 @@ impl Follower {
         let address = self.addresses[self.tried % self.addresses.len()];
         match cx.connect_with(address, ConnectOptions::new().private_data(self.hello.encode())) {
             Ok(conn) => {
-                cx.set_user(conn, Role::Control(0).encode());
-                self.state = State::Connecting;
+                cx.set_user(conn, LinkRole::Control(0).encode());
+                self.state = FollowerState::Connecting;
                 Ok(())
             }
             Err(error) => self.again(now, random, Failure::new(error)),
@@ -116,19 +116,19 @@ impl Follower {
             return Err(Failure::new(format!("no rank 0 at {host}, port {port}: {why}; {cure}")));
         }
         log::info!("rank 0 at {}: {why}", self.root.0);
-        self.state = State::Waiting(at);
+        self.state = FollowerState::Waiting(at);
         Ok(())
     }
 
     /// Handles the new connection to rank 0: sends the first report.
     pub fn connected(&mut self, cx: &mut Context<'_>, conn: ConnectionId, entry: Entry) {
-        self.state = State::Connected(conn, Outbox::default());
-        self.report(cx, &Report::Joined(entry));
+        self.state = FollowerState::Connected(conn, Outbox::default());
+        self.report(cx, &RankReport::Joined(entry));
     }
 
     /// Sends a report.
-    pub fn report(&mut self, cx: &mut Context<'_>, report: &Report) {
-        if let State::Connected(conn, outbox) = &mut self.state {
+    pub fn report(&mut self, cx: &mut Context<'_>, report: &RankReport) {
+        if let FollowerState::Connected(conn, outbox) = &mut self.state {
             outbox.post(cx, *conn, &control::write(report));
         }
     }
@@ -141,14 +141,14 @@ impl Follower {
         let order = serde_json::from_slice(message)
             .map_err(|error| Failure::new(format!("rank 0 violated the protocol: {error}")))?;
         if order == Order::End {
-            self.state = State::Dismissed;
+            self.state = FollowerState::Dismissed;
         }
         Ok(order)
     }
 
     /// Sends the queued reports, now that the control connection is writable again.
     pub fn writable(&mut self, cx: &mut Context<'_>) {
-        if let State::Connected(conn, outbox) = &mut self.state {
+        if let FollowerState::Connected(conn, outbox) = &mut self.state {
             outbox.writable(cx, *conn);
         }
     }

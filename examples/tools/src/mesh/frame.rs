@@ -20,7 +20,7 @@ const READY: u8 = 10;
 
 /// A message on a link. The number in most messages is that of the measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub enum LinkFrame {
     /// The passive side has the link, too.
     Ready,
     /// A request to send the same bytes back as a pong.
@@ -33,7 +33,7 @@ pub enum Frame {
     Lent(u32, RemoteRegion),
     /// All writes before this message have completed; the memory is not needed any more.
     Written(u32),
-    /// The answer to [`Frame::Written`].
+    /// The answer to [`LinkFrame::Written`].
     Seen(u32),
     /// The peer cannot carry out the request, with the reason.
     Refused(u32, String),
@@ -47,7 +47,7 @@ fn head(kind: u8, number: u64) -> Vec<u8> {
     [&[kind][..], &number.to_le_bytes()].concat()
 }
 
-impl Frame {
+impl LinkFrame {
     /// Encodes a message. A ping has only its head.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -132,35 +132,35 @@ mod tests {
     fn frames_survive_the_trip_and_nonsense_does_not() {
         let region = RemoteRegion { address: 1 << 40, len: 65_536, key: 9 };
         let frames = [
-            Frame::Ready,
-            Frame::Ping,
-            Frame::Pong(7),
-            Frame::Borrow(7, 65_536),
-            Frame::Lent(7, region),
-            Frame::Written(u32::MAX),
-            Frame::Seen(1),
-            Frame::Refused(1, "no memory".into()),
-            Frame::Load(Some(1 << 50)),
-            Frame::LoadEnd(3),
+            LinkFrame::Ready,
+            LinkFrame::Ping,
+            LinkFrame::Pong(7),
+            LinkFrame::Borrow(7, 65_536),
+            LinkFrame::Lent(7, region),
+            LinkFrame::Written(u32::MAX),
+            LinkFrame::Seen(1),
+            LinkFrame::Refused(1, "no memory".into()),
+            LinkFrame::Load(Some(1 << 50)),
+            LinkFrame::LoadEnd(3),
         ];
         for frame in frames {
-            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+            assert_eq!(LinkFrame::decode(&frame.encode()), Some(frame));
         }
-        assert_eq!(Frame::decode(&[0; 20]), None);
-        assert_eq!(Frame::decode(&Frame::Ping.encode()[..8]), None);
-        assert_eq!(Frame::decode(&Frame::Lent(7, region).encode()[..20]), None);
+        assert_eq!(LinkFrame::decode(&[0; 20]), None);
+        assert_eq!(LinkFrame::decode(&LinkFrame::Ping.encode()[..8]), None);
+        assert_eq!(LinkFrame::decode(&LinkFrame::Lent(7, region).encode()[..20]), None);
     }
 
     #[test]
     fn a_ping_becomes_its_answer_and_a_changed_load_is_noticed() {
         let mut message = ping(5, 64);
-        assert_eq!((message.len(), Frame::decode(&message)), (64, Some(Frame::Ping)));
+        assert_eq!((message.len(), LinkFrame::decode(&message)), (64, Some(LinkFrame::Ping)));
         answer(&mut message);
-        assert_eq!(Frame::decode(&message), Some(Frame::Pong(5)));
+        assert_eq!(LinkFrame::decode(&message), Some(LinkFrame::Pong(5)));
 
-        let mut message = Frame::Load(Some(5)).encode();
+        let mut message = LinkFrame::Load(Some(5)).encode();
         message[LOAD - 8] ^= 1;
-        assert_eq!(Frame::decode(&message), Some(Frame::Load(None)));
-        assert_eq!(Frame::decode(&Frame::Load(Some(5)).encode()[..LOAD - 1]), Some(Frame::Load(None)));
+        assert_eq!(LinkFrame::decode(&message), Some(LinkFrame::Load(None)));
+        assert_eq!(LinkFrame::decode(&LinkFrame::Load(Some(5)).encode()[..LOAD - 1]), Some(LinkFrame::Load(None)));
     }
 }

@@ -7,7 +7,7 @@ pub const MAX_RANKS: usize = 10_000;
 
 /// The rank of a process, and how to find the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankSettings {
     /// The number of this process, from 0.
     pub rank: usize,
     /// The number of all processes.
@@ -24,7 +24,7 @@ pub struct Place {
 
 /// The options of the command line that determine the rank.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct RankOptions {
     /// The number of this process.
     pub rank: Option<usize>,
     /// The number of processes.
@@ -70,10 +70,10 @@ const NODE_LISTS: [&str; 2] = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
 /// # Errors
 /// A setting is missing or wrong. The text names the remedy.
 pub fn place(
-    given: &Given,
+    given: &RankOptions,
     env: &dyn Fn(&str) -> Option<String>,
     first_host: &dyn Fn(&str) -> Result<String, Failure>,
-) -> Result<Place, Failure> {
+) -> Result<RankSettings, Failure> {
     let engine = ENGINES.iter().find(|engine| env(engine.rank).is_some());
     let hosts = &given.hosts;
     let (rank, launcher) = match (given.rank, engine) {
@@ -117,7 +117,7 @@ pub fn place(
     };
     let own = hosts.get(rank).map(|host| split_port(host));
     let label = given.label.clone().or_else(|| env("SLURMD_NODENAME")).or_else(|| own.map(|(host, _)| host.to_owned()));
-    Ok(Place { rank, ranks, root, port: own.and_then(|(_, port)| port), label, launcher })
+    Ok(RankSettings { rank, ranks, root, port: own.and_then(|(_, port)| port), label, launcher })
 }
 
 /// Parses a list of hosts from the text of a file: one per line, `#` begins a comment.
@@ -127,7 +127,11 @@ pub fn place(
 pub fn hosts_of_file(text: &str) -> Result<Vec<String>, Failure> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     let hosts: Vec<_> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
-    if hosts.is_empty() { Err(Failure::new("it names no host: write one host per line, rank 0 first")) } else { Ok(hosts) }
+    if hosts.is_empty() {
+        Err(Failure::new("it names no host: write one host per line, rank 0 first"))
+    } else {
+        Ok(hosts)
+    }
 }
 
 /// Splits `host:port` or `[address]:port` into host and port. The port is optional.
@@ -149,7 +153,7 @@ fn number(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Option<usi
 mod tests {
     use super::*;
 
-    fn find(given: &Given, vars: &[(&str, &str)]) -> Result<Place, String> {
+    fn find(given: &RankOptions, vars: &[(&str, &str)]) -> Result<RankSettings, String> {
         let env = |name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         let first = |list: &str| Ok(format!("first of {list}"));
         place(given, &env, &first).map_err(|failure| failure.to_string())
@@ -159,22 +163,22 @@ mod tests {
     fn each_engine_is_understood() {
         let slurm = [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "n[1-2]")];
         let slurm = [&slurm[..], &[("SLURMD_NODENAME", "n2")]].concat();
-        let place = find(&Given::default(), &slurm).unwrap();
+        let place = find(&RankOptions::default(), &slurm).unwrap();
         assert_eq!((place.rank, place.ranks, place.root.as_str(), place.launcher), (3, 4, "first of n[1-2]", "Slurm"));
         assert_eq!(place.label.as_deref(), Some("n2"));
 
         // An mpirun in a batch script of Slurm.
         let mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8"), ("SLURM_PROCID", "0")];
         let mpi = [&mpi[..], &[("SLURM_NTASKS", "1"), ("SLURM_JOB_NODELIST", "n1")]].concat();
-        let place = find(&Given::default(), &mpi).unwrap();
+        let place = find(&RankOptions::default(), &mpi).unwrap();
         assert_eq!((place.rank, place.ranks, place.root.as_str(), place.launcher), (5, 8, "first of n1", "Open MPI"));
 
         let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")];
-        assert_eq!(find(&Given::default(), &pmi).unwrap().root, "127.0.0.1");
+        assert_eq!(find(&RankOptions::default(), &pmi).unwrap().root, "127.0.0.1");
         let elsewhere = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
-        assert!(find(&Given::default(), &elsewhere).unwrap_err().contains("--root"));
+        assert!(find(&RankOptions::default(), &elsewhere).unwrap_err().contains("--root"));
 
-        let given = Given { count: Some(4), root: Some("mesh-0.mesh".into()), ..Given::default() };
+        let given = RankOptions { count: Some(4), root: Some("mesh-0.mesh".into()), ..RankOptions::default() };
         let place = find(&given, &[("JOB_COMPLETION_INDEX", "2")]).unwrap();
         assert_eq!((place.rank, place.ranks, place.root.as_str(), place.launcher), (2, 4, "mesh-0.mesh", "Kubernetes"));
     }
@@ -182,20 +186,20 @@ mod tests {
     #[test]
     fn by_hand_the_hosts_say_all_but_the_rank() {
         let hosts: Vec<_> = ["a", "b:7001", "[fd00::1]:7002", "fd00::2"].map(str::to_owned).into();
-        let given = |rank| Given { rank: Some(rank), hosts: hosts.clone(), ..Given::default() };
+        let given = |rank| RankOptions { rank: Some(rank), hosts: hosts.clone(), ..RankOptions::default() };
         let place = |rank| find(&given(rank), &[("SLURM_PROCID", "9")]).unwrap();
         assert_eq!((place(0).root.as_str(), place(0).port, place(0).ranks), ("a", None, 4));
         assert_eq!((place(1).label.as_deref(), place(1).port), (Some("b"), Some(7001)));
         assert_eq!((place(2).label.as_deref(), place(2).port), (Some("[fd00::1]"), Some(7002)));
         assert_eq!((place(3).label.as_deref(), place(3).port), (Some("fd00::2"), None));
         assert!(find(&given(4), &[]).unwrap_err().contains("rank 4 of 4"));
-        let both = Given { count: Some(5), ..given(0) };
+        let both = RankOptions { count: Some(5), ..given(0) };
         assert!(find(&both, &[]).unwrap_err().contains("4 hosts and --count 5"));
     }
 
     #[test]
     fn bad_surroundings_are_told_with_the_cure() {
-        let error = |vars: &[(&str, &str)]| find(&Given::default(), vars).unwrap_err();
+        let error = |vars: &[(&str, &str)]| find(&RankOptions::default(), vars).unwrap_err();
         assert!(error(&[]).contains("--rank"));
         assert!(error(&[("JOB_COMPLETION_INDEX", "0")]).contains("--count"));
         assert!(error(&[("PMI_RANK", "x")]).contains("PMI_RANK is \"x\""));

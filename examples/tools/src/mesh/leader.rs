@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{ConnectionId, Context, DisconnectReason};
 
-use super::control::{self, Order, Report};
-use super::coordinator::{Coordinator, Plan};
+use super::control::{self, Order, RankReport};
+use super::coordinator::{Coordinator, RunPlan};
 use super::hello::Hello;
 use super::outbox::Outbox;
 use super::results::Results;
@@ -19,7 +19,7 @@ const MAX_WAITING: usize = 1000;
 
 /// The control connection of one rank.
 #[derive(Debug)]
-struct Control {
+struct ControlConnection {
     conn: ConnectionId,
     outbox: Outbox,
 }
@@ -31,7 +31,7 @@ pub struct Leader {
     coordinator: Coordinator,
     /// The number of the run.
     run: u64,
-    controls: Vec<Option<Control>>,
+    controls: Vec<Option<ControlConnection>>,
     told_at: Instant,
     told: &'static str,
 }
@@ -39,7 +39,7 @@ pub struct Leader {
 impl Leader {
     /// Makes the leader of a run with a number.
     #[must_use]
-    pub fn new(plan: Plan, run: u64, now: Instant) -> Self {
+    pub fn new(plan: RunPlan, run: u64, now: Instant) -> Self {
         let controls = (0..plan.ranks).map(|_| None).collect();
         let coordinator = Coordinator::new(plan, Duration::ZERO);
         Self { started: now, coordinator, run, controls, told_at: now, told: "" }
@@ -89,7 +89,7 @@ impl Leader {
             cx.abort(conn);
             return;
         }
-        self.controls[rank] = Some(Control { conn, outbox: Outbox::default() });
+        self.controls[rank] = Some(ControlConnection { conn, outbox: Outbox::default() });
     }
 
     /// Handles a message of a rank.
@@ -97,12 +97,12 @@ impl Leader {
         if self.controls[rank].as_ref().is_none_or(|control| control.conn != conn) {
             return;
         }
-        match Report::read(message) {
-            Ok(Report::Joined(mut entry)) => {
+        match RankReport::read(message) {
+            Ok(RankReport::Joined(mut entry)) => {
                 let ip = cx.peer_address(conn).map(|peer| peer.ip().to_canonical());
                 // A rank that connects over the loopback is on this host.
                 entry.address = entry.address.or(ip.filter(|ip| !ip.is_loopback()));
-                self.report(rank, Report::Joined(entry));
+                self.report(rank, RankReport::Joined(entry));
             }
             Ok(report) => self.report(rank, report),
             Err(what) => {
@@ -115,7 +115,7 @@ impl Leader {
     }
 
     /// Handles a report, also one of rank 0 itself.
-    pub fn report(&mut self, rank: usize, report: Report) {
+    pub fn report(&mut self, rank: usize, report: RankReport) {
         self.coordinator.report(rank, report, self.started.elapsed());
     }
 

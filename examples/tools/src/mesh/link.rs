@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rdma_reactor::{Access, ConnectionId, Context, Region, RegionOptions};
 
-use super::frame::{self, Frame};
+use super::frame::{self, LinkFrame};
 use super::load::{Inbound, Outbound};
 use super::outbox::Outbox;
 use super::task::BLOCK;
@@ -68,37 +68,39 @@ impl Link {
         message: &[u8],
         scratch: &mut Vec<u8>,
         now: Instant,
-    ) -> Result<Option<Frame>, String> {
+    ) -> Result<Option<LinkFrame>, String> {
         if self.outbox.len() > MAX_WAITING {
             return Err(format!("{} answers wait for it", self.outbox.len()));
         }
-        let frame = Frame::decode(message).ok_or_else(|| format!("unknown message of {} bytes", message.len()))?;
+        let frame = LinkFrame::decode(message).ok_or_else(|| format!("unknown message of {} bytes", message.len()))?;
         match frame {
-            Frame::Ping => {
+            LinkFrame::Ping => {
                 scratch.clear();
                 scratch.extend_from_slice(message);
                 frame::answer(scratch);
                 self.outbox.post(cx, self.conn, scratch);
             }
-            Frame::Borrow(task, len) => {
+            LinkFrame::Borrow(task, len) => {
                 let answer = match self.lend(cx, len) {
-                    Ok(lent) => Frame::Lent(task, lent),
-                    Err(why) => Frame::Refused(task, why),
+                    Ok(lent) => LinkFrame::Lent(task, lent),
+                    Err(why) => LinkFrame::Refused(task, why),
                 };
                 self.outbox.post(cx, self.conn, &answer.encode());
             }
-            Frame::Written(task) => {
+            LinkFrame::Written(task) => {
                 self.lent = None;
-                self.outbox.post(cx, self.conn, &Frame::Seen(task).encode());
+                self.outbox.post(cx, self.conn, &LinkFrame::Seen(task).encode());
             }
-            Frame::Load(number) => self.inbound.take(number, now),
-            Frame::LoadEnd(sent) => self.inbound.end(sent, now),
-            Frame::Ready if self.ready => {}
-            Frame::Ready => {
+            LinkFrame::Load(number) => self.inbound.take(number, now),
+            LinkFrame::LoadEnd(sent) => self.inbound.end(sent, now),
+            LinkFrame::Ready if self.ready => {}
+            LinkFrame::Ready => {
                 self.ready = true;
                 return Ok(Some(frame));
             }
-            Frame::Pong(_) | Frame::Lent(..) | Frame::Seen(_) | Frame::Refused(..) => return Ok(Some(frame)),
+            LinkFrame::Pong(_) | LinkFrame::Lent(..) | LinkFrame::Seen(_) | LinkFrame::Refused(..) => {
+                return Ok(Some(frame));
+            }
         }
         Ok(None)
     }

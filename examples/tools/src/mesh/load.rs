@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{ConnectionId, Context, SendBuffer};
 
-use super::control::Heard;
+use super::control::ReceivedLoad;
 use super::frame::{self, LOAD};
 
 /// The stream to a peer.
@@ -79,11 +79,11 @@ impl Inbound {
 
     /// Returns the result for rank 0.
     #[must_use]
-    pub fn heard(&self, from: usize) -> Heard {
+    pub fn heard(&self, from: usize) -> ReceivedLoad {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);
         let bits = (self.messages * LOAD as u64 * 8) as f64;
         let gbit = if span.is_zero() { 0.0 } else { bits / span.as_secs_f64() / 1e9 };
-        Heard { from, messages: self.messages, gbit, errors: self.errors, complete: self.complete }
+        ReceivedLoad { from, messages: self.messages, gbit, errors: self.errors, complete: self.complete }
     }
 }
 
@@ -91,7 +91,7 @@ impl Inbound {
 mod tests {
     use super::*;
 
-    fn audit(numbers: &[Option<u64>], sent: u64) -> Heard {
+    fn audit(numbers: &[Option<u64>], sent: u64) -> ReceivedLoad {
         let (mut inbound, start) = (Inbound::default(), Instant::now());
         for (i, &number) in numbers.iter().enumerate() {
             inbound.take(number, start + Duration::from_micros(i as u64 * 10));

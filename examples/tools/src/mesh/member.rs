@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{ConnectOptions, ConnectionId, Context, Outcome, SendKind};
 
-use super::control::{Entry, Figure, Order, Report};
-use super::frame::Frame;
+use super::control::{Entry, Figure, Order, RankReport};
+use super::frame::LinkFrame;
 use super::hello::{Hello, Purpose};
 use super::link::Link;
 use super::load::Inbound;
 use super::memory;
-use super::role::Role;
-use super::storm::{Next, Storm, connects};
-use super::task::{Done, Extent, Task};
-use crate::doctor::tree::Tree;
+use super::role::LinkRole;
+use super::storm::{RetryDecision, Storm, connects};
+use super::task::{Task, TaskExtent, TaskResult};
+use crate::doctor::tree::SystemTree;
 use crate::hw_counters::HwCounters;
 
 /// The provider of a connection in shared memory.
@@ -33,7 +33,7 @@ pub struct Limits {
     /// Longest silence of a peer.
     pub silence: Duration,
     /// The extent of measurements.
-    pub extent: Extent,
+    pub extent: TaskExtent,
     /// Longest time of a measurement.
     pub measure: Duration,
     /// Time in which all send to all.
@@ -42,7 +42,7 @@ pub struct Limits {
 
 /// The state of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Load {
+enum LoadPhase {
     /// Not begun, or already reported.
     Idle,
     /// This rank sends to all.
@@ -72,16 +72,16 @@ pub struct Member {
     told_at: Instant,
     failed: Vec<(usize, String)>,
     task: Option<Task>,
-    load: Load,
+    load: LoadPhase,
     scratch: Vec<u8>,
-    reports: Vec<Report>,
+    reports: Vec<RankReport>,
 }
 
 impl Member {
     /// Makes a rank without links.
     #[must_use]
     pub fn new(rank: usize, ranks: usize, limits: Limits, device: String, now: Instant) -> Self {
-        let counters = HwCounters::read(&Tree::new("/"), &device);
+        let counters = HwCounters::read(&SystemTree::new("/"), &device);
         Self {
             rank,
             ranks,
@@ -97,7 +97,7 @@ impl Member {
             told_at: now,
             failed: Vec::new(),
             task: None,
-            load: Load::Idle,
+            load: LoadPhase::Idle,
             scratch: Vec::new(),
             reports: Vec::new(),
         }
@@ -120,11 +120,11 @@ impl Member {
 
     /// Removes and returns the collected reports. A report of the hardware
     /// counters' changes since the rank began precedes the end of a measurement.
-    pub fn take_reports(&mut self) -> Vec<Report> {
-        let ends = |report: &Report| matches!(report, Report::Result { .. } | Report::Loaded { .. });
+    pub fn take_reports(&mut self) -> Vec<RankReport> {
+        let ends = |report: &RankReport| matches!(report, RankReport::Result { .. } | RankReport::Loaded { .. });
         if !self.counters.is_empty() && self.reports.iter().any(ends) {
-            let moved = HwCounters::read(&Tree::new("/"), &self.device).moved_since(&self.counters);
-            self.reports.insert(0, Report::Moved(moved));
+            let moved = HwCounters::read(&SystemTree::new("/"), &self.device).moved_since(&self.counters);
+            self.reports.insert(0, RankReport::Moved(moved));
         }
         std::mem::take(&mut self.reports)
     }
@@ -152,7 +152,7 @@ impl Member {
         self.connect_more(cx, now, random);
         if let Some(task) = self.task.take_if(|task| task.is_late(now)) {
             let why = format!("no answer from rank {} within {} s", task.peer(), self.limits.measure.as_secs());
-            self.reports.push(Report::Result { task: task.number(), result: Err(why) });
+            self.reports.push(RankReport::Result { task: task.number(), result: Err(why) });
         }
         self.go_on_with_load(cx, now);
     }
@@ -168,7 +168,7 @@ impl Member {
         }
         let mut link = Link::new(conn, !opened_here, attempt);
         if !opened_here {
-            link.outbox.post(cx, conn, &Frame::Ready.encode());
+            link.outbox.post(cx, conn, &LinkFrame::Ready.encode());
         }
         if let Some(older) = self.links[peer].replace(link) {
             cx.abort(older.conn);
@@ -188,7 +188,7 @@ impl Member {
         let now = Instant::now();
         if let Some(storm) = &mut self.storm {
             log::debug!("rank {peer}: {why}");
-            if storm.failed(peer, now - self.began, random()) == Next::GiveUp {
+            if storm.failed(peer, now - self.began, random()) == RetryDecision::GiveUp {
                 self.failed.push((peer, format!("no connection: {why}")));
             }
             self.connect_more(cx, now, random);
@@ -211,11 +211,11 @@ impl Member {
         }
         let why = format!("the link has ended: {why}");
         if let Some(task) = self.task.take_if(|task| task.peer() == peer) {
-            self.reports.push(Report::Result { task: task.number(), result: Err(why.clone()) });
+            self.reports.push(RankReport::Result { task: task.number(), result: Err(why.clone()) });
         }
         self.ended.push((peer, link.inbound));
         if connects(self.rank, peer, self.ranks) {
-            self.reports.push(Report::Lost { peer, why });
+            self.reports.push(RankReport::Lost { peer, why });
         }
     }
 
@@ -225,7 +225,7 @@ impl Member {
         let Some(link) = &mut self.links[peer] else { return };
         let done = match link.take(cx, message, &mut self.scratch, now) {
             Ok(None) => None,
-            Ok(Some(Frame::Ready)) => {
+            Ok(Some(LinkFrame::Ready)) => {
                 self.link_ready(cx, now, random);
                 None
             }
@@ -259,7 +259,7 @@ impl Member {
     pub fn writable(&mut self, cx: &mut Context<'_>, peer: usize) {
         let Some(link) = &mut self.links[peer] else { return };
         link.outbox.writable(cx, link.conn);
-        if matches!(self.load, Load::Flowing { .. }) && link.outbox.is_empty() {
+        if matches!(self.load, LoadPhase::Flowing { .. }) && link.outbox.is_empty() {
             link.outbound.pump(cx, link.conn);
         }
         if let Some(task) = self.task.as_mut().filter(|task| task.peer() == peer) {
@@ -268,10 +268,10 @@ impl Member {
         }
     }
 
-    fn finish(&mut self, done: Option<Done>) {
+    fn finish(&mut self, done: Option<TaskResult>) {
         if let Some(result) = done {
             if let Some(task) = self.task.take() {
-                self.reports.push(Report::Result { task: task.number(), result });
+                self.reports.push(RankReport::Result { task: task.number(), result });
             }
         }
     }
@@ -306,9 +306,9 @@ impl Member {
             let purpose = Purpose::Link { run: self.run, attempt: storm.failures(peer) };
             let hello = Hello { rank: self.rank, ranks: self.ranks, purpose };
             match cx.connect_with(address, ConnectOptions::new().private_data(hello.encode())) {
-                Ok(conn) => cx.set_user(conn, Role::Link(peer).encode()),
+                Ok(conn) => cx.set_user(conn, LinkRole::Link(peer).encode()),
                 Err(error) => {
-                    if storm.failed(peer, since, random()) == Next::GiveUp {
+                    if storm.failed(peer, since, random()) == RetryDecision::GiveUp {
                         self.failed.push((peer, format!("no connection: {error}")));
                     }
                 }
@@ -320,10 +320,10 @@ impl Member {
             let (failed, memory_kib) = (std::mem::take(&mut self.failed), memory::peak_kib());
             let shm =
                 self.opened().filter(|(_, link)| cx.provider(link.conn) == Some(SHM)).map(|(peer, _)| peer).collect();
-            self.reports.push(Report::Connected { took: since, attempts, failed, shm, memory_kib });
+            self.reports.push(RankReport::Connected { took: since, attempts, failed, shm, memory_kib });
         } else if now - self.told_at >= TELL_EVERY {
             self.told_at = now;
-            self.reports.push(Report::Progress(self.opened().count()));
+            self.reports.push(RankReport::Progress(self.opened().count()));
         }
     }
 
@@ -336,12 +336,12 @@ impl Member {
     fn measure(&mut self, cx: &mut Context<'_>, number: u32, peer: usize, figure: Figure, now: Instant) {
         if peer >= self.ranks || peer == self.rank {
             let why = format!("rank {} cannot measure to rank {peer}", self.rank);
-            self.reports.push(Report::Result { task: number, result: Err(why) });
+            self.reports.push(RankReport::Result { task: number, result: Err(why) });
             return;
         }
         let mut task = Task::new(number, peer, figure, self.limits.extent, now + self.limits.measure);
         let Some(link) = &mut self.links[peer] else {
-            self.reports.push(Report::Result { task: number, result: Err("there is no link".into()) });
+            self.reports.push(RankReport::Result { task: number, result: Err("there is no link".into()) });
             return;
         };
         task.begin(cx, link.conn, &mut link.outbox, now);
@@ -349,7 +349,7 @@ impl Member {
     }
 
     fn begin_load(&mut self, cx: &mut Context<'_>, now: Instant) {
-        self.load = Load::Flowing { until: now + self.limits.load };
+        self.load = LoadPhase::Flowing { until: now + self.limits.load };
         for link in self.links.iter_mut().flatten() {
             link.outbound.pump(cx, link.conn);
         }
@@ -357,29 +357,29 @@ impl Member {
 
     fn go_on_with_load(&mut self, cx: &mut Context<'_>, now: Instant) {
         match self.load {
-            Load::Flowing { until } if now >= until => {
+            LoadPhase::Flowing { until } if now >= until => {
                 for link in self.links.iter_mut().flatten() {
                     // A link that was never writable still carries one message.
                     if link.outbound.sent() == 0 {
-                        link.outbox.post(cx, link.conn, &Frame::Load(Some(0)).encode());
+                        link.outbox.post(cx, link.conn, &LinkFrame::Load(Some(0)).encode());
                     }
-                    let end = Frame::LoadEnd(link.outbound.sent().max(1)).encode();
+                    let end = LinkFrame::LoadEnd(link.outbound.sent().max(1)).encode();
                     link.outbox.post(cx, link.conn, &end);
                 }
-                self.load = Load::Ending { until: now + self.limits.silence };
+                self.load = LoadPhase::Ending { until: now + self.limits.silence };
             }
-            Load::Ending { until } => {
+            LoadPhase::Ending { until } => {
                 let all = self.links.iter().flatten().all(|link| link.inbound.is_complete());
                 if all || now >= until {
                     let links = self.links.iter().enumerate();
                     let live = links.filter_map(|(peer, link)| Some((peer, &link.as_ref()?.inbound)));
                     let ended = self.ended.iter().map(|(peer, inbound)| (*peer, inbound));
                     let heard = ended.chain(live).map(|(peer, inbound)| inbound.heard(peer)).collect();
-                    self.load = Load::Idle;
-                    self.reports.push(Report::Loaded { heard, memory_kib: memory::peak_kib() });
+                    self.load = LoadPhase::Idle;
+                    self.reports.push(RankReport::Loaded { heard, memory_kib: memory::peak_kib() });
                 }
             }
-            Load::Idle | Load::Flowing { .. } => {}
+            LoadPhase::Idle | LoadPhase::Flowing { .. } => {}
         }
     }
 }

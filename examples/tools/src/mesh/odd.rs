@@ -12,7 +12,7 @@ use super::results::Results;
 
 /// A direction that is worse than its row and column.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct OddWay {
+pub struct OddDirection {
     /// The rank that sends.
     pub from: usize,
     /// The rank that receives.
@@ -94,13 +94,13 @@ impl Judgement {
 
     /// Returns the directions that are worse than expected by more than
     /// the factor `tolerance`. Latency is one figure for both directions.
-    pub fn odd_ways(&self, tolerance: f64) -> impl Iterator<Item = OddWay> {
+    pub fn odd_ways(&self, tolerance: f64) -> impl Iterator<Item = OddDirection> {
         let Self { figure, ranks, .. } = *self;
         let once = move |&(from, to): &(usize, usize)| from != to && (from < to || figure == Figure::Bandwidth);
         let ways = (0..ranks).flat_map(move |from| (0..ranks).map(move |to| (from, to))).filter(once);
         ways.filter_map(move |(from, to)| {
             let times = self.times(from, to).filter(|&times| times > tolerance)?;
-            Some(OddWay { from, to, figure, times })
+            Some(OddDirection { from, to, figure, times })
         })
     }
 
@@ -148,7 +148,7 @@ fn ranks_times(results: &Results, figure: Figure) -> Vec<Option<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::control::{Entry, Latency, Measured};
+    use crate::mesh::control::{Entry, LatencyFigures, MeasuredFigure};
 
     /// Results with latencies. Each letter of `hosts` is the host of one rank.
     fn results(hosts: &str, us: impl Fn(usize, usize) -> f64) -> Results {
@@ -161,8 +161,8 @@ mod tests {
         }
         for a in 0..ranks {
             for b in a + 1..ranks {
-                let latency = Latency { p50_us: us(a, b), p99_us: us(a, b), samples: 1 };
-                results.measured(a, b, Measured::Latency(latency));
+                let latency = LatencyFigures { p50_us: us(a, b), p99_us: us(a, b), samples: 1 };
+                results.measured(a, b, MeasuredFigure::Latency(latency));
             }
         }
         results
@@ -221,11 +221,11 @@ mod tests {
         let mut all = Results::new(4);
         for from in 0..4 {
             for to in (0..4).filter(|&to| to != from) {
-                all.measured(from, to, Measured::Bandwidth(if (from, to) == (3, 1) { 1.0 } else { 10.0 }));
+                all.measured(from, to, MeasuredFigure::Bandwidth(if (from, to) == (3, 1) { 1.0 } else { 10.0 }));
             }
         }
         let odd: Vec<_> = Judgement::new(&all, Figure::Bandwidth).odd_ways(3.0).collect();
-        assert_eq!(odd, [OddWay { from: 3, to: 1, figure: Figure::Bandwidth, times: 10.0 }]);
+        assert_eq!(odd, [OddDirection { from: 3, to: 1, figure: Figure::Bandwidth, times: 10.0 }]);
     }
 
     #[test]

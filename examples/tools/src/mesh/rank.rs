@@ -10,12 +10,12 @@ use rdma_reactor::{
     Outcome, SendId, TimerId,
 };
 
-use super::control::{Entry, Report};
+use super::control::{Entry, RankReport};
 use super::follower::Follower;
 use super::hello::{Hello, Purpose};
 use super::leader::{self, Leader};
 use super::member::Member;
-use super::role::Role;
+use super::role::LinkRole;
 use crate::pingpong::failure::Failure;
 
 /// Time between two ticks, while links are being established and later.
@@ -23,7 +23,7 @@ const TICKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_m
 
 /// The part of a rank that only rank 0 has, or only the others have.
 #[derive(Debug)]
-pub enum Part {
+pub enum RankPart {
     /// Rank 0.
     Leader(Box<Leader>),
     /// Another rank.
@@ -33,7 +33,7 @@ pub enum Part {
 /// One process of the mesh.
 pub struct Rank {
     member: Member,
-    part: Part,
+    part: RankPart,
     /// The address to listen on.
     bind: SocketAddr,
     /// The first report, without address and port.
@@ -58,7 +58,7 @@ fn draw(entropy: &mut Entropy) -> u64 {
 impl Rank {
     /// Makes a rank that listens on `bind`.
     #[must_use]
-    pub const fn new(member: Member, part: Part, bind: SocketAddr, entry: Entry, entropy: Entropy) -> Self {
+    pub const fn new(member: Member, part: RankPart, bind: SocketAddr, entry: Entry, entropy: Entropy) -> Self {
         Self { member, part, bind, entry, entropy, end: None }
     }
 
@@ -67,10 +67,10 @@ impl Rank {
     /// # Errors
     /// Rank 0 cannot listen.
     pub fn begin(&mut self, cx: &mut Context<'_>) -> Result<(), Failure> {
-        if let Part::Leader(leader) = &mut self.part {
+        if let RankPart::Leader(leader) = &mut self.part {
             self.member.enter(leader.run());
             let entry = listen(cx, self.bind, self.entry.clone())?;
-            leader.report(0, Report::Joined(entry));
+            leader.report(0, RankReport::Joined(entry));
         }
         self.go_on(cx);
         cx.set_timer(TICKS.0, 0);
@@ -86,8 +86,8 @@ impl Rank {
     /// Ends the run early, at the user's request.
     pub fn interrupt(&mut self, cx: &mut Context<'_>) {
         match &mut self.part {
-            Part::Leader(leader) => leader.interrupt(),
-            Part::Follower(_) => self.end = Some(Ok(())),
+            RankPart::Leader(leader) => leader.interrupt(),
+            RankPart::Follower(_) => self.end = Some(Ok(())),
         }
         self.go_on(cx);
     }
@@ -99,8 +99,8 @@ impl Rank {
     pub fn finish(self) -> Result<Option<Box<Leader>>, Failure> {
         self.end.unwrap_or(Ok(()))?;
         match self.part {
-            Part::Leader(leader) => Ok(Some(leader)),
-            Part::Follower(_) => Ok(None),
+            RankPart::Leader(leader) => Ok(Some(leader)),
+            RankPart::Follower(_) => Ok(None),
         }
     }
 
@@ -109,7 +109,7 @@ impl Rank {
         loop {
             let reports = self.member.take_reports();
             match &mut self.part {
-                Part::Leader(leader) => {
+                RankPart::Leader(leader) => {
                     for report in reports {
                         leader.report(0, report);
                     }
@@ -126,7 +126,7 @@ impl Rank {
                         self.member.order(cx, order, root, &mut || draw(&mut self.entropy));
                     }
                 }
-                Part::Follower(follower) => {
+                RankPart::Follower(follower) => {
                     for report in &reports {
                         follower.report(cx, report);
                     }
@@ -168,21 +168,21 @@ impl Handler for Rank {
             return Decision::Reject(b"rdma-mesh of another version".into());
         };
         match (hello.purpose, &self.part) {
-            (Purpose::Control, Part::Leader(leader)) => match leader.admit(hello) {
+            (Purpose::Control, RankPart::Leader(leader)) => match leader.admit(hello) {
                 Ok(run) => Decision::AcceptWith(run),
                 Err(why) => Decision::Reject(why.into_bytes()),
             },
-            (Purpose::Control, Part::Follower(_)) => Decision::Reject(b"this is not rank 0".into()),
+            (Purpose::Control, RankPart::Follower(_)) => Decision::Reject(b"this is not rank 0".into()),
             (Purpose::Link { .. }, _) if self.member.admits(hello) => Decision::Accept,
             (Purpose::Link { .. }, _) => Decision::Reject(b"another run".into()),
         }
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        let role = Role::decode(cx.user(conn).unwrap_or_default());
+        let role = LinkRole::decode(cx.user(conn).unwrap_or_default());
         match (role, &mut self.part) {
-            (Role::Link(peer), _) => self.member.link_up(cx, peer, conn, 0),
-            (Role::Control(_), Part::Follower(follower)) => {
+            (LinkRole::Link(peer), _) => self.member.link_up(cx, peer, conn, 0),
+            (LinkRole::Control(_), RankPart::Follower(follower)) => {
                 let run = cx.private_data(conn).first_chunk().map_or(0, |run| u64::from_le_bytes(*run));
                 self.member.enter(run);
                 match listen(cx, self.bind, self.entry.clone()) {
@@ -190,17 +190,17 @@ impl Handler for Rank {
                     Err(failure) => self.fail(cx, Err(failure)),
                 }
             }
-            (Role::Control(_), Part::Leader(_)) => {}
+            (LinkRole::Control(_), RankPart::Leader(_)) => {}
             // The peer has opened this connection, and was admitted.
-            (Role::None, part) => match (Hello::decode(cx.private_data(conn)), part) {
-                (Some(Hello { rank, purpose: Purpose::Control, .. }), Part::Leader(leader)) => {
-                    cx.set_user(conn, Role::Control(rank).encode());
+            (LinkRole::None, part) => match (Hello::decode(cx.private_data(conn)), part) {
+                (Some(Hello { rank, purpose: Purpose::Control, .. }), RankPart::Leader(leader)) => {
+                    cx.set_user(conn, LinkRole::Control(rank).encode());
                     leader.joined(cx, rank, conn);
                 }
                 (Some(hello @ Hello { rank, purpose: Purpose::Link { attempt, .. }, .. }), _)
                     if self.member.admits(hello) =>
                 {
-                    cx.set_user(conn, Role::Link(rank).encode());
+                    cx.set_user(conn, LinkRole::Link(rank).encode());
                     self.member.link_up(cx, rank, conn, attempt);
                 }
                 _ => cx.abort(conn),
@@ -210,60 +210,60 @@ impl Handler for Rank {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => self.member.message(cx, peer, &message, &mut || draw(&mut self.entropy)),
-            (Role::Control(rank), Part::Leader(leader)) => leader.message(cx, rank, conn, &message),
-            (Role::Control(_), Part::Follower(follower)) => match (follower.order(&message), follower.root()) {
+        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (LinkRole::Link(peer), _) => self.member.message(cx, peer, &message, &mut || draw(&mut self.entropy)),
+            (LinkRole::Control(rank), RankPart::Leader(leader)) => leader.message(cx, rank, conn, &message),
+            (LinkRole::Control(_), RankPart::Follower(follower)) => match (follower.order(&message), follower.root()) {
                 (Ok(order), Some(root)) => {
                     self.member.order(cx, order, root, &mut || draw(&mut self.entropy));
                 }
                 (Ok(_), None) => {}
                 (Err(failure), _) => self.fail(cx, Err(failure)),
             },
-            (Role::None, _) => {}
+            (LinkRole::None, _) => {}
         }
         self.go_on(cx);
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        if let Role::Link(peer) = Role::decode(cx.user(conn).unwrap_or_default()) {
+        if let LinkRole::Link(peer) = LinkRole::decode(cx.user(conn).unwrap_or_default()) {
             self.member.sent(cx, peer, send.kind(), outcome);
             self.go_on(cx);
         }
     }
 
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => self.member.writable(cx, peer),
-            (Role::Control(rank), Part::Leader(leader)) => leader.writable(cx, rank),
-            (Role::Control(_), Part::Follower(follower)) => follower.writable(cx),
-            (Role::None, _) => {}
+        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (LinkRole::Link(peer), _) => self.member.writable(cx, peer),
+            (LinkRole::Control(rank), RankPart::Leader(leader)) => leader.writable(cx, rank),
+            (LinkRole::Control(_), RankPart::Follower(follower)) => follower.writable(cx),
+            (LinkRole::None, _) => {}
         }
         self.go_on(cx);
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => {
+        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (LinkRole::Link(peer), _) => {
                 let random = &mut || draw(&mut self.entropy);
                 self.member.link_down(cx, peer, conn, &reason.to_string(), random);
             }
-            (Role::Control(rank), Part::Leader(leader)) => leader.left(rank, conn, &reason),
-            (Role::Control(_), Part::Follower(follower)) => {
+            (LinkRole::Control(rank), RankPart::Leader(leader)) => leader.left(rank, conn, &reason),
+            (LinkRole::Control(_), RankPart::Follower(follower)) => {
                 let left = follower.left(&reason);
                 self.fail(cx, left);
             }
-            (Role::None, _) => {}
+            (LinkRole::None, _) => {}
         }
         self.go_on(cx);
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        match (Role::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
-            (Role::Link(peer), _) => {
+        match (LinkRole::decode(cx.user(conn).unwrap_or_default()), &mut self.part) {
+            (LinkRole::Link(peer), _) => {
                 self.member.connect_failed(cx, peer, &error.to_string(), &mut || draw(&mut self.entropy));
             }
-            (Role::Control(_), Part::Follower(follower)) => {
+            (LinkRole::Control(_), RankPart::Follower(follower)) => {
                 let failed = follower.failed(&error, draw(&mut self.entropy));
                 self.fail(cx, failed);
             }
@@ -275,8 +275,8 @@ impl Handler for Rank {
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
         self.member.tick(cx, &mut || draw(&mut self.entropy));
         match &mut self.part {
-            Part::Leader(leader) => leader.tick(),
-            Part::Follower(follower) => {
+            RankPart::Leader(leader) => leader.tick(),
+            RankPart::Follower(follower) => {
                 let tick = follower.tick(cx, draw(&mut self.entropy));
                 self.fail(cx, tick);
             }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::control::Figure;
-use super::odd::{Judgement, OddRank, OddWay};
+use super::odd::{Judgement, OddDirection, OddRank};
 use super::results::{Pair, Results};
 use crate::hw_counters::troubles;
 
@@ -19,7 +19,7 @@ pub struct Report<'a> {
     /// The judgement by bandwidth.
     pub bandwidth: Judgement,
     /// The directions that are worse than the tolerance.
-    pub odd_ways: Vec<OddWay>,
+    pub odd_ways: Vec<OddDirection>,
     /// The ranks that are worse than the tolerance.
     pub odd_ranks: Vec<OddRank>,
 }
@@ -77,7 +77,7 @@ impl<'a> Report<'a> {
     #[must_use]
     pub fn complaints(&self, a: usize, b: usize) -> Vec<String> {
         let broken = self.results.pair(a, b).broken.iter().cloned();
-        let of_pair = |way: &&OddWay| (way.from, way.to) == (a, b) || (way.from, way.to) == (b, a);
+        let of_pair = |way: &&OddDirection| (way.from, way.to) == (a, b) || (way.from, way.to) == (b, a);
         let odd = self.odd_ways.iter().filter(of_pair).map(|way| {
             let direction = match way.figure {
                 Figure::Latency => String::new(),

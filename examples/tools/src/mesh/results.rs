@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::control::{Entry, Figure, Heard, Latency, Measured};
+use super::control::{Entry, Figure, LatencyFigures, MeasuredFigure, ReceivedLoad};
 
 /// The results of a rank.
 #[derive(Clone, Debug, Default)]
-pub struct Member {
+pub struct RankResults {
     /// Its first report; `None` if it did not join.
     pub entry: Option<Entry>,
     /// The reason why it is gone; `None` while it is alive.
@@ -24,7 +24,7 @@ pub struct Member {
     pub moved: BTreeMap<String, u64>,
 }
 
-impl Member {
+impl RankResults {
     /// Returns true if the rank has joined and is not gone.
     #[must_use]
     pub const fn is_here(&self) -> bool {
@@ -40,7 +40,7 @@ impl Member {
 
 /// The results of one direction of a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Way {
+pub struct Direction {
     /// The rate of RDMA Writes, Gbit/s.
     pub gbit: Option<f64>,
     /// The rate of the all-to-all load, Gbit/s.
@@ -53,11 +53,11 @@ pub struct Way {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Pair {
     /// Half of a round trip.
-    pub latency: Option<Latency>,
+    pub latency: Option<LatencyFigures>,
     /// The direction from the lower rank to the higher.
-    pub up: Way,
+    pub up: Direction,
     /// The direction from the higher rank to the lower.
-    pub down: Way,
+    pub down: Direction,
     /// True if the link is in shared memory, within a host.
     pub shm: bool,
     /// The first fault of the pair.
@@ -67,7 +67,7 @@ pub struct Pair {
 /// The results of all ranks and pairs.
 #[derive(Clone, Debug)]
 pub struct Results {
-    members: Vec<Member>,
+    members: Vec<RankResults>,
     /// One entry per pair: those of rank 0 with 1, 2, ..., then those of rank 1 with 2, 3, ...
     pairs: Vec<Pair>,
 }
@@ -76,7 +76,7 @@ impl Results {
     /// Makes the results of `ranks` ranks, all unknown.
     #[must_use]
     pub fn new(ranks: usize) -> Self {
-        Self { members: vec![Member::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
+        Self { members: vec![RankResults::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
     }
 
     /// Number of ranks.
@@ -87,12 +87,12 @@ impl Results {
 
     /// All ranks.
     #[must_use]
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &[RankResults] {
         &self.members
     }
 
     /// One rank.
-    pub fn member_mut(&mut self, rank: usize) -> &mut Member {
+    pub fn member_mut(&mut self, rank: usize) -> &mut RankResults {
         &mut self.members[rank]
     }
 
@@ -121,12 +121,12 @@ impl Results {
 
     /// One direction of a pair.
     #[must_use]
-    pub fn way(&self, from: usize, to: usize) -> &Way {
+    pub fn way(&self, from: usize, to: usize) -> &Direction {
         let pair = self.pair(from, to);
         if from < to { &pair.up } else { &pair.down }
     }
 
-    fn way_mut(&mut self, from: usize, to: usize) -> &mut Way {
+    fn way_mut(&mut self, from: usize, to: usize) -> &mut Direction {
         let pair = self.pair_mut(from, to);
         if from < to { &mut pair.up } else { &mut pair.down }
     }
@@ -148,15 +148,15 @@ impl Results {
 
     /// Records a result. Of several results, the best one stays,
     /// because the link is not the cause of occasional slowness.
-    pub fn measured(&mut self, from: usize, to: usize, measured: Measured) {
+    pub fn measured(&mut self, from: usize, to: usize, measured: MeasuredFigure) {
         match measured {
-            Measured::Latency(latency) => {
+            MeasuredFigure::Latency(latency) => {
                 let known = &mut self.pair_mut(from, to).latency;
                 if known.is_none_or(|known| latency.p50_us < known.p50_us) {
                     *known = Some(latency);
                 }
             }
-            Measured::Bandwidth(gbit) => {
+            MeasuredFigure::Bandwidth(gbit) => {
                 let known = &mut self.way_mut(from, to).gbit;
                 *known = Some(known.map_or(gbit, |known| known.max(gbit)));
             }
@@ -164,7 +164,7 @@ impl Results {
     }
 
     /// Records the messages that a rank has received in the all-to-all load.
-    pub fn heard(&mut self, by: usize, heard: &Heard) {
+    pub fn heard(&mut self, by: usize, heard: &ReceivedLoad) {
         let way = self.way_mut(heard.from, by);
         (way.loaded_gbit, way.messages) = (Some(heard.gbit), heard.messages);
         let wrong = match (heard.errors, heard.complete, heard.messages) {
@@ -207,7 +207,7 @@ mod tests {
             let mut results = Results::new(ranks);
             for a in 0..ranks {
                 for b in (0..ranks).filter(|&b| b != a) {
-                    results.measured(a, b, Measured::Bandwidth((1 + a * 100 + b) as f64));
+                    results.measured(a, b, MeasuredFigure::Bandwidth((1 + a * 100 + b) as f64));
                 }
             }
             assert_eq!(results.pairs().count(), ranks * (ranks - 1) / 2);
@@ -226,7 +226,7 @@ mod tests {
     fn the_audit_of_a_load_has_four_outcomes() {
         let heard = |errors, complete, messages| {
             let mut results = Results::new(2);
-            results.heard(0, &Heard { from: 1, messages, gbit: 1.0, errors, complete });
+            results.heard(0, &ReceivedLoad { from: 1, messages, gbit: 1.0, errors, complete });
             assert_eq!(results.way(1, 0).messages, messages);
             results.pair(0, 1).broken.clone()
         };

@@ -2,7 +2,7 @@
 
 /// The role of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum LinkRole {
     /// A connection that is being established.
     None,
     /// The control connection between rank 0 and this other rank.
@@ -11,7 +11,7 @@ pub enum Role {
     Link(usize),
 }
 
-impl Role {
+impl LinkRole {
     /// Encodes the role as the number for `Context::set_user`.
     #[must_use]
     pub const fn encode(self) -> u64 {
@@ -40,8 +40,10 @@ mod tests {
 
     #[test]
     fn a_role_survives_the_trip() {
-        for role in [Role::None, Role::Control(0), Role::Link(0), Role::Control(9_999), Role::Link(9_999)] {
-            assert_eq!(Role::decode(role.encode()), role);
+        for role in
+            [LinkRole::None, LinkRole::Control(0), LinkRole::Link(0), LinkRole::Control(9_999), LinkRole::Link(9_999)]
+        {
+            assert_eq!(LinkRole::decode(role.encode()), role);
         }
     }
 }

@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{Config, Reactor, system_entropy};
 
-use super::cli::Cli;
+use super::cli::MeshArgs;
 use super::control::Entry;
-use super::coordinator::Plan;
+use super::coordinator::RunPlan;
 use super::follower::Follower;
-use super::launcher::{self, Given, Place};
+use super::launcher::{self, RankOptions, RankSettings};
 use super::leader::Leader;
 use super::member::{Limits, Member};
-use super::rank::{Part, Rank, anywhere};
+use super::rank::{Rank, RankPart, anywhere};
 use super::report::Report;
 use super::results::Results;
-use super::task::Extent;
+use super::task::TaskExtent;
 use super::{figures, frame, heatmap, page, prometheus, slurm};
 use crate::doctor::device::Device;
 use crate::doctor::netdev::Netdevs;
-use crate::doctor::tree::Tree;
-use crate::doctor::way::source_of;
+use crate::doctor::route::source_of;
+use crate::doctor::tree::SystemTree;
 use crate::pingpong::address::resolve;
 use crate::pingpong::device::Carrier;
 use crate::pingpong::failure::Failure;
@@ -37,7 +37,7 @@ const GOODBYE: Duration = Duration::from_secs(3);
 
 /// The files that rank 0 writes. They are opened before the run, so that a wrong name does not waste a run.
 #[derive(Debug)]
-struct Files {
+struct OutputFiles {
     json: Option<ResultFile>,
     json_to_stdout: bool,
     prometheus: Option<ResultFile>,
@@ -45,8 +45,8 @@ struct Files {
     html: Option<ResultFile>,
 }
 
-impl Files {
-    fn open(cli: &Cli) -> Result<Self, Failure> {
+impl OutputFiles {
+    fn open(cli: &MeshArgs) -> Result<Self, Failure> {
         let open = |flag, path: &Option<std::path::PathBuf>| {
             path.as_deref().filter(|path| *path != Path::new("-")).map(|path| ResultFile::open(flag, path)).transpose()
         };
@@ -83,9 +83,9 @@ impl Files {
 ///
 /// # Errors
 /// The command line or the environment is incomplete, rank 0 is unreachable or fails, or a file cannot be written.
-pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
+pub fn run(cli: MeshArgs) -> Result<ExitCode, Failure> {
     let place = place(&cli)?;
-    let files = if place.rank == 0 { Some(Files::open(&cli)?) } else { None };
+    let files = if place.rank == 0 { Some(OutputFiles::open(&cli)?) } else { None };
     let carrier = Carrier::new(&cli.device)?;
     raise_descriptor_limit(place.ranks);
     let mut reactor = Reactor::new(config(&cli, &place, &carrier)?)?;
@@ -107,7 +107,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     }
 }
 
-fn report(cli: &Cli, results: &Results, files: Files, interrupted: bool) -> Result<ExitCode, Failure> {
+fn report(cli: &MeshArgs, results: &Results, files: OutputFiles, interrupted: bool) -> Result<ExitCode, Failure> {
     let report = Report::new(results, cli.tolerance);
     let mut output = if files.json_to_stdout { Output::stderr() } else { Output::stdout() };
     output.text(&report.text(cli.worst));
@@ -119,7 +119,7 @@ fn report(cli: &Cli, results: &Results, files: Files, interrupted: bool) -> Resu
     })
 }
 
-fn place(cli: &Cli) -> Result<Place, Failure> {
+fn place(cli: &MeshArgs) -> Result<RankSettings, Failure> {
     let hosts = match &cli.ranks {
         None => cli.hosts.clone(),
         Some(path) => {
@@ -128,7 +128,7 @@ fn place(cli: &Cli) -> Result<Place, Failure> {
             launcher::hosts_of_file(&text).map_err(|failure| told(failure.to_string()))?
         }
     };
-    let given = Given {
+    let given = RankOptions {
         rank: cli.rank,
         count: cli.count.map(|count| count as usize),
         hosts,
@@ -139,7 +139,7 @@ fn place(cli: &Cli) -> Result<Place, Failure> {
 }
 
 /// Returns the settings of the reactor: little memory per link, since each link has at most one measurement.
-fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure> {
+fn config(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Config, Failure> {
     // The links, the control connections of rank 0, and some connections that one side has already given up.
     let others = u32::try_from(place.ranks).map_err(Failure::new)?;
     let links = if place.rank == 0 { 2 * others } else { others } + 64;
@@ -164,9 +164,9 @@ fn config(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Config, Failure
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (cli.silence / 3, cli.silence)))
 }
 
-fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
+fn rank(cli: &MeshArgs, place: &RankSettings, carrier: &Carrier) -> Result<Rank, Failure> {
     let now = Instant::now();
-    let extent = Extent { size: cli.size as usize, iterations: cli.iters, bandwidth: cli.bandwidth };
+    let extent = TaskExtent { size: cli.size as usize, iterations: cli.iters, bandwidth: cli.bandwidth };
     // A link that is cut during a measurement is noticed after the silence.
     let measure = cli.bandwidth + cli.silence + Duration::from_secs(5);
     let (ranks, patience, silence) = (place.ranks, cli.patience, cli.silence);
@@ -176,7 +176,7 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
     entropy(&mut run);
     let own = cli.bind.or_else(|| carrier.address());
     let (part, root) = if place.rank == 0 {
-        let plan = Plan {
+        let plan = RunPlan {
             ranks,
             patience,
             // Rank 0 waits a little longer than the rank that measures.
@@ -189,11 +189,11 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
         };
         // Only the other ranks may know the name. IPv4 is assumed then.
         let root = resolve(&place.root, cli.port).ok().and_then(|found| found.first().copied());
-        (Part::Leader(Box::new(Leader::new(plan, u64::from_le_bytes(run).max(1), now))), root.map(|root| root.ip()))
+        (RankPart::Leader(Box::new(Leader::new(plan, u64::from_le_bytes(run).max(1), now))), root.map(|root| root.ip()))
     } else {
         let root = (place.root.clone(), cli.port);
         let known = resolve(&root.0, root.1).ok().and_then(|found| found.first().map(SocketAddr::ip));
-        (Part::Follower(Follower::new(place.rank, ranks, root, now, now + patience)), known)
+        (RankPart::Follower(Follower::new(place.rank, ranks, root, now, now + patience)), known)
     };
     let ip = own.unwrap_or_else(|| root.map_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), anywhere));
     let port = place.port.unwrap_or(if place.rank == 0 { root_port(place, cli.port) } else { 0 });
@@ -207,14 +207,14 @@ fn rank(cli: &Cli, place: &Place, carrier: &Carrier) -> Result<Rank, Failure> {
 }
 
 /// Returns the port that rank 0 listens on. Others may know it from `--root HOST:PORT`.
-fn root_port(place: &Place, usual: u16) -> u16 {
+fn root_port(place: &RankSettings, usual: u16) -> u16 {
     resolve(&place.root, usual).ok().and_then(|found| found.first().map(SocketAddr::port)).unwrap_or(usual)
 }
 
 /// Returns the provider and the device of an address of this machine.
-fn device(cli: &Cli, own: Option<IpAddr>) -> (String, String) {
+fn device(cli: &MeshArgs, own: Option<IpAddr>) -> (String, String) {
     use crate::pingpong::cli::Provider;
-    let tree = Tree::new("/");
+    let tree = SystemTree::new("/");
     let devices = || Device::all(&tree, &Netdevs::read(&tree));
     let found = match (cli.device.provider, own) {
         (Provider::Iwarp | Provider::Shm, _) | (_, None) => None,

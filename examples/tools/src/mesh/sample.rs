@@ -1,6 +1,6 @@
 //! Results for the tests of reports and drawings.
 
-use super::control::{Entry, Latency, Measured};
+use super::control::{Entry, LatencyFigures, MeasuredFigure};
 use super::results::Results;
 
 fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
@@ -14,9 +14,9 @@ fn ranks_with(ranks: usize, with_slow_link: bool) -> Results {
         for to in (0..ranks).filter(|&to| to != from) {
             let slow = from.min(to) == 1 && from.max(to) == 2 && with_slow_link;
             let p50_us = if slow { 120.0 } else { 10.0 };
-            let latency = Latency { p50_us, p99_us: p50_us + 1.0, samples: 5 };
-            results.measured(from, to, Measured::Latency(latency));
-            results.measured(from, to, Measured::Bandwidth(if slow && from == 2 { 1.0 } else { 10.0 }));
+            let latency = LatencyFigures { p50_us, p99_us: p50_us + 1.0, samples: 5 };
+            results.measured(from, to, MeasuredFigure::Latency(latency));
+            results.measured(from, to, MeasuredFigure::Bandwidth(if slow && from == 2 { 1.0 } else { 10.0 }));
         }
     }
     results

@@ -40,7 +40,7 @@ pub struct Storm {
 
 /// The consequence of a failed connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum RetryDecision {
     /// The connect is repeated later.
     Again,
     /// The time is up; the rank is not tried again.
@@ -88,7 +88,7 @@ impl Storm {
     }
 
     /// Records a failed connect. All bits of `random` are used.
-    pub fn failed(&mut self, peer: usize, now: Duration, random: u64) -> Next {
+    pub fn failed(&mut self, peer: usize, now: Duration, random: u64) -> RetryDecision {
         self.in_flight -= 1;
         let failures = self.failures[peer];
         self.failures[peer] = failures.saturating_add(1);
@@ -97,10 +97,10 @@ impl Storm {
         let share = 0.5 + (random as f64 / u64::MAX as f64) / 2.0;
         let at = now + longest.mul_f64(share);
         if at >= self.until {
-            return Next::GiveUp;
+            return RetryDecision::GiveUp;
         }
         self.again.push(Reverse((at, peer)));
-        Next::Again
+        RetryDecision::Again
     }
 
     /// Returns the number of failed connects to a rank.
@@ -161,16 +161,16 @@ mod tests {
         let mut storm = Storm::new(0, 20, 3, 2 * second);
         let first: Vec<_> = std::iter::from_fn(|| storm.next(Duration::ZERO)).collect();
         assert_eq!(first, [1, 2, 3]);
-        assert_eq!(storm.failed(2, Duration::ZERO, 0), Next::Again);
+        assert_eq!(storm.failed(2, Duration::ZERO, 0), RetryDecision::Again);
         assert_eq!(storm.wake_at(), Some(Duration::from_millis(25)));
         assert_eq!(storm.next(Duration::ZERO), Some(4));
         assert_eq!(storm.wake_at(), None);
         storm.succeeded();
         assert_eq!(storm.next(second), Some(2));
-        assert_eq!(storm.failed(2, second, u64::MAX), Next::Again);
+        assert_eq!(storm.failed(2, second, u64::MAX), RetryDecision::Again);
         assert_eq!(storm.wake_at(), Some(Duration::from_millis(1100)));
         assert_eq!(storm.next(second), Some(5));
-        assert_eq!(storm.failed(5, 2 * second, 0), Next::GiveUp);
+        assert_eq!(storm.failed(5, 2 * second, 0), RetryDecision::GiveUp);
         assert!(!storm.is_over());
     }
 }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rdma_reactor::{ConnectionId, Context, Region, RegionOptions, RemoteRegion, SendErrorKind};
 
-use super::control::{Figure, Latency, Measured};
-use super::frame::{self, Frame};
+use super::control::{Figure, LatencyFigures, MeasuredFigure};
+use super::frame::{self, LinkFrame};
 use super::outbox::Outbox;
 
 /// Length of a write, bytes.
@@ -18,7 +18,7 @@ const LATENCY_TIME: Duration = Duration::from_secs(1);
 
 /// The extent of measurements.
 #[derive(Clone, Copy, Debug)]
-pub struct Extent {
+pub struct TaskExtent {
     /// Length of a ping, bytes.
     pub size: usize,
     /// Largest number of pings, within the time limit.
@@ -33,12 +33,12 @@ pub struct Task {
     number: u32,
     peer: usize,
     until: Instant,
-    extent: Extent,
-    work: Work,
+    extent: TaskExtent,
+    work: TaskState,
 }
 
 #[derive(Debug)]
-enum Work {
+enum TaskState {
     /// Nothing was sent.
     New(Figure),
     /// Pings are exchanged. Has the times, the number of warm-up pings left, the time of the last ping, and the end.
@@ -53,13 +53,13 @@ enum Work {
 }
 
 /// The result of a completed measurement.
-pub type Done = Result<Measured, String>;
+pub type TaskResult = Result<MeasuredFigure, String>;
 
 impl Task {
     /// Makes a measurement that fails if it is not done at `until`.
     #[must_use]
-    pub const fn new(number: u32, peer: usize, figure: Figure, extent: Extent, until: Instant) -> Self {
-        Self { number, peer, until, extent, work: Work::New(figure) }
+    pub const fn new(number: u32, peer: usize, figure: Figure, extent: TaskExtent, until: Instant) -> Self {
+        Self { number, peer, until, extent, work: TaskState::New(figure) }
     }
 
     /// Its number.
@@ -82,18 +82,18 @@ impl Task {
 
     /// Begins the measurement.
     pub fn begin(&mut self, cx: &mut Context<'_>, conn: ConnectionId, outbox: &mut Outbox, now: Instant) {
-        let Work::New(figure) = self.work else { return };
+        let TaskState::New(figure) = self.work else { return };
         self.work = match figure {
             Figure::Latency => {
                 let ping = frame::ping(self.number, self.extent.size);
                 outbox.post(cx, conn, &ping);
                 let times = Histogram::new(3).expect("three digits are a valid precision");
                 let warmup = self.extent.iterations / 10;
-                Work::Pinging { ping, times, warmup, sent_at: now, end: now + LATENCY_TIME }
+                TaskState::Pinging { ping, times, warmup, sent_at: now, end: now + LATENCY_TIME }
             }
             Figure::Bandwidth => {
-                outbox.post(cx, conn, &Frame::Borrow(self.number, BLOCK).encode());
-                Work::Borrowing
+                outbox.post(cx, conn, &LinkFrame::Borrow(self.number, BLOCK).encode());
+                TaskState::Borrowing
             }
         };
     }
@@ -104,11 +104,13 @@ impl Task {
         cx: &mut Context<'_>,
         conn: ConnectionId,
         outbox: &mut Outbox,
-        frame: Frame,
+        frame: LinkFrame,
         now: Instant,
-    ) -> Option<Done> {
+    ) -> Option<TaskResult> {
         match (frame, &mut self.work) {
-            (Frame::Pong(task), Work::Pinging { ping, times, warmup, sent_at, end }) if task == self.number => {
+            (LinkFrame::Pong(task), TaskState::Pinging { ping, times, warmup, sent_at, end })
+                if task == self.number =>
+            {
                 if *warmup > 0 && now < *end {
                     *warmup -= 1;
                 } else {
@@ -120,27 +122,27 @@ impl Task {
                 }
                 if times.len() >= self.extent.iterations || (now >= *end && !times.is_empty()) {
                     let us = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
-                    let latency = Latency { p50_us: us(0.5), p99_us: us(0.99), samples: times.len() };
-                    return Some(Ok(Measured::Latency(latency)));
+                    let latency = LatencyFigures { p50_us: us(0.5), p99_us: us(0.99), samples: times.len() };
+                    return Some(Ok(MeasuredFigure::Latency(latency)));
                 }
                 outbox.post(cx, conn, ping);
                 *sent_at = now;
                 None
             }
-            (Frame::Lent(task, remote), Work::Borrowing) if task == self.number => {
+            (LinkFrame::Lent(task, remote), TaskState::Borrowing) if task == self.number => {
                 if remote.len != u64::from(BLOCK) {
                     return Some(Err(format!("the peer lends {} bytes where {BLOCK} are needed", remote.len)));
                 }
                 match cx.register(conn, BLOCK as usize, &RegionOptions::new()) {
-                    Ok(local) => self.work = Work::Writing { local, remote, out: 0, blocks: 0, started: now },
+                    Ok(local) => self.work = TaskState::Writing { local, remote, out: 0, blocks: 0, started: now },
                     Err(error) => return Some(Err(format!("no memory to write from: {error}"))),
                 }
                 self.write(cx, conn)
             }
-            (Frame::Seen(task), Work::Closing { bits, started, .. }) if task == self.number => {
-                Some(Ok(Measured::Bandwidth(*bits / (now - *started).as_secs_f64().max(1e-9) / 1e9)))
+            (LinkFrame::Seen(task), TaskState::Closing { bits, started, .. }) if task == self.number => {
+                Some(Ok(MeasuredFigure::Bandwidth(*bits / (now - *started).as_secs_f64().max(1e-9) / 1e9)))
             }
-            (Frame::Refused(task, why), _) if task == self.number => Some(Err(format!("the peer refused: {why}"))),
+            (LinkFrame::Refused(task, why), _) if task == self.number => Some(Err(format!("the peer refused: {why}"))),
             // This answers a measurement that was given up.
             _ => None,
         }
@@ -153,8 +155,8 @@ impl Task {
         conn: ConnectionId,
         outbox: &mut Outbox,
         now: Instant,
-    ) -> Option<Done> {
-        let Work::Writing { out, blocks, started, .. } = &mut self.work else { return None };
+    ) -> Option<TaskResult> {
+        let TaskState::Writing { out, blocks, started, .. } = &mut self.work else { return None };
         *out = out.saturating_sub(1);
         *blocks += 1;
         if now - *started < self.extent.bandwidth {
@@ -162,16 +164,16 @@ impl Task {
         }
         let (bits, started) = ((*blocks + u64::from(*out)) as f64 * f64::from(BLOCK) * 8.0, *started);
         // This message arrives after the writes before it.
-        outbox.post(cx, conn, &Frame::Written(self.number).encode());
-        if let Work::Writing { local, .. } = std::mem::replace(&mut self.work, Work::Borrowing) {
-            self.work = Work::Closing { bits, started, _local: local };
+        outbox.post(cx, conn, &LinkFrame::Written(self.number).encode());
+        if let TaskState::Writing { local, .. } = std::mem::replace(&mut self.work, TaskState::Borrowing) {
+            self.work = TaskState::Closing { bits, started, _local: local };
         }
         None
     }
 
     /// Posts writes up to the limit in flight.
-    pub fn write(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<Done> {
-        let Work::Writing { local, remote, out, .. } = &mut self.work else { return None };
+    pub fn write(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Option<TaskResult> {
+        let TaskState::Writing { local, remote, out, .. } = &mut self.work else { return None };
         while *out < DEPTH {
             match cx.write(conn, *remote, local, 0..BLOCK as usize) {
                 Ok(_) => *out += 1,

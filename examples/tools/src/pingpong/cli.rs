@@ -21,7 +21,7 @@ pub const DEFAULT_PORT: u16 = 18515;
 /// client HOST` on the other; `demo` runs both on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "rdma-pingpong", version)]
-pub struct Cli {
+pub struct PingpongArgs {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
-        Cli::command().debug_assert();
+        PingpongArgs::command().debug_assert();
     }
 
     #[test]
@@ -271,7 +271,7 @@ mod tests {
 
     fn failure(args: &[&str]) -> String {
         let args = std::iter::once("rdma-pingpong").chain(args.iter().copied());
-        match parse::<Cli>(args.map(Into::into)) {
+        match parse::<PingpongArgs>(args.map(Into::into)) {
             Err(failure) => failure.to_string(),
             Ok(Parsed::Run(_) | Parsed::Print(_)) => panic!("nothing wrong with it"),
         }

@@ -1,4 +1,4 @@
-//! The client of one measurement. It opens its connections, runs the [`Work`] of each, and closes them.
+//! The client of one measurement. It opens its connections, runs the [`ConnectionWork`] of each, and closes them.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -10,9 +10,9 @@ use rdma_reactor::{
     SendId, SendKind, TimerId,
 };
 
-use super::dial::{Dial, Next};
+use super::dial::{Dial, DialDecision};
 use super::failure::Failure;
-use super::figures::{Figures, Measured, Processors};
+use super::figures::{Figures, Measured, ProcessorTimes};
 use super::frame::Frame;
 use super::interrupt::Interrupt;
 use super::intervals::Intervals;
@@ -42,10 +42,10 @@ const GIVE_UP: u64 = 2;
 const INTERVAL: u64 = 3;
 
 /// A measurement on an open connection.
-pub trait Work: Debug {
+pub trait ConnectionWork: Debug {
     /// Starts the clock, since the connection is established.
     fn begin(&mut self);
-    /// Accepts the memory that the server has lent for one-sided operations. This call precedes [`Work::begin`].
+    /// Accepts the memory that the server has lent for one-sided operations. This call precedes [`ConnectionWork::begin`].
     ///
     /// # Errors
     /// The memory cannot be used, or local memory is missing.
@@ -63,7 +63,7 @@ pub trait Work: Debug {
     fn completed(&mut self, kind: SendKind);
     /// Restarts the clock of the next message, because something other than the work took time.
     fn resume(&mut self) {}
-    /// Returns true if [`Work::look`] has memory to poll, or a time to wait for.
+    /// Returns true if [`ConnectionWork::look`] has memory to poll, or a time to wait for.
     fn is_watching(&self) -> bool {
         false
     }
@@ -71,7 +71,7 @@ pub trait Work: Debug {
     fn look(&mut self) -> bool {
         false
     }
-    /// Handles the event that [`Work::look`] has found.
+    /// Handles the event that [`ConnectionWork::look`] has found.
     fn seen(&mut self) {}
     /// Ends early, at the latest when the messages in flight have arrived.
     fn wind_down(&mut self);
@@ -89,8 +89,8 @@ pub trait Work: Debug {
 
 /// A connection with its work.
 #[derive(Debug)]
-struct Line {
-    work: Box<dyn Work>,
+struct MeasuredConnection {
+    work: Box<dyn ConnectionWork>,
     /// True if the work can begin.
     ready: bool,
 }
@@ -103,7 +103,7 @@ struct Client<'a> {
     /// The number by which the server recognizes the connections of this client.
     number: u32,
     /// The established connections. The work begins when all of them exist.
-    lines: BTreeMap<ConnectionId, Line>,
+    lines: BTreeMap<ConnectionId, MeasuredConnection>,
     begun: bool,
     /// True once the server was asked for its processor time: the measurement is over.
     asked: bool,
@@ -116,7 +116,7 @@ struct Client<'a> {
     tables: &'a mut Output,
     /// Processor time of this process when the first connection was established.
     spent_before: Duration,
-    processors: Processors,
+    processors: ProcessorTimes,
     interrupted: bool,
     /// The reason, if the measurement ended before the work was over.
     failure: Option<Failure>,
@@ -145,7 +145,7 @@ pub fn run(plan: &Plan, dial: &mut Dial, interrupt: &Interrupt, tables: &mut Out
         report_now: false,
         tables,
         spent_before: processor::time(),
-        processors: Processors::default(),
+        processors: ProcessorTimes::default(),
         interrupted: false,
         failure: None,
         gone: false,
@@ -298,7 +298,7 @@ impl Client<'_> {
 
 impl Handler for Client<'_> {
     fn on_connect(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
-        let work: Box<dyn Work> = match self.plan.job.mode {
+        let work: Box<dyn ConnectionWork> = match self.plan.job.mode {
             Mode::Latency => match self.plan.rate {
                 Some(rate) => Box::new(Paced::new(&self.plan, rate)),
                 None => Box::new(Latency::new(&self.plan)),
@@ -309,7 +309,7 @@ impl Handler for Client<'_> {
             self.spent_before = processor::time();
         }
         // One-sided operations need the server's memory first.
-        self.lines.insert(connection, Line { work, ready: self.plan.job.op == Op::Send });
+        self.lines.insert(connection, MeasuredConnection { work, ready: self.plan.job.op == Op::Send });
         if self.failure.is_some() || self.interrupted {
             return cx.close(connection);
         }
@@ -382,10 +382,10 @@ impl Handler for Client<'_> {
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, _: ConnectionId, error: ConnectError) {
         match self.dial.failed(&error, cx.now()) {
-            Next::Again(pause) => {
+            DialDecision::Again(pause) => {
                 cx.set_timer(pause, CONNECT);
             }
-            Next::Fail(failure) => self.fail(cx, failure),
+            DialDecision::Fail(failure) => self.fail(cx, failure),
         }
     }
 

@@ -8,8 +8,8 @@ use super::cli::DeviceArgs;
 use super::failure::Failure;
 use crate::doctor::device::Device;
 use crate::doctor::netdev::Netdevs;
-use crate::doctor::tree::Tree;
-use crate::doctor::way::{HAS_VERBS, source_of};
+use crate::doctor::route::{HAS_VERBS, source_of};
+use crate::doctor::tree::SystemTree;
 
 /// The one device of the embedded provider.
 const EMBEDDED: &str = "iwarp0";
@@ -29,7 +29,7 @@ impl Carrier {
     /// # Errors
     /// The device does not exist, cannot be used now, or conflicts with `--provider`.
     pub fn new(args: &DeviceArgs) -> Result<Self, Failure> {
-        Self::among(args, HAS_VERBS, || devices(&Tree::new("/")))
+        Self::among(args, HAS_VERBS, || devices(&SystemTree::new("/")))
     }
 
     fn among(args: &DeviceArgs, has_verbs: bool, devices: impl Fn() -> Vec<Device>) -> Result<Self, Failure> {
@@ -126,13 +126,13 @@ impl Carrier {
         if self.provider == ProviderChoice::Verbs && self.device.is_none() {
             let usable =
                 |device: &Device| Self { provider: self.provider, device: Some(device.clone()) }.address().is_some();
-            self.device = devices(&Tree::new("/")).into_iter().find(usable);
+            self.device = devices(&SystemTree::new("/")).into_iter().find(usable);
         }
         self
     }
 }
 
-fn devices(tree: &Tree) -> Vec<Device> {
+fn devices(tree: &SystemTree) -> Vec<Device> {
     Device::all(tree, &Netdevs::read(tree))
 }
 

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// The next step after a failed connect.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum DialDecision {
     /// Connect again, after this pause.
     Again(Duration),
     /// Give up.
@@ -59,7 +59,7 @@ impl Dial {
     }
 
     /// Handles a failed connect. Returns the next step.
-    pub fn failed(&mut self, error: &ConnectError, now: Instant) -> Next {
+    pub fn failed(&mut self, error: &ConnectError, now: Instant) -> DialDecision {
         let server = self.address();
         let reply = match error {
             ConnectError::Rejected { reason: RejectReason::Refused, private_data } => Reply::decode(private_data),
@@ -74,14 +74,14 @@ impl Dial {
         };
         let patience = if matches!(reply, Some(Reply::Busy)) { PATIENCE } else { PATIENCE_ADAPTING };
         if in_a_moment && now < *self.until.get_or_insert(now + patience) {
-            return Next::Again(PAUSE);
+            return DialDecision::Again(PAUSE);
         }
         let elsewhere = matches!(error, ConnectError::Transport(_) | ConnectError::Timeout);
         if elsewhere && self.at + 1 < self.addresses.len() {
             self.at += 1;
-            return Next::Again(Duration::ZERO);
+            return DialDecision::Again(Duration::ZERO);
         }
-        Next::Fail(Failure::new(match (reply, error) {
+        DialDecision::Fail(Failure::new(match (reply, error) {
             (Some(Reply::Busy | Reply::Adapting), _) => {
                 format!("the server {server} is busy with another client: try again later")
             }
@@ -124,30 +124,30 @@ mod tests {
     fn addresses_are_tried_in_turn() {
         let (mut dial, now) = (dial(), Instant::now());
         let refused = ConnectError::Transport(ConnectFailure::Refused);
-        assert_eq!(dial.failed(&refused, now), Next::Again(Duration::ZERO));
+        assert_eq!(dial.failed(&refused, now), DialDecision::Again(Duration::ZERO));
         assert_eq!(dial.address().port(), 2);
-        let Next::Fail(failure) = dial.failed(&refused, now) else { panic!("there is no third address") };
+        let DialDecision::Fail(failure) = dial.failed(&refused, now) else { panic!("there is no third address") };
         assert!(failure.to_string().starts_with("nothing listens on 127.0.0.1:2"));
     }
 
     #[test]
     fn a_server_that_adapts_may_be_gone_for_a_moment_and_no_longer() {
         let (mut dial, now) = (dial(), Instant::now());
-        assert_eq!(dial.failed(&rejected(&Reply::Adapting), now), Next::Again(PAUSE));
+        assert_eq!(dial.failed(&rejected(&Reply::Adapting), now), DialDecision::Again(PAUSE));
         let refused = ConnectError::Transport(ConnectFailure::Refused);
-        assert_eq!(dial.failed(&refused, now), Next::Again(PAUSE));
+        assert_eq!(dial.failed(&refused, now), DialDecision::Again(PAUSE));
         let wordless = ConnectError::Rejected { reason: RejectReason::Refused, private_data: Vec::new() };
-        assert_eq!(dial.failed(&wordless, now), Next::Again(PAUSE));
-        assert_eq!(dial.failed(&ConnectError::Timeout, now), Next::Again(PAUSE));
-        assert_eq!(dial.failed(&rejected(&Reply::Busy), now), Next::Again(PAUSE));
+        assert_eq!(dial.failed(&wordless, now), DialDecision::Again(PAUSE));
+        assert_eq!(dial.failed(&ConnectError::Timeout, now), DialDecision::Again(PAUSE));
+        assert_eq!(dial.failed(&rejected(&Reply::Busy), now), DialDecision::Again(PAUSE));
         assert_eq!(dial.address().port(), 1);
-        assert!(matches!(dial.failed(&rejected(&Reply::Busy), now + PATIENCE_ADAPTING), Next::Fail(_)));
+        assert!(matches!(dial.failed(&rejected(&Reply::Busy), now + PATIENCE_ADAPTING), DialDecision::Fail(_)));
     }
 
     #[test]
     fn a_reason_reaches_the_user() {
         let (mut dial, now) = (dial(), Instant::now());
-        let Next::Fail(failure) = dial.failed(&rejected(&Reply::Refused("unknown mode 7".into())), now) else {
+        let DialDecision::Fail(failure) = dial.failed(&rejected(&Reply::Refused("unknown mode 7".into())), now) else {
             panic!("there is nothing to try again")
         };
         assert!(failure.to_string().contains("unknown mode 7"));

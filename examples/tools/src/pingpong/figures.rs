@@ -49,7 +49,7 @@ impl Measured {
 
 /// Processor time of both processes, from the first connection to the end of the measurement, warm-up included.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Processors {
+pub struct ProcessorTimes {
     /// Processor time of this process.
     pub client: Duration,
     /// Processor time of the server's process; `None` if the server did not report it.
@@ -66,7 +66,7 @@ pub struct Figures {
     /// The figures of each interval.
     pub intervals: Vec<Interval>,
     /// Processor time.
-    pub processors: Processors,
+    pub processors: ProcessorTimes,
     /// Name of the provider that carried the connections.
     pub provider: String,
     /// Counters of the client's reactor, from its start to the end of the measurement.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rdma_reactor::{ConnectionId, Context, RemoteRegion, SendKind};
 
-use super::client::Work;
+use super::client::ConnectionWork;
 use super::failure::Failure;
 use super::figures::Measured;
 use super::frame::Frame;
@@ -63,7 +63,7 @@ impl Latency {
     }
 }
 
-impl Work for Latency {
+impl ConnectionWork for Latency {
     fn begin(&mut self) {
         self.started = Instant::now();
         self.sent_at = self.started;

@@ -39,7 +39,7 @@ pub mod watch;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use self::cli::{Cli, Command};
+use self::cli::{Command, PingpongArgs};
 use self::failure::{Ending, Failure};
 use crate::program;
 
@@ -48,7 +48,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     program::main(args, run)
 }
 
-fn run(cli: Cli) -> Result<Ending, Failure> {
+fn run(cli: PingpongArgs) -> Result<Ending, Failure> {
     match cli.command {
         Command::Server(args) => server::run(&args),
         Command::Client(args) => series::connect(&args.address, args.port, &args.run),

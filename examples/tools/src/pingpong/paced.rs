@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rdma_reactor::{ConnectionId, Context, RemoteRegion, SendKind};
 
-use super::client::Work;
+use super::client::ConnectionWork;
 use super::failure::Failure;
 use super::figures::Measured;
 use super::frame::Frame;
@@ -87,7 +87,7 @@ impl Paced {
     }
 }
 
-impl Work for Paced {
+impl ConnectionWork for Paced {
     fn begin(&mut self) {
         let now = Instant::now();
         self.started = Some(now);

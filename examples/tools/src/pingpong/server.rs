@@ -67,8 +67,14 @@ pub fn run(args: &ServerArgs) -> Result<Ending, Failure> {
             output.line(format_args!("{LISTENING}{address} {PROVIDER}{})", reactor.provider_name()));
             first = false;
         }
-        let mut server =
-            Server { job, next: None, client: Client::default(), sessions: BTreeMap::new(), output, quiet: args.child };
+        let mut server = JobServer {
+            job,
+            next: None,
+            client: ServedClient::default(),
+            sessions: BTreeMap::new(),
+            output,
+            quiet: args.child,
+        };
         match job.is_watched() {
             true => {
                 watch::run(&mut reactor, &mut server, &job, |server| server.next.is_some() || interrupt.is_raised())?
@@ -128,11 +134,11 @@ fn end_with_stdin(interrupt: Interrupt) {
 
 /// Serves jobs of one kind.
 #[derive(Debug)]
-struct Server {
+struct JobServer {
     job: Job,
     /// Another kind of job that a client has requested.
     next: Option<Job>,
-    client: Client,
+    client: ServedClient,
     sessions: BTreeMap<ConnectionId, Session>,
     output: Output,
     quiet: bool,
@@ -140,7 +146,7 @@ struct Server {
 
 /// The current client.
 #[derive(Debug, Default)]
-struct Client {
+struct ServedClient {
     /// The number that identifies its connections.
     number: u32,
     peer: Option<SocketAddr>,
@@ -154,14 +160,14 @@ struct Client {
 #[derive(Debug)]
 struct Session {
     connection: ConnectionId,
-    role: Role,
+    role: SessionRole,
     /// Number of data messages of this round, and below it of all rounds.
     received: u64,
     total: u64,
 }
 
 #[derive(Debug)]
-enum Role {
+enum SessionRole {
     /// Answers each message with one. `owed` is the number of answers still to send.
     Echo { outlet: Outlet, owed: u64 },
     /// Receives messages, and sends a stream if the job requests that.
@@ -172,7 +178,7 @@ enum Role {
     Lender { stream: Stream, _memory: Region },
 }
 
-impl Server {
+impl JobServer {
     fn decide(&mut self, cx: &mut Context<'_>, private_data: &[u8]) -> Result<(), Reply> {
         let (job, number) = Job::decode(private_data).map_err(Reply::Refused)?;
         // Connections in any phase count, because the end of an
@@ -201,15 +207,15 @@ impl Session {
         let mut outlet = Outlet::new(job);
         let stream = Stream::new(job);
         let role = match (job.mode, job.op) {
-            (Mode::Latency, Op::Send) => Role::Echo { outlet, owed: 0 },
-            (Mode::Throughput, Op::Send) => Role::Sink { stream },
+            (Mode::Latency, Op::Send) => SessionRole::Echo { outlet, owed: 0 },
+            (Mode::Throughput, Op::Send) => SessionRole::Sink { stream },
             (_, Op::Write | Op::Read) => {
                 let memory = target::lend(cx, connection, job)?;
                 // This is the first message, so the send queue is not full.
                 outlet.control(cx, connection, Frame::Lent(memory.remote()));
                 match job.is_watched() {
-                    true => Role::Mirror { inbox: Inbox::new(memory), outlet, aimed: false, owed: 0 },
-                    false => Role::Lender { stream, _memory: memory },
+                    true => SessionRole::Mirror { inbox: Inbox::new(memory), outlet, aimed: false, owed: 0 },
+                    false => SessionRole::Lender { stream, _memory: memory },
                 }
             }
         };
@@ -223,25 +229,25 @@ impl Session {
                 self.received += 1;
                 self.total += 1;
                 match role {
-                    Role::Echo { owed, .. } => *owed += 1,
-                    Role::Mirror { .. } | Role::Lender { .. } => return false,
-                    Role::Sink { stream } if job.bidirectional && self.received == 1 => stream.start(u64::MAX),
-                    Role::Sink { .. } => {}
+                    SessionRole::Echo { owed, .. } => *owed += 1,
+                    SessionRole::Mirror { .. } | SessionRole::Lender { .. } => return false,
+                    SessionRole::Sink { stream } if job.bidirectional && self.received == 1 => stream.start(u64::MAX),
+                    SessionRole::Sink { .. } => {}
                 }
                 true
             }
-            (Some(Frame::Last(count)), Role::Sink { stream }) => {
+            (Some(Frame::Last(count)), SessionRole::Sink { stream }) => {
                 let sent = if job.bidirectional { stream.sent() } else { self.received };
                 stream.end(Frame::Done(sent));
                 std::mem::take(&mut self.received) == count
             }
-            (Some(Frame::Last(count)), Role::Lender { stream, .. }) => {
+            (Some(Frame::Last(count)), SessionRole::Lender { stream, .. }) => {
                 // Only the client knows the number of its operations.
                 stream.end(Frame::Done(count));
                 self.total += count;
                 true
             }
-            (Some(Frame::Lent(memory)), Role::Mirror { outlet, aimed: aimed @ false, .. }) => {
+            (Some(Frame::Lent(memory)), SessionRole::Mirror { outlet, aimed: aimed @ false, .. }) => {
                 let target = Target::new(cx, self.connection, job.size, job.op, memory);
                 match target.and_then(|target| target.counting(cx, self.connection)) {
                     Ok(target) => outlet.aim(target),
@@ -259,17 +265,17 @@ impl Session {
 
     fn proceed(&mut self, cx: &mut Context<'_>) {
         match &mut self.role {
-            Role::Echo { outlet, owed } | Role::Mirror { outlet, owed, .. } => {
+            SessionRole::Echo { outlet, owed } | SessionRole::Mirror { outlet, owed, .. } => {
                 while *owed > 0 && outlet.data(cx, self.connection) == Sent::Yes {
                     *owed -= 1;
                 }
             }
-            Role::Sink { stream } | Role::Lender { stream, .. } => stream.pump(cx, self.connection),
+            SessionRole::Sink { stream } | SessionRole::Lender { stream, .. } => stream.pump(cx, self.connection),
         }
     }
 }
 
-impl Handler for Server {
+impl Handler for JobServer {
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         match self.decide(cx, request.private_data) {
             Ok(()) => Decision::Accept,
@@ -285,7 +291,7 @@ impl Handler for Server {
         if self.sessions.is_empty() {
             let number = self.client.number;
             self.client =
-                Client { number, peer: cx.peer_address(connection), total: 0, spent_before: processor::time() };
+                ServedClient { number, peer: cx.peer_address(connection), total: 0, spent_before: processor::time() };
         }
         match Session::new(cx, connection, &self.job) {
             Ok(session) => _ = self.sessions.insert(connection, session),
@@ -316,7 +322,7 @@ impl Handler for Server {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, connection: ConnectionId, _: SendId, outcome: Outcome) {
         if let Some(session) = self.sessions.get_mut(&connection) {
-            if let Role::Sink { stream } | Role::Lender { stream, .. } = &mut session.role {
+            if let SessionRole::Sink { stream } | SessionRole::Lender { stream, .. } = &mut session.role {
                 stream.completed();
             }
             if outcome.is_sent() {
@@ -328,8 +334,8 @@ impl Handler for Server {
     fn on_writable(&mut self, cx: &mut Context<'_>, connection: ConnectionId) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             match &mut session.role {
-                Role::Echo { outlet, .. } | Role::Mirror { outlet, .. } => outlet.unblock(),
-                Role::Sink { stream } | Role::Lender { stream, .. } => stream.unblock(),
+                SessionRole::Echo { outlet, .. } | SessionRole::Mirror { outlet, .. } => outlet.unblock(),
+                SessionRole::Sink { stream } | SessionRole::Lender { stream, .. } => stream.unblock(),
             }
             session.proceed(cx);
         }
@@ -347,15 +353,15 @@ impl Handler for Server {
     }
 }
 
-impl Watch for Server {
+impl Watch for JobServer {
     fn is_watching(&self) -> bool {
-        matches!(self.sessions.values().next(), Some(Session { role: Role::Mirror { aimed: true, .. }, .. }))
+        matches!(self.sessions.values().next(), Some(Session { role: SessionRole::Mirror { aimed: true, .. }, .. }))
     }
 
     #[inline]
     fn look(&mut self) -> bool {
         let session = self.sessions.values_mut().next();
-        let Some(Session { role: Role::Mirror { inbox, owed, .. }, received, total, .. }) = session else {
+        let Some(Session { role: SessionRole::Mirror { inbox, owed, .. }, received, total, .. }) = session else {
             return false;
         };
         let come = inbox.has_come();

@@ -10,7 +10,7 @@ use super::target::Target;
 
 /// The state of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum StreamState {
     Idle,
     Flowing,
     /// The stream sends this control message, and then nothing.
@@ -27,14 +27,14 @@ pub struct Stream {
     /// Number of data messages since [`Stream::start`].
     sent: u64,
     limit: u64,
-    state: State,
+    state: StreamState,
 }
 
 impl Stream {
     /// Makes an idle stream of the messages or operations of a job.
     #[must_use]
     pub fn new(job: &Job) -> Self {
-        Self { outlet: Outlet::new(job), depth: job.depth, outstanding: 0, sent: 0, limit: 0, state: State::Idle }
+        Self { outlet: Outlet::new(job), depth: job.depth, outstanding: 0, sent: 0, limit: 0, state: StreamState::Idle }
     }
 
     /// Directs reads or writes to `target` from now on.
@@ -51,17 +51,17 @@ impl Stream {
     /// Returns true if the stream is between its start and its end.
     #[must_use]
     pub fn is_flowing(&self) -> bool {
-        self.state == State::Flowing
+        self.state == StreamState::Flowing
     }
 
     /// Restarts the stream with at most `limit` messages. After them, the caller must end the stream.
     pub fn start(&mut self, limit: u64) {
-        (self.sent, self.limit, self.state) = (0, limit, State::Flowing);
+        (self.sent, self.limit, self.state) = (0, limit, StreamState::Flowing);
     }
 
     /// Ends the stream with a control message.
     pub fn end(&mut self, with: Frame) {
-        self.state = State::Closing(with);
+        self.state = StreamState::Closing(with);
     }
 
     /// Records a completion of an operation.
@@ -79,17 +79,17 @@ impl Stream {
         if self.outlet.is_blocked() {
             return;
         }
-        while self.state == State::Flowing && self.sent < self.limit && self.outstanding < self.depth {
+        while self.state == StreamState::Flowing && self.sent < self.limit && self.outstanding < self.depth {
             if self.outlet.data(cx, conn) != Sent::Yes {
                 return;
             }
             self.sent += 1;
             self.outstanding += u32::from(self.outlet.is_aimed());
         }
-        if let State::Closing(frame) = self.state {
+        if let StreamState::Closing(frame) = self.state {
             if self.outlet.control(cx, conn, frame) == Sent::Yes {
                 self.outstanding += u32::from(self.outlet.is_aimed());
-                self.state = State::Idle;
+                self.state = StreamState::Idle;
             }
         }
     }

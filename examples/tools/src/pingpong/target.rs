@@ -31,12 +31,12 @@ pub struct Target {
     local: Region,
     remote: RemoteRegion,
     size: usize,
-    count: Option<Count>,
+    count: Option<BlockCount>,
 }
 
 /// The source of the last bytes, which number the blocks.
 #[derive(Debug)]
-struct Count {
+struct BlockCount {
     /// All 256 values of a byte, in order. Memory that is being sent must
     /// not change, so each block takes its last byte from another offset.
     bytes: Region,
@@ -72,7 +72,7 @@ impl Target {
     /// Local memory is missing.
     pub fn counting(mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Self, Failure> {
         let bytes = cx.register_vec(conn, (0..=u8::MAX).collect(), &RegionOptions::new())?;
-        self.count = Some(Count { bytes, blocks: 0 });
+        self.count = Some(BlockCount { bytes, blocks: 0 });
         Ok(self)
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{ConnectionId, Context, RemoteRegion, SendKind};
 
-use super::client::Work;
+use super::client::ConnectionWork;
 use super::failure::Failure;
 use super::figures::Measured;
 use super::frame::Frame;
@@ -78,7 +78,7 @@ impl Throughput {
     }
 }
 
-impl Work for Throughput {
+impl ConnectionWork for Throughput {
     fn begin(&mut self) {
         let limit = match (self.warmup, self.extent) {
             (0, Extent::Messages(count)) => count,

@@ -17,14 +17,14 @@ const MOST: usize = 100;
 
 /// The partial copies; see the [module](self).
 #[derive(Debug)]
-pub struct Parts {
+pub struct PartialCopies {
     directory: PathBuf,
     keep: Duration,
     /// Names of copies with the times at which they were interrupted, the oldest first.
     idle: VecDeque<(SystemTime, String)>,
 }
 
-impl Parts {
+impl PartialCopies {
     /// Finds the partial copies below a directory, and removes those that are older than `keep`.
     #[must_use]
     pub fn find(directory: &Path, keep: Duration) -> Self {
@@ -172,21 +172,21 @@ mod tests {
         fs::create_dir(folder.0.join("folder.rcp-part")).unwrap();
         std::os::unix::fs::symlink("/etc", folder.0.join("link")).unwrap();
         std::os::unix::fs::symlink("file", folder.0.join("link.rcp-part")).unwrap();
-        let parts = Parts::find(&folder.0, DAY * 7);
+        let parts = PartialCopies::find(&folder.0, DAY * 7);
         assert_eq!(
             ["old", "sub/old", "new", "folder", "link"].map(|name| folder.has(name)),
             [false, false, true, true, true]
         );
         assert!(others.iter().all(|name| folder.0.join(name).exists()));
         assert_eq!(parts.idle.len(), 1);
-        drop(Parts::find(&folder.0, Duration::ZERO));
+        drop(PartialCopies::find(&folder.0, Duration::ZERO));
         assert!(!folder.has("new"));
     }
 
     #[test]
     fn no_more_are_kept_than_the_limit_and_none_that_is_short() {
         let folder = Folder::new("many");
-        let mut parts = Parts::find(&folder.0, DAY);
+        let mut parts = PartialCopies::find(&folder.0, DAY);
         for nth in 0..300 {
             let name = format!("{nth}");
             fs::write(parts.path(&name), "short").unwrap();
@@ -207,7 +207,7 @@ mod tests {
     fn the_oldest_gives_way_when_the_disk_is_full() {
         let folder = Folder::new("full");
         (0..4).for_each(|nth| folder.part(&format!("{nth}"), 4 - nth));
-        let mut parts = Parts::find(&folder.0, DAY * 7);
+        let mut parts = PartialCopies::find(&folder.0, DAY * 7);
         let full = || io::Error::from(ErrorKind::StorageFull);
         let mut tries = 0;
         let mut third = || {

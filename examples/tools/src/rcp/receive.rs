@@ -16,8 +16,8 @@ use rdma_reactor::{
 
 use super::hashed::Hashed;
 use super::name;
-use super::parts::{Parts, is_full};
-use super::wire::{Hash, Say};
+use super::parts::{PartialCopies, is_full};
+use super::wire::{CopyMessage, Hash};
 use super::{PIECE, WINDOW};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
@@ -36,7 +36,7 @@ const TO_TIDY: u64 = 2;
 
 /// The settings of the server.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ServerOptions {
     /// The directory that the files are put into.
     pub directory: PathBuf,
     /// True if peers may replace files.
@@ -49,7 +49,7 @@ pub struct Options {
 
 /// The next step on a connection.
 #[derive(Debug)]
-enum Step {
+enum ReceiveStep {
     /// The part of an earlier copy is being hashed, up to this length.
     Hashing(u64),
     /// The receiver waits for the offset from which the peer continues.
@@ -68,31 +68,31 @@ struct Incoming {
     name: String,
     len: u64,
     file: Hashed,
-    step: Step,
+    step: ReceiveStep,
     /// The position when the sender's time limit was last restarted.
     counted: u64,
 }
 
 /// A connection.
 #[derive(Debug)]
-struct Sender {
+struct SenderState {
     /// The deadline of the sender; `None` while the receiver has work to do.
     until: Option<Instant>,
     incoming: Option<Incoming>,
 }
 
 #[derive(Debug)]
-struct Server {
-    options: Options,
-    parts: Parts,
-    senders: BTreeMap<ConnectionId, Sender>,
+struct FileServer {
+    options: ServerOptions,
+    parts: PartialCopies,
+    senders: BTreeMap<ConnectionId, SenderState>,
     /// The timer of the next check of the senders.
     looking: Option<TimerId>,
     /// Connections with something to hash; each gets a slice in turn.
     hashing: VecDeque<ConnectionId>,
 }
 
-impl Server {
+impl FileServer {
     fn path(&self, name: &str) -> PathBuf {
         self.options.directory.join(name)
     }
@@ -108,24 +108,24 @@ impl Server {
     fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         let Some(sender) = self.senders.get_mut(&conn) else { return Ok(()) };
         let Some(incoming) = &mut sender.incoming else {
-            return match Say::decode(message) {
-                Some(Say::Offer { len, name }) => self.begin(cx, conn, len, name),
-                Some(Say::Folder(name)) => self.folder(cx, conn, name),
+            return match CopyMessage::decode(message) {
+                Some(CopyMessage::Offer { len, name }) => self.begin(cx, conn, len, name),
+                Some(CopyMessage::Folder(name)) => self.folder(cx, conn, name),
                 _ => Err(Failure::new("the peer is not rcp of this version")),
             };
         };
         let left = incoming.len - incoming.file.at();
-        match (&incoming.step, Say::decode(message)) {
-            (Step::Answered, Some(Say::From(at))) if at == 0 || at == incoming.file.at() => {
+        match (&incoming.step, CopyMessage::decode(message)) {
+            (ReceiveStep::Answered, Some(CopyMessage::From(at))) if at == 0 || at == incoming.file.at() => {
                 if at < incoming.file.at() {
                     incoming.file.clear().map_err(|error| failed("writing", &incoming.name, &error))?;
                 }
-                incoming.step = Step::Receiving;
+                incoming.step = ReceiveStep::Receiving;
                 incoming.counted = at;
                 self.renew(cx, conn, 0);
                 Ok(())
             }
-            (Step::Receiving, _) if left > 0 && (1..=left).contains(&(message.len() as u64)) => {
+            (ReceiveStep::Receiving, _) if left > 0 && (1..=left).contains(&(message.len() as u64)) => {
                 let written = self.parts.making_room(|| incoming.file.write(message));
                 if written.as_ref().is_err_and(is_full) {
                     // Its part would fill the disk again, which leaves no space for anybody.
@@ -139,9 +139,9 @@ impl Server {
                 }
                 Ok(())
             }
-            (Step::Receiving, Some(Say::End(hash))) if left == 0 => self.finish(cx, conn, hash),
-            (Step::Exists, Some(Say::End(hash))) => {
-                incoming.step = Step::Comparing(hash);
+            (ReceiveStep::Receiving, Some(CopyMessage::End(hash))) if left == 0 => self.finish(cx, conn, hash),
+            (ReceiveStep::Exists, Some(CopyMessage::End(hash))) => {
+                incoming.step = ReceiveStep::Comparing(hash);
                 self.queue_to_hash(cx, conn);
                 Ok(())
             }
@@ -165,7 +165,7 @@ impl Server {
             Err(_) => false,
         };
         let (file, step) = match exists {
-            true => (Hashed::new(File::open(self.path(name)).map_err(|_| taken(name))?), Step::Exists),
+            true => (Hashed::new(File::open(self.path(name)).map_err(|_| taken(name))?), ReceiveStep::Exists),
             false => self.open_part(name, len)?,
         };
         if let Some(sender) = self.senders.get_mut(&conn) {
@@ -173,7 +173,7 @@ impl Server {
         }
         if exists {
             self.renew(cx, conn, len);
-            say(cx, conn, Say::Exists);
+            say(cx, conn, CopyMessage::Exists);
         } else {
             self.queue_to_hash(cx, conn);
         }
@@ -181,7 +181,7 @@ impl Server {
     }
 
     /// Opens the partial copy of a file, or makes one.
-    fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, Step), Failure> {
+    fn open_part(&mut self, name: &str, len: u64) -> Result<(Hashed, ReceiveStep), Failure> {
         let (path, broken) = (self.parts.path(name), |error: io::Error| failed("creating", name, &error));
         // This program does not write to anything else of that name, such as a link to another file.
         if fs::symlink_metadata(&path).is_ok_and(|found| !found.is_file()) {
@@ -198,7 +198,7 @@ impl Server {
             part.clear().map_err(broken)?;
             have = 0;
         }
-        Ok((part, Step::Hashing(have)))
+        Ok((part, ReceiveStep::Hashing(have)))
     }
 
     /// Makes a directory that the peer requests.
@@ -206,7 +206,7 @@ impl Server {
         name::check(name)?;
         self.make_folders(&format!("{name}/."))?;
         self.renew(cx, conn, 0);
-        say(cx, conn, Say::Done);
+        say(cx, conn, CopyMessage::Done);
         Ok(())
     }
 
@@ -216,7 +216,9 @@ impl Server {
             let folder = &name[..at];
             match fs::symlink_metadata(self.path(folder)) {
                 Ok(found) if !found.is_dir() => {
-                    return Err(Failure::new(format!("{folder:?} is not a directory on the server: choose another name")));
+                    return Err(Failure::new(format!(
+                        "{folder:?} is not a directory on the server: choose another name"
+                    )));
                 }
                 _ => {}
             }
@@ -255,8 +257,8 @@ impl Server {
             return Ok(true);
         };
         let len = match incoming.step {
-            Step::Hashing(len) => len,
-            Step::Comparing(_) => incoming.len,
+            ReceiveStep::Hashing(len) => len,
+            ReceiveStep::Comparing(_) => incoming.len,
             _ => return Ok(true),
         };
         let broken = |error: io::Error| failed("reading the existing part of", &incoming.name, &error);
@@ -265,12 +267,12 @@ impl Server {
         }
         let hash = incoming.file.hash();
         match incoming.step {
-            Step::Comparing(other) if other != hash => return Err(taken(&incoming.name)),
-            Step::Comparing(_) => self.done(cx, conn),
+            ReceiveStep::Comparing(other) if other != hash => return Err(taken(&incoming.name)),
+            ReceiveStep::Comparing(_) => self.done(cx, conn),
             _ => {
-                incoming.step = Step::Answered;
+                incoming.step = ReceiveStep::Answered;
                 self.renew(cx, conn, len);
-                say(cx, conn, Say::Have { len, hash });
+                say(cx, conn, CopyMessage::Have { len, hash });
             }
         }
         Ok(true)
@@ -302,13 +304,13 @@ impl Server {
     fn done(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.senders.entry(conn).and_modify(|sender| sender.incoming = None);
         self.renew(cx, conn, 0);
-        say(cx, conn, Say::Done);
+        say(cx, conn, CopyMessage::Done);
     }
 
     /// Ends a copy that is not complete. Returns it, and true if its part is kept.
     fn cut_off(&mut self, conn: ConnectionId) -> Option<(Incoming, bool)> {
         let incoming = self.senders.get_mut(&conn)?.incoming.take()?;
-        let is_part = !matches!(incoming.step, Step::Exists | Step::Comparing(_));
+        let is_part = !matches!(incoming.step, ReceiveStep::Exists | ReceiveStep::Comparing(_));
         let kept = is_part && self.parts.leave(&incoming.name);
         Some((incoming, kept))
     }
@@ -316,7 +318,7 @@ impl Server {
     fn refuse(&mut self, cx: &mut Context<'_>, conn: ConnectionId, failure: &Failure) {
         eprintln!("rcp: {conn}: {failure}");
         self.cut_off(conn);
-        say(cx, conn, Say::Refuse(&failure.to_string()));
+        say(cx, conn, CopyMessage::Refuse(&failure.to_string()));
         // The answer is sent before the connection closes.
         cx.close(conn);
         self.senders.remove(&conn);
@@ -332,7 +334,7 @@ impl Server {
     /// Closes the connections of senders whose time limit has passed.
     fn look(&mut self, cx: &mut Context<'_>) {
         let now = cx.now();
-        let is_late = |sender: &Sender| sender.until.is_some_and(|until| until <= now);
+        let is_late = |sender: &SenderState| sender.until.is_some_and(|until| until <= now);
         let late: Vec<_> = self.senders.iter().filter(|(_, sender)| is_late(sender)).map(|(&conn, _)| conn).collect();
         for conn in late {
             let failure =
@@ -352,17 +354,17 @@ fn taken(name: &str) -> Failure {
 }
 
 /// Answers the peer. If the peer does not receive answers, the answer is dropped.
-fn say(cx: &mut Context<'_>, conn: ConnectionId, what: Say<'_>) {
+fn say(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) {
     match cx.send(conn, &what.encode()) {
         Ok(_) | Err(SendErrorKind::Closed) => {}
         Err(_) => cx.close(conn),
     }
 }
 
-impl Handler for Server {
+impl Handler for FileServer {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.looking.get_or_insert_with(|| cx.set_timer(LOOK, TO_LOOK));
-        self.senders.insert(conn, Sender { until: None, incoming: None });
+        self.senders.insert(conn, SenderState { until: None, incoming: None });
         self.renew(cx, conn, 0);
     }
 
@@ -406,7 +408,7 @@ impl Handler for Server {
 ///
 /// # Errors
 /// The directory does not exist, the reactor cannot listen on the address, or it fails.
-pub fn run(options: Options, address: SocketAddr, config: Config) -> Result<(), Failure> {
+pub fn run(options: ServerOptions, address: SocketAddr, config: Config) -> Result<(), Failure> {
     let directory = &options.directory;
     if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
         return Err(Failure::new(format!("{} is not a directory: make it, or name another", directory.display())));
@@ -418,9 +420,9 @@ pub fn run(options: Options, address: SocketAddr, config: Config) -> Result<(), 
     Interrupt::on_signals()?.stops(reactor.handle());
     let listener = reactor.context().listen(address)?;
     let address = reactor.context().local_address(listener).unwrap_or(address);
-    let parts = Parts::find(directory, options.keep_parts);
+    let parts = PartialCopies::find(directory, options.keep_parts);
     reactor.context().set_timer(TIDY, TO_TIDY);
     Output::stdout().line(format!("listening on {address}"));
-    let mut server = Server { options, parts, senders: BTreeMap::new(), looking: None, hashing: VecDeque::new() };
+    let mut server = FileServer { options, parts, senders: BTreeMap::new(), looking: None, hashing: VecDeque::new() };
     Ok(reactor.run(&mut server)?)
 }

@@ -14,7 +14,7 @@ use rdma_reactor::{
 use super::hashed::Hashed;
 use super::name::shown;
 use super::tree::Item;
-use super::wire::{Hash, Say};
+use super::wire::{CopyMessage, Hash};
 use super::{PIECE, WINDOW};
 use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
@@ -52,7 +52,7 @@ impl Copied {
 
 /// The next step.
 #[derive(Debug)]
-enum Step {
+enum SendStep {
     /// The sender waits for the length of the file's part at the peer, or for the confirmation of the directory.
     Asked,
     /// The beginning of the file is being compared with the part that the peer has.
@@ -80,7 +80,7 @@ struct Current {
 #[derive(Debug)]
 struct Sender {
     items: VecDeque<Item>,
-    step: Step,
+    step: SendStep,
     /// The current file; `None` for a directory.
     current: Option<Current>,
     conn: Option<ConnectionId>,
@@ -101,12 +101,12 @@ impl Sender {
     /// Begins with the next file or directory, or ends.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
     fn next(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
-        self.step = Step::Asked;
+        self.step = SendStep::Asked;
         while let Some(item) = self.items.pop_front() {
             let name = item.name.clone();
             if item.len.is_none() {
                 self.current = None;
-                return say(cx, conn, Say::Folder(&name));
+                return say(cx, conn, CopyMessage::Folder(&name));
             }
             let opened = File::open(&item.path).and_then(|file| Ok((file.metadata()?, file)));
             match opened {
@@ -115,7 +115,7 @@ impl Sender {
                     let file = Hashed::new(file);
                     let since = Instant::now();
                     self.current = Some(Current { item, file, len, modified, resumed: 0, since });
-                    return say(cx, conn, Say::Offer { len, name: &name });
+                    return say(cx, conn, CopyMessage::Offer { len, name: &name });
                 }
                 Err(error) => self.copied.problems.push(unreadable(&item, &error)),
             }
@@ -125,26 +125,26 @@ impl Sender {
     }
 
     fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
-        match (Say::decode(message), &self.step, &self.current) {
-            (Some(Say::Have { len, hash }), Step::Asked, Some(current)) => {
+        match (CopyMessage::decode(message), &self.step, &self.current) {
+            (Some(CopyMessage::Have { len, hash }), SendStep::Asked, Some(current)) => {
                 // A part that is longer than this file is not its beginning.
                 let len = if len > current.len { 0 } else { len };
-                self.step = Step::Comparing { len, hash };
+                self.step = SendStep::Comparing { len, hash };
                 cx.set_timer(Duration::ZERO, 0);
                 Ok(())
             }
-            (Some(Say::Exists), Step::Asked, Some(_)) => {
-                self.step = Step::Hashing;
+            (Some(CopyMessage::Exists), SendStep::Asked, Some(_)) => {
+                self.step = SendStep::Hashing;
                 cx.set_timer(Duration::ZERO, 0);
                 Ok(())
             }
-            (Some(Say::Done), Step::Asked, None) => self.next(cx, conn),
-            (Some(Say::Done), Step::Told, Some(_)) => {
+            (Some(CopyMessage::Done), SendStep::Asked, None) => self.next(cx, conn),
+            (Some(CopyMessage::Done), SendStep::Told, Some(_)) => {
                 self.done();
                 self.next(cx, conn)
             }
             // The text is from a peer, so control characters must not reach this terminal.
-            (Some(Say::Refuse(why)), ..) => Err(Failure::new(text::shown(why))),
+            (Some(CopyMessage::Refuse(why)), ..) => Err(Failure::new(text::shown(why))),
             _ => Err(Failure::new("the peer is not rcp server of this version")),
         }
     }
@@ -170,8 +170,8 @@ impl Sender {
     fn compare(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let len = match self.step {
-            Step::Comparing { len, .. } => len,
-            Step::Hashing => current.len,
+            SendStep::Comparing { len, .. } => len,
+            SendStep::Hashing => current.len,
             _ => return Ok(()),
         };
         if !current.file.skim(len).map_err(|error| Failure::new(unreadable(&current.item, &error)))? {
@@ -179,28 +179,29 @@ impl Sender {
             return Ok(());
         }
         let own = current.file.hash();
-        let Step::Comparing { hash, .. } = self.step else {
+        let SendStep::Comparing { hash, .. } = self.step else {
             current.resumed = len;
             self.bar.inc(len);
-            self.step = Step::Told;
-            return say(cx, conn, Say::End(own));
+            self.step = SendStep::Told;
+            return say(cx, conn, CopyMessage::End(own));
         };
         if len > 0 && own != hash {
             let name = shown(&current.item.name);
-            self.bar.suspend(|| eprintln!("rcp: the peer's part of {name} is damaged or of another file: starting over"));
+            self.bar
+                .suspend(|| eprintln!("rcp: the peer's part of {name} is damaged or of another file: starting over"));
             current.file.rewind().map_err(Failure::new)?;
         }
         current.resumed = current.file.at();
         self.bar.inc(current.resumed);
         self.bar.reset_eta();
-        say(cx, conn, Say::From(current.resumed))?;
-        self.step = Step::Sending;
+        say(cx, conn, CopyMessage::From(current.resumed))?;
+        self.step = SendStep::Sending;
         self.pump(cx, conn)
     }
 
     /// Sends pieces until the limit in flight is reached.
     fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
-        let Step::Sending = self.step else { return Ok(()) };
+        let SendStep::Sending = self.step else { return Ok(()) };
         while self.flying.len() < WINDOW {
             let Some(piece) = self.next_piece(cx, conn)? else { return self.finish(cx, conn) };
             match cx.send_region(conn, &piece, 0..piece.len()) {
@@ -238,8 +239,8 @@ impl Sender {
     /// Sends the hash of the whole file after the last piece.
     fn finish(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<(), Failure> {
         let Some(current) = &self.current else { return Ok(()) };
-        match cx.send(conn, &Say::End(current.file.hash()).encode()) {
-            Ok(_) => self.step = Step::Told,
+        match cx.send(conn, &CopyMessage::End(current.file.hash()).encode()) {
+            Ok(_) => self.step = SendStep::Told,
             Err(SendErrorKind::WouldBlock(_)) => {}
             Err(error) => return Err(Failure::new(error)),
         }
@@ -262,7 +263,7 @@ impl Sender {
     }
 }
 
-fn say(cx: &mut Context<'_>, conn: ConnectionId, what: Say<'_>) -> Result<(), Failure> {
+fn say(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) -> Result<(), Failure> {
     cx.send(conn, &what.encode()).map(drop).map_err(Failure::new)
 }
 
@@ -335,7 +336,7 @@ pub fn run(items: Vec<Item>, peer: SocketAddr, config: Config) -> Result<Option<
     let bar = progress_bar(items.iter().filter_map(|item| item.len).sum());
     let mut sender = Sender {
         items: items.into(),
-        step: Step::Asked,
+        step: SendStep::Asked,
         current: None,
         conn: None,
         flying: Vec::new(),

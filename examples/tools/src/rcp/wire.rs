@@ -23,7 +23,7 @@ const MAGIC: &[u8; 4] = b"RCP2";
 
 /// A message: a tag, little-endian numbers, and text to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Say<'a> {
+pub enum CopyMessage<'a> {
     /// The sender offers a file.
     Offer {
         /// The file's length, bytes.
@@ -52,7 +52,7 @@ pub enum Say<'a> {
     Refuse(&'a str),
 }
 
-impl<'a> Say<'a> {
+impl<'a> CopyMessage<'a> {
     /// Encodes a message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -100,22 +100,26 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         let all = [
-            Say::Offer { len: 7, name: "a file" },
-            Say::Folder("a/b"),
-            Say::Exists,
-            Say::Have { len: u64::MAX, hash: [3; 32] },
-            Say::From(9),
-            Say::End([4; 32]),
-            Say::Done,
-            Say::Refuse("no"),
+            CopyMessage::Offer { len: 7, name: "a file" },
+            CopyMessage::Folder("a/b"),
+            CopyMessage::Exists,
+            CopyMessage::Have { len: u64::MAX, hash: [3; 32] },
+            CopyMessage::From(9),
+            CopyMessage::End([4; 32]),
+            CopyMessage::Done,
+            CopyMessage::Refuse("no"),
         ];
         for say in all {
             let bytes = say.encode();
-            assert_eq!(Say::decode(&bytes), Some(say));
-            let cut = Say::decode(&bytes[..bytes.len() - 1]);
-            assert!(cut.is_none() || matches!(say, Say::Offer { .. } | Say::Folder(_) | Say::Refuse(_)), "{cut:?}");
+            assert_eq!(CopyMessage::decode(&bytes), Some(say));
+            let cut = CopyMessage::decode(&bytes[..bytes.len() - 1]);
+            assert!(
+                cut.is_none()
+                    || matches!(say, CopyMessage::Offer { .. } | CopyMessage::Folder(_) | CopyMessage::Refuse(_)),
+                "{cut:?}"
+            );
         }
-        assert_eq!(Say::decode(b"ORCP1\0\0\0\0\0\0\0\0x"), None);
-        assert_eq!(Say::decode(b""), None);
+        assert_eq!(CopyMessage::decode(b"ORCP1\0\0\0\0\0\0\0\0x"), None);
+        assert_eq!(CopyMessage::decode(b""), None);
     }
 }

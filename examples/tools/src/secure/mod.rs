@@ -14,7 +14,7 @@ pub mod keygen;
 pub struct SecurityArgs {
     #[cfg(feature = "secure")]
     #[command(flatten)]
-    files: files::Files,
+    files: files::SecurityFiles,
 }
 
 impl SecurityArgs {
@@ -53,7 +53,7 @@ mod files {
     /// The flags.
     #[derive(Clone, Debug, Default, Args)]
     #[group(skip)]
-    pub(super) struct Files {
+    pub(super) struct SecurityFiles {
         /// Certificate of this side in PEM, followed by the intermediate ones; with --tls-key and --tls-ca
         #[arg(long, value_name = "FILE", global = true)]
         tls_cert: Option<PathBuf>,
@@ -75,7 +75,7 @@ mod files {
         fs::read(path).map_err(|error| Failure::new(format!("{flag} {}: {error}", path.display())))
     }
 
-    impl Files {
+    impl SecurityFiles {
         pub(super) fn security(&self) -> Result<Security, Failure> {
             let Self { tls_cert, tls_key, tls_ca, tls_name, psk_file } = self;
             let failed = |error: SecurityError| Failure::new(error);

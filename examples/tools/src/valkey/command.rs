@@ -7,7 +7,7 @@ pub const LEN: usize = 32;
 
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum ValkeyCommand {
     /// `GetServerFeature`: the client sends 0, and the server answers with the features that it has.
     ServerFeatures(u64),
     /// `SetClientFeature`: the features that the client uses.
@@ -18,7 +18,7 @@ pub enum Command {
     Buffer(RemoteRegion),
 }
 
-impl Command {
+impl ValkeyCommand {
     /// Encodes the command. A buffer of 4 GiB or more cannot be named.
     #[must_use]
     pub fn encode(self) -> [u8; LEN] {
@@ -76,21 +76,24 @@ mod tests {
         let region = RemoteRegion { address: 0x1122_3344_5566_7788, len: 0x0010_0000, key: 0x99aa_bbcc };
         let buffer = *b"\0\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x11\x22\x33\x44\x55\x66\x77\x88\0\x10\0\0\x99\xaa\xbb\xcc";
         let features = *b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x80\0\0\0\0\0\0\x01";
-        assert_eq!(Command::Buffer(region).encode(), buffer);
-        assert_eq!(Command::ServerFeatures(0x8000_0000_0000_0001).encode(), features);
-        for command in
-            [Command::Buffer(region), Command::ServerFeatures(u64::MAX), Command::ClientFeatures(0), Command::Keepalive]
-        {
-            assert_eq!(Command::decode(&command.encode()), Ok(command));
+        assert_eq!(ValkeyCommand::Buffer(region).encode(), buffer);
+        assert_eq!(ValkeyCommand::ServerFeatures(0x8000_0000_0000_0001).encode(), features);
+        for command in [
+            ValkeyCommand::Buffer(region),
+            ValkeyCommand::ServerFeatures(u64::MAX),
+            ValkeyCommand::ClientFeatures(0),
+            ValkeyCommand::Keepalive,
+        ] {
+            assert_eq!(ValkeyCommand::decode(&command.encode()), Ok(command));
         }
     }
 
     #[test]
     fn what_is_no_command_is_said() {
-        let refused = |message: &[u8]| Command::decode(message).unwrap_err();
+        let refused = |message: &[u8]| ValkeyCommand::decode(message).unwrap_err();
         assert_eq!(refused(&[0; 31]), "a command of 31 bytes where Valkey has 32");
         assert_eq!(refused(&[1; LEN]), "a command with the unknown opcode 257");
-        let buffer = |address, len| Command::Buffer(RemoteRegion { address, len, key: 1 }).encode();
+        let buffer = |address, len| ValkeyCommand::Buffer(RemoteRegion { address, len, key: 1 }).encode();
         assert_eq!(refused(&buffer(0x1000, 0)), "a buffer of 0 bytes at 0x1000");
         assert!(refused(&buffer(u64::MAX, 2)).starts_with("a buffer of 2 bytes"));
     }

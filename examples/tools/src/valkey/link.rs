@@ -6,14 +6,14 @@ use rdma_reactor::{
     Access, ConnectionId, Context, Immediate, Outcome, Region, RegionOptions, RemoteRegion, SendErrorKind, SendId,
 };
 
-use super::command::Command;
+use super::command::ValkeyCommand;
 
 /// Length of the memory that writes are sent from, which is the most that one write carries, bytes.
 const SOURCE: usize = 1 << 20;
 
 /// The transfer of one connection.
 #[derive(Debug)]
-pub struct Link {
+pub struct ValkeyLink {
     conn: ConnectionId,
     /// Bytes for the server that were not written yet.
     out: VecDeque<u8>,
@@ -28,7 +28,7 @@ pub struct Link {
     offers: u64,
 }
 
-impl Link {
+impl ValkeyLink {
     /// Begins the transfer on an established connection. `buffer` is the number
     /// of bytes that the server may write before it waits for the client.
     ///
@@ -41,13 +41,13 @@ impl Link {
         let sink = region(buffer, &RegionOptions::new().allow(Access::REMOTE_WRITE))?;
         let room = RemoteRegion { address: 0, len: 0, key: 0 };
         let mut link = Self { conn, out: VecDeque::new(), source, writing: None, room, sink, filled: 0, offers: 0 };
-        link.command(cx, Command::ServerFeatures(0))?;
-        link.command(cx, Command::ClientFeatures(0))?;
+        link.command(cx, ValkeyCommand::ServerFeatures(0))?;
+        link.command(cx, ValkeyCommand::ClientFeatures(0))?;
         link.offer(cx)?;
         Ok(link)
     }
 
-    /// Returns the queue of bytes to write. Bytes that are added are sent by the next [`Link::flush`].
+    /// Returns the queue of bytes to write. Bytes that are added are sent by the next [`ValkeyLink::flush`].
     pub fn out(&mut self) -> &mut VecDeque<u8> {
         &mut self.out
     }
@@ -69,7 +69,7 @@ impl Link {
     /// # Errors
     /// The connection is gone, or the send queue is full: the server uses
     /// up the buffer again and again, but does not receive the offers.
-    pub fn command(&self, cx: &mut Context<'_>, command: Command) -> Result<(), String> {
+    pub fn command(&self, cx: &mut Context<'_>, command: ValkeyCommand) -> Result<(), String> {
         cx.send(self.conn, &command.encode()).map(drop).map_err(|error| error.to_string())
     }
 
@@ -77,7 +77,7 @@ impl Link {
     fn offer(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         self.filled = 0;
         self.offers += 1;
-        self.command(cx, Command::Buffer(self.sink.remote()))
+        self.command(cx, ValkeyCommand::Buffer(self.sink.remote()))
     }
 
     /// Handles a command of the server.
@@ -85,11 +85,11 @@ impl Link {
     /// # Errors
     /// A server does not send this command.
     pub fn on_command(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Result<(), String> {
-        match Command::decode(message).map_err(|why| format!("the server sends {why}"))? {
-            Command::Buffer(region) => self.room = region,
+        match ValkeyCommand::decode(message).map_err(|why| format!("the server sends {why}"))? {
+            ValkeyCommand::Buffer(region) => self.room = region,
             // Features are used if both sides support them. This side supports none.
-            Command::ServerFeatures(_) | Command::Keepalive => {}
-            Command::ClientFeatures(_) => return Err("the server sends a command that only clients send".into()),
+            ValkeyCommand::ServerFeatures(_) | ValkeyCommand::Keepalive => {}
+            ValkeyCommand::ClientFeatures(_) => return Err("the server sends a command that only clients send".into()),
         }
         self.flush(cx)
     }
@@ -119,7 +119,7 @@ impl Link {
     /// Handles the completion of a send or write.
     ///
     /// # Errors
-    /// It fails like [`Link::flush`].
+    /// It fails like [`ValkeyLink::flush`].
     pub fn on_send_complete(&mut self, cx: &mut Context<'_>, id: SendId, outcome: Outcome) -> Result<(), String> {
         if self.writing != Some(id) {
             return Ok(());

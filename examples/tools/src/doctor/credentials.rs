@@ -3,7 +3,7 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 
-use super::tree::Tree;
+use super::tree::SystemTree;
 
 /// The capability to read and write any file.
 const CAP_DAC_OVERRIDE: u32 = 1;
@@ -12,7 +12,7 @@ const CAP_IPC_LOCK: u32 = 14;
 
 /// The user and groups of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct Credentials {
     /// Effective user.
     pub uid: u32,
     /// Effective and supplementary groups.
@@ -20,10 +20,10 @@ pub struct Account {
     capabilities: u64,
 }
 
-impl Account {
+impl Credentials {
     /// Reads the account from the kernel's files about this process.
     #[must_use]
-    pub fn read(tree: &Tree) -> Self {
+    pub fn read(tree: &SystemTree) -> Self {
         Self::parse(&tree.text_or_empty("/proc/self/status"))
     }
 
@@ -71,9 +71,9 @@ mod tests {
     #[test]
     fn a_status_is_read() {
         let account =
-            Account::parse("Uid:\t1\t1000\t1\t1\nGid:\t1\t100\t1\t1\nGroups:\t4 27 \nCapEff:\t0000000000004000\n");
+            Credentials::parse("Uid:\t1\t1000\t1\t1\nGid:\t1\t100\t1\t1\nGroups:\t4 27 \nCapEff:\t0000000000004000\n");
         assert_eq!((account.uid, account.groups.as_slice()), (1000, &[4, 27, 100][..]));
         assert!(account.locks_any_memory() && !account.has(CAP_DAC_OVERRIDE));
-        assert_eq!(Account::parse("nonsense").uid, 65_534);
+        assert_eq!(Credentials::parse("nonsense").uid, 65_534);
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::device::Device;
 use super::finding::Finding;
 use super::netdev::Netdevs;
-use super::tree::Tree;
+use super::tree::SystemTree;
 use crate::pingpong::address::resolve;
 use crate::pingpong::cli::DEFAULT_PORT;
 use crate::pingpong::failure::Failure;
@@ -17,7 +17,7 @@ pub const HAS_VERBS: bool = cfg!(feature = "verbs");
 
 /// The route to an address that the user gave.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Way {
+pub struct Route {
     /// The address.
     pub address: SocketAddr,
     /// The local address that packets to it are sent from.
@@ -64,10 +64,10 @@ pub fn source_of(peer: SocketAddr) -> Option<IpAddr> {
     socket.local_addr().ok().map(|address| address.ip())
 }
 
-impl Way {
+impl Route {
     /// Finds the route to an address. The library is queried if possible, which may take 200 ms.
     #[must_use]
-    pub fn find(address: SocketAddr, tree: &Tree, netdevs: &Netdevs, devices: &[Device]) -> Self {
+    pub fn find(address: SocketAddr, tree: &SystemTree, netdevs: &Netdevs, devices: &[Device]) -> Self {
         let ip = address.ip();
         // An address of this machine is reached over the loopback, but still belongs to its device.
         let source = if ip.is_unspecified() {
