@@ -94,7 +94,7 @@ fn main() {
         (4, ping(1, 64)),
         (5, rank.encode()),
         (6, advert::encode(region).to_vec()),
-        (7, pingpong::frame::LinkFrame::Lent(region).control()),
+        (7, pingpong::frame::Frame::Lent(region).control()),
     ];
     for (at, (choice, message)) in messages.iter().enumerate() {
         write("programs", &format!("{at:02}"), &[&[*choice][..], message].concat());

@@ -2,7 +2,7 @@
 
 use rdma_reactor_tools::kv::table::Slot;
 use rdma_reactor_tools::kv::wire::{TableHello, decode_put, encode_put};
-use rdma_reactor_tools::mesh::frame::{LinkFrame, LOAD};
+use rdma_reactor_tools::mesh::frame::{LOAD, LinkFrame};
 use rdma_reactor_tools::mesh::hello::Hello as Rank;
 use rdma_reactor_tools::pingpong;
 use rdma_reactor_tools::rcp::wire::CopyMessage;
@@ -40,7 +40,9 @@ pub fn programs(octets: &[u8]) {
         }
         4 => {
             if let Some(frame) = LinkFrame::decode(octets) {
-                assert!(matches!(frame, LinkFrame::Load(None)) || LinkFrame::decode(&frame.encode()) == Some(frame.clone()));
+                assert!(
+                    matches!(frame, LinkFrame::Load(None)) || LinkFrame::decode(&frame.encode()) == Some(frame.clone())
+                );
                 assert!(!matches!(frame, LinkFrame::Load(Some(_))) || octets.len() == LOAD);
             }
         }
@@ -56,8 +58,8 @@ pub fn programs(octets: &[u8]) {
         }
         _ => {
             let size = u32::from(*choice);
-            let frame = pingpong::frame::LinkFrame::read(octets, size);
-            if let Some(frame) = frame.filter(|frame| *frame != pingpong::frame::LinkFrame::Data) {
+            let frame = pingpong::frame::Frame::read(octets, size);
+            if let Some(frame) = frame.filter(|frame| *frame != pingpong::frame::Frame::Data) {
                 assert_eq!(frame.control(), octets);
             }
         }
