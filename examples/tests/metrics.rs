@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use patience::PATIENCE;
 
-/// Longest time of an HTTP connection at the server. On a busy machine an answer may arrive later.
+/// The longest time of an HTTP connection at the server. On a busy machine an answer may arrive later.
 const VISIT: Duration = Duration::from_secs(5);
 
 /// The running program, with the addresses that it prints. Dropping it kills the program.

@@ -17,14 +17,14 @@ use rdma_reactor_examples::metrics;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Longest request head, bytes.
+/// The longest request head, bytes.
 const MAX_REQUEST: usize = 8 << 10;
-/// Largest number of open HTTP connections. The oldest one is closed for a new one.
+/// The largest number of open HTTP connections. The oldest one is closed for a new one.
 const MAX_VISITORS: usize = 64;
-/// Largest number of HTTP connections accepted in one turn, so
+/// The largest number of HTTP connections accepted in one turn, so
 /// that earlier ones are served before they become the oldest.
 const AT_ONCE: usize = MAX_VISITORS / 4;
-/// Longest time of an HTTP connection. After an error, the listener is retried after the time below it.
+/// The longest time of an HTTP connection. After an error, the listener is retried after the time below it.
 const VISIT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Reactors};
 
-/// Time that connections have to end after Ctrl-C.
+/// The time that connections have to end after Ctrl-C.
 const DRAIN: Duration = Duration::from_secs(5);
 
 struct Echo;

@@ -17,7 +17,7 @@ use rdma_reactor::{Config, ProviderChoice};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Longest time that a call may take.
+/// The longest time that a call may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The procedure: returns the sum of the numbers from 1 to `n`.

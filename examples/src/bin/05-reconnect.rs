@@ -16,7 +16,7 @@ use rdma_reactor::{
     ProviderChoice, Reactor, TimerId,
 };
 
-/// Time between two pings, and below it the number of answered pings after which the example ends.
+/// The time between two pings, and below it the number of answered pings after which the example ends.
 const INTERVAL: Duration = Duration::from_millis(20);
 const PINGS: u64 = 30;
 
@@ -30,7 +30,8 @@ struct Client {
     port: u16,
     conn: Option<ConnectionId>,
     backoff: Backoff,
-    /// Number of answered pings. The next ping has this number; if it is not answered, the next connection repeats it.
+    /// The number of answered pings. The next ping has this number; if it is not answered, the next connection repeats
+    /// it.
     answered: u64,
     most: u64,
     reconnects: u64,

@@ -16,7 +16,7 @@ use rdma_reactor::{
 
 const MESSAGES: u64 = 2000;
 
-/// Number of messages that the receiver handles in a millisecond.
+/// The number of messages that the receiver handles in a millisecond.
 const PACE: usize = 10;
 
 /// Sends numbers as fast as the window allows.

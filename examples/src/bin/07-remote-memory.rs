@@ -14,7 +14,7 @@ use rdma_reactor::{
 
 const CLIENTS: usize = 3;
 
-/// Length of an entry, bytes. The first one is the counter.
+/// The length of an entry, bytes. The first one is the counter.
 const PLACE: usize = 64;
 
 /// Owns the memory.

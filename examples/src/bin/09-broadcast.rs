@@ -17,7 +17,7 @@ use rdma_reactor::{
 
 const MEMBERS: [&str; 4] = ["quick-1", "quick-2", "drop-me", "close-me"];
 const MESSAGES: u32 = 1000;
-/// Time between two messages, and below it the time that a slow member needs for each.
+/// The time between two messages, and below it the time that a slow member needs for each.
 const PERIOD: Duration = Duration::from_micros(200);
 const SLOW: Duration = Duration::from_millis(20);
 

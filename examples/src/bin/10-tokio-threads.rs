@@ -19,7 +19,7 @@ use tokio::task::{JoinSet, LocalSet, spawn_local};
 const TASKS: usize = 1_000;
 const CALLS: usize = 100;
 const WORKERS: usize = 4;
-/// Length of a question and of its answer, bytes.
+/// The length of a question and of its answer, bytes.
 const LEN: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -32,7 +32,7 @@ fn config() -> Config {
         .timeouts(|t| (t.connect, t.handshake, t.keepalive) = (minute, minute, minute))
 }
 
-/// Any free port on the loopback address.
+/// Returns the loopback address with port 0, for which the system chooses a free port.
 fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }

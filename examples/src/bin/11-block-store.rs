@@ -25,9 +25,9 @@ use rdma_reactor::{
 
 const BLOCK: usize = 256 << 10;
 const BLOCKS: u64 = 512;
-/// Number of blocks that each side has in memory at a time.
+/// The number of blocks that each side has in memory at a time.
 const SLOTS: usize = 16;
-/// Time limit for a requested block.
+/// The time limit for a requested block.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 type Done = Result<(), Box<dyn Error>>;
@@ -64,7 +64,7 @@ impl Store {
     }
 }
 
-/// Closes a connection after an error.
+/// Prints an error, and closes its connection.
 fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Done) {
     if let Err(error) = done {
         eprintln!("{conn}: {error}");

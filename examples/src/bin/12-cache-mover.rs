@@ -19,7 +19,7 @@ use rdma_reactor::{
 };
 
 const BLOCKS: usize = 10_000;
-/// Time limit of each transfer. The transfer ends then, whatever the peer does.
+/// The time limit of each transfer. The transfer ends then, whatever the peer does.
 const WITHIN: Duration = Duration::from_secs(30);
 
 /// Returns the block of the owner's cache that is the `nth` one of the mover.
@@ -63,7 +63,7 @@ impl Handler for Owner {
 
 /// The side that moves blocks.
 struct Mover {
-    /// Length of a block, bytes.
+    /// The length of a block, bytes.
     block: usize,
     blocks: Option<Region>,
     pieces: Vec<Piece>,
@@ -155,7 +155,7 @@ impl Handler for Mover {
     }
 }
 
-/// Closes a connection after an error.
+/// Prints an error, and closes its connection.
 fn check(cx: &mut Context<'_>, conn: ConnectionId, done: Result<(), Box<dyn Error>>) {
     if let Err(error) = done {
         eprintln!("{conn}: {error}");

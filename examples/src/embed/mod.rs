@@ -16,13 +16,13 @@ use rdma_reactor::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Number of messages that a [`Load`] gets echoed.
+/// The number of messages that a [`Load`] gets echoed.
 pub const MESSAGES: u64 = 10_000;
-/// Largest number of messages in flight.
+/// The largest number of messages in flight.
 const WINDOW: u64 = 16;
 /// Messages between two pauses.
 const BURST: u64 = 500;
-/// Length of a pause, which only a timer ends.
+/// The length of a pause, which only a timer ends.
 const REST: Duration = Duration::from_millis(5);
 
 /// Settings of both sides.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::doctor::tree::SystemTree;
 
-/// Largest number of counters that are read per device. Adapters have some sixty.
+/// The largest number of counters that are read per device. Adapters have some sixty.
 const MOST: usize = 256;
 
 /// The meanings of the counters that report trouble, with the names that drivers give them.

@@ -9,9 +9,9 @@ use rdma_reactor_tools::mesh::storm::{RetryDecision, Storm};
 
 /// Travel time of a packet between two hosts.
 const WAY: Duration = Duration::from_micros(20);
-/// Time that a host needs for one incoming connection: about the time in which an adapter makes a queue pair.
+/// The time that a host needs for one incoming connection: about the time in which an adapter makes a queue pair.
 const SERVICE: Duration = Duration::from_micros(200);
-/// Time after which an unanswered connect fails.
+/// The time after which an unanswered connect fails.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The extent and the faults of a world.
@@ -21,9 +21,9 @@ struct World {
     at_once: usize,
     /// Probability, per thousand, that a request or its answer is lost.
     loss: u64,
-    /// Largest number of requests that a busy host queues.
+    /// The largest number of requests that a busy host queues.
     backlog: usize,
-    /// Longest time between the first rank's start and the last one's.
+    /// The longest time between the first rank's start and the last one's.
     spread: Duration,
     patience: Duration,
 }
@@ -49,7 +49,7 @@ struct WorldFigures {
     attempts: u64,
     refused: u64,
     lost: u64,
-    /// Largest number of requests that waited at one host.
+    /// The largest number of requests that waited at one host.
     queue: usize,
     time: Duration,
 }

@@ -189,7 +189,7 @@ struct Peer {
     ended: Option<DisconnectReason>,
 }
 
-/// Longest ping in these tests, bytes.
+/// The longest ping in these tests, bytes.
 const LEN: usize = 64;
 
 impl Peer {

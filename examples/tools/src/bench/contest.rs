@@ -86,7 +86,7 @@ pub enum Baseline {
 
 /// The rate of an open loop, as a share of the lower maximum.
 const LOAD: f64 = 0.8;
-/// Time limit of messages on the bare ring.
+/// The time limit of messages on the bare ring.
 const RING_LIMIT: Duration = Duration::from_secs(10);
 /// The pause after an attempt that measured nothing, because all missing rounds are of another distance.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -264,7 +264,7 @@ fn open_loop_rate(theirs: f64, ours: f64) -> u64 {
 pub struct RoundCounts {
     /// Rounds with near processors, and as many with far ones.
     pub rounds: usize,
-    /// Largest number of attempts.
+    /// The largest number of attempts.
     pub tries: usize,
 }
 

@@ -39,9 +39,9 @@ const BATCH: usize = 32;
 const SENDS: u32 = 64;
 /// Receives of an endpoint.
 const RECEIVES: u32 = 1024;
-/// Length of the datagram that requests the result of a flood.
+/// The length of the datagram that requests the result of a flood.
 const END: usize = 1;
-/// Pause between two such requests.
+/// The pause between two such requests.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The result of a flood: bytes, and the time from the first datagram to the last.
@@ -277,7 +277,7 @@ struct DatagramClient {
     to: Option<(EndpointId, PeerId)>,
     bytes: Vec<u8>,
     count: u64,
-    /// Number of datagrams that were sent, or that have returned.
+    /// The number of datagrams that were sent, or that have returned.
     done: u64,
     warmup: u64,
     sent_at: Instant,

@@ -11,9 +11,9 @@ use super::ring;
 /// Between processors that share a cache, a message of 64 B takes less than this, ns; between others it takes more.
 /// On a Zen 4 the times were 90 and 290 to 340, with nothing between. The threshold is near their geometric mean.
 pub const NEAR_BELOW_NS: f64 = 180.0;
-/// Number of exchanges of a probe.
+/// The number of exchanges of a probe.
 const EXCHANGES: u64 = 20_000;
-/// Time limit of a probe, for a machine with other load.
+/// The time limit of a probe, for a machine with other load.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// The distance of the two processors.

@@ -19,13 +19,13 @@ use crate::pingpong::server::LISTENING;
 use super::machine;
 use super::pair;
 
-/// Length of a message, bytes.
+/// The length of a message, bytes.
 const SIZE: usize = 64;
-/// Largest number of connections of a side.
+/// The largest number of connections of a side.
 const MOST: u32 = 20_000;
-/// Time limit for establishing all connections.
+/// The time limit for establishing all connections.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Largest number of readable sockets per poll.
+/// The largest number of readable sockets per poll.
 const BATCH: usize = 1024;
 
 /// The transport of the echoes.

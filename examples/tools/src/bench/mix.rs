@@ -13,7 +13,7 @@ use crate::pingpong::failure::Failure;
 
 use super::pair;
 
-/// Length of the longest request, as a power of two.
+/// The length of the longest request, as a power of two.
 const LONGEST: u32 = 18;
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -70,7 +70,7 @@ pub fn serve(buffers: Buffers) -> Result<(), Failure> {
 /// Sends a request after the answer to the last one.
 struct MixClient {
     lengths: Vec<usize>,
-    /// Number of answers so far, and below it the number that is not measured.
+    /// The number of answers so far, and below it the number that is not measured.
     answers: usize,
     warmup: usize,
     bytes: Vec<u8>,

@@ -91,7 +91,7 @@ enum ChildCommand {
     TcpServer {
         /// The work to do.
         kind: TcpExchange,
-        /// Length of a message, or of one read, bytes.
+        /// The length of a message, or of one read, bytes.
         size: usize,
     },
     /// One side of bare TCP, the client
@@ -101,9 +101,9 @@ enum ChildCommand {
         kind: TcpExchange,
         /// Address of the server.
         address: SocketAddr,
-        /// Length of a message, or of one write, bytes.
+        /// The length of a message, or of one write, bytes.
         size: usize,
-        /// Number of iterations.
+        /// The number of iterations.
         iterations: u64,
     },
     /// The side of the mix of requests that answers
@@ -119,7 +119,7 @@ enum ChildCommand {
         buffers: Buffers,
         /// Address of the server.
         address: SocketAddr,
-        /// Number of requests.
+        /// The number of requests.
         count: usize,
     },
     /// The side of echoes on many connections that answers
@@ -135,9 +135,9 @@ enum ChildCommand {
         carrier: EchoTransport,
         /// Address of the server.
         address: SocketAddr,
-        /// Number of connections.
+        /// The number of connections.
         connections: u32,
-        /// Number of echoes on all of them together.
+        /// The number of echoes on all of them together.
         count: u64,
     },
     /// The side of one-sided operations that lends the memory
@@ -150,7 +150,7 @@ enum ChildCommand {
         operation: Operation,
         /// Address of the server.
         address: SocketAddr,
-        /// Number of iterations.
+        /// The number of iterations.
         iterations: u64,
     },
     /// The side of datagrams that answers
@@ -170,9 +170,9 @@ enum ChildCommand {
         kind: datagrams::DatagramExchange,
         /// Address of the server.
         address: SocketAddr,
-        /// Length of a datagram, bytes.
+        /// The length of a datagram, bytes.
         size: usize,
-        /// Number of datagrams.
+        /// The number of datagrams.
         count: u64,
     },
     /// The side of sequential connections that listens
@@ -187,7 +187,7 @@ enum ChildCommand {
     ConnectionsClient {
         /// Address of the server.
         address: SocketAddr,
-        /// Number of connections.
+        /// The number of connections.
         count: u64,
         /// The security of the connections.
         #[command(flatten)]

@@ -30,13 +30,13 @@ pub enum Operation {
 }
 
 const DEVICE: DeviceId = DeviceId(0);
-/// Length of a Write and of a Read, bytes.
+/// The length of a Write and of a Read, bytes.
 const CHUNK: usize = 64 << 10;
-/// Number of operations in flight; of Reads, as many as the connection allows.
+/// The number of operations in flight; of Reads, as many as the connection allows.
 const DEPTH: u32 = 16;
-/// Length of the memory that the operations use, bytes.
+/// The length of the memory that the operations use, bytes.
 const WINDOW: usize = DEPTH as usize * CHUNK;
-/// Time limit of a handshake.
+/// The time limit of a handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One side: a provider that is polled in a loop.

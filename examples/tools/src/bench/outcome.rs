@@ -39,7 +39,7 @@ pub struct Outcome {
     /// The reason why rounds are missing.
     pub skipped: Option<String>,
     rounds: BTreeMap<Distance, Vec<Round>>,
-    /// Number of rounds that were dropped because the processors moved.
+    /// The number of rounds that were dropped because the processors moved.
     pub mixed: usize,
 }
 

@@ -63,7 +63,7 @@ impl fmt::Display for Processors {
     }
 }
 
-/// Time limit for a server to begin to listen.
+/// The time limit for a server to begin to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A child process that does not outlive its round.

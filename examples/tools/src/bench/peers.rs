@@ -10,7 +10,7 @@ use super::machine;
 use super::pair::{self, Processors};
 use super::sample::{Sample, Tail};
 
-/// Time limit of a client, seconds.
+/// The time limit of a client, seconds.
 const PATIENCE: &str = "10";
 
 /// The transports of UCX.

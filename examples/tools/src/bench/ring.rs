@@ -17,11 +17,11 @@ use super::pair::Processors;
 
 /// Slots of a ring of short messages.
 const SLOTS: usize = 1024;
-/// Number of exchanges between two readings of the clock, which takes longer than an exchange may.
+/// The number of exchanges between two readings of the clock, which takes longer than an exchange may.
 const BATCH: u64 = 20;
-/// Number of messages after which the receiver reports that their slots are free.
+/// The number of messages after which the receiver reports that their slots are free.
 const RETURN: u64 = 64;
-/// Number of the message that ends an exchange.
+/// The number of the message that ends an exchange.
 const END: u64 = u64::MAX;
 
 /// A message of 64 B, one cache line. Its number is part of it, and is written last and read first.

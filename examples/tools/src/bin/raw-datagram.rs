@@ -31,9 +31,9 @@ use rdma_reactor_tools::program;
 
 /// The port of udaddy, which has no option for it.
 const PORT: u16 = 7174;
-/// Smallest and largest number of receives and sends of the endpoint.
+/// The smallest and largest number of receives and sends of the endpoint.
 const DEPTH: (u32, u32) = (64, 4096);
-/// Largest number of senders that an echo answers. Datagrams of further senders are dropped.
+/// The largest number of senders that an echo answers. Datagrams of further senders are dropped.
 const SENDERS: usize = 1024;
 
 /// Sends, echoes and receives datagrams and multicasts, for programs that only use verbs (udaddy, mckey).

@@ -38,7 +38,7 @@ const SIZE: u32 = 16;
 const MAX_SIZE: u32 = 64 << 10;
 /// Default number of messages in flight if no count is given.
 const DEPTH: u32 = 64;
-/// Largest number of messages in flight unless the user requests more. Every device supports this many.
+/// The largest number of messages in flight unless the user requests more. Every device supports this many.
 const MAX_DEPTH: u32 = 4096;
 
 /// Sends and echoes plain messages, for programs that only use send and receive (rdma_client, ucmatose, ...).
@@ -141,7 +141,7 @@ enum Part {
 struct Talk {
     received: u32,
     sent: u32,
-    /// Number of sends that failed.
+    /// The number of sends that failed.
     lost: u32,
     /// Echoes that wait for `on_writable`.
     waiting: VecDeque<Vec<u8>>,
@@ -160,7 +160,7 @@ struct Talks {
     solicit: Option<u32>,
     talks: Vec<Talk>,
     ended: u32,
-    /// Number of connections after which the program ends.
+    /// The number of connections after which the program ends.
     until: Option<u32>,
     failure: Option<Failure>,
     output: Output,

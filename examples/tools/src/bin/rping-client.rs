@@ -23,7 +23,7 @@ use rdma_reactor_tools::rping::options::Options;
 use rdma_reactor_tools::rping::{advert, ping};
 use serde_json::json;
 
-/// Time that an interrupted round has to finish. The second Ctrl-C ends the program immediately.
+/// The time that an interrupted round has to finish. The second Ctrl-C ends the program immediately.
 const LAST_ROUND: Duration = Duration::from_secs(10);
 
 /// Offers memory to an rping server, which reads a ping from it and writes it back.

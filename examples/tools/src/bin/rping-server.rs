@@ -135,11 +135,11 @@ impl Client {
 struct Server {
     options: Options,
     output: Output,
-    /// Largest ping, bytes.
+    /// The largest ping, bytes.
     size: usize,
     /// Connections, by [`ConnectionId::slot`].
     clients: Vec<Option<Client>>,
-    /// Number of clients that have connected; below it the number of
+    /// The number of clients that have connected; below it the number of
     /// those that are gone, and the number after which the server ends.
     came: u64,
     gone: u64,

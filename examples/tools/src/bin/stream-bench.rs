@@ -21,9 +21,9 @@ use rdma_reactor_tools::pingpong::job::WaitMode;
 use rdma_reactor_tools::pingpong::output::Output;
 use rdma_reactor_tools::program;
 
-/// Length of the job that a client sends before each test, bytes: size, transfers, iterations.
+/// The length of the job that a client sends before each test, bytes: size, transfers, iterations.
 const JOB_LEN: usize = 24;
-/// Largest number of bytes in a burst. Jobs of peers that request more are refused.
+/// The largest number of bytes in a burst. Jobs of peers that request more are refused.
 const MAX_BURST: u64 = 1 << 40;
 
 /// Measures latency and throughput of byte streams between two processes; without -s, it is the server.
@@ -131,7 +131,7 @@ struct Side {
     step: Step,
     asked: [u8; JOB_LEN],
     job: Job,
-    /// Number of iterations left.
+    /// The number of iterations left.
     left: u64,
     memory: Vec<u8>,
 }
@@ -203,7 +203,7 @@ impl Side {
 #[derive(Debug)]
 struct Server {
     sides: Vec<Option<Side>>,
-    /// Number of clients that the server still waits for.
+    /// The number of clients that the server still waits for.
     clients: Option<u32>,
 }
 

@@ -26,7 +26,7 @@ use rdma_reactor_tools::pingpong::failure::{Ending, Failure};
 use rdma_reactor_tools::program;
 use rdma_reactor_tools::secure::SecurityArgs;
 
-/// Number of bytes that a pipe accepts without blocking once `poll`(2) reports it writable (`PIPE_BUF`).
+/// The number of bytes that a pipe accepts without blocking once `poll`(2) reports it writable (`PIPE_BUF`).
 const ATOMIC: usize = 4096;
 
 /// Connects standard input and output of two processes.

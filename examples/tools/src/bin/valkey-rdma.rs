@@ -31,10 +31,11 @@ use rdma_reactor_tools::valkey::{MAX_PIPELINE, RECEIVES};
 
 /// Requests are added while fewer bytes than this wait to be written.
 const AHEAD: usize = 1 << 20;
-/// Largest number of keys, and below it of bytes of values, that the server holds at a time; one value may exceed it.
+/// The largest number of keys, and below it of bytes of values, that the server holds at a time; one value may exceed
+/// it.
 const KEYS: u64 = 1000;
 const VALUES: u64 = 64 << 20;
-/// Time between two keepalives, the same as that of `valkey-server`.
+/// The time between two keepalives, the same as that of `valkey-server`.
 const KEEPALIVE: Duration = Duration::from_secs(3);
 /// The tokens of the two timers.
 const TOO_LATE: u64 = 0;
@@ -190,7 +191,7 @@ struct Client {
     link: Option<ValkeyLink>,
     answers: Answers,
     work: Work,
-    /// Number of steps whose request was queued, and below it of those whose answer was checked.
+    /// The number of steps whose request was queued, and below it of those whose answer was checked.
     begun: u64,
     done: u64,
     /// The start of each part.

@@ -10,7 +10,7 @@ use rdma_reactor::{
 
 use super::finding::Finding;
 
-/// Time limit of a test. A successful one takes milliseconds.
+/// The time limit of a test. A successful one takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
 const TEXT: &[u8] = b"how do you do";
 

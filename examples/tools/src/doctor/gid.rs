@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::tree::SystemTree;
 
-/// Largest number of entries that are read per port.
+/// The largest number of entries that are read per port.
 const MAX_GIDS: usize = 1024;
 
 /// One entry.

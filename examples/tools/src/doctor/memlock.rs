@@ -6,7 +6,7 @@ use super::tree::SystemTree;
 
 /// Approximate memory of a connection with the default settings, bytes.
 const PER_CONNECTION: u64 = 1 << 20;
-/// Smallest limit that is not a problem, bytes. It suffices for some sixty connections.
+/// The smallest limit that is not a problem, bytes. It suffices for some sixty connections.
 const COMFORTABLE: u64 = 64 << 20;
 
 /// Returns the limit, bytes. Returns `None` if there is no limit, or if it is not known.

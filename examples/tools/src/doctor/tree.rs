@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Largest part of a file that is read, bytes. Only the list of loadable modules may be longer.
+/// The largest part of a file that is read, bytes. Only the list of loadable modules may be longer.
 const MAX_FILE: u64 = 4 << 20;
 
 /// The root of the files.

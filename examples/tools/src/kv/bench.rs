@@ -21,7 +21,7 @@ pub struct BenchPlan {
     pub readers: u32,
     /// Keys that are written and read.
     pub keys: u32,
-    /// Length of the run.
+    /// The length of the run.
     pub time: Duration,
 }
 
@@ -34,11 +34,11 @@ pub struct BenchFigures {
     pub torn: u64,
     /// Values stored.
     pub writes: u64,
-    /// Time from the first read to the end, nanoseconds.
+    /// The time from the first read to the end, nanoseconds.
     pub nanos: u128,
 }
 
-/// Largest number of values in flight to the server.
+/// The largest number of values in flight to the server.
 const DEPTH: u64 = 16;
 
 /// The role of a connection.

@@ -6,7 +6,7 @@ use super::table::{HEADER, Slot};
 use super::wire::TableHello;
 use crate::pingpong::failure::Failure;
 
-/// Number of torn reads in a row that a concurrent writer cannot explain.
+/// The number of torn reads in a row that a concurrent writer cannot explain.
 const PATIENCE: u32 = 100_000;
 
 /// Looks one key up at a time.

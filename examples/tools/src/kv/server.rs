@@ -74,7 +74,7 @@ impl Handler for TableServer {
     }
 }
 
-/// Serves until SIGINT or SIGTERM.
+/// Serves until SIGINT, SIGTERM or SIGHUP.
 ///
 /// # Errors
 /// The reactor cannot listen on the address, or it fails.

@@ -16,13 +16,13 @@ use rdma_reactor::{Lent, Region};
 
 use crate::pingpong::failure::Failure;
 
-/// Longest key, bytes.
+/// The longest key, bytes.
 pub const MAX_KEY: usize = 64;
-/// Largest value that a table can be made for, bytes.
+/// The largest value that a table can be made for, bytes.
 pub const MAX_VALUE: u32 = 16 << 20;
 /// Bytes in front of a key.
 pub(super) const HEADER: usize = 24;
-/// Number of consecutive slots that a key may be in.
+/// The number of consecutive slots that a key may be in.
 const PROBES: u32 = 8;
 
 /// The shape of a table: the number of its slots and their length.
@@ -30,18 +30,18 @@ const PROBES: u32 = 8;
 pub struct Geometry {
     /// Slots.
     pub slots: u32,
-    /// Longest value, bytes.
+    /// The longest value, bytes.
     pub max_value: u32,
 }
 
 impl Geometry {
-    /// Length of a slot, bytes.
+    /// The length of a slot, bytes.
     #[must_use]
     pub const fn slot_len(self) -> usize {
         (HEADER + MAX_KEY + self.max_value as usize).next_multiple_of(8)
     }
 
-    /// Length of the table, bytes.
+    /// The length of the table, bytes.
     #[must_use]
     pub const fn table_len(self) -> u64 {
         self.slot_len() as u64 * self.slots as u64

@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::is_hidden;
 
-/// Longest name that a rank may report, bytes. Longer names are truncated.
+/// The longest name that a rank may report, bytes. Longer names are truncated.
 const MAX_NAME: usize = 64;
-/// Longest reason in a report, bytes. Longer reasons are truncated.
+/// The longest reason in a report, bytes. Longer reasons are truncated.
 const MAX_REASON: usize = 300;
 
-/// Largest number of hardware counters in a report. The others are dropped.
+/// The largest number of hardware counters in a report. The others are dropped.
 const MAX_COUNTERS: usize = 256;
 
-/// Largest rate that a rank may report, Gbit/s. A report with a
+/// The largest rate that a rank may report, Gbit/s. A report with a
 /// figure above its limit, below zero, or not a number is refused.
 const MOST_GBIT: f64 = 1e5;
-/// Largest time of a latency, an hour in us.
+/// The largest time of a latency, an hour in us.
 const MOST_US: f64 = 3.6e9;
-/// Largest duration, thirty days in seconds.
+/// The largest duration, thirty days in seconds.
 const MOST_SECONDS: f64 = 2.6e6;
 const MOST_COUNT: f64 = 1e15;
-/// Largest amount of memory, a pebibyte in KiB.
+/// The largest amount of memory, a pebibyte in KiB.
 const MOST_KIB: f64 = (1_u64 << 40) as f64;
 
 /// The first report of a rank.
@@ -82,7 +82,7 @@ pub struct LatencyFigures {
     pub p50_us: f64,
     /// 99th percentile, us.
     pub p99_us: f64,
-    /// Number of round trips.
+    /// The number of round trips.
     pub samples: u64,
 }
 
@@ -100,11 +100,11 @@ pub enum MeasuredFigure {
 pub struct ReceivedLoad {
     /// The sender.
     pub from: usize,
-    /// Number of messages.
+    /// The number of messages.
     pub messages: u64,
     /// Rate of the payload that arrived, Gbit/s.
     pub gbit: f64,
-    /// Number of messages that were lost, arrived twice or out of order, or had wrong content.
+    /// The number of messages that were lost, arrived twice or out of order, or had wrong content.
     pub errors: u64,
     /// True if the sender's last message has arrived.
     pub complete: bool,
@@ -117,9 +117,9 @@ pub enum RankReport {
     Joined(Entry),
     /// The rank has connected to all ranks that it must connect to, or has given up.
     Connected {
-        /// Time that it took.
+        /// The time that it took.
         took: Duration,
-        /// Number of connects.
+        /// The number of connects.
         attempts: u64,
         /// The ranks that it has no link to, with the reasons.
         failed: Vec<(usize, String)>,

@@ -15,19 +15,19 @@ use super::tournament;
 /// The limits and the extent of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct RunPlan {
-    /// Number of ranks.
+    /// The number of ranks.
     pub ranks: usize,
-    /// Longest time until all ranks have joined, and again until all are connected.
+    /// The longest time until all ranks have joined, and again until all are connected.
     pub patience: Duration,
-    /// Longest time that one measurement may take before it counts as failed.
+    /// The longest time that one measurement may take before it counts as failed.
     pub measure: Duration,
     /// True if bandwidth is measured.
     pub bandwidth: bool,
-    /// Time in which all send to all; `None` skips that.
+    /// The time in which all send to all; `None` skips that.
     pub load: Option<Duration>,
-    /// Time that the ranks have for their reports after that.
+    /// The time that the ranks have for their reports after that.
     pub silence: Duration,
-    /// Largest number of pairs that measure concurrently.
+    /// The largest number of pairs that measure concurrently.
     pub at_once: usize,
     /// Directions that are worse than their peers by more than this factor are measured once more.
     pub tolerance: f64,
@@ -455,7 +455,7 @@ mod tests {
         silent: BTreeSet<usize>,
         /// The latencies that the link of ranks 1 and 2 shows, in this order.
         slow: Vec<f64>,
-        /// Largest number of concurrent measurements.
+        /// The largest number of concurrent measurements.
         most: usize,
     }
 

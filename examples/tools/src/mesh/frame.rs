@@ -2,9 +2,9 @@
 
 use rdma_reactor::RemoteRegion;
 
-/// Length of the head of a message: `kind:1 | number:8`, bytes.
+/// The length of the head of a message: `kind:1 | number:8`, bytes.
 pub const HEAD: usize = 9;
-/// Length of a message of the load, bytes.
+/// The length of a message of the load, bytes.
 pub const LOAD: usize = 4096;
 
 const PING: u8 = 1;

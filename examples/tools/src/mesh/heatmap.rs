@@ -10,19 +10,20 @@ use super::control::Figure;
 use super::report::{Report, SHM, name};
 use super::results::Results;
 
-/// Largest width of a panel, and below it the width of the margin for labels.
+/// The largest width of a panel, and below it the width of the margin for labels.
 const PANEL: f64 = 560.0;
 const MARGIN: f64 = 110.0;
 const TOP: f64 = 96.0;
-/// Smallest width of a panel, which its legend needs.
+/// The smallest width of a panel, which its legend needs.
 const NARROWEST: f64 = 330.0;
-/// Largest tolerance that the scale adapts to.
+/// The largest tolerance that the scale adapts to.
 const STEEPEST: f64 = 16.0;
-/// Largest width of a square.
+/// The largest width of a square.
 const WIDEST: f64 = 44.0;
-/// Largest number of squares in a row. With more ranks, each square stands for several ranks and shows the worst pair.
+/// The largest number of squares in a row. With more ranks, each square stands for several ranks and shows the worst
+/// pair.
 const MOST: usize = 512;
-/// Largest number of labels of an axis.
+/// The largest number of labels of an axis.
 const LABELS: usize = 32;
 /// The colours, from the best to the worst.
 const SCALE: [&str; 10] =
@@ -35,7 +36,7 @@ const DOT: &str = "fill=\"#0040d0\" stroke=\"white\" stroke-width=\"0.5\"";
 /// The dimensions of a panel.
 #[derive(Clone, Copy, Debug)]
 struct Grid {
-    /// Number of ranks that a square stands for, per side.
+    /// The number of ranks that a square stands for, per side.
     ranks_per_square: usize,
     /// Squares of a row.
     squares: usize,

@@ -2,7 +2,7 @@
 
 use crate::pingpong::failure::Failure;
 
-/// Largest number of ranks.
+/// The largest number of ranks.
 pub const MAX_RANKS: usize = 10_000;
 
 /// The rank of a process, and how to find the others.
@@ -43,7 +43,7 @@ struct Engine {
     rank: &'static str,
     /// Names of the variables with the number of ranks, the preferred one first.
     ranks: &'static [&'static str],
-    /// Name of the variable with the number of ranks on this machine.
+    /// The name of the variable with the number of ranks on this machine.
     local: Option<&'static str>,
 }
 

@@ -12,9 +12,9 @@ use super::hello::Hello;
 use super::outbox::Outbox;
 use super::results::Results;
 
-/// Time between two lines of progress, on a terminal and elsewhere.
+/// The time between two lines of progress, on a terminal and elsewhere.
 const TELL_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// Largest number of queued orders of a rank.
+/// The largest number of queued orders of a rank.
 const MAX_WAITING: usize = 1000;
 
 /// The control connection of one rank.

@@ -9,7 +9,7 @@ use super::load::{Inbound, Outbound};
 use super::outbox::Outbox;
 use super::task::BLOCK;
 
-/// Largest number of queued answers of a peer. A peer that sends
+/// The largest number of queued answers of a peer. A peer that sends
 /// requests but does not receive the answers is another program.
 const MAX_WAITING: usize = 64;
 

@@ -20,23 +20,23 @@ use crate::hw_counters::HwCounters;
 
 /// The provider of a connection in shared memory.
 const SHM: &str = "shm";
-/// Time between two reports of the number of links.
+/// The time between two reports of the number of links.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// The limits of a rank, from the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Largest number of concurrent connects.
+    /// The largest number of concurrent connects.
     pub connects: usize,
-    /// Longest time until all links are up.
+    /// The longest time until all links are up.
     pub patience: Duration,
-    /// Longest silence of a peer.
+    /// The longest silence of a peer.
     pub silence: Duration,
     /// The extent of measurements.
     pub extent: TaskExtent,
-    /// Longest time of a measurement.
+    /// The longest time of a measurement.
     pub measure: Duration,
-    /// Time in which all send to all.
+    /// The time in which all send to all.
     pub load: Duration,
 }
 

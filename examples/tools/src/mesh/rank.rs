@@ -18,7 +18,7 @@ use super::member::Member;
 use super::role::LinkRole;
 use crate::pingpong::failure::Failure;
 
-/// Time between two ticks, while links are being established and later.
+/// The time between two ticks, while links are being established and later.
 const TICKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 /// The part of a rank that only rank 0 has, or only the others have.

@@ -14,9 +14,9 @@ pub struct RankResults {
     pub entry: Option<Entry>,
     /// The reason why it is gone; `None` while it is alive.
     pub gone: Option<String>,
-    /// Time that it took to connect to all.
+    /// The time that it took to connect to all.
     pub connected: Option<Duration>,
-    /// Number of its connects.
+    /// The number of its connects.
     pub attempts: u64,
     /// Its peak memory, KiB.
     pub memory_kib: Option<u64>,
@@ -45,7 +45,7 @@ pub struct Direction {
     pub gbit: Option<f64>,
     /// The rate of the all-to-all load, Gbit/s.
     pub loaded_gbit: Option<f64>,
-    /// Number of messages that arrived in the all-to-all load.
+    /// The number of messages that arrived in the all-to-all load.
     pub messages: u64,
 }
 
@@ -79,7 +79,7 @@ impl Results {
         Self { members: vec![RankResults::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
     }
 
-    /// Number of ranks.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.members.len()

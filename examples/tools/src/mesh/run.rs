@@ -30,9 +30,9 @@ use crate::pingpong::file::ResultFile;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// Number of ranks from which on the links of a rank share their receives, so that idle links use little memory.
+/// The number of ranks from which on the links of a rank share their receives, so that idle links use little memory.
 const SHARE_FROM: usize = 65;
-/// Time for the last messages to be sent.
+/// The time for the last messages to be sent.
 const GOODBYE: Duration = Duration::from_secs(3);
 
 /// The files that rank 0 writes. They are opened before the run, so that a wrong name does not waste a run.

@@ -29,12 +29,12 @@ pub struct Storm {
     fresh: Vec<usize>,
     /// The ranks to retry, ordered by time.
     again: BinaryHeap<Reverse<(Duration, usize)>>,
-    /// Number of failures, by rank.
+    /// The number of failures, by rank.
     failures: Vec<u32>,
     in_flight: usize,
     at_once: usize,
     until: Duration,
-    /// Number of connects so far.
+    /// The number of connects so far.
     attempts: u64,
 }
 
@@ -115,7 +115,7 @@ impl Storm {
         self.in_flight == 0 && self.fresh.is_empty() && self.again.is_empty()
     }
 
-    /// Number of connects so far.
+    /// The number of connects so far.
     #[must_use]
     pub const fn attempts(&self) -> u64 {
         self.attempts

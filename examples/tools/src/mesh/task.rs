@@ -9,21 +9,21 @@ use super::control::{Figure, LatencyFigures, MeasuredFigure};
 use super::frame::{self, LinkFrame};
 use super::outbox::Outbox;
 
-/// Length of a write, bytes.
+/// The length of a write, bytes.
 pub const BLOCK: u32 = 64 << 10;
-/// Number of writes in flight.
+/// The number of writes in flight.
 const DEPTH: u32 = 8;
-/// Longest time of a latency measurement; on a large mesh, many links wait for their turn.
+/// The longest time of a latency measurement; on a large mesh, many links wait for their turn.
 const LATENCY_TIME: Duration = Duration::from_secs(1);
 
 /// The extent of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskExtent {
-    /// Length of a ping, bytes.
+    /// The length of a ping, bytes.
     pub size: usize,
-    /// Largest number of pings, within the time limit.
+    /// The largest number of pings, within the time limit.
     pub iterations: u64,
-    /// Duration of the writes.
+    /// The duration of the writes.
     pub bandwidth: Duration,
 }
 

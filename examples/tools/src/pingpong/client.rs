@@ -27,11 +27,11 @@ use super::throughput::Throughput;
 use super::touch;
 use super::watch::{self, Watch};
 
-/// Time between two updates of the progress bar.
+/// The time between two updates of the progress bar.
 const TICK: Duration = Duration::from_millis(100);
-/// Time that an interrupted measurement has to count the messages that have arrived.
+/// The time that an interrupted measurement has to count the messages that have arrived.
 const WIND_DOWN: Duration = Duration::from_secs(1);
-/// Time that the server has to report its processor time. Its
+/// The time that the server has to report its processor time. Its
 /// machine may be busy; if the server is gone, the connection ends.
 const ANSWER: Duration = Duration::from_secs(60);
 

@@ -9,12 +9,12 @@ use rdma_reactor::{ConnectError, RejectReason};
 use super::failure::Failure;
 use super::job::Reply;
 
-/// Time for which the connect to a busy server is retried.
+/// The time for which the connect to a busy server is retried.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Time for which the connect to a server that adapts to a job is retried. It is longer than one attempt may take.
+/// The time for which the connect to a server that adapts to a job is retried. It is longer than one attempt may take.
 const PATIENCE_ADAPTING: Duration = Duration::from_secs(10);
-/// Pause between two attempts. It must not be shorter. A client that connects at the moment in which a siw begins to
-/// listen is never answered, and the next client is answered only when another one connects; see tests/vm/README.md.
+/// The pause between two attempts. It must not be shorter. A client that connects at the moment in which a siw begins
+/// to listen is never answered, and the next client is answered only when another one connects; see tests/vm/README.md.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The next step after a failed connect.

@@ -11,11 +11,11 @@ use super::plan::Plan;
 /// The result of a connection, or of several that were measured at the same time.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Number of the client's messages; for latency, the number of round trips.
+    /// The number of the client's messages; for latency, the number of round trips.
     pub iterations: u64,
-    /// Number of messages that count: one way for latency, all directions for throughput.
+    /// The number of messages that count: one way for latency, all directions for throughput.
     pub messages: u64,
-    /// Time from the first message to the last answer.
+    /// The time from the first message to the last answer.
     pub elapsed: Duration,
     /// The latencies, ns: halves of the round trips; whole reads;
     /// or in an open loop, round trips from their scheduled times.
@@ -67,7 +67,7 @@ pub struct Figures {
     pub intervals: Vec<Interval>,
     /// Processor time.
     pub processors: ProcessorTimes,
-    /// Name of the provider that carried the connections.
+    /// The name of the provider that carried the connections.
     pub provider: String,
     /// Counters of the client's reactor, from its start to the end of the measurement.
     pub stats: Stats,

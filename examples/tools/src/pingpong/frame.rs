@@ -11,7 +11,7 @@ const LENT: u8 = 3;
 const ASK: u8 = 4;
 const SPENT: u8 = 5;
 
-/// Length of the longest control message, bytes.
+/// The length of the longest control message, bytes.
 pub const CONTROL_LEN: usize = 1 + RemoteRegion::LEN;
 
 /// A message.

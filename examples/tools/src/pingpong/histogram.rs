@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 
 use super::figures::us;
 
-/// Largest number of lines.
+/// The largest number of lines.
 const ROWS: i32 = 20;
 /// Columns of the longest bar.
 const WIDTH: f64 = 50.0;

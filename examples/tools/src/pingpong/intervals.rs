@@ -14,7 +14,7 @@ pub struct Interval {
     pub from: f64,
     /// The end of the interval, seconds from the beginning of the measurement.
     pub to: f64,
-    /// Number of messages, counted like [`Measured::messages`].
+    /// The number of messages, counted like [`Measured::messages`].
     pub messages: u64,
     /// Bytes of a message.
     size: u32,

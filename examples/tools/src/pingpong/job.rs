@@ -12,14 +12,14 @@ use super::failure::Failure;
 use super::frame;
 use super::watch;
 
-/// Largest message, bytes. This is the library's limit.
+/// The largest message, bytes. This is the library's limit.
 pub const MAX_SIZE: u64 = 1 << 30;
-/// Largest number of messages in flight.
+/// The largest number of messages in flight.
 pub const MAX_DEPTH: u32 = 8192;
-/// Largest number of connections of a client.
+/// The largest number of connections of a client.
 pub const MAX_CONNECTIONS: u16 = 1024;
-/// Time to poll before sleeping with `--wait spin`. It is longer than any
-/// pause of a measurement, and short enough that an idle server sleeps.
+/// The time to poll before sleeping with `--wait spin`. It is longer than
+/// any pause of a measurement, and short enough that an idle server sleeps.
 pub const SPIN: Duration = Duration::from_millis(20);
 /// The first four bytes of a job: a name, and the version of the bytes that follow.
 const MAGIC: [u8; 4] = *b"RPP\x02";
@@ -128,9 +128,9 @@ pub struct Job {
     pub system_congestion: bool,
     /// Bytes per message.
     pub size: u32,
-    /// Number of messages in flight. For latency it is more than one only with a schedule.
+    /// The number of messages in flight. For latency it is more than one only with a schedule.
     pub depth: u32,
-    /// Number of connections of the client, which measure at the same time.
+    /// The number of connections of the client, which measure at the same time.
     pub connections: u16,
 }
 

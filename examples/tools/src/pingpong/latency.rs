@@ -15,7 +15,7 @@ use super::outlet::{Outlet, Sent};
 use super::plan::{Extent, Plan};
 use super::target::{self, Inbox, Target};
 
-/// Number of round trips that are buffered, because adding one
+/// The number of round trips that are buffered, because adding one
 /// to the histogram may take longer than the round trip itself.
 const RECENT: usize = 4096;
 

@@ -8,7 +8,7 @@ use super::job::Job;
 use super::target::Target;
 use super::touch;
 
-/// Largest message that is copied, bytes. For larger ones, handling a buffer is cheaper.
+/// The largest message that is copied, bytes. For larger ones, handling a buffer is cheaper.
 const COPY_UP_TO: u32 = 4096;
 
 /// The result of a send or an operation.

@@ -47,7 +47,7 @@ pub struct Paced {
     schedule: Schedule,
     outlet: Outlet,
     warmup: u64,
-    /// Number of messages, warm-up included.
+    /// The number of messages, warm-up included.
     total: u64,
     sent: u64,
     answered: u64,

@@ -48,7 +48,7 @@ pub struct Plan {
     pub job: Job,
     /// The extent of the measurement.
     pub extent: Extent,
-    /// Number of messages before the measurement.
+    /// The number of messages before the measurement.
     pub warmup: u64,
     /// Messages per second of an open loop; `None` otherwise.
     pub rate: Option<f64>,

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::figures::size_label;
 use super::plan::Plan;
 
-/// Number of steps of the bar.
+/// The number of steps of the bar.
 const STEPS: f64 = 1000.0;
 
 /// The progress bar of one measurement.

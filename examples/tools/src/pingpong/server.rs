@@ -28,9 +28,9 @@ use super::target::{self, Inbox, Target};
 use super::touch;
 use super::watch::{self, Watch};
 
-/// Time that clients have to receive the end of the server.
+/// The time that clients have to receive the end of the server.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Number of attempts to listen again after a listener was closed, and the pause between two attempts.
+/// The number of attempts to listen again after a listener was closed, and the pause between two attempts.
 const RELISTEN: (u32, Duration) = (50, Duration::from_millis(20));
 
 /// The text that a server prints before its address once it listens. A program that starts a server waits for this
@@ -150,7 +150,7 @@ struct ServedClient {
     /// The number that identifies its connections.
     number: u32,
     peer: Option<SocketAddr>,
-    /// Number of data messages of the connections that have ended.
+    /// The number of data messages of the connections that have ended.
     total: u64,
     /// Processor time of this process when the first connection was established.
     spent_before: Duration,
@@ -161,7 +161,7 @@ struct ServedClient {
 struct Session {
     connection: ConnectionId,
     role: SessionRole,
-    /// Number of data messages of this round, and below it of all rounds.
+    /// The number of data messages of this round, and below it of all rounds.
     received: u64,
     total: u64,
 }

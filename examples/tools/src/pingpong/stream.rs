@@ -22,9 +22,9 @@ enum StreamState {
 pub struct Stream {
     outlet: Outlet,
     depth: u32,
-    /// Number of operations that have not completed. The completions of messages are not reported.
+    /// The number of operations that have not completed. The completions of messages are not reported.
     outstanding: u32,
-    /// Number of data messages since [`Stream::start`].
+    /// The number of data messages since [`Stream::start`].
     sent: u64,
     limit: u64,
     state: StreamState,

@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::job::{Job, Op};
 use super::outlet::Sent;
 
-/// Length of a word, which a processor reads in one access, bytes.
+/// The length of a word, which a processor reads in one access, bytes.
 const WORD: usize = 8;
 
 /// Registers memory for the operations of a job, which a peer may write or read.
@@ -40,7 +40,7 @@ struct BlockCount {
     /// All 256 values of a byte, in order. Memory that is being sent must
     /// not change, so each block takes its last byte from another offset.
     bytes: Region,
-    /// Number of blocks written, modulo 256.
+    /// The number of blocks written, modulo 256.
     blocks: u8,
 }
 
@@ -104,7 +104,7 @@ impl Target {
 #[derive(Debug)]
 pub struct Inbox {
     memory: Region,
-    /// Number of blocks found, modulo 256.
+    /// The number of blocks found, modulo 256.
     count: u8,
 }
 

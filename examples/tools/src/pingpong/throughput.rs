@@ -14,7 +14,7 @@ use super::plan::{Extent, Plan};
 use super::stream::Stream;
 use super::target::Target;
 
-/// Number of messages between two readings of the clock.
+/// The number of messages between two readings of the clock.
 const CLOCK_EVERY: u64 = 16;
 
 /// The rounds of a stream.
@@ -25,14 +25,14 @@ pub struct Throughput {
     bidirectional: bool,
     extent: Extent,
     stream: Stream,
-    /// Number of messages of the first round; 0 once it is over.
+    /// The number of messages of the first round; 0 once it is over.
     warmup: u64,
-    /// Number of data messages from the server in this round.
+    /// The number of data messages from the server in this round.
     received: u64,
     looked_at: u64,
     started: Instant,
     elapsed: Duration,
-    /// Number of messages in both directions, once the server has answered.
+    /// The number of messages in both directions, once the server has answered.
     counted: Option<u64>,
 }
 

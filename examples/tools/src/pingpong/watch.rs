@@ -7,14 +7,14 @@ use rdma_reactor::{Context, Error, Handler, Reactor};
 
 use super::job::Job;
 
-/// Number of polls between two turns if data arrives without this process: on a device, and in
-/// memory that the peer has mapped. Otherwise the embedded provider places data in its turns.
+/// The number of polls between two turns if data arrives without this process: on a device, and
+/// in memory that the peer has mapped. Otherwise the embedded provider places data in its turns.
 const LOOKS: u32 = 1000;
-/// Largest number of blocks between two turns, so that completions are polled before the send queue is full.
+/// The largest number of blocks between two turns, so that completions are polled before the send queue is full.
 pub const BLOCKS: u32 = 16;
-/// Time without a block after which a turn may sleep.
+/// The time without a block after which a turn may sleep.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// Longest sleep of such a turn.
+/// The longest sleep of such a turn.
 const NAP: Duration = Duration::from_millis(1);
 
 /// A handler that polls memory or the clock.

@@ -12,10 +12,10 @@ pub mod send;
 pub mod tree;
 pub mod wire;
 
-/// Largest message, bytes.
+/// The largest message, bytes.
 pub const PIECE: u32 = 4 << 20;
 
-/// Number of pieces in flight. The receiver has buffers for as many pieces from each of several senders.
+/// The number of pieces in flight. The receiver has buffers for as many pieces from each of several senders.
 pub const WINDOW: usize = 4;
 
 /// The default port.

@@ -4,9 +4,9 @@ use super::parts::PART;
 use crate::pingpong::failure::Failure;
 use crate::text::{self, is_hidden};
 
-/// Longest name of a copy with its directories, bytes.
+/// The longest name of a copy with its directories, bytes.
 const LONGEST: usize = 1024;
-/// Longest name of one file or directory, bytes: that of Linux.
+/// The longest name of one file or directory, bytes: that of Linux.
 const LONGEST_PART: usize = 255;
 
 /// Escapes hidden characters in a name. A name that begins with

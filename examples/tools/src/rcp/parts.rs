@@ -12,7 +12,7 @@ use super::PIECE;
 /// The suffix of the name of an incomplete file.
 pub const PART: &str = ".rcp-part";
 
-/// Largest number of partial copies that are kept.
+/// The largest number of partial copies that are kept.
 const MOST: usize = 100;
 
 /// The partial copies; see the [module](self).

@@ -25,7 +25,7 @@ use crate::pingpong::output::Output;
 
 /// Lowest assumed speed of a disk that a sender hashes a file from, bytes per second.
 const SLOW_DISK: u64 = 16 << 20;
-/// Time between two checks of the senders, and between two checks of the age of partial copies.
+/// The time between two checks of the senders, and between two checks of the age of partial copies.
 const LOOK: Duration = Duration::from_secs(1);
 const TIDY: Duration = Duration::from_secs(3600);
 
@@ -41,9 +41,9 @@ pub struct ServerOptions {
     pub directory: PathBuf,
     /// True if peers may replace files.
     pub overwrite: bool,
-    /// Longest time without progress of a sender.
+    /// The longest time without progress of a sender.
     pub patience: Duration,
-    /// Time for which the part of an interrupted copy is kept.
+    /// The time for which the part of an interrupted copy is kept.
     pub keep_parts: Duration,
 }
 
@@ -404,7 +404,7 @@ impl Handler for FileServer {
     }
 }
 
-/// Receives files from peers into a directory until SIGINT or SIGTERM.
+/// Receives files from peers into a directory until SIGINT, SIGTERM or SIGHUP.
 ///
 /// # Errors
 /// The directory does not exist, the reactor cannot listen on the address, or it fails.

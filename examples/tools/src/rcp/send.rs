@@ -24,13 +24,13 @@ use crate::text;
 /// The result of copying one file or several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// Number of files.
+    /// The number of files.
     pub files: usize,
-    /// Number of their bytes.
+    /// The number of their bytes.
     pub len: u64,
-    /// Number of those bytes that the peer had from an earlier copy.
+    /// The number of those bytes that the peer had from an earlier copy.
     pub resumed: u64,
-    /// Time that the copy took.
+    /// The time that the copy took.
     pub time: Duration,
     /// Descriptions of files that were not copied, or that changed meanwhile.
     pub problems: Vec<String>,

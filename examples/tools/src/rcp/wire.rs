@@ -37,7 +37,7 @@ pub enum CopyMessage<'a> {
     Exists,
     /// The receiver has a part of the file.
     Have {
-        /// Length of the part, bytes.
+        /// The length of the part, bytes.
         len: u64,
         /// Hash of the part.
         hash: Hash,

@@ -2,7 +2,7 @@
 
 use rdma_reactor::RemoteRegion;
 
-/// Length of every message, bytes.
+/// The length of every message, bytes.
 pub const LEN: usize = 16;
 
 /// Encodes a message that names a region. A region of 4 GiB or more cannot be named.

@@ -2,7 +2,7 @@
 
 use rdma_reactor::RemoteRegion;
 
-/// Length of every command, bytes.
+/// The length of every command, bytes.
 pub const LEN: usize = 32;
 
 /// A command.

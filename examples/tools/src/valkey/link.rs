@@ -8,7 +8,7 @@ use rdma_reactor::{
 
 use super::command::ValkeyCommand;
 
-/// Length of the memory that writes are sent from, which is the most that one write carries, bytes.
+/// The length of the memory that writes are sent from, which is the most that one write carries, bytes.
 const SOURCE: usize = 1 << 20;
 
 /// The transfer of one connection.

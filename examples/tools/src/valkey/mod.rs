@@ -19,7 +19,7 @@ pub mod command;
 pub mod link;
 pub mod resp;
 
-/// Number of receives that both sides post, as the protocol recommends.
+/// The number of receives that both sides post, as the protocol recommends.
 pub const RECEIVES: u32 = 1024;
-/// Largest number of unanswered requests: fewer than the server's receives, so that some are left for commands.
+/// The largest number of unanswered requests: fewer than the server's receives, so that some are left for commands.
 pub const MAX_PIPELINE: u64 = 1000;

@@ -1,12 +1,12 @@
 //! Requests and answers of Valkey, in the format RESP2.
 
-/// Longest line of an answer, bytes: a simple text, an error, or a length.
+/// The longest line of an answer, bytes: a simple text, an error, or a length.
 const MAX_LINE: usize = 64 << 10;
-/// Longest value, bytes, which is the limit of `valkey-server`; also the longest array.
+/// The longest value, bytes, which is the limit of `valkey-server`; also the longest array.
 const MAX_LEN: i64 = 512 << 20;
-/// Largest memory of an answer, bytes.
+/// The largest memory of an answer, bytes.
 const MAX_ANSWER: usize = 1 << 30;
-/// Largest depth of nested arrays.
+/// The largest depth of nested arrays.
 const MAX_DEPTH: usize = 32;
 
 /// Appends a request. Its first part is the name of a command.
@@ -47,7 +47,7 @@ enum Element {
 #[derive(Debug, Default)]
 pub struct Answers {
     input: Vec<u8>,
-    /// Number of bytes of `input` that were parsed.
+    /// The number of bytes of `input` that were parsed.
     parsed: usize,
     /// The incomplete arrays, the outermost first: the number of missing elements, and the elements so far.
     open: Vec<(usize, Vec<Answer>)>,

@@ -2,5 +2,5 @@
 
 use std::time::Duration;
 
-/// Longest life of a program under test, and longest wait for it.
+/// The longest life of a program under test, and longest wait for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
