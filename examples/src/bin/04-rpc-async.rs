@@ -20,7 +20,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// The longest time that a call may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The procedure: returns the sum of the numbers from 1 to `n`.
+/// Returns the sum of the numbers from 1 to `n`: the remote procedure.
 fn sum_to(n: u64) -> u64 {
     n * (n + 1) / 2
 }

@@ -24,7 +24,7 @@ const LEN: usize = 64;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// All tasks connect at the same time, on a machine that may be busy.
+/// Returns settings for tasks that all connect at the same time, on a machine that may be busy.
 fn config() -> Config {
     let minute = Duration::from_secs(60);
     Config::many_connections()
@@ -50,7 +50,7 @@ async fn report(mut tasks: JoinSet<Result<Vec<Duration>>>, begun: Instant) -> Re
     Ok(())
 }
 
-/// The reactors of both sides have separate threads; the tasks run on any of the workers.
+/// Runs the reactors of both sides on separate threads, and the tasks on any of the workers.
 async fn on_threads() -> Result<()> {
     let (server, client) = (ThreadedReactor::start(config())?, ThreadedReactor::start(config())?);
     let mut listener = server.listen(any_port()).await?;
@@ -94,7 +94,7 @@ async fn on_threads() -> Result<()> {
     Ok(())
 }
 
-/// The reactors of both sides and all tasks share one thread.
+/// Runs the reactors of both sides and all tasks on one thread.
 async fn on_one_thread() -> Result<()> {
     let (server, client) = (AsyncReactor::new(config())?, AsyncReactor::new(config())?);
     let listener = server.listen(any_port())?;

@@ -126,7 +126,7 @@ impl Handler for Store {
     }
 }
 
-/// The content of a block.
+/// Returns the content of a block.
 fn content(block: u64) -> Vec<u8> {
     (0..BLOCK as u64 / 8).flat_map(|word| (block << 32 | word).to_le_bytes()).collect()
 }

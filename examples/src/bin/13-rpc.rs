@@ -18,7 +18,7 @@ const TASKS: u64 = 1_000;
 const CALLS: u64 = 20;
 const CONNECTIONS: usize = 4;
 const SERVER: &str = "server.example";
-/// Deadline of a call, deadline of a call that is meant to expire, and the time that the slow procedure takes.
+/// The deadline of a call, the deadline of a call that is meant to expire, and the time that the slow procedure takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(3);

@@ -23,7 +23,7 @@ use serde_json::Value;
 use patience::PATIENCE;
 
 const MESH: &str = env!("CARGO_BIN_EXE_rdma-mesh");
-/// Short measurements, on a machine that all ranks share. So no factor between two figures is a fault.
+/// The flags of short measurements, on a machine that all ranks share. So no factor between two figures is a fault.
 const QUICK: &[&str] =
     &["-n", "50", "--bandwidth", "0.02", "--all-to-all", "0.2", "--tolerance", "1e6", "--at-once", "1"];
 /// Seconds of waiting for a rank that never joins or is stopped. The

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_reactor_tools::mesh::storm::{RetryDecision, Storm};
 
-/// Travel time of a packet between two hosts.
+/// The travel time of a packet between two hosts.
 const WAY: Duration = Duration::from_micros(20);
 /// The time that a host needs for one incoming connection: about the time in which an adapter makes a queue pair.
 const SERVICE: Duration = Duration::from_micros(200);
@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 struct World {
     ranks: usize,
     at_once: usize,
-    /// Probability, per thousand, that a request or its answer is lost.
+    /// The probability, per thousand, that a request or its answer is lost.
     loss: u64,
     /// The largest number of requests that a busy host queues.
     backlog: usize,
@@ -54,7 +54,7 @@ struct WorldFigures {
     time: Duration,
 }
 
-/// Splitmix64: a stream of numbers from a seed.
+/// A stream of pseudo-random numbers from a seed (Splitmix64).
 struct Random(u64);
 
 impl Random {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::pair::Processors;
 use super::ring;
 
-/// Between processors that share a cache, a message of 64 B takes less than this, ns; between others it takes more.
+/// The threshold, ns: a message of 64 B takes less between processors that share a cache, and more between others.
 /// On a Zen 4 the times were 90 and 290 to 340, with nothing between. The threshold is near their geometric mean.
 pub const NEAR_BELOW_NS: f64 = 180.0;
 /// The number of exchanges of a probe.

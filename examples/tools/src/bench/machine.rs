@@ -35,12 +35,12 @@ pub fn equal_congestion(socket: &impl AsFd) {
     }
 }
 
-/// Processor time of the machine so far, in ticks of the clock.
+/// The processor time of the machine so far, in ticks of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     /// The time that the host of a virtual machine gave to others.
     pub stolen: u64,
-    /// Total time of all processors.
+    /// The total time of all processors.
     pub all: u64,
 }
 

@@ -22,7 +22,7 @@ const IPERF3_LONGEST: u32 = 1 << 20;
 /// The target against a program of another project: to be no slower.
 const NO_SLOWER: f64 = 1.0;
 
-/// All contests.
+/// Returns all contests.
 #[must_use]
 pub fn contests() -> Vec<Contest> {
     let mut all = to_and_fro();
@@ -40,7 +40,7 @@ fn row(name: &str, target: RowTarget, theirs: Competitor, ours: impl Into<Work>)
     Contest { name: name.into(), place: None, target, at: None, theirs, ours: ours.into(), mode: None }
 }
 
-/// The work of the open loop, without a rate. The round measures the rate.
+/// Returns the work of the open loop, without a rate. The round measures the rate.
 fn limitless() -> Pingpong {
     Pingpong::open_loop_limit()
 }
@@ -94,7 +94,7 @@ fn one_way() -> Vec<Contest> {
     all
 }
 
-/// Bare TCP with 64 KiB at a time.
+/// Returns the competitor bare TCP with 64 KiB at a time.
 fn stream() -> Competitor {
     Baseline::Tcp("stream", 64 << 10, 32_768).into()
 }
@@ -153,7 +153,7 @@ fn secured() -> Vec<Contest> {
     ]
 }
 
-/// The rows of shared memory, against programs of other projects that support it, and against the bare ring.
+/// Returns the rows of shared memory, against programs of other projects that support it, and against the bare ring.
 fn shared_memory() -> Vec<Contest> {
     let name = "shm: 64 B half round trip, spinning";
     let short = |figure| Pingpong::latency("shm", "spin", 64, 200_000, figure);

@@ -9,9 +9,9 @@ use crate::pingpong::failure::Failure;
 pub struct Sample {
     /// The figure that counts, in the unit of the row.
     pub figure: f64,
-    /// Processor time for each message, us: of the client, which sends, and of the server.
+    /// The processor time for each message, us: of the client, which sends, and of the server.
     pub processor_us: Option<[f64; 2]>,
-    /// Round trips of an open loop, us.
+    /// The round trips of an open loop, us.
     pub tail: Option<Tail>,
 }
 

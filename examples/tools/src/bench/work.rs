@@ -40,7 +40,7 @@ pub const MEDIAN: &str = "/half_rtt_us/p50";
 pub const MEAN: &str = "/half_rtt_us/mean";
 /// Messages per second.
 pub const RATE: &str = "/messages_per_second";
-/// Throughput, Gbit/s.
+/// The throughput, Gbit/s.
 pub const THROUGHPUT: &str = "/gbit_per_second";
 
 impl Pingpong {

@@ -32,11 +32,11 @@ use rdma_reactor_tools::program;
 
 /// The port of librdmacm's examples.
 const PORT: u16 = 7471;
-/// Default size of a speaker's messages, bytes, the same as that of `rdma_client`.
+/// The default size of a speaker's messages, bytes, the same as that of `rdma_client`.
 const SIZE: u32 = 16;
-/// Default size of the largest message that an echo accepts, bytes.
+/// The default size of the largest message that an echo accepts, bytes.
 const MAX_SIZE: u32 = 64 << 10;
-/// Default number of messages in flight if no count is given.
+/// The default number of messages in flight if no count is given.
 const DEPTH: u32 = 64;
 /// The largest number of messages in flight unless the user requests more. Every device supports this many.
 const MAX_DEPTH: u32 = 4096;

@@ -49,7 +49,7 @@ enum Step {
     Sink,
 }
 
-/// Memory that the server may access while the connection lasts.
+/// The memory that the server may access while the connection lasts.
 #[derive(Debug)]
 struct Session {
     conn: ConnectionId,

@@ -58,7 +58,7 @@ enum Step {
 #[derive(Debug)]
 struct Client {
     address: Option<SocketAddr>,
-    /// Memory that the ping is read to and written from.
+    /// The memory that the ping is read to and written from.
     ping: Region,
     step: Step,
     rounds: u64,
@@ -137,7 +137,7 @@ struct Server {
     output: Output,
     /// The largest ping, bytes.
     size: usize,
-    /// Connections, by [`ConnectionId::slot`].
+    /// The connections, by [`ConnectionId::slot`].
     clients: Vec<Option<Client>>,
     /// The number of clients that have connected; below it the number of
     /// those that are gone, and the number after which the server ends.

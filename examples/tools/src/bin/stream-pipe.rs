@@ -109,7 +109,7 @@ impl StreamHandler for Peer {
     }
 }
 
-/// A standard stream without the buffer of the standard library.
+/// Duplicates a standard stream as a file without the buffer of the standard library.
 fn unbuffered(fd: &impl AsFd) -> Result<File, Failure> {
     let owned = fd.as_fd().try_clone_to_owned();
     owned.map(File::from).map_err(|error| Failure::new(format!("a standard stream is not open: {error}")))

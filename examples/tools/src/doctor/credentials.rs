@@ -13,9 +13,9 @@ const CAP_IPC_LOCK: u32 = 14;
 /// The user and groups of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
-    /// Effective user.
+    /// The effective user.
     pub uid: u32,
-    /// Effective and supplementary groups.
+    /// The effective and supplementary groups.
     pub groups: Vec<u32>,
     capabilities: u64,
 }

@@ -4,7 +4,7 @@ use super::credentials::Credentials;
 use super::finding::Finding;
 use super::tree::SystemTree;
 
-/// Approximate memory of a connection with the default settings, bytes.
+/// The approximate memory of a connection with the default settings, bytes.
 const PER_CONNECTION: u64 = 1 << 20;
 /// The smallest limit that is not a problem, bytes. It suffices for some sixty connections.
 const COMFORTABLE: u64 = 64 << 20;

@@ -28,20 +28,20 @@ const PROBES: u32 = 8;
 /// The shape of a table: the number of its slots and their length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Slots.
+    /// The number of slots.
     pub slots: u32,
     /// The longest value, bytes.
     pub max_value: u32,
 }
 
 impl Geometry {
-    /// The length of a slot, bytes.
+    /// Returns the length of a slot, bytes.
     #[must_use]
     pub const fn slot_len(self) -> usize {
         (HEADER + MAX_KEY + self.max_value as usize).next_multiple_of(8)
     }
 
-    /// The length of the table, bytes.
+    /// Returns the length of the table, bytes.
     #[must_use]
     pub const fn table_len(self) -> u64 {
         self.slot_len() as u64 * self.slots as u64

@@ -75,12 +75,12 @@ pub enum Order {
     End,
 }
 
-/// Half of a round trip.
+/// The half round trip of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LatencyFigures {
-    /// Median, us.
+    /// The median, us.
     pub p50_us: f64,
-    /// 99th percentile, us.
+    /// The 99th percentile, us.
     pub p99_us: f64,
     /// The number of round trips.
     pub samples: u64,
@@ -102,7 +102,7 @@ pub struct ReceivedLoad {
     pub from: usize,
     /// The number of messages.
     pub messages: u64,
-    /// Rate of the payload that arrived, Gbit/s.
+    /// The rate of the payload that arrived, Gbit/s.
     pub gbit: f64,
     /// The number of messages that were lost, arrived twice or out of order, or had wrong content.
     pub errors: u64,
@@ -125,7 +125,7 @@ pub enum RankReport {
         failed: Vec<(usize, String)>,
         /// The ranks of its host that it is connected to in shared memory.
         shm: Vec<usize>,
-        /// Peak memory of this process so far, KiB.
+        /// The peak memory of this process so far, KiB.
         memory_kib: u64,
     },
     /// The rank is still connecting; the number of its links.
@@ -150,7 +150,7 @@ pub enum RankReport {
     Loaded {
         /// One entry per rank that a message arrived from.
         heard: Vec<ReceivedLoad>,
-        /// Peak memory of this process so far, KiB.
+        /// The peak memory of this process so far, KiB.
         memory_kib: u64,
     },
 }

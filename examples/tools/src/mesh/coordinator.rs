@@ -98,7 +98,7 @@ impl Coordinator {
         }
     }
 
-    /// The results so far.
+    /// Returns the results so far.
     #[must_use]
     pub const fn results(&self) -> &Results {
         &self.results

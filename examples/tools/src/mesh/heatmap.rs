@@ -40,7 +40,7 @@ struct Grid {
     ranks_per_square: usize,
     /// Squares of a row.
     squares: usize,
-    /// Width of a square.
+    /// The width of a square.
     side: f64,
 }
 
@@ -61,7 +61,7 @@ impl Grid {
 enum Square {
     /// The square of a rank with itself.
     Nothing,
-    /// Not measured.
+    /// The figure was not measured.
     Unknown,
     /// An index of the scale.
     Level(usize),

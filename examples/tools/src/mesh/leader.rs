@@ -45,13 +45,13 @@ impl Leader {
         Self { started: now, coordinator, run, controls, told_at: now, told: "" }
     }
 
-    /// The number of the run.
+    /// Returns the number of the run.
     #[must_use]
     pub const fn run(&self) -> u64 {
         self.run
     }
 
-    /// The results.
+    /// Returns the results.
     #[must_use]
     pub const fn results(&self) -> &Results {
         self.coordinator.results()

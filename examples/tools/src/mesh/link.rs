@@ -24,7 +24,7 @@ pub struct Link {
     pub outbound: Outbound,
     /// The stream from the peer.
     pub inbound: Inbound,
-    /// Memory that this rank lends to the peer's writes.
+    /// The memory that this rank lends to the peer's writes.
     lent: Option<Region>,
     /// True if both sides have the link.
     ready: bool,

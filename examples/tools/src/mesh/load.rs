@@ -33,7 +33,7 @@ impl Outbound {
         }
     }
 
-    /// The number of messages sent.
+    /// Returns the number of messages sent.
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.sent

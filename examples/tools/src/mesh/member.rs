@@ -43,7 +43,7 @@ pub struct Limits {
 /// The state of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoadPhase {
-    /// Not begun, or already reported.
+    /// The load has not begun, or is already reported.
     Idle,
     /// This rank sends to all.
     Flowing { until: Instant },

@@ -27,7 +27,7 @@ pub struct Report<'a> {
 /// The meaning of the mark `shm`.
 pub const SHM: &str = "shm: the link is in shared memory, within a host";
 
-/// The name of a figure in a sentence.
+/// Returns the name of a figure in a sentence.
 #[must_use]
 pub const fn name(figure: Figure) -> &'static str {
     match figure {

@@ -79,31 +79,31 @@ impl Results {
         Self { members: vec![RankResults::default(); ranks], pairs: vec![Pair::default(); ranks * (ranks - 1) / 2] }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.members.len()
     }
 
-    /// All ranks.
+    /// Returns the results of all ranks.
     #[must_use]
     pub fn members(&self) -> &[RankResults] {
         &self.members
     }
 
-    /// One rank.
+    /// Returns the results of one rank.
     pub fn member_mut(&mut self, rank: usize) -> &mut RankResults {
         &mut self.members[rank]
     }
 
-    /// All pairs, the lower rank first.
+    /// Returns all pairs, the lower rank first.
     pub fn pairs(&self) -> impl Iterator<Item = (usize, usize, &Pair)> {
         let ranks = self.ranks();
         let names = (0..ranks).flat_map(move |a| (a + 1..ranks).map(move |b| (a, b)));
         names.zip(&self.pairs).map(|((a, b), pair)| (a, b, pair))
     }
 
-    /// One pair of different ranks, in any order.
+    /// Returns the results of a pair of different ranks, in any order.
     #[must_use]
     pub fn pair(&self, a: usize, b: usize) -> &Pair {
         &self.pairs[self.index(a, b)]
@@ -119,7 +119,7 @@ impl Results {
         low * (2 * self.ranks() - low - 1) / 2 + high - low - 1
     }
 
-    /// One direction of a pair.
+    /// Returns the results of one direction of a pair.
     #[must_use]
     pub fn way(&self, from: usize, to: usize) -> &Direction {
         let pair = self.pair(from, to);

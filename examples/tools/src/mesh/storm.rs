@@ -115,7 +115,7 @@ impl Storm {
         self.in_flight == 0 && self.fresh.is_empty() && self.again.is_empty()
     }
 
-    /// The number of connects so far.
+    /// Returns the number of connects so far.
     #[must_use]
     pub const fn attempts(&self) -> u64 {
         self.attempts

@@ -68,7 +68,7 @@ impl Task {
         self.number
     }
 
-    /// The rank at the other end.
+    /// Returns the peer's rank.
     #[must_use]
     pub const fn peer(&self) -> usize {
         self.peer

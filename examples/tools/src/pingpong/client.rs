@@ -114,7 +114,7 @@ struct Client<'a> {
     intervals: Intervals,
     report_now: bool,
     tables: &'a mut Output,
-    /// Processor time of this process when the first connection was established.
+    /// The processor time of this process when the first connection was established.
     spent_before: Duration,
     processors: ProcessorTimes,
     interrupted: bool,

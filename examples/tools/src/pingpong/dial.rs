@@ -31,7 +31,7 @@ pub enum DialDecision {
 pub struct Dial {
     addresses: Vec<SocketAddr>,
     at: usize,
-    /// End of the wait for a server that has reported that it will be ready soon.
+    /// The end of the wait for a server that has reported that it will be ready soon.
     until: Option<Instant>,
 }
 

@@ -47,12 +47,12 @@ impl Measured {
     }
 }
 
-/// Processor time of both processes, from the first connection to the end of the measurement, warm-up included.
+/// The processor time of both processes, from the first connection to the end of the measurement, warm-up included.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessorTimes {
-    /// Processor time of this process.
+    /// The processor time of this process.
     pub client: Duration,
-    /// Processor time of the server's process; `None` if the server did not report it.
+    /// The processor time of the server's process; `None` if the server did not report it.
     pub server: Option<Duration>,
 }
 
@@ -65,7 +65,7 @@ pub struct Figures {
     pub measured: Measured,
     /// The figures of each interval.
     pub intervals: Vec<Interval>,
-    /// Processor time.
+    /// The processor time of both processes.
     pub processors: ProcessorTimes,
     /// The name of the provider that carried the connections.
     pub provider: String,

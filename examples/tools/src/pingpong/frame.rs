@@ -3,7 +3,7 @@
 
 use rdma_reactor::RemoteRegion;
 
-/// First byte of data.
+/// The first byte of data.
 const DATA: u8 = 0;
 const LAST: u8 = 1;
 const DONE: u8 = 2;

@@ -18,7 +18,7 @@ pub struct Interval {
     pub messages: u64,
     /// Bytes of a message.
     size: u32,
-    /// Latencies, measured like [`Measured::latency`].
+    /// The latencies, measured like [`Measured::latency`].
     pub latency: Option<Histogram<u64>>,
 }
 

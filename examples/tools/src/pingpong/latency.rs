@@ -30,7 +30,7 @@ pub struct Latency {
     warmup: u64,
     done: u64,
     times: Histogram<u64>,
-    /// Round trips since the last addition to the histogram.
+    /// The round trips since the last addition to the histogram.
     recent: Vec<Duration>,
     started: Instant,
     sent_at: Instant,

@@ -16,13 +16,13 @@ impl fmt::Debug for Output {
 }
 
 impl Output {
-    /// Standard output.
+    /// Returns standard output.
     #[must_use]
     pub fn stdout() -> Self {
         Self { to: Some(Box::new(io::stdout())) }
     }
 
-    /// Standard error, for use when standard output carries something else.
+    /// Returns standard error, for use when standard output carries something else.
     #[must_use]
     pub fn stderr() -> Self {
         Self { to: Some(Box::new(io::stderr())) }

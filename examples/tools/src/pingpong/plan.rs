@@ -52,7 +52,7 @@ pub struct Plan {
     pub warmup: u64,
     /// Messages per second of an open loop; `None` otherwise.
     pub rate: Option<f64>,
-    /// Provider that carries the connection.
+    /// The provider that carries the connection.
     pub provider: ProviderChoice,
     /// The options of connecting by exchange; `None` to connect by rdma_cm.
     pub exchange: Option<ExchangeOptions>,

@@ -152,7 +152,7 @@ struct ServedClient {
     peer: Option<SocketAddr>,
     /// The number of data messages of the connections that have ended.
     total: u64,
-    /// Processor time of this process when the first connection was established.
+    /// The processor time of this process when the first connection was established.
     spent_before: Duration,
 }
 

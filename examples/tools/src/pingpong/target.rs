@@ -99,7 +99,7 @@ impl Target {
     }
 }
 
-/// Memory that the peer writes blocks to and that this side polls. Nothing else reports the arrival of a block;
+/// The memory that the peer writes blocks to and that this side polls. Nothing else reports the arrival of a block;
 /// `ib_write_lat` does the same. Every known device places the last byte last, but no standard demands that.
 #[derive(Debug)]
 pub struct Inbox {

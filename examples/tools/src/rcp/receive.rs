@@ -23,7 +23,7 @@ use crate::pingpong::failure::Failure;
 use crate::pingpong::interrupt::Interrupt;
 use crate::pingpong::output::Output;
 
-/// Lowest assumed speed of a disk that a sender hashes a file from, bytes per second.
+/// The lowest assumed speed of a disk that a sender hashes a file from, bytes per second.
 const SLOW_DISK: u64 = 16 << 20;
 /// The time between two checks of the senders, and between two checks of the age of partial copies.
 const LOOK: Duration = Duration::from_secs(1);

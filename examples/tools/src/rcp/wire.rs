@@ -39,7 +39,7 @@ pub enum CopyMessage<'a> {
     Have {
         /// The length of the part, bytes.
         len: u64,
-        /// Hash of the part.
+        /// The hash of the part.
         hash: Hash,
     },
     /// The bytes of the file from this offset on follow.

@@ -51,7 +51,7 @@ pub struct Answers {
     parsed: usize,
     /// The incomplete arrays, the outermost first: the number of missing elements, and the elements so far.
     open: Vec<(usize, Vec<Answer>)>,
-    /// Memory of the incomplete answer, bytes.
+    /// The memory of the incomplete answer, bytes.
     memory: usize,
 }
 
