@@ -100,7 +100,7 @@ impl Bench {
         self.since.is_some()
     }
 
-    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
+    fn handle_message(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         let (keys, loaded) = (self.plan.keys, self.is_loaded());
         match self.role(conn) {
             ConnectionRole::New => {
@@ -188,7 +188,7 @@ impl Bench {
 
 impl Handler for Bench {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        let result = self.heard(cx, conn, &message);
+        let result = self.handle_message(cx, conn, &message);
         self.check(cx, result);
     }
 

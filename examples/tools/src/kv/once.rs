@@ -31,7 +31,12 @@ struct OneOperation {
 
 impl OneOperation {
     /// Handles a message. The server's first message gives the address of the table; the second one confirms the store.
-    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+    fn handle_message(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnectionId,
+        message: &[u8],
+    ) -> Result<Option<Vec<u8>>, Failure> {
         let Some(hello) = TableHello::decode(message) else {
             return match std::str::from_utf8(message) {
                 Ok("") => Ok(Some(Vec::new())),
@@ -66,7 +71,7 @@ impl OneOperation {
 
 impl Handler for OneOperation {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        let step = self.heard(cx, conn, &message);
+        let step = self.handle_message(cx, conn, &message);
         self.step(cx, conn, step);
     }
 

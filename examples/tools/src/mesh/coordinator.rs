@@ -204,7 +204,7 @@ impl Coordinator {
                 if let Phase::Loading { left, .. } = &mut self.phase {
                     if left.remove(&rank) {
                         for heard in heard.iter().filter(|heard| is_peer(self.plan.ranks, rank, heard.from)) {
-                            self.results.heard(rank, heard);
+                            self.results.record_load(rank, heard);
                         }
                     }
                 }

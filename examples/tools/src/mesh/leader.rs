@@ -13,7 +13,7 @@ use super::outbox::Outbox;
 use super::results::Results;
 
 /// The time between two lines of progress, on a terminal and elsewhere.
-const TELL_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+const PROGRESS_EVERY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// The largest number of queued orders of a rank.
 const MAX_WAITING: usize = 1000;
 
@@ -32,8 +32,8 @@ pub struct Leader {
     /// The number of the run.
     run: u64,
     controls: Vec<Option<ControlConnection>>,
-    told_at: Instant,
-    told: &'static str,
+    reported_at: Instant,
+    logged_stage: &'static str,
 }
 
 impl Leader {
@@ -42,7 +42,7 @@ impl Leader {
     pub fn new(plan: RunPlan, run: u64, now: Instant) -> Self {
         let controls = (0..plan.ranks).map(|_| None).collect();
         let coordinator = Coordinator::new(plan, Duration::ZERO);
-        Self { started: now, coordinator, run, controls, told_at: now, told: "" }
+        Self { started: now, coordinator, run, controls, reported_at: now, logged_stage: "" }
     }
 
     /// Returns the number of the run.
@@ -144,11 +144,11 @@ impl Leader {
     }
 
     /// Logs the progress: each new stage immediately, otherwise periodically.
-    pub fn tell(&mut self) {
+    pub fn log_progress(&mut self) {
         let (stage, every) =
-            (self.coordinator.stage(), if stderr().is_terminal() { TELL_EVERY.0 } else { TELL_EVERY.1 });
-        if stage != self.told || self.told_at.elapsed() >= every {
-            (self.told, self.told_at) = (stage, Instant::now());
+            (self.coordinator.stage(), if stderr().is_terminal() { PROGRESS_EVERY.0 } else { PROGRESS_EVERY.1 });
+        if stage != self.logged_stage || self.reported_at.elapsed() >= every {
+            (self.logged_stage, self.reported_at) = (stage, Instant::now());
             eprintln!("rdma-mesh: {}", self.coordinator.progress());
         }
     }

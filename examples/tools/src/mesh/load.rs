@@ -79,7 +79,7 @@ impl Inbound {
 
     /// Returns the result for rank 0.
     #[must_use]
-    pub fn heard(&self, from: usize) -> ReceivedLoad {
+    pub fn result(&self, from: usize) -> ReceivedLoad {
         let span = self.span.map_or(Duration::ZERO, |(first, last)| last - first);
         let bits = (self.messages * LOAD as u64 * 8) as f64;
         let gbit = if span.is_zero() { 0.0 } else { bits / span.as_secs_f64() / 1e9 };
@@ -97,7 +97,7 @@ mod tests {
             inbound.take(number, start + Duration::from_micros(i as u64 * 10));
         }
         inbound.end(sent, start + Duration::from_micros(numbers.len() as u64 * 10));
-        inbound.heard(3)
+        inbound.result(3)
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::hw_counters::HwCounters;
 /// The provider of a connection in shared memory.
 const SHM: &str = "shm";
 /// The time between two reports of the number of links.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// The limits of a rank, from the command line.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ pub struct Member {
     ended: Vec<(usize, Inbound)>,
     storm: Option<Storm>,
     began: Instant,
-    told_at: Instant,
+    reported_at: Instant,
     failed: Vec<(usize, String)>,
     task: Option<Task>,
     load: LoadPhase,
@@ -94,7 +94,7 @@ impl Member {
             ended: Vec::new(),
             storm: None,
             began: now,
-            told_at: now,
+            reported_at: now,
             failed: Vec::new(),
             task: None,
             load: LoadPhase::Idle,
@@ -289,7 +289,7 @@ impl Member {
         };
         self.addresses = ranks.iter().map(address).collect();
         self.addresses.resize(self.ranks, None);
-        (self.began, self.told_at) = (now, now);
+        (self.began, self.reported_at) = (now, now);
         self.storm = Some(Storm::new(self.rank, self.ranks, self.limits.connects, self.limits.patience));
         self.connect_more(cx, now, random);
     }
@@ -321,8 +321,8 @@ impl Member {
             let shm =
                 self.opened().filter(|(_, link)| cx.provider(link.conn) == Some(SHM)).map(|(peer, _)| peer).collect();
             self.reports.push(RankReport::Connected { took: since, attempts, failed, shm, memory_kib });
-        } else if now - self.told_at >= TELL_EVERY {
-            self.told_at = now;
+        } else if now - self.reported_at >= PROGRESS_EVERY {
+            self.reported_at = now;
             self.reports.push(RankReport::Progress(self.opened().count()));
         }
     }
@@ -374,7 +374,7 @@ impl Member {
                     let links = self.links.iter().enumerate();
                     let live = links.filter_map(|(peer, link)| Some((peer, &link.as_ref()?.inbound)));
                     let ended = self.ended.iter().map(|(peer, inbound)| (*peer, inbound));
-                    let heard = ended.chain(live).map(|(peer, inbound)| inbound.heard(peer)).collect();
+                    let heard = ended.chain(live).map(|(peer, inbound)| inbound.result(peer)).collect();
                     self.load = LoadPhase::Idle;
                     self.reports.push(RankReport::Loaded { heard, memory_kib: memory::peak_kib() });
                 }

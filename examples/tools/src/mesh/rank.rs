@@ -72,7 +72,7 @@ impl Rank {
             let entry = listen(cx, self.bind, self.entry.clone())?;
             leader.report(0, RankReport::Joined(entry));
         }
-        self.go_on(cx);
+        self.proceed(cx);
         cx.set_timer(TICKS.0, 0);
         Ok(())
     }
@@ -89,7 +89,7 @@ impl Rank {
             RankPart::Leader(leader) => leader.interrupt(),
             RankPart::Follower(_) => self.end = Some(Ok(())),
         }
-        self.go_on(cx);
+        self.proceed(cx);
     }
 
     /// Returns the results, held by the leader, if this is rank 0.
@@ -105,7 +105,7 @@ impl Rank {
     }
 
     /// Passes reports and orders on until none are left.
-    fn go_on(&mut self, cx: &mut Context<'_>) {
+    fn proceed(&mut self, cx: &mut Context<'_>) {
         loop {
             let reports = self.member.take_reports();
             match &mut self.part {
@@ -114,7 +114,7 @@ impl Rank {
                         leader.report(0, report);
                     }
                     let orders = leader.orders(cx);
-                    leader.tell();
+                    leader.log_progress();
                     if leader.is_over() {
                         self.end.get_or_insert(Ok(()));
                     }
@@ -206,7 +206,7 @@ impl Handler for Rank {
                 _ => cx.abort(conn),
             },
         }
-        self.go_on(cx);
+        self.proceed(cx);
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
@@ -222,13 +222,13 @@ impl Handler for Rank {
             },
             (LinkRole::None, _) => {}
         }
-        self.go_on(cx);
+        self.proceed(cx);
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         if let LinkRole::Link(peer) = LinkRole::decode(cx.user(conn).unwrap_or_default()) {
             self.member.sent(cx, peer, send.kind(), outcome);
-            self.go_on(cx);
+            self.proceed(cx);
         }
     }
 
@@ -239,7 +239,7 @@ impl Handler for Rank {
             (LinkRole::Control(_), RankPart::Follower(follower)) => follower.writable(cx),
             (LinkRole::None, _) => {}
         }
-        self.go_on(cx);
+        self.proceed(cx);
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
@@ -255,7 +255,7 @@ impl Handler for Rank {
             }
             (LinkRole::None, _) => {}
         }
-        self.go_on(cx);
+        self.proceed(cx);
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
@@ -269,7 +269,7 @@ impl Handler for Rank {
             }
             _ => {}
         }
-        self.go_on(cx);
+        self.proceed(cx);
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
@@ -281,7 +281,7 @@ impl Handler for Rank {
                 self.fail(cx, tick);
             }
         }
-        self.go_on(cx);
+        self.proceed(cx);
         cx.set_timer(if self.member.is_connecting() { TICKS.0 } else { TICKS.1 }, 0);
     }
 }

@@ -164,7 +164,7 @@ impl Results {
     }
 
     /// Records the messages that a rank has received in the all-to-all load.
-    pub fn heard(&mut self, by: usize, heard: &ReceivedLoad) {
+    pub fn record_load(&mut self, by: usize, heard: &ReceivedLoad) {
         let way = self.way_mut(heard.from, by);
         (way.loaded_gbit, way.messages) = (Some(heard.gbit), heard.messages);
         let wrong = match (heard.errors, heard.complete, heard.messages) {
@@ -226,7 +226,7 @@ mod tests {
     fn the_audit_of_a_load_has_four_outcomes() {
         let heard = |errors, complete, messages| {
             let mut results = Results::new(2);
-            results.heard(0, &ReceivedLoad { from: 1, messages, gbit: 1.0, errors, complete });
+            results.record_load(0, &ReceivedLoad { from: 1, messages, gbit: 1.0, errors, complete });
             assert_eq!(results.way(1, 0).messages, messages);
             results.pair(0, 1).broken.clone()
         };

@@ -123,9 +123,9 @@ fn place(cli: &MeshArgs) -> Result<RankSettings, Failure> {
     let hosts = match &cli.ranks {
         None => cli.hosts.clone(),
         Some(path) => {
-            let told = |what: String| Failure::new(format!("--ranks {}: {what}", path.display()));
-            let text = std::fs::read_to_string(path).map_err(|error| told(error.to_string()))?;
-            launcher::hosts_of_file(&text).map_err(|failure| told(failure.to_string()))?
+            let failed = |what: String| Failure::new(format!("--ranks {}: {what}", path.display()));
+            let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+            launcher::hosts_of_file(&text).map_err(|failure| failed(failure.to_string()))?
         }
     };
     let given = RankOptions {

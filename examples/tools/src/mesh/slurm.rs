@@ -26,12 +26,12 @@ fn address_of(node: &str) -> Option<&str> {
 }
 
 fn scontrol(args: &[&str]) -> Result<String, Failure> {
-    let told = |what: String| Failure::new(format!("scontrol {}: {what}; give --root HOST instead", args.join(" ")));
-    let output = Command::new("scontrol").args(args).output().map_err(|error| told(error.to_string()))?;
+    let failed = |what: String| Failure::new(format!("scontrol {}: {what}; give --root HOST instead", args.join(" ")));
+    let output = Command::new("scontrol").args(args).output().map_err(|error| failed(error.to_string()))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(told(String::from_utf8_lossy(&output.stderr).into_owned()))
+    Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
 #[cfg(test)]

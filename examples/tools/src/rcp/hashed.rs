@@ -78,7 +78,7 @@ impl Hashed {
     ///
     /// # Errors
     /// It fails like [`Hashed::read`].
-    pub fn skim(&mut self, end: u64) -> io::Result<bool> {
+    pub fn hash_next(&mut self, end: u64) -> io::Result<bool> {
         let len = (end - self.at).min(SLICE);
         self.read(len)?;
         Ok(self.at == end)

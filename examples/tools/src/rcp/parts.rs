@@ -64,7 +64,7 @@ impl PartialCopies {
 
     /// Records that a copy was interrupted. A part of less than one piece is removed. Returns true if the part is kept.
     #[allow(clippy::disallowed_methods, reason = "a program, not the library")]
-    pub fn leave(&mut self, name: &str) -> bool {
+    pub fn interrupted(&mut self, name: &str) -> bool {
         let len = fs::symlink_metadata(self.path(name)).map_or(0, |part| part.len());
         if len < PIECE.into() {
             self.remove(name);
@@ -190,11 +190,11 @@ mod tests {
         for nth in 0..300 {
             let name = format!("{nth}");
             fs::write(parts.path(&name), "short").unwrap();
-            assert!(!parts.leave(&name) && !folder.has(&name), "five bytes");
+            assert!(!parts.interrupted(&name) && !folder.has(&name), "five bytes");
         }
         for nth in 0..=MOST {
             folder.part(&format!("{nth}"), 0);
-            assert!(parts.leave(&format!("{nth}")));
+            assert!(parts.interrupted(&format!("{nth}")));
         }
         assert!(!folder.has("0") && folder.has("1") && parts.idle.len() == MOST);
         // A copy that is being continued must not be removed.

@@ -105,7 +105,7 @@ impl FileServer {
     }
 
     /// Handles a message of the peer.
-    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
+    fn handle_message(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         let Some(sender) = self.senders.get_mut(&conn) else { return Ok(()) };
         let Some(incoming) = &mut sender.incoming else {
             return match CopyMessage::decode(message) {
@@ -173,7 +173,7 @@ impl FileServer {
         }
         if exists {
             self.renew(cx, conn, len);
-            say(cx, conn, CopyMessage::Exists);
+            send_message(cx, conn, CopyMessage::Exists);
         } else {
             self.queue_to_hash(cx, conn);
         }
@@ -206,7 +206,7 @@ impl FileServer {
         name::check(name)?;
         self.make_folders(&format!("{name}/."))?;
         self.renew(cx, conn, 0);
-        say(cx, conn, CopyMessage::Done);
+        send_message(cx, conn, CopyMessage::Done);
         Ok(())
     }
 
@@ -262,7 +262,7 @@ impl FileServer {
             _ => return Ok(true),
         };
         let broken = |error: io::Error| failed("reading the existing part of", &incoming.name, &error);
-        if !incoming.file.skim(len).map_err(broken)? {
+        if !incoming.file.hash_next(len).map_err(broken)? {
             return Ok(false);
         }
         let hash = incoming.file.hash();
@@ -272,7 +272,7 @@ impl FileServer {
             _ => {
                 incoming.step = ReceiveStep::Answered;
                 self.renew(cx, conn, len);
-                say(cx, conn, CopyMessage::Have { len, hash });
+                send_message(cx, conn, CopyMessage::Have { len, hash });
             }
         }
         Ok(true)
@@ -304,21 +304,21 @@ impl FileServer {
     fn done(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.senders.entry(conn).and_modify(|sender| sender.incoming = None);
         self.renew(cx, conn, 0);
-        say(cx, conn, CopyMessage::Done);
+        send_message(cx, conn, CopyMessage::Done);
     }
 
     /// Ends a copy that is not complete. Returns it, and true if its part is kept.
     fn cut_off(&mut self, conn: ConnectionId) -> Option<(Incoming, bool)> {
         let incoming = self.senders.get_mut(&conn)?.incoming.take()?;
         let is_part = !matches!(incoming.step, ReceiveStep::Exists | ReceiveStep::Comparing(_));
-        let kept = is_part && self.parts.leave(&incoming.name);
+        let kept = is_part && self.parts.interrupted(&incoming.name);
         Some((incoming, kept))
     }
 
     fn refuse(&mut self, cx: &mut Context<'_>, conn: ConnectionId, failure: &Failure) {
         eprintln!("rcp: {conn}: {failure}");
         self.cut_off(conn);
-        say(cx, conn, CopyMessage::Refuse(&failure.to_string()));
+        send_message(cx, conn, CopyMessage::Refuse(&failure.to_string()));
         // The answer is sent before the connection closes.
         cx.close(conn);
         self.senders.remove(&conn);
@@ -354,7 +354,7 @@ fn taken(name: &str) -> Failure {
 }
 
 /// Answers the peer. If the peer does not receive answers, the answer is dropped.
-fn say(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) {
+fn send_message(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) {
     match cx.send(conn, &what.encode()) {
         Ok(_) | Err(SendErrorKind::Closed) => {}
         Err(_) => cx.close(conn),
@@ -369,8 +369,8 @@ impl Handler for FileServer {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        let heard = self.heard(cx, conn, &message);
-        self.check(cx, conn, heard);
+        let handled = self.handle_message(cx, conn, &message);
+        self.check(cx, conn, handled);
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, token: u64) {

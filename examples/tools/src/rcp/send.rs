@@ -106,7 +106,7 @@ impl Sender {
             let name = item.name.clone();
             if item.len.is_none() {
                 self.current = None;
-                return say(cx, conn, CopyMessage::Folder(&name));
+                return send_message(cx, conn, CopyMessage::Folder(&name));
             }
             let opened = File::open(&item.path).and_then(|file| Ok((file.metadata()?, file)));
             match opened {
@@ -115,7 +115,7 @@ impl Sender {
                     let file = Hashed::new(file);
                     let since = Instant::now();
                     self.current = Some(Current { item, file, len, modified, resumed: 0, since });
-                    return say(cx, conn, CopyMessage::Offer { len, name: &name });
+                    return send_message(cx, conn, CopyMessage::Offer { len, name: &name });
                 }
                 Err(error) => self.copied.problems.push(unreadable(&item, &error)),
             }
@@ -124,7 +124,7 @@ impl Sender {
         Ok(())
     }
 
-    fn heard(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
+    fn handle_message(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: &[u8]) -> Result<(), Failure> {
         match (CopyMessage::decode(message), &self.step, &self.current) {
             (Some(CopyMessage::Have { len, hash }), SendStep::Asked, Some(current)) => {
                 // A part that is longer than this file is not its beginning.
@@ -174,7 +174,7 @@ impl Sender {
             SendStep::Hashing => current.len,
             _ => return Ok(()),
         };
-        if !current.file.skim(len).map_err(|error| Failure::new(unreadable(&current.item, &error)))? {
+        if !current.file.hash_next(len).map_err(|error| Failure::new(unreadable(&current.item, &error)))? {
             cx.set_timer(Duration::ZERO, 0);
             return Ok(());
         }
@@ -183,7 +183,7 @@ impl Sender {
             current.resumed = len;
             self.bar.inc(len);
             self.step = SendStep::Told;
-            return say(cx, conn, CopyMessage::End(own));
+            return send_message(cx, conn, CopyMessage::End(own));
         };
         if len > 0 && own != hash {
             let name = shown(&current.item.name);
@@ -194,7 +194,7 @@ impl Sender {
         current.resumed = current.file.at();
         self.bar.inc(current.resumed);
         self.bar.reset_eta();
-        say(cx, conn, CopyMessage::From(current.resumed))?;
+        send_message(cx, conn, CopyMessage::From(current.resumed))?;
         self.step = SendStep::Sending;
         self.pump(cx, conn)
     }
@@ -263,7 +263,7 @@ impl Sender {
     }
 }
 
-fn say(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) -> Result<(), Failure> {
+fn send_message(cx: &mut Context<'_>, conn: ConnectionId, what: CopyMessage<'_>) -> Result<(), Failure> {
     cx.send(conn, &what.encode()).map(drop).map_err(Failure::new)
 }
 
@@ -275,8 +275,8 @@ impl Handler for Sender {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        let heard = self.heard(cx, conn, &message);
-        self.check(cx, heard);
+        let handled = self.handle_message(cx, conn, &message);
+        self.check(cx, handled);
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, _: TimerId, _: u64) {
