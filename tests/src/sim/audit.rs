@@ -1,4 +1,4 @@
-//! The books of both ends of every connection, which show whether all promises were kept.
+//! The audit: the state of both ends of every connection, and the checks that all promises were kept.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -22,16 +22,16 @@ pub const PASSIVE: usize = 1;
 /// The meaning of a [`rdma_reactor::SendId`].
 #[derive(Clone, Debug)]
 pub enum Stand {
-    /// A message. A message past one buffer ends when it was fetched, maybe after later ones.
+    /// A message. A message larger than one buffer completes when the peer has fetched it, possibly after later ones.
     Message {
-        /// Whether it is past one buffer.
+        /// The message is larger than one buffer.
         large: bool,
     },
     /// A one-sided operation.
     Operation(Operation),
 }
 
-/// An event that the other end is to have, in the order of sending.
+/// An event that the peer should receive, in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// A message.
@@ -45,77 +45,77 @@ pub enum Arrival {
 pub struct End {
     /// The node of this end.
     pub node: usize,
-    /// Its name on that node, once there is one.
+    /// The id of the connection on that node, once it is assigned.
     pub id: Option<ConnectionId>,
     /// `on_connect` was called.
     pub announced: bool,
     /// The last callback, or the death of the node.
     pub ended: Option<String>,
-    /// Time of the end.
+    /// The time of the last callback.
     pub over: Option<u64>,
     /// The node's reactor was dropped.
     pub killed: bool,
     /// Time of the first call of `close`, and total pause of the node until then.
     pub closed: Option<(u64, u64)>,
-    /// Number of accepted sends of any kind, which is the number of the next one.
+    /// The number of accepted sends of any kind. It is also the number of the next send.
     pub posted: u64,
-    /// Number of messages among them.
+    /// The number of messages among the accepted sends.
     pub accepted: u64,
-    /// Number of messages whose ends are not told of.
+    /// The number of messages for which `on_send_complete` is not called.
     pub passed: u64,
-    /// Those that have not ended.
+    /// The sends that have not completed, by number.
     pub sends: BTreeMap<u64, Stand>,
-    /// Events that the peer is still to have, with their numbers.
+    /// The events that the peer has not received yet, with their numbers.
     pub coming: VecDeque<(u64, Arrival)>,
-    /// Numbers of the messages and immediate data that were sent with success.
+    /// The numbers of the messages and immediate data that completed with success.
     pub sent: BTreeSet<u64>,
-    /// Number of the first message that the peer was to fetch and did not: what was sent behind it may wait for it in vain.
+    /// The number of the first message that the peer should have fetched and did not. Later sends may wait for it forever.
     pub unfetched: Option<u64>,
-    /// Messages that came.
+    /// The number of received messages.
     pub received: u64,
-    /// Immediate data that came.
+    /// The number of received immediate data.
     pub immediates: u64,
-    /// Fences in front of sends.
+    /// The number of fences in front of sends.
     pub fences: u64,
     /// The next send has a fence.
     pub fence: bool,
-    /// Messages it wants to send.
+    /// The number of messages that this end is to send.
     pub goal: u64,
-    /// A send was refused, so an `on_writable` is owed.
+    /// A send was refused, so `on_writable` is due.
     pub blocked: bool,
-    /// One of the refused sends lacked only a place in the queue.
+    /// One of the refused sends needed only a slot of the send queue.
     pub for_slot: bool,
-    /// Largest message of one buffer.
+    /// The largest message that fits into one buffer, bytes.
     pub max: usize,
-    /// Number of messages past one buffer that completed after the close.
+    /// The number of messages larger than one buffer that completed after the close.
     pub fetched_late: u64,
-    /// A send was not done.
+    /// A send completed without success.
     pub failed: bool,
-    /// The byte stream on it.
+    /// The byte stream of this end.
     pub flow: Flow,
 }
 
 impl End {
-    /// Notes a send that was refused for want of room. `for_slot`: the send needs no credit.
+    /// Notes a refused send. `for_slot`: the send needs a slot of the send queue and no credit.
     pub fn refused(&mut self, for_slot: bool) {
         self.for_slot = for_slot || (self.blocked && self.for_slot);
         self.blocked = true;
     }
 
-    /// Notes an accepted send; returns the number that it must have.
+    /// Notes an accepted send. Returns the number that it must have.
     pub fn take(&mut self, stand: Stand) -> u64 {
         let sequence = self.next();
         self.sends.insert(sequence, stand);
         sequence
     }
 
-    /// Notes an accepted message whose end is not told of; returns the number that it must have.
+    /// Notes an accepted message for which `on_send_complete` is not called. Returns the number that it must have.
     pub fn pass(&mut self) -> u64 {
         self.passed += 1;
         self.next()
     }
 
-    /// The number of a send that was accepted now.
+    /// Returns the number of a send that was just accepted.
     fn next(&mut self) -> u64 {
         let sequence = self.posted;
         self.posted += 1;
@@ -123,18 +123,18 @@ impl End {
         sequence
     }
 
-    /// Number of messages and immediate data that were sent with success and that the peer is to hear of.
+    /// Returns the number of messages and immediate data that completed with success and that the peer should receive.
     fn told(&self) -> u64 {
         let end = self.unfetched.unwrap_or(u64::MAX);
         self.sent.range(..end).count() as u64
     }
 
-    /// Whether the close took as long as the shortest time that any program gives one.
+    /// Returns true if the close lasted at least the shortest close timeout of any program.
     fn took_its_time(&self, now: u64) -> bool {
         self.closed.is_some_and(|(closed, _)| self.over.unwrap_or(now).saturating_sub(closed) >= SHORTEST_CLOSE)
     }
 
-    /// Messages and immediate data that came.
+    /// Returns the number of received messages and immediate data.
     #[must_use]
     pub const fn heard(&self) -> u64 {
         self.received + self.immediates
@@ -148,13 +148,13 @@ pub struct Pair {
     pub ends: [End; 2],
     /// Time of opening, and total pause of the node until then.
     pub opened: (u64, u64),
-    /// Addresses the listener saw it from.
+    /// The addresses from which the listener saw the initiator connect.
     pub initiators: Vec<SocketAddr>,
-    /// The listener's program took it, the last time it was asked.
+    /// The answer of the listener's program to the last connect request: true if it accepted.
     pub taken: bool,
-    /// The answers of the listener's program.
+    /// The private data of the answers of the listener's program.
     pub answers: Vec<Vec<u8>>,
-    /// An end wanted something of a region that it may not have.
+    /// An end requested an operation on a region without the right to it.
     pub trespass: bool,
 }
 
@@ -165,20 +165,20 @@ pub struct Audit {
     pub pairs: BTreeMap<u64, Pair>,
     /// Regions that peers may, or might, use.
     pub memory: Vec<Shared>,
-    /// One-sided operations that ended well, and bytes of streams that were read.
+    /// The number of one-sided operations that completed with success. Below it: the bytes read from streams.
     pub operations: u64,
     /// See `operations`.
     pub streamed: u64,
-    /// Messages that came.
+    /// The number of received messages.
     pub messages: u64,
-    /// Connections that came up on both sides.
+    /// The number of connections that were established on both sides.
     pub connected: u64,
 }
 
-/// Largest message at all, bytes.
+/// The largest message of all, bytes.
 pub const LARGEST: u64 = 256 << 10;
 
-/// The `sequence`-th message from an end, past one buffer now and then.
+/// Returns the `sequence`-th message of an end. Now and then it is larger than one buffer.
 #[must_use]
 pub fn payload(cookie: u64, from: usize, sequence: u64, max: usize) -> Vec<u8> {
     let mut rng = Rng::from_state(mix(cookie ^ mix(sequence * 2 + from as u64)));
@@ -195,16 +195,17 @@ pub fn payload(cookie: u64, from: usize, sequence: u64, max: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether a connection carries a byte stream, not messages.
+/// Returns true if a connection carries a byte stream instead of messages.
 #[must_use]
 pub const fn is_stream(cookie: u64) -> bool {
     cookie & STREAM != 0
 }
 
-/// See [`is_stream`]. Below it is the node that opened the connection.
+/// The bit of a cookie that marks a byte stream. The bits below it are the number of the node that opened the
+/// connection.
 pub const STREAM: u64 = 8;
 
-/// The private data of a connect request: the cookie, and more bytes that depend on it.
+/// Returns the private data of a connect request: the cookie, and more bytes that depend on it.
 #[must_use]
 pub fn request_data(cookie: u64) -> Vec<u8> {
     let mut rng = Rng::from_state(mix(cookie));
@@ -213,7 +214,7 @@ pub fn request_data(cookie: u64) -> Vec<u8> {
     [cookie.to_le_bytes().as_slice(), &bytes].concat()
 }
 
-/// The cookie of a connect request.
+/// Returns the cookie of a connect request.
 #[must_use]
 pub fn cookie_of(data: &[u8]) -> Option<u64> {
     let cookie = u64::from_le_bytes(*data.first_chunk()?);
@@ -221,7 +222,7 @@ pub fn cookie_of(data: &[u8]) -> Option<u64> {
 }
 
 impl Pair {
-    /// The disturbances of the connection's links.
+    /// Returns the disturbances of the connection's links.
     #[must_use]
     pub fn disturbances(&self, fabric: &Fabric) -> u32 {
         let links = self.initiators.iter().fold(0, |all, &initiator| all | fabric.disturbances(initiator));
@@ -233,19 +234,19 @@ impl Pair {
         })
     }
 
-    /// Whether connections that were not up gave way to others on the passive side since this one was opened.
+    /// Returns true if the passive side evicted connections in favour of others since this one was opened.
     #[must_use]
     pub fn may_have_given_way(&self, fabric: &Fabric) -> bool {
         fabric.evicted_since(self.ends[PASSIVE].node, self.opened.0)
     }
 
-    /// Whether both ends are up.
+    /// Returns true if both ends are connected.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.ends.iter().all(|end| end.announced && end.ended.is_none())
     }
 
-    /// Whether nothing is left to be done while it stays open. Streams end on their own.
+    /// Returns true if nothing remains to be sent or received on the open connection. Streams close by themselves.
     #[must_use]
     pub fn is_settled(&self, cookie: u64) -> bool {
         let done =
@@ -253,13 +254,13 @@ impl Pair {
         !is_stream(cookie) && self.is_open() && self.ends.iter().all(done)
     }
 
-    /// Whether nothing more will be heard of it.
+    /// Returns true if no more callbacks may follow for this connection.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.ends[ACTIVE].ended.is_some() && (!self.ends[PASSIVE].announced || self.ends[PASSIVE].ended.is_some())
     }
 
-    /// Whether a reason given by an end is one it may give.
+    /// Returns true if an end may report this reason.
     #[must_use]
     pub fn judge_reason(&self, side: usize, reason: &DisconnectReason, fabric: &Fabric) -> bool {
         let how = self.disturbances(fabric);
@@ -270,12 +271,12 @@ impl Pair {
                 end.closed.is_some() && !(*complete && end.failed)
             }
             DisconnectReason::Closed => peer.closed.is_some(),
-            // A close that runs out of time cuts off the sends that are left, the reactor's own too, and says no goodbye.
+            // A close that times out discards the remaining sends, including the reactor's own, and sends no goodbye.
             DisconnectReason::Lost => {
                 let cut_off = peer.failed || !peer.sends.is_empty() || peer.took_its_time(fabric.now());
                 how != 0 || !peer.announced || peer.closed.is_some() && cut_off
             }
-            // Hardware may not report that a peer has closed, or has ended the connection for a trespass.
+            // Hardware may fail to report that a peer has closed the connection, or has ended it because of a trespass.
             DisconnectReason::KeepaliveTimeout => {
                 let silent = disturbed::CUT | disturbed::STALL | disturbed::pause(peer.node);
                 let slept = fabric.slept_through(self.ends[side].node);
@@ -290,7 +291,7 @@ impl Pair {
         }
     }
 
-    /// Whether an error of connecting is one it may give.
+    /// Returns true if an end may report this error of connecting.
     #[must_use]
     pub fn judge_error(&self, error: &ConnectError, fabric: &Fabric) -> bool {
         match error {
@@ -307,12 +308,12 @@ impl Pair {
 }
 
 impl Audit {
-    /// Notes that everything up to `sequence` has reached the peer of an end.
+    /// Notes that everything up to `sequence` of an end has reached its peer.
     pub fn arrived(&mut self, by: Who, sequence: u64) {
         self.memory.iter_mut().for_each(|shared| shared.arrived(by, sequence));
     }
 
-    /// Checks the promises for connections that are over.
+    /// Checks the promises for ended connections.
     pub fn judge(&self, fabric: &mut Fabric) {
         for (cookie, pair) in &self.pairs {
             let [active, passive] = &pair.ends;
@@ -327,7 +328,7 @@ impl Audit {
             if !passive.announced {
                 if clean && pair.taken && active.told() > 0 && !pair.may_have_given_way(fabric) {
                     fabric.violation(format!(
-                        "connection {cookie:x}: {} messages were sent to a program that never heard of it",
+                        "connection {cookie:x}: {} messages were sent to a program that was never notified of it",
                         active.told()
                     ));
                 }

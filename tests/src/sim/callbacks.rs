@@ -1,4 +1,4 @@
-//! The callbacks of the program on a node, and the checks of each.
+//! The callbacks of the program on a node, with the checks of each.
 
 use std::os::fd::AsRawFd;
 
@@ -20,7 +20,7 @@ impl Handler<Said> for Program<'_> {
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         let cookie = cookie_of(request.private_data);
         let Some((cookie, pair)) = cookie.and_then(|cookie| Some((cookie, self.audit.pairs.get_mut(&cookie)?))) else {
-            self.state.check(false, format_args!("a request of nobody: {request:?}"));
+            self.state.check(false, format_args!("a request from no node: {request:?}"));
             return Decision::Accept;
         };
         let answer = match self.state.rng.below(3) {
@@ -50,7 +50,7 @@ impl Handler<Said> for Program<'_> {
         if !self.state.live.contains_key(&conn) {
             let cookie = cookie_of(cx.private_data(conn)).filter(|cookie| self.audit.pairs.contains_key(cookie));
             let Some(cookie) = cookie else {
-                return self.state.check(false, format_args!("{conn} is a connection of nobody"));
+                return self.state.check(false, format_args!("{conn} is a connection that no node opened"));
             };
             self.state.check(!self.state.stale.contains(&conn), format_args!("{conn} is not new"));
             self.state.live.insert(conn, (cookie, PASSIVE));
@@ -65,7 +65,7 @@ impl Handler<Said> for Program<'_> {
         let peer = pair.ends[1 - side].node;
         let max = self.state.max_messages[node].min(self.state.max_messages[peer]) as usize;
         self.state.note(format_args!("on_connect {conn}: {cookie:x}, with node{peer}"));
-        self.state.check(!again && for_us && !closed, format_args!("{conn}: on_connect again, or of another's"));
+        self.state.check(!again && for_us && !closed, format_args!("{conn}: on_connect again, or for another node"));
         self.state.check(cx.buffer_size(conn) == Some(max), format_args!("{conn}: max_message is not {max}"));
         if side == ACTIVE {
             let said = cx.private_data(conn).to_vec();
@@ -90,7 +90,7 @@ impl Handler<Said> for Program<'_> {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         let Some((cookie, side, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: a message on a connection that is gone"));
+            return self.state.check(false, format_args!("{conn}: a message on a connection that does not exist"));
         };
         let (sequence, open, max) = (end.received, end.announced && end.closed.is_none(), end.max);
         if is_stream(cookie) {
@@ -107,10 +107,10 @@ impl Handler<Said> for Program<'_> {
         self.audit.arrived(from, next.map_or(0, |(sequence, _)| sequence));
         let expected = payload(cookie, 1 - side, sequence, max);
         self.state.note(format_args!("on_recv {conn}: {sequence}, {} bytes", message.len()));
-        self.state.check(open, format_args!("{conn}: a message before it is up or after it was closed"));
+        self.state.check(open, format_args!("{conn}: a message before on_connect or after the close"));
         let due = next.is_some_and(|(_, arrival)| arrival == Arrival::Message);
         self.state.check(due && sequence < sent, format_args!("{conn}: message {sequence} of {sent}, not {next:?}"));
-        self.state.check(*message == *expected, format_args!("{conn}: message {sequence} is another"));
+        self.state.check(*message == *expected, format_args!("{conn}: message {sequence} has other bytes"));
         if !self.state.calm && self.state.rng.chance(self.state.work.detach) {
             self.state.kept.push((message.detach(), expected));
         }
@@ -124,12 +124,12 @@ impl Handler<Said> for Program<'_> {
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
         let Some((cookie, _, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: a completion on a connection that is gone"));
+            return self.state.check(false, format_args!("{conn}: a completion on a connection that does not exist"));
         };
         if is_stream(cookie) {
             return self.mischief(cx, Some(conn));
         }
-        // Messages past one buffer end when they were fetched, and all other sends in order.
+        // Messages larger than one buffer complete when they were fetched; all other sends complete in order.
         let stand = end.sends.remove(&send.sequence());
         let large = matches!(stand, Some(Stand::Message { large: true }));
         let fetched = |stand: &Stand| matches!(stand, Stand::Message { large: true });
@@ -185,14 +185,14 @@ impl Handler<Said> for Program<'_> {
         end.blocked = false;
         let (announced, open, closed) = (end.announced, end.sends.len(), end.closed);
         let (fetched, shut) = (end.fetched_late, end.flow.shut && !end.flow.closed);
-        self.state.check(announced, format_args!("{conn}: on_disconnect of what was never up"));
+        self.state.check(announced, format_args!("{conn}: on_disconnect without on_connect"));
         self.state.check(open == 0, format_args!("{conn}: on_disconnect with {open} sends not completed"));
         let pair = &self.audit.pairs[&cookie];
         let just = pair.judge_reason(side, &reason, &lock(&self.state.fabric));
         self.state.check(just, format_args!("{conn} ({cookie:x}, side {side}) ended: {reason:?}, of {pair:?}"));
-        // A stream that was shut down and not closed waits for room for its end, for as long as that takes.
+        // A stream that was shut down but not closed waits without a limit for room for its end.
         if let Some(closed) = closed.filter(|_| !shut) {
-            // The last deadline is put off once when the node is behind.
+            // The last deadline is postponed once if the node is late.
             let bound = (1 + fetched) * self.state.options.close_timeout + 2 * self.state.options.flush_timeout;
             let bound = if is_stream(cookie) { bound + self.state.options.close_timeout } else { bound };
             self.state.check(self.state.is_within(closed, bound), format_args!("{conn}: closed too late"));
@@ -212,7 +212,7 @@ impl Handler<Said> for Program<'_> {
         self.state.note(format_args!("on_connect_error {conn}: {error:?}"));
         let (now, _) = self.state.times();
         let Some((cookie, side, end)) = self.end(conn) else {
-            return self.state.check(false, format_args!("{conn}: on_connect_error of nobody's"));
+            return self.state.check(false, format_args!("{conn}: on_connect_error of no node"));
         };
         let announced = end.announced;
         end.ended = Some(error.to_string());
@@ -237,7 +237,7 @@ impl Handler<Said> for Program<'_> {
 
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, _: Readiness) {
         let Some(file) = self.state.watched.get(&io) else {
-            return self.state.check(false, format_args!("{io:?} is not watched, and ready"));
+            return self.state.check(false, format_args!("{io:?} is ready, but not watched"));
         };
         let bytes = lock(&self.state.fabric).read_own(self.state.node, file.as_raw_fd());
         self.state.note(format_args!("on_io_ready {io:?}: {bytes}"));
@@ -247,7 +247,7 @@ impl Handler<Said> for Program<'_> {
     fn on_wake(&mut self, cx: &mut Context<'_>, message: Said) {
         self.state.note(format_args!("on_wake: {message:?}"));
         let kept = self.state.threads.heard(self.state.node, message);
-        self.state.check(kept, format_args!("{message:?} is not what comes next"));
+        self.state.check(kept, format_args!("{message:?} is not the next one"));
         self.mischief(cx, None);
     }
 

@@ -1,15 +1,15 @@
-//! Worlds with a reactor on two devices, which give their regions equal keys. The devices fail, are removed and come back, while
-//! the program keeps messages, holds buffers to send, and shares memory, which peers write and take back (Send with Invalidate).
-//! They refuse to take back keys, regions and queue pairs.
+//! Worlds with a reactor on two devices, which assign equal keys to their regions. The devices fail, are removed and return, while the
+//! program keeps messages, holds send buffers, and shares memory. Peers write the memory and invalidate its keys (Send with Invalidate).
+//! The devices refuse to release keys, regions and queue pairs.
 //!
 //! The promises:
 //!
-//! - Memory is lent exactly while no peer may use it, whatever happens to an equal key on the other device. Nobody writes it
-//!   then. Memory that a device has refused to take back is not lent.
-//! - What a device has kept is counted exactly, and nothing else is lost.
+//! - Memory is lent to the program exactly while no peer may use it, regardless of an equal key on the other device. Nobody writes it then.
+//!   Memory that a device has refused to release is not lent.
+//! - The objects that a device has failed to release are counted exactly, and nothing else is lost.
 //! - No two messages or buffers that the program has are the same memory, and their bytes stay as they are.
-//! - A buffer is taken by a connection of its own device and time only.
-//! - All buffers are free in the end, and memory of a device that was given up is released with the last message or buffer in it.
+//! - A buffer is accepted only by a connection of its own device, in the same life of that device.
+//! - All buffers are free in the end. The memory of a device that was given up is released with the last message or buffer in it.
 
 mod book;
 
@@ -40,18 +40,18 @@ use super::twins::{self, PORT};
 use crate::gate::{Call, Failure, Gate, Said};
 use crate::life;
 
-/// Number of peers. The server has the first two nodes.
+/// The number of peers. The server owns the first two nodes.
 const PEERS: usize = 3;
-/// Steps of a world before everything is to end, at most.
+/// The largest number of steps of a world before it ends.
 const ACTS: u64 = 400;
-/// Steps in which anything has to happen.
+/// The number of steps within which an expected event must happen.
 const STEPS: u64 = 200_000;
-/// Length of a shared region, bytes.
+/// The length of a shared region, bytes.
 const LEN: usize = 64;
-/// Length of the head of a message: its kind, what is to be done with it, and a number.
+/// The length of the head of a message: its kind, the action to take, and a number.
 const HEAD: usize = 10;
 
-/// What the devices of a world refuse to take back.
+/// The release calls that the devices of a world refuse.
 const REFUSALS: [&[Call]; 3] =
     [&[], &[Call::Invalidate, Call::Deregister], &[Call::Invalidate, Call::Deregister, Call::DestroyQp]];
 
@@ -90,7 +90,7 @@ impl Handler for Server {
     }
 }
 
-/// A region that a peer was told of.
+/// A region that a peer was notified of.
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     number: u64,
@@ -124,30 +124,30 @@ impl Handler for Peer {
 struct Node {
     reactor: Reactor,
     handler: Box<dyn Handler>,
-    /// The nodes of the fabric that it has.
+    /// The nodes of the fabric that belong to the world.
     ports: Vec<usize>,
     more: bool,
 }
 
-/// What many worlds have seen.
+/// The figures of many worlds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Messages that the server got.
+    /// The number of messages that the server received.
     pub received: u64,
-    /// Keys that peers have taken back.
+    /// The number of keys that peers have invalidated.
     pub taken: u64,
-    /// Devices that were given up.
+    /// The number of devices that were given up.
     pub given_up: u64,
-    /// Buffers that the program did something with after their device was given up.
+    /// The number of buffers that the program used after their device was given up.
     pub late: u64,
-    /// Buffers of another device or time that no connection took.
+    /// The number of buffers of another device, or of another life of it, that no connection accepted.
     pub foreign: u64,
-    /// Remote keys, regions and queue pairs that a device has refused to take back.
+    /// The number of remote keys, regions and queue pairs that a device has refused to release.
     pub kept: [u64; 3],
 }
 
 impl Report {
-    /// Adds what another world has seen.
+    /// Adds the figures of another world.
     pub fn add(&mut self, other: &Self) {
         self.received += other.received;
         self.taken += other.taken;
@@ -163,16 +163,17 @@ struct World {
     fabric: Shared,
     server: Server,
     peers: Vec<Peer>,
-    /// The gates of the two devices, and then of the peers.
+    /// The gates of the two devices, followed by those of the peers.
     gates: Vec<Gate>,
-    /// Regions of the peers, to write from.
+    /// The regions of the peers from which they write.
     sources: Vec<BTreeMap<ConnectionId, Region>>,
     nodes: Vec<Node>,
-    /// What the devices refuse now and then. Where they keep no queue pair, all buffers come home.
+    /// The release calls that the devices refuse now and then. If they refuse no queue pair, all buffers return to
+    /// their pools.
     refusals: &'static [Call],
-    /// The devices that fail or are removed, and have not been given up yet.
+    /// The devices that fail or are being removed, and have not been given up yet.
     going: [bool; 2],
-    /// Number of completion queues of each device that were destroyed.
+    /// The number of completion queues of each device that were destroyed.
     destroyed: [u32; 2],
     report: Report,
 }
@@ -247,7 +248,7 @@ impl World {
         }
     }
 
-    /// Gives each node that is due one turn, or lets time pass.
+    /// Gives one turn to each node that is due, or lets time pass.
     fn step(&mut self) -> Result<(), String> {
         let (mut idle, now) = (true, lock(&self.fabric).now());
         let mut next = lock(&self.fabric).next();
@@ -268,7 +269,7 @@ impl World {
         self.look()
     }
 
-    /// Looks at everything, and gives up the devices of which nothing is left.
+    /// Checks everything, and gives up the devices of which no connections remain.
     fn look(&mut self) -> Result<(), String> {
         for side in 0..2 {
             let mut book = self.server.0.borrow_mut();
@@ -285,7 +286,7 @@ impl World {
             }
         }
         for side in 0..2 {
-            // The channel of a device that was removed becomes readable when the last id on it is gone.
+            // The channel of a removed device becomes readable when the last id on it is destroyed.
             let left = self.server.0.borrow().up.values().any(|&of| of == side);
             if self.going[side] && !left && self.gates[side].is_unplugged() && self.rng.chance(100) {
                 lock(&self.fabric).ring(side);
@@ -297,7 +298,7 @@ impl World {
         broken.or_else(|| book.wrong.first().cloned()).map_or(Ok(()), Err)
     }
 
-    /// Whether the server has completion queues on a device: it uses the device.
+    /// Returns true if the server uses a device: it has completion queues on it.
     fn is_used(&self, side: usize) -> bool {
         self.gates[side].objects().completion_queues > 0
     }
@@ -312,7 +313,7 @@ impl World {
         Err(format!("not in {STEPS} steps: {what}"))
     }
 
-    /// One of the server's connections, with its device.
+    /// Returns one of the server's connections, with its device.
     fn any_up(&mut self) -> Option<(ConnectionId, usize)> {
         let book = self.server.0.borrow();
         let nth = self.rng.index(book.up.len().max(1));
@@ -334,7 +335,7 @@ impl World {
         }
     }
 
-    /// A connection from one side or the other.
+    /// Opens a connection from the server or from a peer.
     fn connect(&mut self) {
         let (side, nth, outward) = (self.rng.index(2), self.rng.index(PEERS), self.rng.chance(300));
         if self.going[side] || self.server.0.borrow().up.len() > 6 {
@@ -351,7 +352,7 @@ impl World {
         }
     }
 
-    /// The server shares memory with a peer, and tells it.
+    /// Shares memory of the server with a peer, and sends the peer its key.
     fn share(&mut self) {
         let Some((conn, side)) = self.any_up() else { return };
         let access = self.rng.pick(&[Access::REMOTE_WRITE, Access::REMOTE_WRITE | Access::REMOTE_READ]);
@@ -373,7 +374,7 @@ impl World {
         book.lent.insert(number, Lent { region, side, owner, rights });
     }
 
-    /// A region that one of the peers may use, as far as it is known.
+    /// Returns a region that one of the peers may use, as far as that peer knows.
     fn any_offer(&mut self) -> Option<(usize, Offer)> {
         let nth = self.rng.index(PEERS);
         let peer = self.peers[nth].0.borrow();
@@ -383,7 +384,7 @@ impl World {
         live.then_some((nth, offer))
     }
 
-    /// A peer writes.
+    /// Writes to the server's memory from a peer.
     fn write(&mut self) {
         let Some((nth, offer)) = self.any_offer() else { return };
         let mut cx = self.nodes[1 + nth].reactor.context();
@@ -398,7 +399,7 @@ impl World {
         self.nodes[1 + nth].more = true;
     }
 
-    /// A peer takes a key back.
+    /// Invalidates a key from a peer.
     fn take_back(&mut self) {
         let Some((nth, offer)) = self.any_offer() else { return };
         let told = message(TAKEN, false, offer.number, 0);
@@ -406,7 +407,7 @@ impl World {
         if cx.writable(offer.conn) == 0 {
             return;
         }
-        // What was sent before goes out without the key.
+        // Sends posted earlier leave without the key.
         cx.flush(offer.conn);
         self.gates[2 + nth].take_back(RemoteKey(offer.remote.key));
         let sent = cx.send(offer.conn, &told);
@@ -429,7 +430,7 @@ impl World {
         }
     }
 
-    /// The server takes rights back, or drops a region.
+    /// Revokes rights or drops a region of the server.
     fn revoke(&mut self) {
         let nth = self.rng.index(self.server.0.borrow().lent.len().max(1));
         let drops = self.rng.chance(500);
@@ -438,14 +439,14 @@ impl World {
         if drops {
             book.lent.remove(&number);
         } else if let Some(lent) = book.lent.get(&number) {
-            // The device may keep the key, which its books say.
+            // The device may refuse to release the key; its counters show it.
             let _ = self.nodes[0].reactor.context().revoke(&lent.region);
             book.hide(|of, _| of == number);
         }
         self.nodes[0].more = true;
     }
 
-    /// A peer sends something, which the server keeps or not.
+    /// Sends a message from a peer. The server may keep it.
     fn peer_sends(&mut self) {
         let nth = self.rng.index(PEERS);
         let (keep, len) = (self.rng.chance(600), self.rng.skewed(0..=2_000) as usize);
@@ -456,7 +457,7 @@ impl World {
         self.nodes[1 + nth].more = true;
     }
 
-    /// The server takes a buffer to fill.
+    /// Takes a buffer of the server, to fill it later.
     fn hold(&mut self) {
         let Some((conn, side)) = self.any_up() else { return };
         let Some(mut buffer) = self.nodes[0].reactor.context().buffer(conn) else { return };
@@ -468,7 +469,7 @@ impl World {
         book.held.push(Held::Buffer(buffer, number, of));
     }
 
-    /// The server drops or releases what it has, or sends it on any connection.
+    /// Drops or releases a message or buffer of the server, or sends it on any connection.
     fn let_go(&mut self) {
         let (up, how) = (self.any_up(), self.rng.below(3));
         let nth = self.rng.index(self.server.0.borrow().held.len().max(1));
@@ -487,7 +488,7 @@ impl World {
                 let is_of_it = of == (side, book.times[side]);
                 match cx.send_buffer(conn, buffer) {
                     Ok(_) if is_of_it => {}
-                    Ok(_) => book.wrong.push(format!("buffer {number} of {of:?} was taken by a connection of {side}")),
+                    Ok(_) => book.wrong.push(format!("buffer {number} of {of:?} was accepted by a connection of {side}")),
                     Err(refused) => {
                         let right = match refused.kind {
                             SendErrorKind::ForeignBuffer => !is_of_it,
@@ -507,7 +508,7 @@ impl World {
         self.nodes[0].more = true;
     }
 
-    /// A device is about to refuse to take something back.
+    /// Makes a device refuse a release soon.
     fn refuse(&mut self) {
         let (side, nth) = (self.rng.index(2), self.rng.index(self.refusals.len().max(1)));
         if let Some(&call) = self.refusals.get(nth) {
@@ -515,7 +516,7 @@ impl World {
         }
     }
 
-    /// A device fails, or is removed.
+    /// Makes a device fail, or removes it.
     fn give_up(&mut self) {
         let side = self.rng.index(2);
         if self.going[side] || !self.is_used(side) || !self.rng.chance(400) {
@@ -545,13 +546,14 @@ impl World {
                 self.step()?;
             }
         }
-        // Devices that are about to go do so; some of what the program has outlives its connections.
+        // Devices that are about to be removed are removed; some messages and buffers of the program outlive their
+        // connections.
         for side in 0..2 {
             let book = self.server.0.borrow();
             let conn = book.up.iter().find(|&(_, &of)| of == side).map(|(&conn, _)| conn);
             drop(book);
             if let Some(conn) = conn.filter(|_| self.going[side]) {
-                // The completion of a message is looked at.
+                // The completion of this message is checked.
                 let _ = self.nodes[0].reactor.context().send(conn, b"");
                 self.nodes[0].more = true;
             }
@@ -573,18 +575,18 @@ impl World {
         self.nodes[0].more = true;
         let refused = |world: &Self, call| [0, 1].map(|side| u64::from(world.gates[side].failed_of(call)));
         let queue_pairs = refused(self, Call::DestroyQp);
-        self.until("everything is given back", |world| {
+        self.until("everything is released", |world| {
             let reactor = &world.nodes[0].reactor;
             let (all, free) = reactor.pool_levels();
             let memory = reactor.stats().memory;
-            // A queue pair that a device keeps has its buffers and the memory of its operations for good.
+            // A queue pair that a device fails to release keeps its buffers and the memory of its operations forever.
             queue_pairs != [0; 2] || all == free && memory.regions == 0 && memory.fetched_bytes == 0
         })?;
         self.report.kept =
             [Call::Invalidate, Call::Deregister, Call::DestroyQp].map(|call| refused(self, call).iter().sum());
         let Stats { connections, memory, .. } = self.nodes[0].reactor.stats();
         let [_, regions, queue_pairs] = self.report.kept;
-        // A queue pair that a device keeps uses its shared receive queue, which has its buffers then.
+        // A queue pair that a device fails to release uses its shared receive queue, which then keeps its buffers.
         let shared: u64 = refused(self, Call::DestroySrq).iter().sum();
         let (unreleased, undestroyed) = (memory.unreleased as u64, connections.undestroyed);
         if undestroyed != queue_pairs + shared || unreleased < regions || shared == 0 && unreleased > regions {
@@ -603,7 +605,7 @@ impl World {
         for (side, gate) in self.gates.iter().take(2).enumerate() {
             let (left, objects) = (gate.memories(), gate.objects());
             let kept = i64::from(gate.failed_of(Call::Deregister));
-            // A queue pair that a device keeps uses its completion queue, and its shared receive queue with the buffers there.
+            // A queue pair that a device fails to release uses its completion queue, and its shared receive queue with the buffers there.
             let queues = objects.completion_queues == 0 || gate.failed_of(Call::DestroyQp) > 0;
             let buffers = gate.failed_of(Call::DestroySrq) > 0;
             let regions = if buffers { objects.regions >= kept } else { left == 0 && objects.regions == kept };
@@ -617,14 +619,14 @@ impl World {
     }
 }
 
-/// Lives through the world of a seed.
+/// Runs the world of a seed.
 ///
 /// # Errors
-/// The first promise that was not kept, and how to see it again.
+/// The first promise that was not kept, and the command that shows it again.
 pub fn check(seed: u64) -> Result<Report, String> {
     let mut world = World::new(seed);
     let result = catch_unwind(AssertUnwindSafe(|| world.run())).unwrap_or_else(|panic| {
-        // After a panic the world is in no state to be dropped.
+        // After a panic the world cannot be dropped safely.
         std::mem::forget(world);
         Err(panic_text(&*panic))
     });
@@ -633,10 +635,10 @@ pub fn check(seed: u64) -> Result<Report, String> {
     result.map_err(|what| format!("seed {seed:#018x}: {what}\n\nto see it again:\n  {again} -- --nocapture"))
 }
 
-/// Lives through `count` worlds on two threads.
+/// Runs `count` worlds on two threads.
 ///
 /// # Errors
-/// The first world, by number, that failed, with its number from 1.
+/// The number, from 1, of the first world that failed, with its failure.
 pub fn check_many(first: u64, count: u64) -> Result<Report, (u64, String)> {
     let total = Mutex::new(Report::default());
     let worst = AtomicU64::new(u64::MAX);

@@ -1,4 +1,4 @@
-//! Virtual time and edges, for the test suite of the contract of a provider.
+//! Virtual time and edges, for the conformance suite of providers.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use rdma_transport::conformance::Environment;
 use super::fabric::{Shared, lock};
 use super::poller::{SimPoller, instant, virtual_ns};
 
-/// Time that a look at the clock takes, ns.
+/// The time that a reading of the clock takes, ns.
 const LOOK: u64 = 1_000;
 
-/// See the [module](self).
+/// Virtual time for a provider without a reactor. See the [module](self).
 #[derive(Debug)]
 pub struct VirtualTime {
     fabric: Shared,
@@ -20,7 +20,7 @@ pub struct VirtualTime {
 }
 
 impl VirtualTime {
-    /// The time of a fabric, whose first nodes are the sides.
+    /// Returns the time of a fabric whose first nodes are the two sides.
     #[must_use]
     pub fn new(fabric: &Shared, sides: usize) -> Self {
         Self { fabric: fabric.clone(), pollers: (0..sides).map(|node| SimPoller::new(node, fabric.clone())).collect() }
@@ -47,7 +47,7 @@ impl Environment for VirtualTime {
             if !edges.is_empty() || fabric.now() >= until {
                 return sides.extend(edges.iter().map(|edge| edge.token));
             }
-            // A look takes a moment, in which something may come to a node that was looked at before.
+            // A poll takes a moment, in which something may arrive at a node that was polled before.
             if (0..self.pollers.len()).any(|node| fabric.is_runnable(node, true)) {
                 continue;
             }

@@ -1,7 +1,7 @@
-//! The fabric that all nodes of a world share: virtual time, the heap of things to come, and each node's descriptors.
+//! The fabric that all nodes of a world share: virtual time, the heap of future events, and each node's descriptors.
 //!
-//! Time moves between turns, and by a little with every look at the clock and every call of a provider: things arrive
-//! in the middle of a turn, between any two calls.
+//! Time advances between turns, and by a little with every reading of the clock and every call of a provider. So events
+//! arrive in the middle of a turn, between any two calls.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -22,21 +22,21 @@ use super::threads::Threads;
 use super::trace::Trace;
 use super::udp::{Flying, UdpOptions};
 
-/// The fabric, as its users hold it.
+/// The fabric, as the nodes share it.
 pub type Shared = Arc<Mutex<Fabric>>;
 
-/// Locks the fabric. A panic somewhere else is reported from there.
+/// Locks the fabric. A poisoned lock is ignored: the panic is reported elsewhere.
 pub fn lock(shared: &Shared) -> MutexGuard<'_, Fabric> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets other threads say what they have to say by now.
+/// Sends the messages that other threads are due to send by now.
 pub fn let_others_speak(shared: &Shared) {
     let mut fabric = lock(shared);
     let (spoken, threads) = (std::mem::take(&mut fabric.spoken), fabric.threads.clone());
     drop(fabric);
     for node in spoken {
-        // The last thread is nobody's program.
+        // The last thread belongs to no program.
         let said = threads.say(node, usize::MAX);
         let mut fabric = lock(shared);
         fabric.note(node, format_args!("another thread speaks: {said:?}"));
@@ -49,59 +49,59 @@ pub fn let_others_speak(shared: &Shared) {
 pub(super) enum Event {
     /// Segments of a pipe arrive.
     Deliver(Key),
-    /// There may be room to send again.
+    /// A pipe may have room again.
     Room(Key),
-    /// A connect reaches its listener.
+    /// A connect request reaches its listener.
     Syn(Key),
-    /// The answer to it reaches the initiator.
+    /// The answer to a connect request reaches the initiator.
     Connected(Key, Key),
-    /// And the answer to that the listener.
+    /// The initiator's acknowledgement reaches the listener.
     Arrived(Key, Key),
-    /// Nobody listens.
+    /// A connect request reaches an address without a listener.
     Refused(Key),
-    /// The peer does not know this connection.
+    /// A reset arrives: the peer does not know this connection.
     Reset(Key),
     /// Completions or connection-manager events of a node's hardware arrive.
     Hardware(usize),
-    /// A packet within the host arrives, or the end.
+    /// A packet within the host arrives, or the end of its socket.
     Packet(Key),
-    /// A packet of UDP arrives, or what the network says about one, or room for more.
+    /// A packet of UDP arrives, or an error that the network reports about one, or room is available again.
     Udp(Key),
-    /// Stores of a node to memory that it shares are seen.
+    /// The stores of a node to shared memory become visible.
     Stores(Key),
-    /// Something breaks.
+    /// A fault begins.
     Fault,
-    /// The world has something to do.
+    /// The world acts.
     Script(Script),
 }
 
-/// Something that the world does between turns.
+/// An act of the world between turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Script {
     /// A node opens a connection.
     Open(usize),
-    /// A node lets go of messages it kept, as another thread would.
+    /// A node releases messages that it kept, as another thread would.
     Release(usize),
     /// A node's reactor is dropped as it is.
     Kill(usize),
-    /// Bytes come to a descriptor of a node's program.
+    /// Bytes arrive at a descriptor of a node's program.
     Bytes(usize),
-    /// Another thread says something to a node, in the middle of whatever happens.
+    /// Another thread sends a message to a node, at any moment.
     Speak(usize),
-    /// Nothing: time moves on.
+    /// Nothing happens: time passes.
     Tick,
 }
 
 /// One of a node's two channels: an epoll descriptor nested in the reactor's (`epoll`(7)).
 #[derive(Debug, Default)]
 pub(super) struct ChannelState {
-    /// Sockets with something new, in order.
+    /// The sockets with new readiness, in order.
     pub(super) ready: VecDeque<Key>,
     /// [`rdma_transport::iwarp::Net::wake`] was called.
     pub(super) wake: bool,
-    /// Token at the reactor's poller.
+    /// The token of the channel at the reactor's poller.
     pub(super) token: Option<usize>,
-    /// Something new came since the reactor's poller last looked.
+    /// New readiness arrived since the reactor's poller last looked.
     pub(super) edge: bool,
 }
 
@@ -110,21 +110,21 @@ pub(super) struct ChannelState {
 pub(super) struct Port {
     pub(super) name: String,
     pub(super) channels: [ChannelState; 2],
-    /// Somebody called the waker.
+    /// The waker was called.
     pub(super) woken: bool,
-    /// Number of calls of the waker since the end of the last turn or its beginning.
+    /// The number of calls of the waker since the end of the last turn, or since its beginning.
     pub(super) rings: u32,
-    /// News has come since the program's own loop last looked.
+    /// New readiness arrived since the program's own loop last looked.
     pub(super) outer: bool,
     pub(super) paused_until: u64,
-    /// Virtual time this node did not run, ns.
+    /// The virtual time that this node did not run, ns.
     pub(super) paused: u64,
     pub(super) hardware: Hardware,
-    /// Descriptors of the program's own.
+    /// The descriptors of the program.
     pub(super) own: Vec<OwnDescriptor>,
 }
 
-/// A descriptor of a program's own in its reactor's poller. Bytes come, and the program reads all of them at once.
+/// A descriptor of the program in its reactor's poller. Bytes arrive, and the program reads all of them with one call.
 #[derive(Debug)]
 pub(super) struct OwnDescriptor {
     pub(super) fd: RawFd,
@@ -133,23 +133,23 @@ pub(super) struct OwnDescriptor {
     pub(super) bytes: u64,
 }
 
-/// The disturbances of a link.
+/// The disturbances of a link, as bits.
 pub mod disturbed {
-    /// Cut.
+    /// The link was cut.
     pub const CUT: u32 = 1;
-    /// Silent for a while, or for good.
+    /// The link was silent for a while, or forever.
     pub const STALL: u32 = 2;
-    /// The link is sound, but an end has tried to use memory without the right to.
+    /// The link works, but an end has tried to use memory without the right to it.
     pub const TRESPASS: u32 = 1 << 31;
 
-    /// A node did not run for a while.
+    /// Returns the bit for a node that did not run for a while.
     #[must_use]
     pub const fn pause(node: usize) -> u32 {
         4 << node
     }
 }
 
-/// See the [module](self).
+/// The simulated network. See the [module](self).
 #[derive(Debug)]
 pub struct Fabric {
     pub(super) now: u64,
@@ -161,43 +161,43 @@ pub struct Fabric {
     faults: FaultOptions,
     pub(super) sockets: Slab<Socket>,
     pub(super) pipes: Slab<Pipe>,
-    /// What happens to packets; `None` if the nodes have no sockets for them.
+    /// The faults of packets; `None` if the nodes have no UDP sockets.
     pub udp: Option<UdpOptions>,
     pub(super) flying: Slab<Flying>,
-    /// The links of all connects so far, and the nodes at both ends.
+    /// The links of all connects so far, with the nodes at both ends.
     pub(super) dialled: Vec<(SocketAddr, [usize; 2])>,
     /// All nodes are on one host.
     pub one_host: bool,
     pub(super) views: Slab<View>,
-    /// Number of views so far.
+    /// The number of mappings of shared memory so far.
     pub(super) met: u64,
     pub(super) ports: Vec<Port>,
-    /// By the initiator's address.
+    /// The disturbances of links, by the initiator's address.
     pub(super) links: BTreeMap<SocketAddr, u32>,
-    /// Pairs of nodes, the first of which the second does not hear.
+    /// Pairs of nodes: packets from the first do not reach the second.
     pub(super) silent: BTreeSet<(usize, usize)>,
-    /// Long pauses: node, from, until.
+    /// Long pauses: the node, the beginning and the end.
     pauses: Vec<(usize, u64, u64)>,
-    /// By node: the number of connections that gave way to others there, and the time of the last one.
+    /// By node: the number of connections that were evicted there, and the time of the last eviction.
     evictions: BTreeMap<usize, (u64, u64)>,
     pub(super) script: VecDeque<Script>,
-    /// Nodes that other threads are about to talk to.
+    /// Nodes to which other threads are about to send messages.
     spoken: Vec<usize>,
     threads: Threads,
     pub(super) next_port: u16,
     pub(super) calm: bool,
-    /// Time that the first node needs for each octet that it receives or sends, ps. The others need none.
+    /// The time that the first node needs for each byte that it receives or sends, ps. The others need none.
     pub toll: u64,
-    /// Somebody on the path between the first two nodes.
+    /// An attacker on the path between the first two nodes.
     pub middleman: Option<Middleman>,
     /// Hardware may not report a disconnect.
     pub forgetful: bool,
-    /// The keepalive's time of each node, ns, if its device tells only of whole messages when it was that the peer was heard. Unlike real
-    /// ones, such a device stands still while its node does not run.
+    /// The keepalive time of each node, ns, if its device knows only from whole messages when the peer was last alive. Unlike real devices,
+    /// such a device stalls while its node does not run.
     pub slow_to_hear: Vec<u64>,
-    /// The history.
+    /// The history of the world.
     pub trace: Trace,
-    /// The broken promises, the first one first.
+    /// The broken promises, in order.
     pub violations: Vec<String>,
 }
 
@@ -209,7 +209,7 @@ pub(super) const fn index(channel: Channel) -> usize {
 }
 
 impl Fabric {
-    /// An empty network of `nodes` nodes.
+    /// Returns an empty network of `nodes` nodes.
     #[must_use]
     pub fn new(seed: u64, nodes: usize, net: NetOptions, faults: FaultOptions, trace: Trace) -> Self {
         let port = |node| Port {
@@ -260,19 +260,19 @@ impl Fabric {
         fabric
     }
 
-    /// The other threads.
+    /// Returns the other threads.
     #[must_use]
     pub fn threads(&self) -> Threads {
         self.threads.clone()
     }
 
-    /// Virtual time, ns.
+    /// Returns the virtual time, ns.
     #[must_use]
     pub const fn now(&self) -> u64 {
         self.now
     }
 
-    /// Adds to the history.
+    /// Adds a line to the history.
     pub fn note(&mut self, node: usize, what: std::fmt::Arguments<'_>) {
         self.trace.line(self.now, &self.ports[node].name, what);
     }
@@ -298,19 +298,19 @@ impl Fabric {
         self.rng.skewed(least..=most)
     }
 
-    /// Time of the next event.
+    /// Returns the time of the next event.
     #[must_use]
     pub fn next(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
     }
 
-    /// A moment passes.
+    /// Advances the time by a moment.
     pub(super) fn tick(&mut self) {
         let step = self.rng.range(1..=self.net.tick);
         self.advance(self.now + step);
     }
 
-    /// The time passes that a node needs for octets.
+    /// Advances the time by what a node needs for these bytes.
     pub(super) fn work(&mut self, node: usize, octets: usize) {
         if self.toll > 0 && node == 0 {
             self.advance(self.now + octets as u64 * self.toll / 1000);
@@ -360,7 +360,7 @@ impl Fabric {
             || state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready != Default::default()))
     }
 
-    /// Whether a look at a channel's descriptor finds something; sockets on which nothing is left are forgotten.
+    /// Returns true if a look at a channel's descriptor finds something. Forgets sockets without pending readiness.
     pub(super) fn look(&mut self, node: usize, channel: usize) -> bool {
         while let Some(&key) = self.ports[node].channels[channel].ready.front() {
             if self.mask(key).is_some_and(|ready| ready != Default::default()) {
@@ -372,7 +372,7 @@ impl Fabric {
         self.is_readable(node, channel)
     }
 
-    /// Notes that something new is behind a channel's descriptor.
+    /// Notes new readiness on a channel's descriptor.
     pub(super) fn raise(&mut self, node: usize, channel: usize) {
         let port = &mut self.ports[node];
         port.channels[channel].edge = true;
@@ -386,12 +386,12 @@ impl Fabric {
         port.rings += 1;
     }
 
-    /// Number of calls of a node's waker since the last time that somebody asked.
+    /// Returns the number of calls of a node's waker since the last call of this function.
     pub fn take_rings(&mut self, node: usize) -> u32 {
         std::mem::take(&mut self.ports[node].rings)
     }
 
-    /// Whether the loop around the reactor would take a turn, for readiness.
+    /// Returns true if the loop around the reactor would run a turn because of readiness.
     #[must_use]
     pub fn is_runnable(&mut self, node: usize, level: bool) -> bool {
         let port = &self.ports[node];
@@ -404,13 +404,13 @@ impl Fabric {
         port.woken || edge(0) || edge(1) || port.own.iter().any(|own| own.edge && own.bytes > 0)
     }
 
-    /// The news that a sleeping node should have been woken for.
+    /// Describes the event that should have woken a sleeping node.
     #[must_use]
     pub fn asleep_on(&self, node: usize) -> Option<String> {
         let port = &self.ports[node];
         for (channel, name) in [(0, "connection-manager"), (1, "completion")] {
             let state = &port.channels[channel];
-            // Room to send is only known when the peer has told of it.
+            // Room to send becomes known only when the peer has announced it.
             let read = state.ready.iter().any(|&key| self.mask(key).is_some_and(|ready| ready.readable));
             if state.token.is_some() && (read || state.wake || port.hardware.is_readable(channel)) {
                 let of = if read {
@@ -424,7 +424,7 @@ impl Fabric {
             }
         }
         if port.own.iter().any(|own| own.bytes > 0) {
-            return Some("something on a descriptor of the program's own".into());
+            return Some("something on a descriptor of the program".into());
         }
         let forgotten = port.hardware.unpolled();
         if forgotten > 0 {
@@ -433,28 +433,28 @@ impl Fabric {
         if self.sleeps_over_a_record(node) {
             return Some("a record in shared memory".into());
         }
-        self.unread(node).map(|peer| format!("what came from {peer}"))
+        self.unread(node).map(|peer| format!("unread bytes from {peer}"))
     }
 
-    /// The loop around the reactor has seen its descriptor.
+    /// Notes that the loop around the reactor has consumed the readiness of its descriptor.
     pub fn seen(&mut self, node: usize) {
         self.ports[node].outer = false;
     }
 
-    /// End of the pause of a node.
+    /// Returns the end of the pause of a node.
     #[must_use]
     pub fn paused_until(&self, node: usize) -> u64 {
         self.ports[node].paused_until
     }
 
-    /// Virtual time a node did not run so far, ns.
+    /// Returns the virtual time that a node did not run so far, ns.
     #[must_use]
     pub fn paused(&self, node: usize) -> u64 {
         let port = &self.ports[node];
         port.paused - port.paused_until.saturating_sub(self.now)
     }
 
-    /// Stops a node for a while.
+    /// Stops a node for some time.
     pub fn pause(&mut self, node: usize, time: u64) {
         let until = self.now + time;
         let port = &mut self.ports[node];
@@ -478,7 +478,7 @@ impl Fabric {
     pub fn disturb_all(&mut self, node: usize, how: u32) {
         let mut links: Vec<_> = self.sockets.iter().filter(|(_, s)| s.node == node).map(|(_, s)| s.link).collect();
         if self.one_host {
-            // Connections that have left their streams have no sockets that name them.
+            // Connections that have switched from their streams to shared memory have no sockets that name them.
             links.extend(self.dialled.iter().filter(|(_, nodes)| nodes.contains(&node)).map(|(link, _)| *link));
         }
         for link in links {
@@ -486,37 +486,38 @@ impl Fabric {
         }
     }
 
-    /// Takes the next act of the world.
+    /// Removes and returns the next act of the world.
     pub fn next_script(&mut self) -> Option<Script> {
         self.script.pop_front()
     }
 
-    /// The disturbances of the link of this initiator.
+    /// Returns the disturbances of the link of this initiator.
     #[must_use]
     pub fn disturbances(&self, initiator: SocketAddr) -> u32 {
         self.links.get(&initiator).copied().unwrap_or(0)
     }
 
-    /// Whether a node did not run for long, some time within.
+    /// Returns true if a node had a long pause within a time.
     #[must_use]
     pub fn was_paused(&self, node: usize, from: u64, until: u64) -> bool {
         self.pauses.iter().any(|&(who, start, end)| who == node && start <= until && from <= end)
     }
 
-    /// Takes note of how many connections have given way to others on a node.
+    /// Notes the number of connections that a node has evicted so far.
     pub fn note_evictions(&mut self, node: usize, count: u64) {
         if count > self.evictions.get(&node).map_or(0, |known| known.0) {
             self.evictions.insert(node, (count, self.now));
         }
     }
 
-    /// Whether a connection gave way to another one on a node since a time.
+    /// Returns true if a node evicted a connection since a time.
     #[must_use]
     pub fn evicted_since(&self, node: usize, since: u64) -> bool {
         self.evictions.get(&node).is_some_and(|&(_, last)| last >= since)
     }
 
-    /// Whether a node has a device that stands still with it, and was paused for half of the keepalive's time up to now.
+    /// Returns true if a node has a device that stalls with it, and was paused for half of the keepalive time before
+    /// now.
     #[must_use]
     pub fn slept_through(&self, node: usize) -> bool {
         let Some(&timeout) = self.slow_to_hear.get(node) else { return false };
@@ -526,7 +527,8 @@ impl Fabric {
         slept >= timeout / 2
     }
 
-    /// Sockets that exist. The sockets where peers of one host come, one for a node at most, stay as long as their node.
+    /// Returns the number of sockets. The sockets at which peers of one host arrive, at most one per node, live as long
+    /// as their node.
     #[must_use]
     pub fn sockets(&self) -> usize {
         self.sockets.iter().filter(|(_, s)| !matches!(&s.kind, Kind::Local(local) if local.listens.is_some())).count()
@@ -549,7 +551,7 @@ impl Fabric {
         }
     }
 
-    /// A program reads all there is on a descriptor of its own.
+    /// Reads all bytes from a descriptor of a program.
     pub fn read_own(&mut self, node: usize, fd: RawFd) -> u64 {
         let own = self.ports[node].own.iter_mut().find(|own| own.fd == fd);
         own.map_or(0, |own| std::mem::take(&mut own.bytes))
@@ -578,7 +580,7 @@ impl Fabric {
         }
     }
 
-    /// No more faults: links work again, or end.
+    /// Ends all faults: links work again, or end.
     pub fn heal(&mut self) {
         self.calm = true;
         self.trace.line(self.now, "world", format_args!("is calm from here on"));

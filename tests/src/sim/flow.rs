@@ -1,4 +1,4 @@
-//! Byte streams: one end's view of one, and the program that reads and writes it, driven by edges alone.
+//! Byte streams: the state of one end, and the program that reads and writes it, driven by edges alone.
 
 use std::collections::BTreeMap;
 use std::fmt::Arguments;
@@ -23,54 +23,54 @@ pub const SETTLE: u64 = u64::MAX;
 /// One end of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct Flow {
-    /// Its connection: cookie, and which side.
+    /// The end: the cookie of the connection, and the side.
     pub who: Who,
     goal: u64,
-    /// Bytes that were taken for writing.
+    /// The number of bytes that writes accepted.
     pub written: u64,
     /// This end has finished writing.
     pub shut: bool,
-    /// It was closed.
+    /// The program has closed the stream.
     pub closed: bool,
-    /// The connection was closed by a call that knows nothing of streams.
+    /// The connection was closed by a call that is not of the stream API.
     cut: bool,
-    /// Bytes that were read.
+    /// The number of bytes that were read.
     pub read: u64,
     /// This end has shut down reading.
     deaf: bool,
-    /// Position at which reading came to the peer's end.
+    /// The position at which reading reached the peer's end.
     pub end: Option<u64>,
-    /// Number of times that this end heard that the peer has finished.
+    /// The number of times that this end was notified that the peer has finished.
     pub hangups: u32,
-    /// A write took less than it was given, so an `on_writable` is owed.
+    /// A write accepted fewer bytes than were offered, so `on_writable` is due.
     short: bool,
-    /// Bytes were left unread, so no edge is owed.
+    /// Bytes were left unread, so no edge is due.
     left: bool,
-    /// Its last callback has come.
+    /// The last callback was called.
     pub over: bool,
 }
 
 impl Flow {
-    /// Whether the peer is told the end of writing, after everything that this end wrote.
+    /// Returns true if the peer is notified of the end of writing, after all bytes that this end wrote.
     #[must_use]
     pub const fn finishes(&self) -> bool {
         self.shut && !self.closed && !self.cut
     }
 
-    /// Describes a fault of a stream that nothing has disturbed; this is the writer's end.
+    /// Describes a fault of a stream without disturbances, or returns `None`. `self` is the writer's end.
     #[must_use]
     pub fn judge(&self, reader: &Self) -> Option<String> {
         if !self.finishes() || reader.closed || reader.cut || reader.deaf {
             return None;
         }
-        // An end behind the last callback of a stream with nothing unread is not kept.
+        // The end is not kept if it follows the last callback of a stream that has no unread bytes.
         let end = reader.end.is_none_or(|end| end == self.written);
         let whole = reader.read == self.written && end && reader.hangups == 1;
         (!whole).then(|| format!("of {} bytes, and an end: {reader:?}", self.written))
     }
 }
 
-/// The bytes of a stream from `at` on.
+/// Fills `out` with the bytes of a stream from position `at` on.
 pub fn fill(from: Who, mut at: u64, out: &mut [u8]) {
     for byte in out {
         *byte = (mix(from.0 ^ mix(at / 8) ^ from.1 as u64) >> (at % 8 * 8)) as u8;
@@ -85,22 +85,22 @@ pub struct Flows {
     rng: Rng,
     fabric: Shared,
     bytes: u64,
-    /// Streams that were opened, for as long as there may be something to read.
+    /// The open streams, and closed ones for as long as there may be something to read.
     pub flows: BTreeMap<ConnectionId, Flow>,
-    /// Bytes that were unread when a stream ended, to be read later.
+    /// The bytes that were unread when a stream ended, which are read later.
     rest: BTreeMap<ConnectionId, Unread>,
-    /// The next one to be opened.
+    /// The next stream to open.
     pub next: Who,
     /// A timer that belongs to no stream.
     pub timer: Option<TimerId>,
-    /// There are no more pauses; everything is read and written at once.
+    /// There are no more pauses: everything is read and written immediately.
     pub calm: bool,
-    /// Streams that come back later, by the number in their timers.
+    /// The streams to continue later, by the number in their timers.
     naps: Vec<ConnectionId>,
 }
 
 impl Flows {
-    /// No streams yet.
+    /// Returns the state of a node without streams.
     #[must_use]
     pub fn new(seed: u64, node: usize, work: &WorkOptions, fabric: Shared) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl Flows {
         self.flows.entry(id).or_default()
     }
 
-    /// Comes back to a stream later.
+    /// Continues a stream later.
     fn nap(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         let delay = self.rng.skewed(1_000..=50 * MS);
         let token = OF_FLOW | self.naps.len() as u64;
@@ -139,7 +139,7 @@ impl Flows {
         cx.context().set_timer(Duration::from_nanos(delay), token);
     }
 
-    /// Writes the rest of a stream, in pieces, and finishes.
+    /// Writes the remaining bytes of a stream, in pieces, and finishes writing.
     fn write(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         loop {
             let flow = self.flow(id);
@@ -172,13 +172,13 @@ impl Flows {
             let flow = self.flow(id);
             flow.written += taken as u64;
             match result {
-                Ok(0) => self.check(false, format_args!("{id}: a write of {len} bytes took none")),
-                // Not even the next byte was taken: there was no room.
+                Ok(0) => self.check(false, format_args!("{id}: a write of {len} bytes accepted none")),
+                // The next byte did not fit either: the buffer was full.
                 Ok(taken) if whole => flow.short = taken < len,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     flow.short = true;
-                    self.check(!room, format_args!("{id}: writable, and takes nothing"));
+                    self.check(!room, format_args!("{id}: writable, but a write accepted nothing"));
                 }
                 // The stream is ending.
                 Err(error) => {
@@ -203,7 +203,7 @@ impl Flows {
         }
     }
 
-    /// Reads until there is nothing, or stops in between and comes back later.
+    /// Reads until nothing is available, or pauses in between and continues later.
     fn read(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {
         loop {
             let flow = self.flow(id);
@@ -212,7 +212,7 @@ impl Flows {
             }
             let (over, at, from) = (flow.over, flow.read, (flow.who.0, 1 - flow.who.1));
             if !over && !self.calm && self.rng.chance(80) {
-                // Bytes may be left, or the peer's end.
+                // Bytes, or the peer's end, may be unread.
                 self.flow(id).left = cx.stream(id).readiness().readable;
                 if self.rng.chance(900) {
                     return self.nap(cx, id);
@@ -243,7 +243,7 @@ impl Flows {
             self.note(format_args!("reads {id} at {at}: {result:?}"));
             match result {
                 Ok(0) => {
-                    // Bytes that were taken from a stream end without a reason.
+                    // Unread bytes that the program took at the end of the stream end without a reason.
                     let taken = self.rest.remove(&id).is_some();
                     let flow = self.flow(id);
                     let told = !flow.deaf && (!taken || flow.hangups > 0);
@@ -253,7 +253,7 @@ impl Flows {
                 Ok(len) => {
                     let mut expected = vec![0; len];
                     fill(from, at, &mut expected);
-                    self.check(bytes[..len] == expected, format_args!("{id}: {len} bytes at {at} are others"));
+                    self.check(bytes[..len] == expected, format_args!("{id}: {len} bytes at {at} differ"));
                     self.flow(id).read += len as u64;
                 }
                 Err(error) => {
@@ -265,7 +265,7 @@ impl Flows {
         }
     }
 
-    /// Does all that can be done on every stream.
+    /// Reads and writes every stream as far as possible.
     fn settle(&mut self, cx: &mut StreamContext<'_>) {
         self.calm = true;
         for id in self.flows.keys().copied().collect::<Vec<_>>() {
@@ -274,7 +274,7 @@ impl Flows {
         }
     }
 
-    /// Notes that the connection of a stream is closed by a call that knows nothing of streams.
+    /// Notes that the connection of a stream is closed by a call that is not of the stream API.
     pub fn cut(&mut self, id: ConnectionId) {
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.cut = true;
@@ -288,7 +288,7 @@ impl Flows {
         let told = !orderly || flow.closed || flow.cut || flow.hangups == 1;
         self.check(
             !again && told,
-            format_args!("{id}: over again, or not told of the peer's end: {:?}", self.flows[&id]),
+            format_args!("{id}: over again, or not notified of the peer's end: {:?}", self.flows[&id]),
         );
         if self.calm || self.rng.chance(500) {
             return self.read(cx, id);
@@ -308,7 +308,7 @@ impl StreamHandler<Said> for Flows {
         let again = self.flows.insert(id, flow);
         self.check(again.is_none(), format_args!("{id}: opened again"));
         let readiness = cx.stream(id).readiness();
-        // The stream may be up and gone at once, and then takes nothing.
+        // The stream may have been established and closed already. Then it accepts nothing.
         self.check(!readiness.readable && !readiness.closed, format_args!("{id}: a new stream: {readiness:?}"));
         self.write(cx, id);
     }
@@ -337,7 +337,7 @@ impl StreamHandler<Said> for Flows {
         self.note(format_args!("{id}: the peer has finished"));
         let told = readiness.closed && readiness.readable;
         self.check(kept && told, format_args!("{id}: a hang-up, {readiness:?}, {:?}", self.flows[&id]));
-        // A reader that has read everything still has the end to read; another reader has the end behind the bytes.
+        // A reader that has read all bytes reads the end next; another reader finds the end behind the bytes.
         if !self.flows[&id].left {
             self.read(cx, id);
         }

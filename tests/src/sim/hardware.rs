@@ -1,12 +1,12 @@
-//! Asynchronous hardware, modelled around a provider that is synchronous. Completions and connection-manager events
-//! arrive in their own time, within the letter of [`rdma_transport::provider`].
+//! Asynchronous hardware, modelled around a synchronous provider. Completions and connection-manager events arrive at
+//! their own times, within the contract of [`rdma_transport::provider`].
 //!
-//! A completion that the inner provider has produced is on its way until it *arrives*. It arrives on its own, between
-//! any two calls, or just before its queue is armed, and then it raises nothing. If the queue is armed when it arrives,
-//! the completion channel gets one event and one edge.
+//! A completion that the inner provider has produced is in flight until it *arrives*. It arrives by itself, between any
+//! two calls, or just before its queue is armed; the latter raises no event. If the queue is armed when the completion
+//! arrives, the completion channel gets one event and one edge.
 //!
-//! A device may refuse to give back a queue pair, a registration or a remote key. It goes on using what it keeps: nothing may be
-//! posted again in memory that a queue pair has, and the memory of a key is never lent to the program (`Hardware::keeps`).
+//! A device may refuse to release a queue pair, a registration or a remote key. It continues to use what it keeps: no work request may use
+//! memory of a kept queue pair again, and the memory of a kept key is never lent to the program (`Hardware::keeps`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -35,8 +35,8 @@ use super::fabric::{Event, Fabric, Shared, index, lock};
 use super::rng::Rng;
 use super::swarm::{HardwareOptions, MS};
 
-/// One work queue of a queue pair; its completions stay in order. Reads have a work queue of their own, as on siw,
-/// where later sends may complete before them.
+/// One work queue of a queue pair. Its completions stay in order. Reads have a separate work queue, as on siw, where
+/// later sends may complete before them.
 type WorkQueue = (Key, Work);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,7 +62,7 @@ struct Late<T> {
     item: T,
 }
 
-/// A completion queue in the memory that hardware and program share.
+/// A completion queue in memory that the hardware and the program share.
 #[derive(Debug)]
 struct Queue {
     id: CqId,
@@ -72,18 +72,18 @@ struct Queue {
     late: Vec<Late<WorkCompletion>>,
 }
 
-/// A node's device, as far as things arrive there.
+/// The arrivals at a node's device.
 #[derive(Debug)]
 pub struct Hardware {
     queues: Vec<Queue>,
     events: VecDeque<CqId>,
     cm_visible: VecDeque<CmEvent>,
     cm_late: Vec<Late<CmEvent>>,
-    /// Remote keys that the device has not taken back.
+    /// The remote keys that the device has not released.
     kept: BTreeSet<u32>,
-    /// Memory that queue pairs have which the device has kept: the first address of each part, and the one behind it.
+    /// The memory of queue pairs that the device has kept, as pairs of first address and end.
     kept_memory: Vec<(usize, usize)>,
-    /// Number of queue pairs, and of registrations, that the device has refused to give back.
+    /// The number of queue pairs, and of registrations, that the device has refused to release.
     refused: (u64, usize),
 }
 
@@ -100,22 +100,22 @@ impl Hardware {
         }
     }
 
-    /// Whether peers may go on using the memory of a remote key, although it was to be taken back.
+    /// Returns true if peers may still use the memory of a remote key, although the key was to be released.
     pub(super) fn keeps(&self, key: u32) -> bool {
         self.kept.contains(&key)
     }
 
-    /// Notes that the node gets another reactor.
+    /// Prepares for another reactor on the node.
     fn new_reactor(&mut self) {
         (self.refused, self.kept_memory) = ((0, 0), Vec::new());
     }
 
-    /// Whether a queue pair that the device has kept may use a part of some memory.
+    /// Returns true if a queue pair that the device has kept may use a part of some memory.
     pub(super) fn uses(&self, start: usize, end: usize) -> bool {
         self.kept_memory.iter().any(|&(from, to)| start < to && from < end)
     }
 
-    /// Number of queue pairs, and of registrations, that the device has refused to give back to the reactor that it has now.
+    /// Returns the number of queue pairs, and of registrations, that the device has refused to release to its current reactor.
     pub(super) const fn refused(&self) -> (u64, usize) {
         self.refused
     }
@@ -124,7 +124,7 @@ impl Hardware {
         if channel == index(Channel::Cm) { !self.cm_visible.is_empty() } else { !self.events.is_empty() }
     }
 
-    /// Completions that have arrived and were not polled.
+    /// Returns the number of completions that have arrived and were not polled.
     pub(super) fn unpolled(&self) -> usize {
         self.queues.iter().map(|queue| queue.visible.len()).sum()
     }
@@ -135,7 +135,7 @@ impl Hardware {
 }
 
 impl Queue {
-    /// Lets completions that are due arrive; returns whether that raises an event.
+    /// Moves completions that are due into the queue. Returns true if that raises an event.
     fn arrive(&mut self, now: u64) -> bool {
         let mut i = 0;
         let mut came = false;
@@ -153,7 +153,7 @@ impl Queue {
 }
 
 impl Fabric {
-    /// Things arrive at a node's hardware.
+    /// Delivers the arrivals that are due at a node's hardware.
     pub(super) fn hardware_arrives(&mut self, node: usize) {
         let now = self.now;
         let hardware = &mut self.ports[node].hardware;
@@ -187,38 +187,38 @@ fn busy(call: &'static str) -> Error {
     Error::io(call, std::io::Error::from_raw_os_error(libc::EBUSY))
 }
 
-/// A provider whose completions and events arrive in their own time.
+/// A provider whose completions and events arrive at their own times.
 pub struct HardwareProvider<P> {
     inner: P,
     node: usize,
     fabric: Shared,
     options: HardwareOptions,
     rng: Rng,
-    /// Time of the last arrival, by work queue; later completions do not arrive before it.
+    /// The time of the last arrival, by work queue. Later completions do not arrive before it.
     last: BTreeMap<WorkQueue, u64>,
     cm_last: BTreeMap<Key, u64>,
-    /// Connections that flush, and whether they take forever.
+    /// Connections that flush slowly; true: they never finish.
     lazy: BTreeMap<Key, bool>,
     scratch: Vec<WorkCompletion>,
-    /// The remote key of each region whose peers have rights.
+    /// The remote key of each region that peers have rights to.
     keys: BTreeMap<Key, u32>,
-    /// What each queue pair was given, on a device that may keep it.
+    /// The work requests of each queue pair, on a device that may keep the queue pair.
     posted: BTreeMap<Key, Outstanding>,
 }
 
-/// Entries of the work requests that a queue pair has.
+/// The memory of the outstanding work requests of a queue pair.
 #[derive(Debug, Default)]
 struct Outstanding {
     receives: VecDeque<SgeList>,
-    /// With their numbers, and whether they wait for an answer of the peer.
+    /// The sends: the work request's id, true if it waits for an answer of the peer, and its entries.
     sends: VecDeque<(u64, bool, SgeList)>,
 }
 
 impl Outstanding {
-    /// A completion was polled.
+    /// Notes that a completion was polled.
     fn done(&mut self, wr_id: u64) {
         match self.sends.iter().position(|&(of, ..)| of == wr_id) {
-            // Sends before it are done, too; reads end by their own completions.
+            // Sends in front of it have completed, too; reads complete by their own completions.
             Some(at) => {
                 let mut nth = 0;
                 self.sends.retain(|&(.., answered, _)| {
@@ -242,7 +242,7 @@ impl<P: Provider> std::fmt::Debug for HardwareProvider<P> {
 }
 
 impl<P: Provider> HardwareProvider<P> {
-    /// Hardware of `node` that works as `inner` does.
+    /// Returns hardware of `node` that works as `inner` does.
     pub fn new(inner: P, node: usize, fabric: Shared, options: HardwareOptions, rng: Rng) -> Self {
         lock(&fabric).ports[node].hardware.new_reactor();
         Self {
@@ -260,12 +260,12 @@ impl<P: Provider> HardwareProvider<P> {
         }
     }
 
-    /// Whether the device refuses to give something back.
+    /// Returns true if the device refuses to release something.
     fn refuses(&mut self) -> bool {
         self.options.keeps > 0 && self.rng.chance(self.options.keeps)
     }
 
-    /// Takes a remote key back, or a whole registration.
+    /// Releases a remote key, or a whole registration.
     fn take_back(&mut self, region: MrId, take: impl FnOnce(&mut P) -> Result<()>) -> Result<()> {
         let refused = self.refuses();
         let hardware = &mut lock(&self.fabric).ports[self.node].hardware;
@@ -286,7 +286,7 @@ impl<P: Provider> HardwareProvider<P> {
         region
     }
 
-    /// Notes what a queue pair is given. Nothing of it may be in memory that another one has kept.
+    /// Notes the memory of a posted work request. It may not be memory of a queue pair that the device keeps.
     fn give<'a>(&mut self, qp: QpId, given: impl Iterator<Item = (&'a SgeList, Option<(u64, bool)>)>) {
         if self.options.keeps == 0 {
             return;
@@ -307,7 +307,7 @@ impl<P: Provider> HardwareProvider<P> {
         }
     }
 
-    /// Takes the completions that the inner provider has produced, and sends them on their way.
+    /// Polls the completions of the inner provider, and schedules their arrival.
     fn harvest(&mut self) {
         let mut fabric = lock(&self.fabric);
         fabric.tick();
@@ -344,8 +344,8 @@ impl<P: Provider> HardwareProvider<P> {
         }
         let (qp, work) = (completion.qp.0, Work::of(completion.opcode));
         if work == Work::Read {
-            // A read never arrives before the sends in front of it. Sends behind it wait unless the device lets them
-            // overtake.
+            // A read never arrives before the sends in front of it. Sends behind it wait for it unless the device
+            // allows overtaking.
             at = at.max(self.last.get(&(qp, Work::Send)).copied().unwrap_or(0));
         }
         let queue = (qp, if work == Work::Read && !self.options.overtaking { Work::Send } else { work });
@@ -357,7 +357,7 @@ impl<P: Provider> HardwareProvider<P> {
 
     fn send_on(&mut self, cq: CqId, mut completion: WorkCompletion, at: u64) {
         if !completion.status.is_success() {
-            // If the status is not success, only wr_id, qp and whether it was a receive have a meaning.
+            // If the status is not success, only `wr_id`, `qp` and the kind (a receive or not) are valid.
             let noise = WcOpcode::Other(self.rng.below(9) as u32);
             completion.opcode = if Work::of(completion.opcode) == Work::Recv { WcOpcode::Recv } else { noise };
             completion.byte_len = self.rng.bits() as u32;
@@ -374,7 +374,7 @@ impl<P: Provider> HardwareProvider<P> {
         fabric.at(at, Event::Hardware(node));
     }
 
-    /// Takes the connection-manager events of the inner provider.
+    /// Polls the connection-manager events of the inner provider.
     fn harvest_cm(&mut self, now: Instant) -> Result<()> {
         while let Some(event) = self.inner.next_cm_event(now)? {
             let mut fabric = lock(&self.fabric);
@@ -402,7 +402,7 @@ impl<P: Provider> HardwareProvider<P> {
         Ok(())
     }
 
-    /// The completions of a destroyed queue pair are there at once, or never.
+    /// Delivers the completions of a destroyed queue pair immediately, or drops them.
     fn settle(&mut self, id: CmId) {
         let purge = self.rng.chance(self.options.purge);
         let mut fabric = lock(&self.fabric);
@@ -419,7 +419,7 @@ impl<P: Provider> HardwareProvider<P> {
                 }
             }
         }
-        // A late disconnect may still come; nothing else does.
+        // A late disconnect may still arrive; no other event does.
         let stays = |event: &CmEvent| event.id != id || matches!(event.kind, CmEventKind::Disconnected(_));
         hardware.cm_visible.retain(stays);
         hardware.cm_late.retain(|late| stays(&late.item));
@@ -432,7 +432,7 @@ impl<P: Provider> HardwareProvider<P> {
     }
 }
 
-// SAFETY: every call is forwarded to the provider inside. Completions are kept back or dropped, never made up.
+// SAFETY: every call is forwarded to the inner provider. Completions are delayed or dropped, never invented.
 unsafe impl<P: Provider> Provider for HardwareProvider<P> {
     fn name(&self) -> &'static str {
         self.inner.name()
@@ -498,7 +498,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         let posted = self.posted.remove(&id.0);
         let refused = posted.is_some() && self.refuses();
         if refused {
-            // The id is gone, and the queue pair goes on.
+            // The id is destroyed, and the queue pair continues.
             self.inner.disconnect(id, now)?;
             let Outstanding { receives, sends } = posted.unwrap_or_default();
             let all = receives.iter().chain(sends.iter().map(|(.., sges)| sges));
@@ -602,7 +602,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
         let queue = fabric.ports[node].hardware.queue(cq).ok_or(Error::Stale { object: "completion queue" })?;
         if early {
             if let Some(soonest) = queue.late.iter().map(|late| late.at).min() {
-                // Lazy completions do not arrive, because they are not done yet.
+                // Slow completions do not arrive, because their work requests are not finished yet.
                 if soonest < now + 10 * MS && queue.arrive(soonest.max(now)) {
                     fabric.ports[node].hardware.events.push_back(cq);
                     fabric.raise(node, index(Channel::Completion));

@@ -1,7 +1,7 @@
-//! A hostile peer, which sends what a tape of bytes says, and an honest one beside it, on virtual time.
+//! A hostile peer that sends what a tape of bytes selects, next to an honest peer, on virtual time.
 //!
-//! The tape has operations, not octets: most of what it sends is well formed where that takes it further, and wrong in one
-//! place. So a short tape gets past the startup, the CRC and the greeting. Any bytes are a tape.
+//! The tape selects operations instead of raw bytes: most messages are well formed, so that they are processed further, and wrong in one
+//! field. So a short tape gets past the startup, the CRC and the greeting. Any bytes are a valid tape.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,24 +27,25 @@ const SERVER: usize = 0;
 const CLIENT: usize = 1;
 /// The hostile node, which has no reactor.
 pub const HOSTILE: usize = 2;
-/// Receives of a connection of the server, and its sends.
+/// The depth of the receive queue and of the send queue of a connection of the server.
 const DEPTH: u32 = 16;
 const BUFFER: u32 = 512;
-/// Memory of the server for messages past one buffer, each way.
+/// The memory of the server for messages larger than one buffer, in each direction.
 const TRANSFER_MEMORY: usize = 256 << 10;
-/// Virtual time that a hostile connection may last after its peer has fallen silent, ns.
+/// The virtual time that a hostile connection may last after its peer has fallen silent, ns.
 const PATIENCE: u64 = 60_000 * MS;
-/// Time that an echo may take beside a hostile peer, ns. In a quiet world it takes 40 us, and the client pauses 5 ms.
+/// The time that an echo may take next to a hostile peer, ns. In a quiet world it takes 40 us, and the client pauses 5
+/// ms.
 const ECHO: u64 = 2 * MS;
 
-/// What came of a tape.
+/// The result of a tape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Connections of the hostile peer that the server's program was told of.
+    /// The number of connections of the hostile peer that reached the server's program.
     pub connected: u64,
-    /// Messages of the hostile peer that the server's program got.
+    /// The number of messages of the hostile peer that the server's program received.
     pub messages: u64,
-    /// Octets that the server sent to the hostile peer.
+    /// The number of bytes that the server sent to the hostile peer.
     pub answered: u64,
 }
 
@@ -61,7 +62,7 @@ impl Tape<'_> {
         u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// A number that is often small.
+    /// Returns a number that is often small.
     fn small(&mut self) -> u32 {
         match self.byte() {
             byte @ 0..=199 => u32::from(byte) % 20,
@@ -76,7 +77,7 @@ impl Tape<'_> {
     }
 }
 
-/// A server that echoes what the honest client asks, and reads everything else.
+/// A server that echoes the messages of the honest client, and reads all others.
 #[derive(Default)]
 struct Server {
     messages: u64,
@@ -85,7 +86,7 @@ struct Server {
 impl Handler for Server {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if message.first() == Some(&b'p') && message.len() == 9 {
-            // The hostile peer may have asked, and have closed its window.
+            // The hostile peer may have sent a request and closed its window.
             let _ = cx.send(conn, &message);
         } else {
             self.messages += 1;
@@ -109,35 +110,35 @@ fn config(pace: u32) -> Config {
         .timeouts(|t| (t.transfer, t.flush, t.close) = (ms(3_000), ms(50), ms(500)))
 }
 
-/// The hostile peer: a socket, and numbers for well-formed frames.
+/// The hostile peer: a socket, and the numbers of well-formed frames.
 #[derive(Debug)]
 pub struct Hostile {
     net: SimNet,
-    /// Where what has come is read to. It is read in each step of a world, so the buffer is not made anew.
+    /// The buffer for received bytes. Each step of a world reads, so the buffer is reused.
     buffer: Box<[u8]>,
     socket: Option<SocketId>,
-    /// Numbers of the next message and of the next read.
+    /// The numbers of the next message and of the next read.
     msn: [u32; 2],
-    /// The next frame is damaged at this place.
+    /// The position at which the next frame is damaged.
     damage: Option<usize>,
     answered: u64,
 }
 
 impl Hostile {
-    /// A peer without a connection.
+    /// Returns a peer without a connection.
     #[must_use]
     pub fn new(fabric: &Shared) -> Self {
         Self::at(HOSTILE, fabric)
     }
 
-    /// A peer without a connection, on another node.
+    /// Returns a peer without a connection, on another node.
     #[must_use]
     pub fn at(node: usize, fabric: &Shared) -> Self {
         let (net, buffer) = (SimNet::new(node, Arc::clone(fabric)), vec![0; 4096].into_boxed_slice());
         Self { net, buffer, socket: None, msn: [1; 2], damage: None, answered: 0 }
     }
 
-    /// Opens a connection, after the last one was reset.
+    /// Opens a connection, after a reset of the last one.
     pub fn open(&mut self, peer: SocketAddr) {
         self.close(true);
         self.msn = [1; 2];
@@ -151,19 +152,19 @@ impl Hostile {
         }
     }
 
-    /// Sends octets, as far as there is room.
+    /// Sends bytes, as far as the socket accepts them.
     pub fn send(&mut self, mut octets: Vec<u8>) {
         if let Some(at) = self.damage.take().filter(|_| !octets.is_empty()) {
             let at = at % (octets.len() * 8);
             octets[at / 8] ^= 1 << (at % 8);
         }
         if let Some(socket) = self.socket {
-            // What does not fit is not sent: the peer is hostile.
+            // The remaining bytes are dropped: the peer is hostile.
             let _ = self.net.send(socket, &[SendSlice::new(&octets)]);
         }
     }
 
-    /// Reads and forgets what has come.
+    /// Reads and drops the received bytes.
     ///
     /// # Panics
     /// Never: the simulation polls.
@@ -186,7 +187,7 @@ impl Hostile {
         self.send(fpdu_untagged(&header, message, true));
     }
 
-    /// The number of octets that have come.
+    /// Returns the number of received bytes.
     #[must_use]
     pub const fn answered(&self) -> u64 {
         self.answered
@@ -221,7 +222,7 @@ impl Hostile {
         }
     }
 
-    /// Does one operation of the tape; returns how long to wait then, ns.
+    /// Runs one operation of the tape. Returns the pause behind it, ns.
     fn act(&mut self, tape: &mut Tape<'_>, pace: u32) -> u64 {
         match tape.byte() % 40 {
             0 => self.startup(tape),
@@ -244,7 +245,7 @@ impl Hostile {
                 self.send(octets);
             }
             8 => {
-                // An FPDU of any octets, with a good CRC.
+                // An FPDU of arbitrary bytes, with a valid CRC.
                 let body = tape.bytes(300);
                 let fpdu = [&(body.len() as u16).to_be_bytes()[..], &body].concat();
                 self.send(seal(fpdu, true));
@@ -293,7 +294,7 @@ impl Hostile {
                 self.send(fpdu_read(msn, &read, true));
             }
             13 => {
-                // Writes of nothing, which need no right.
+                // Writes of zero bytes, which need no right.
                 let nothing = Tagged { last: true, opcode: Opcode::Write, stag: 0, offset: 0 };
                 let count = usize::from(tape.byte());
                 self.send(fpdu_tagged(&nothing, &[], true).repeat(count));
@@ -315,7 +316,7 @@ impl Hostile {
                 self.message(&fetched);
             }
             17..=33 => {
-                // A question of an honest program.
+                // A request of an honest program.
                 let ask = [&header(0, tape)[..], b"p", &[0; 8]].concat();
                 self.message(&ask);
             }
@@ -333,20 +334,20 @@ impl Hostile {
     }
 }
 
-/// The first frame of a client with this private data.
+/// Returns the first frame of a client with this private data.
 #[must_use]
 pub fn startup_frame(private_data: &[u8]) -> Vec<u8> {
     let len = (4 + private_data.len()) as u16;
     request(&[&[0x50, 2], &len.to_be_bytes()[..], &[0, 16, 0, 16], private_data].concat())
 }
 
-/// The receives that the hostile peer says that it has.
+/// The number of receives that the hostile peer claims to have posted.
 const GRANT: u32 = 16;
 
-/// The kind of a part of a message. The header says how many parts follow.
+/// The kind of a part of a message. The header holds the number of parts that follow.
 const FRAGMENT: u8 = 10;
 
-/// The header of a message, with a grant that is honest most of the time.
+/// Returns the header of a message, with a grant that is honest most of the time.
 fn header(kind: u8, tape: &mut Tape<'_>) -> [u8; 8] {
     let grant = if tape.byte() > 40 { 16 } else { tape.small() };
     let mut header = [kind, 0, 0, 0, 0, 0, 0, 0];
@@ -359,7 +360,7 @@ struct World {
     nodes: Vec<Node>,
     client: Program,
     hostile: Hostile,
-    /// When the honest client had an echo last, ns, and how many there were.
+    /// The time of the honest client's last echo, ns, and the number of echoes.
     last: (u64, u64),
 }
 
@@ -368,7 +369,7 @@ impl World {
         &mut self.nodes[SERVER].reactor
     }
 
-    /// Lets everybody act for a while; the honest client is served all the time.
+    /// Runs all nodes for some time, and checks that the honest client is served throughout.
     fn pass(&mut self, time: u64) {
         let end = lock(&self.fabric).now() + time;
         loop {
@@ -391,11 +392,11 @@ impl World {
     }
 }
 
-/// Lives through a tape. The limits in time and the hostile peer's pauses are `pace` times shorter than those of a server usually are:
-/// most of what passes in them is echoes of the honest client.
+/// Runs a tape. The limits in time and the hostile peer's pauses are `pace` times shorter than those of a usual server: most of that time
+/// is spent on echoes of the honest client.
 ///
 /// # Panics
-/// When the hostile peer has disturbed the server or its honest client, or something of it is left after a minute of silence.
+/// Panics if the hostile peer has disturbed the server or its honest client, or if state of it remains after a minute of silence.
 #[must_use]
 pub fn play(tape: &[u8], pace: u32) -> Outcome {
     let (fabric, client) = (network(3), Program::default());
@@ -419,7 +420,7 @@ pub fn play(tape: &[u8], pace: u32) -> Outcome {
     // The hostile peer falls silent.
     let end = lock(&world.fabric).now() + PATIENCE / u64::from(pace);
     while world.server().stats().connections.current > 1 {
-        assert!(lock(&world.fabric).now() < end, "the hostile connection is still there");
+        assert!(lock(&world.fabric).now() < end, "the hostile connection still exists");
         world.pass(100 * MS / u64::from(pace));
     }
     let stats = world.server().stats();

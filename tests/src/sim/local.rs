@@ -1,7 +1,8 @@
-//! What the nodes of one host have besides TCP: sockets for packets and descriptors, and memory that two of them map.
+//! The means of one host besides TCP: sockets for packets and descriptors, and memory that two nodes map.
 //!
-//! A node's stores to such memory are seen by others late, as those of a processor with a store buffer: in order, each at its time, at a
-//! fence or an exchange all at once. Its own loads see them. So two sides interleave in the middle of a turn, between any two stores.
+//! A node's stores to such memory become visible to others late, as those of a processor with a store buffer: in order, each at its time,
+//! or all of them at a fence or an exchange. The node's own loads see them immediately. So two sides interleave in the middle of a turn,
+//! between any two stores.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,24 +20,24 @@ use rdma_transport::slab::Key;
 use super::fabric::{Event, Fabric, Shared, lock};
 use super::tcp::{Kind, address};
 
-/// Packets that wait at a socket before it takes no more.
+/// The number of packets at which a socket is full.
 const MOST_PACKETS: usize = 12;
-/// Longest time that a packet is on its way, and that a store is not seen, ns.
+/// The longest time until a packet arrives, or a store becomes visible, ns.
 const PACKET: u64 = 40_000;
 const STORE: u64 = 20_000;
 
-/// A packet, and its descriptor.
+/// A packet, with its descriptor if it has one.
 type Packet = (Vec<u8>, Option<OwnedFd>);
 
 /// One end of a socket for packets.
 #[derive(Debug, Default)]
 pub(super) struct Local {
     arrived: VecDeque<Packet>,
-    /// Packets on their way here, with their times; the end comes behind them.
+    /// The packets on their way here, with their times; the end is behind them.
     coming: VecDeque<(u64, Option<Packet>)>,
     pub(super) eof: bool,
     peer: Option<Key>,
-    /// The name and the connections of a listener.
+    /// The name and the unaccepted connections of a listener.
     pub(super) listens: Option<(Vec<u8>, VecDeque<Key>)>,
 }
 
@@ -58,10 +59,10 @@ impl Local {
 #[derive(Debug)]
 pub(super) struct View {
     memory: Arc<Memory>,
-    /// Stores that others do not see yet, with the times at which they do.
+    /// The stores that others do not see yet, with the times at which they become visible.
     stores: VecDeque<(u64, usize, Vec<u8>)>,
     last: u64,
-    /// The socket over which the other side calls, once it is known.
+    /// The socket over which the other side wakes this one, once it is known.
     socket: Option<Key>,
     node: usize,
     active: bool,
@@ -119,7 +120,7 @@ impl Fabric {
         self.tick();
         let refuses = self.rng.chance(self.net.exhausted / 4);
         if self.rng.chance(self.net.exhausted / 4) {
-            // Whoever waits goes on waiting.
+            // A waiting caller goes on waiting.
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let queue = self.local(listener)?.listens.as_mut().map(|(_, queue)| queue);
@@ -152,7 +153,7 @@ impl Fabric {
         self.at(at, Event::Packet(to));
     }
 
-    /// A packet arrives, or the end.
+    /// Delivers a packet, or the end.
     pub(super) fn packet_arrives(&mut self, key: Key) {
         let now = self.now;
         let Ok(local) = self.local(key) else { return };
@@ -179,7 +180,7 @@ impl Fabric {
         }
     }
 
-    /// The other end of a closed socket gets the end, behind what is on its way.
+    /// Sends the end to the other end of a closed socket, behind the packets in flight.
     pub(super) fn close_local(&mut self, local: Local) {
         if let Some(peer) = local.peer {
             let at = self.now + self.rng.skewed(1..=PACKET);
@@ -196,7 +197,7 @@ impl Fabric {
         self.views.get_mut(key).expect("a view lives as long as its segment")
     }
 
-    /// A store becomes seen at its time, behind those before it.
+    /// Schedules a store to become visible, behind earlier stores.
     fn store_later(&mut self, key: Key, at: usize, bytes: Vec<u8>) {
         self.tick();
         let after = if self.rng.chance(500) { 0 } else { self.rng.skewed(1..=STORE) };
@@ -208,7 +209,7 @@ impl Fabric {
         self.at(due, Event::Stores(key));
     }
 
-    /// Lets stores be seen whose time has come, or all.
+    /// Makes stores visible that are due, or all of them.
     pub(super) fn stores_arrive(&mut self, key: Key, all: bool) {
         let now = self.now;
         let Some(view) = self.views.get_mut(key) else { return };
@@ -219,12 +220,13 @@ impl Fabric {
         }
     }
 
-    /// Whether a node waits to be called for a record that it has not consumed, and nobody is about to call it.
+    /// Returns true if a node waits for a wake-up because of a record that it has not consumed, and no wake-up is on
+    /// its way.
     pub(super) fn sleeps_over_a_record(&self, node: usize) -> bool {
         self.views.iter().any(|(_, view)| {
             let called = |key: Key| match self.sockets.get(key).map(|socket| &socket.kind) {
                 Some(Kind::Local(local)) => local.is_readable() || !local.coming.is_empty(),
-                // It has ended.
+                // The connection has ended.
                 _ => true,
             };
             let half = if view.active { HALF } else { 0 };
@@ -237,7 +239,7 @@ impl Fabric {
     }
 }
 
-/// A segment as a node of a fabric has it mapped.
+/// A segment of shared memory, as a node of a fabric maps it.
 pub struct SimSegment {
     fabric: Shared,
     key: Key,
@@ -251,7 +253,7 @@ impl fmt::Debug for SimSegment {
 }
 
 impl SimSegment {
-    /// A segment of `node`. The next socket that is known to be its own is its own.
+    /// Returns a segment of `node`. The next socket that is known to belong to it becomes its socket.
     pub(super) fn new(node: usize, fabric: &Shared, memory: Memory, socket: Option<Key>) -> Self {
         let memory = Arc::new(memory);
         let view = View {
@@ -282,7 +284,7 @@ impl Drop for SimSegment {
     }
 }
 
-/// Binds a segment to the socket over which its side is called.
+/// Binds a segment to the socket over which its side is woken.
 pub(super) fn bind(fabric: &Shared, segment: Key, socket: Key) {
     if let Some(view) = lock(fabric).views.get_mut(segment) {
         view.socket.get_or_insert(socket);

@@ -1,9 +1,8 @@
-//! The books of remote memory: the values that the bytes of every shared region may have, whoever reads and writes
-//! them.
+//! The model of remote memory: the values that the bytes of every shared region may have, for all readers and writers.
 //!
-//! An accepted write may be there or not until something shows that it is there: a message or immediate data sent
-//! behind it has arrived, or a read or an atomic operation behind it is done. From then on nothing else may be there.
-//! Each end that writes has a part of its own, so that the order of writes to a byte is that of one queue pair.
+//! An accepted write may be visible or not until something proves that it is: the arrival of a message or of immediate
+//! data sent behind it, or the completion of a read or an atomic operation behind it. From then on no other value is
+//! valid. Each end that writes has its own part, so that the order of writes to a byte is the order of one queue pair.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -15,16 +14,17 @@ use super::rng::{Rng, mix};
 /// An end of a connection: its cookie, and which side.
 pub type Who = (u64, usize);
 
-/// Bytes at the beginning of a region that atomic operations alone change: a counter, and a word to compare and swap.
+/// The number of bytes at the beginning of a region that only atomic operations change: a counter, and a word to
+/// compare and swap.
 pub const WORDS: usize = 16;
-/// Parts of a region that many peers may use.
+/// The number of parts of a region that many peers may use.
 const PARTS: usize = 4;
 
 /// A write, or the owner's own change.
 #[derive(Clone, Debug)]
 struct Change {
     by: Option<Who>,
-    /// Its position among the sends of that end, and fences before it.
+    /// The position of the write among the sends of its end, and the number of fences in front of it.
     sequence: u64,
     fences: u64,
     at: usize,
@@ -43,9 +43,9 @@ pub struct Reading {
     who: Who,
     fences: u64,
     at: usize,
-    /// The bytes that were known, with everything that this end has written before.
+    /// The bytes that were known at the post, including all earlier writes of this end.
     known: Vec<u8>,
-    /// Changes from here on may be seen, and these.
+    /// The index of the first change that the read may see, besides those in `pending`.
     since: usize,
     others: Vec<usize>,
 }
@@ -53,12 +53,12 @@ pub struct Reading {
 /// The words of a region.
 #[derive(Clone, Debug, Default)]
 struct Words {
-    /// Sum of the accepted additions, and below it of those that are known to be done.
+    /// The sum of the accepted additions. Below it: the sum of those that are known to be complete.
     asked: u64,
     added: u64,
-    /// Old values that came back, with what was added to them.
+    /// The returned old values, with the amount that was added to each.
     olds: BTreeMap<u64, u64>,
-    /// Values that the second word was to get, and those that are known to be gone.
+    /// The values that the second word was to get. Below it: those that are known to be replaced.
     swaps: BTreeSet<u64>,
     gone: BTreeSet<u64>,
 }
@@ -68,32 +68,32 @@ struct Words {
 pub struct Shared {
     /// The owner of the region. Without `any_peer`, only the owner's peer may use the region.
     pub owner: Who,
-    /// The node it is on.
+    /// The node that owns the region.
     pub node: usize,
-    /// Its name for peers.
+    /// The name of the region for peers.
     pub remote: RemoteRegion,
-    /// Their rights.
+    /// The rights of peers.
     pub access: Access,
     /// Every peer of the node has the rights.
     pub any_peer: bool,
-    /// The rights end on their own.
+    /// The rights expire by themselves.
     pub mortal: bool,
     /// The rights have ended.
     pub withdrawn: bool,
     /// Ends with failed operations on the region. Their requests may still be on their way.
     pub strays: Vec<Who>,
-    /// News of the bytes is there, so the region is to be looked at.
+    /// The bytes may have changed, so the region is checked next.
     pub look: bool,
     parts: Vec<Who>,
     known: Vec<u8>,
     log: Vec<Change>,
-    /// Not known to be there.
+    /// The changes that are not known to be visible.
     pending: Vec<usize>,
     words: Words,
 }
 
 impl Shared {
-    /// A region that holds `bytes`.
+    /// Returns a region that holds `bytes`.
     #[must_use]
     pub fn new(owner: Who, node: usize, remote: RemoteRegion, access: Access, any_peer: bool, bytes: Vec<u8>) -> Self {
         Self {
@@ -114,13 +114,13 @@ impl Shared {
         }
     }
 
-    /// Whether an end has these rights.
+    /// Returns true if an end has these rights.
     #[must_use]
     pub fn allows(&self, who: Who, access: Access) -> bool {
         !self.withdrawn && self.access.contains(access) && (self.any_peer || self.owner == (who.0, 1 - who.1))
     }
 
-    /// The part that an end may write; empty if there is no part left for it.
+    /// Returns the part that an end may write; an empty range if no part is left for it.
     pub fn part(&mut self, who: Who) -> Range<usize> {
         let len = self.known.len() - WORDS;
         if !self.any_peer {
@@ -133,13 +133,13 @@ impl Shared {
         if nth < PARTS { WORDS + len * nth / PARTS..WORDS + len * (nth + 1) / PARTS } else { WORDS..WORDS }
     }
 
-    /// A write was accepted.
+    /// Notes an accepted write.
     pub fn write(&mut self, by: Who, sequence: u64, fences: u64, at: usize, bytes: Vec<u8>) {
         self.pending.push(self.log.len());
         self.log.push(Change { by: Some(by), sequence, fences, at, bytes });
     }
 
-    /// The owner has changed bytes that no peer writes.
+    /// Notes that the owner has changed bytes that no peer writes.
     pub fn store(&mut self, at: usize, bytes: Vec<u8>) {
         self.known[at..at + bytes.len()].copy_from_slice(&bytes);
         self.log.push(Change { by: None, sequence: 0, fences: 0, at, bytes });
@@ -160,7 +160,7 @@ impl Shared {
         self.look |= self.pending.len() < before;
     }
 
-    /// A read was accepted.
+    /// Notes an accepted read.
     #[must_use]
     pub fn read(&self, who: Who, fences: u64, range: Range<usize>) -> Reading {
         let mut known = self.known.clone();
@@ -176,11 +176,11 @@ impl Shared {
         Reading { who, fences, at: range.start, known: known[range].to_vec(), since: self.log.len(), others }
     }
 
-    /// The first byte of a read that was never there while it was under way.
+    /// Returns the position of the first byte of a read that never had this value while the read was in flight.
     #[must_use]
     pub fn judge_read(&self, reading: &Reading, bytes: &[u8]) -> Option<usize> {
         let later = self.log[reading.since..].iter();
-        // A fence keeps the operations behind it away from the reads before it.
+        // Operations behind a fence run after the reads in front of it.
         let later = later.filter(|change| change.by != Some(reading.who) || change.fences == reading.fences);
         let changes: Vec<&Change> = reading.others.iter().map(|&nth| &self.log[nth]).chain(later).collect();
         let mut pairs = reading.known.iter().zip(bytes).enumerate();
@@ -208,7 +208,7 @@ impl Shared {
         (!possible || words.gone.contains(&swapped)).then(|| format!("the swapped word is {swapped:#x}"))
     }
 
-    /// Ends whose writes may be under way.
+    /// Returns the ends whose writes may be in flight.
     #[must_use]
     pub fn writers(&self) -> Vec<Who> {
         self.pending.iter().filter_map(|&nth| self.log[nth].by).collect()
@@ -220,12 +220,12 @@ impl Shared {
         self.known = bytes;
     }
 
-    /// An addition was accepted.
+    /// Notes an accepted addition.
     pub fn add(&mut self, amount: u64) {
         self.words.asked += amount;
     }
 
-    /// Notes that an addition is done; returns whether the old value is a possible one.
+    /// Notes a completed addition. Returns true if the old value is possible.
     pub fn added(&mut self, amount: u64, old: u64) -> bool {
         let words = &mut self.words;
         words.added += amount;
@@ -235,7 +235,7 @@ impl Shared {
         before && after && old + amount <= words.asked
     }
 
-    /// A comparison was accepted: the expected value, and the new one, which was never there before.
+    /// Draws a compare-and-swap: the expected value, and a new one that was never used before.
     pub fn swap(&mut self, rng: &mut Rng) -> (u64, u64) {
         let nth = rng.index(self.words.swaps.len() + 1);
         let expected = nth.checked_sub(1).and_then(|nth| self.words.swaps.iter().nth(nth)).copied().unwrap_or(0);
@@ -243,15 +243,15 @@ impl Shared {
         (expected, swap)
     }
 
-    /// The comparison was accepted.
+    /// Notes an accepted compare-and-swap.
     pub fn swapping(&mut self, swap: u64) {
         self.words.swaps.insert(swap);
     }
 
-    /// Notes that a comparison is done; returns whether the old value is a possible one.
+    /// Notes a completed compare-and-swap. Returns true if the old value is possible.
     pub fn swapped(&mut self, expected: u64, old: u64) -> bool {
         let possible = old == 0 || self.words.swaps.contains(&old);
-        // A value that was replaced once never comes back.
+        // A replaced value never returns.
         possible && (old != expected || self.words.gone.insert(old))
     }
 }

@@ -1,5 +1,5 @@
-//! Somebody on the path between two secured reactors, who knows the transport well: frames are taken apart and made anew, with
-//! the right numbers and checksums, so that only the seal of a message can tell.
+//! An attacker on the path between two secured reactors, with knowledge of the transport: it takes frames apart and rebuilds them with
+//! valid numbers and checksums, so that only the seal of a message can reveal a change.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -22,110 +22,110 @@ use crate::identities::security;
 
 /// The node that listens, and the one that connects.
 pub const SERVER: usize = 0;
-/// See [`SERVER`].
+/// The node that connects. See [`SERVER`].
 pub const CLIENT: usize = 1;
 
-/// Octets of a frame in front of the payload of a Send: length, DDP and RDMAP.
+/// The number of bytes of a frame in front of the payload of a Send: length, DDP and RDMAP.
 const FRAME: usize = 2 + 18;
 /// Length of the checksum of a frame.
 const CRC: usize = 4;
 /// The header of a message.
 const HEADER: usize = 8;
 
-/// What is done to a message.
+/// The attack on a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// It does not arrive.
+    /// The message is dropped.
     Drop,
-    /// It arrives twice.
+    /// The message arrives twice.
     Repeat,
-    /// The one behind it comes first.
+    /// The message behind it arrives first.
     Swap,
-    /// It loses its last octets.
+    /// The last bytes of the message are removed; the number of bytes.
     Truncate(usize),
-    /// A bit of it is changed.
+    /// A bit of the message is flipped; its position.
     Flip(usize),
-    /// The first sealed message of the same sender comes again in front of it.
+    /// The first sealed message of the same sender arrives again in front of the message.
     Replay,
-    /// A hello and data without a seal come in front of it.
+    /// A hello and data without a seal arrive in front of the message.
     Plain,
-    /// It and all that follows, both ways, does not arrive, and neither does the news that somebody has hung up.
+    /// The message and all that follow are dropped, in both directions, including the end of the connection.
     Stall,
-    /// Octets of a handshake that does not end come in its place.
+    /// Bytes of a handshake that does not end arrive in the place of the message.
     Flood,
 }
 
-/// What is done on the path.
+/// The attack on the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// Nothing.
+    /// No attack.
     None,
-    /// A bit of an octet from a node is changed, and the checksum made right.
+    /// A bit of a byte from a node is flipped, and the checksum is recomputed.
     Octet {
         /// The sending node.
         from: usize,
-        /// Position of the octet.
+        /// The position of the byte.
         at: usize,
     },
-    /// Something is done to a message from a node.
+    /// A message from a node is attacked.
     Message {
         /// The sending node.
         from: usize,
         /// Number of the message.
         nth: usize,
-        /// What is done.
+        /// The attack on it.
         how: How,
     },
 }
 
-/// Where the attack has hit.
+/// The target that an attack has hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hit {
     /// The private data of the startup frame.
     Greeting,
     /// A sealed message.
     Sealed,
-    /// The answer to an RDMA Read.
+    /// The response to an RDMA Read.
     Fetched,
     /// A message of the handshake.
     Handshake,
-    /// Something else that the transport makes.
+    /// Other parts that the transport adds.
     Transport,
 }
 
-/// One direction.
+/// One direction of the path.
 #[derive(Debug, Default)]
 struct Stream {
     waiting: Vec<u8>,
     started: bool,
-    /// Frames of a message whose last frame has not come.
+    /// The frames of a message whose last frame has not arrived.
     message: Vec<Vec<u8>>,
-    /// Messages that have come.
+    /// The number of messages that have arrived.
     count: usize,
-    /// The number of the last message that has gone.
+    /// The number of the last forwarded message.
     number: u32,
-    /// Octets that have gone.
+    /// The number of forwarded bytes.
     gone: usize,
-    /// A message that is to come behind the next one.
+    /// A message that is forwarded behind the next one.
     held: Option<Vec<Vec<u8>>>,
     /// The first message behind the last part of the handshake.
     recorded: Option<Vec<Vec<u8>>>,
-    /// The last part of the handshake has come.
+    /// The last part of the handshake has arrived.
     sealed: bool,
 }
 
-/// See the [module](self).
+/// The attacker. See the [module](self).
 #[derive(Debug)]
 pub struct Middleman {
     attack: Attack,
     streams: [Stream; 2],
-    /// Where the attack has hit, if it has.
+    /// The target of the attack, once it was hit.
     pub hit: Option<Hit>,
-    /// Nothing arrives any more.
+    /// Nothing is forwarded any more.
     pub silent: bool,
 }
 
-/// The number of a message in a frame, made anew, and the checksum.
+/// Returns a frame with another message number and a valid checksum.
 fn renumbered(frame: &[u8], number: u32) -> Vec<u8> {
     let mut frame = frame.to_vec();
     frame[2 + 10..2 + 14].copy_from_slice(&number.to_be_bytes());
@@ -139,21 +139,21 @@ fn mend(frame: &mut [u8]) {
     frame[end..].copy_from_slice(&sum);
 }
 
-/// The payload of a frame, if it is a part of a Send.
+/// Returns the payload of a frame that is a part of a Send, else `None`.
 fn payload(frame: &[u8]) -> Option<&[u8]> {
     let len = usize::from(u16::from_be_bytes([frame[0], frame[1]]));
     let sends = len >= FRAME - 2 && frame[2] & 0x80 == 0 && matches!(frame[3] & 0xf, 3..=6) && frame[8..12] == [0; 4];
     sends.then(|| &frame[FRAME..2 + len])
 }
 
-/// A frame with another payload.
+/// Returns a frame with another payload.
 fn with_payload(frame: &[u8], payload: &[u8]) -> Vec<u8> {
     let len = FRAME - 2 + payload.len();
     let mut out = (len as u16).to_be_bytes().to_vec();
     out.extend_from_slice(&frame[2..FRAME]);
     out.extend_from_slice(payload);
     out.resize(fpdu_len(len), 0);
-    // It is the only one of its message.
+    // The frame is the only one of its message.
     out[2] |= 0x40;
     out[2 + 14..2 + 18].fill(0);
     mend(&mut out);
@@ -161,19 +161,19 @@ fn with_payload(frame: &[u8], payload: &[u8]) -> Vec<u8> {
 }
 
 impl Middleman {
-    /// One that does this.
+    /// Returns a middleman with this attack.
     #[must_use]
     pub fn new(attack: Attack) -> Self {
         Self { attack, streams: Default::default(), hit: None, silent: false }
     }
 
-    /// Octets that each node has sent, and messages.
+    /// Returns the numbers of bytes and of messages that each node has sent.
     #[must_use]
     pub fn passed(&self) -> [(usize, usize); 2] {
         [0, 1].map(|node| (self.streams[node].gone, self.streams[node].count))
     }
 
-    /// Takes octets from a node, and returns what goes on to the other one.
+    /// Consumes bytes from a node, and returns the bytes to forward to the other one.
     pub fn pass(&mut self, from: usize, octets: &[u8]) -> Vec<u8> {
         self.streams[from].waiting.extend_from_slice(octets);
         let mut out = Vec::new();
@@ -204,7 +204,7 @@ impl Middleman {
         (waiting.len() >= len).then(|| waiting.drain(..len).collect())
     }
 
-    /// Sends a frame on, changed if it is the one to change.
+    /// Forwards a frame, changed if it is the target.
     fn emit(&mut self, from: usize, mut frame: Vec<u8>, startup: bool, out: &mut Vec<u8>) {
         let stream = &mut self.streams[from];
         if let Attack::Octet { from: of, at } = self.attack {
@@ -213,10 +213,10 @@ impl Middleman {
                 let end = 2 + usize::from(u16::from_be_bytes([frame[0], frame[1]]));
                 let tagged = !startup && frame[2] & 0x80 != 0;
                 self.hit = Some(match () {
-                    // Behind the fixed part and what MPA says of Reads comes the greeting.
+                    // The greeting is behind the fixed part and the limits of RDMA Reads.
                     () if startup && inside >= 24 => Hit::Greeting,
                     () if startup => Hit::Transport,
-                    // The first 16 octets of a tagged frame are length and DDP.
+                    // The first 16 bytes of a tagged frame are the length and DDP.
                     () if tagged && (16..end).contains(&inside) => Hit::Fetched,
                     () if payload(&frame).is_none() || !(FRAME..end).contains(&inside) => Hit::Transport,
                     () if stream.sealed => Hit::Sealed,
@@ -260,7 +260,7 @@ impl Middleman {
                 }
             }
         }
-        // The kind of a handshake, and its last part.
+        // The kind of a handshake message, and its last part.
         self.streams[from].sealed |= text.first() == Some(&9) && text.get(HEADER) == Some(&1);
     }
 
@@ -302,7 +302,7 @@ impl Middleman {
             How::Flood => {
                 let grant = text.get(4..HEADER).unwrap_or_default().to_vec();
                 for _ in 0..50 {
-                    // A record of 65,535 octets that goes on.
+                    // A record of 65,535 bytes that continues.
                     let part = [&[9, 0, 0, 0], &grant[..], &[0], &[0xff; 1390]].concat();
                     self.send(from, &[with_payload(&first, &part)], out);
                 }
@@ -311,16 +311,16 @@ impl Middleman {
     }
 }
 
-/// What a side has seen.
+/// The callbacks of a side.
 #[derive(Clone, Default)]
 pub struct Seen {
     /// `on_connect` was called.
     pub connected: bool,
-    /// Messages, in order.
+    /// The received messages, in order.
     pub messages: Vec<Vec<u8>>,
-    /// The reason of its end.
+    /// The reason of the disconnect.
     pub ended: Option<String>,
-    /// A message was not authentic.
+    /// The reactor reported a message that is not authentic.
     pub noticed: bool,
     sent: usize,
 }
@@ -336,7 +336,7 @@ impl fmt::Debug for Seen {
 struct Program(Rc<RefCell<Seen>>);
 
 impl Program {
-    /// The side that has connected closes the connection when all is said and heard.
+    /// Closes the connection at the side that has opened it when everything was sent and received.
     fn close_if_done(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         let seen = self.0.borrow();
         let active = cx.listener(conn).is_none();
@@ -346,8 +346,8 @@ impl Program {
     }
 }
 
-/// What each side says: one of the messages is fetched, the next one goes in two buffers, and with what the transport adds it
-/// is more than 10,000 octets.
+/// Returns the messages of each side: one is fetched with an RDMA Read, and the next one occupies two buffers, which is more than 10,000
+/// bytes with what the transport adds.
 #[must_use]
 pub fn said() -> Vec<Vec<u8>> {
     [40, 0, 700, 9, 5000, 2500, 1800, 900].iter().enumerate().map(|(nth, &len)| pattern(nth, len)).collect()
@@ -357,7 +357,7 @@ impl Handler for Program {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.0.borrow_mut().connected = true;
         for message in said() {
-            // A peer on whose side the connection has ended is as good as one that refuses.
+            // An ended connection on the peer's side counts as a refusal.
             let _ = cx.send(conn, &message);
         }
     }
@@ -383,19 +383,19 @@ impl Handler for Program {
     }
 }
 
-/// How a connection with somebody on its path went.
+/// The result of a connection with an attacker on its path.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// What the sides have seen, by node.
+    /// The callbacks of the sides, by node.
     pub seen: [Seen; 2],
-    /// Where the attack has hit.
+    /// The target of the attack, if it was hit.
     pub hit: Option<Hit>,
-    /// Octets and messages that went on, by node.
+    /// The number of forwarded bytes and of messages, by node.
     pub passed: [(usize, usize); 2],
 }
 
 impl History {
-    /// Whether both sides have got everything, up to the goodbye.
+    /// Returns true if both sides have received everything, including the goodbye.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         let ends = [(SERVER, DisconnectReason::Closed), (CLIENT, DisconnectReason::Local { complete: true })];
@@ -403,7 +403,7 @@ impl History {
             && ends.iter().all(|(node, reason)| self.seen[*node].ended == Some(reason.to_string()))
     }
 
-    /// What a side has got that the other one has not said, or not in this place.
+    /// Describes a message that a side has received and the other side has not sent, or not at this position.
     #[must_use]
     pub fn wrong(&self) -> Option<String> {
         let said = said();
@@ -414,10 +414,10 @@ impl History {
     }
 }
 
-/// Lets two reactors talk to each other through a middleman, in TCP segments of `segment` octets.
+/// Runs two reactors that communicate through a middleman, in TCP segments of `segment` bytes.
 ///
 /// # Panics
-/// When a turn fails, or the connection neither comes to its end nor delivers everything in a minute.
+/// Panics if a turn fails, or if the connection neither ends nor delivers everything within a minute.
 #[must_use]
 pub fn live(mode: SecurityMode, attack: Attack, segment: usize) -> History {
     let fabric = network_of(2, segment);

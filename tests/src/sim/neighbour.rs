@@ -1,4 +1,5 @@
-//! An honest client that asks its server for echoes, on virtual time, and the time that they take beside somebody else.
+//! An honest client that requests echoes from its server, on virtual time, and the time that they take next to other
+//! clients.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,14 +15,14 @@ use super::quiet::{Node, network, reactor, step};
 use super::tcp::address;
 
 const PINGS: usize = 400;
-/// Echoes from before the others were up, which do not count.
+/// The number of echoes before the others were connected, which do not count.
 const EARLY: usize = 20;
 /// Time that the server's callback takes, ns.
 const WORK: u64 = 1_000;
-/// Steps in which all echoes have come.
+/// The number of steps within which all echoes arrive.
 const STEPS: u64 = 5_000_000;
 
-/// A server that echoes messages of 8 bytes, and works a moment on every message.
+/// A server that echoes messages of 8 bytes, and works for a moment on every message.
 #[allow(missing_debug_implementations, reason = "the fabric has no short form")]
 pub struct Server(pub Shared);
 
@@ -32,7 +33,7 @@ impl Handler for Server {
         fabric.advance(done);
         drop(fabric);
         if message.len() == 8 {
-            // Who never grants gets no echo.
+            // A client that never grants a credit gets no echo.
             let _ = cx.send(conn, &message);
         }
     }
@@ -55,7 +56,7 @@ impl Handler for Ping {
     }
 }
 
-/// A client that sends all the time.
+/// A client that sends without pause.
 #[derive(Clone, Copy, Debug)]
 pub struct Flood;
 
@@ -69,7 +70,7 @@ impl Handler for Flood {
     }
 }
 
-/// A client that writes nothing to the peer's memory, all the time. It needs no credit and no right for that.
+/// A client that writes zero bytes to the peer's memory without pause. That needs neither a credit nor a right.
 #[derive(Debug, Default)]
 pub struct EmptyWrites(Option<Region>);
 
@@ -86,18 +87,18 @@ impl Handler for EmptyWrites {
     }
 }
 
-/// The server, its honest client, and others.
+/// The server, its honest client, and other clients.
 #[allow(missing_debug_implementations, reason = "a program is anything")]
 pub struct Street {
     /// The network.
     pub fabric: Shared,
-    /// The server first, then the client.
+    /// The nodes: the server, the client, and the others.
     pub nodes: Vec<Node>,
     times: Ping,
 }
 
 impl Street {
-    /// A server with this program, its client, and room for four nodes more. The client has begun to connect.
+    /// Returns a server with this program, its client, and space for four nodes more. The client has begun to connect.
     ///
     /// # Panics
     /// When a setting is out of its range.
@@ -114,13 +115,13 @@ impl Street {
         Self { fabric, nodes, times }
     }
 
-    /// A street whose server echoes.
+    /// Returns a street whose server echoes.
     #[must_use]
     pub fn echoing(config: &Config) -> Self {
         Self::new(config, |fabric| Box::new(Server(Arc::clone(fabric))))
     }
 
-    /// Puts somebody else next to the client, who begins to connect as well.
+    /// Adds another client, which begins to connect.
     ///
     /// # Panics
     /// When a setting is out of its range.
@@ -130,11 +131,11 @@ impl Street {
         self.nodes.push(node);
     }
 
-    /// Lets everybody live until all echoes have come, and calls `act` after every `pause` ns. Returns the 99th percentile of the
-    /// time that an echo took, ns.
+    /// Runs all nodes until all echoes have arrived, and calls `act` after every `pause` ns. Returns the 99th percentile of the time that
+    /// an echo took, ns.
     ///
     /// # Panics
-    /// When a turn fails, or the echoes do not come.
+    /// Panics if a turn fails, or if the echoes do not arrive.
     pub fn p99(&mut self, pause: u64, act: impl FnMut(&mut [Node])) -> u64 {
         self.until(PINGS, pause, act);
         let mut times = self.times.0.borrow_mut().split_off(EARLY);
@@ -142,10 +143,10 @@ impl Street {
         times[times.len() * 99 / 100]
     }
 
-    /// Lets everybody live until so many echoes have come; otherwise as [`Street::p99`].
+    /// Runs all nodes until this number of echoes has arrived; otherwise as [`Street::p99`].
     ///
     /// # Panics
-    /// When a turn fails, or the echoes do not come.
+    /// Panics if a turn fails, or if the echoes do not arrive.
     pub fn until(&mut self, echoes: usize, pause: u64, mut act: impl FnMut(&mut [Node])) {
         let mut next = 0;
         for _ in 0..STEPS {
@@ -162,7 +163,7 @@ impl Street {
         panic!("{} echoes in {STEPS} steps", self.times.0.borrow().len());
     }
 
-    /// The counters of the server.
+    /// Returns the counters of the server.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.nodes[0].reactor.stats()

@@ -12,19 +12,19 @@ use super::fabric::{Shared, index, lock};
 use super::local::{SimSegment, bind};
 use super::tcp::address;
 
-/// [`Net`] of one node. Its sockets go with it.
+/// The [`Net`] of one node. Its sockets are closed with it.
 pub struct SimNet {
     node: usize,
     fabric: Shared,
-    /// The socket that a hello goes over, until its segment is made or the hello is not taken. Descriptors of lent memory go over other
-    /// sockets: these do not tell of a segment.
+    /// The socket that carries a hello, until its segment is created or the hello is refused. Descriptors of lent memory pass over other
+    /// sockets, which carry no news of a segment.
     greeted: Option<Key>,
-    /// A segment whose socket is not known.
+    /// A segment whose socket is not known yet.
     unbound: Option<Key>,
 }
 
 impl SimNet {
-    /// The sockets of `node`.
+    /// Returns the sockets of `node`.
     #[must_use]
     pub const fn new(node: usize, fabric: Shared) -> Self {
         Self { node, fabric, greeted: None, unbound: None }
@@ -43,7 +43,7 @@ impl std::fmt::Debug for SimNet {
     }
 }
 
-/// The made-up number of a channel's descriptor.
+/// Returns the made-up number of a channel's descriptor.
 pub(super) const fn descriptor(node: usize, channel: usize) -> RawFd {
     (1000 + 10 * node + channel) as RawFd
 }
@@ -52,7 +52,7 @@ impl Net for SimNet {
     type Segment = SimSegment;
 
     fn segment(&mut self, memory: Memory) -> SimSegment {
-        // The active side has just said hello with the file of its segment; the passive side is about to say that it has it.
+        // The active side has just sent a hello with the file of its segment; the passive side is about to confirm that it has mapped it.
         let segment = SimSegment::new(self.node, &self.fabric, memory, self.greeted.take());
         self.unbound = Some(segment.key());
         segment

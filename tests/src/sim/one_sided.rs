@@ -12,17 +12,17 @@ use super::program::Program;
 use super::regions::Local;
 use super::rng::Rng;
 
-/// Regions of its own that a node has at most.
+/// The largest number of regions for its own operations that a node has.
 const LOCALS: usize = 5;
-/// Regions that a node shares at most.
+/// The largest number of regions that a node shares.
 const SHARED: usize = 6;
 
 /// A one-sided operation that was accepted.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// Number of the region in the audit.
+    /// The number of the region in the audit.
     pub(super) shared: usize,
-    /// Memory of the node's own: the number and the range.
+    /// The local memory: the number of each region, and the range.
     locals: Vec<(u64, Range<usize>)>,
     kind: Kind,
 }
@@ -35,7 +35,7 @@ enum Kind {
     Swap { expected: u64 },
 }
 
-/// A range of at least one byte, seldom none, within another that is not empty.
+/// Returns a range of at least one byte, seldom an empty one, within another that is not empty.
 pub(super) fn within(rng: &mut Rng, range: Range<usize>) -> Range<usize> {
     let start = range.start + rng.index(range.len());
     let most = (range.end - start) as u64;
@@ -43,7 +43,7 @@ pub(super) fn within(rng: &mut Rng, range: Range<usize>) -> Range<usize> {
 }
 
 impl Program<'_> {
-    /// Does something with remote memory, about a connection or any.
+    /// Makes a call about remote memory, on a given connection or on any.
     pub fn operate(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
         for _ in 0..self.state.rng.range(0..=self.state.work.operations_burst) {
             if self.state.calm || self.state.memories.budget == 0 {
@@ -81,7 +81,7 @@ impl Program<'_> {
         }
     }
 
-    /// Starts an operation on a region of the peer's.
+    /// Starts an operation on a region of the peer.
     fn operation(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let Some(&who) = self.state.live.get(&id) else { return };
         let peer = self.audit.pairs[&who.0].ends[1 - who.1].node;
@@ -122,7 +122,7 @@ impl Program<'_> {
         }
     }
 
-    /// Memory of the node's own for `len` bytes that an operation reads or, alone, writes: in one or two parts.
+    /// Returns local memory of `len` bytes that an operation reads, or writes exclusively: in one or two parts.
     fn choose(&mut self, len: usize, writes: bool, align: usize) -> Option<Vec<(u64, Range<usize>)>> {
         let memories = &self.state.memories;
         let free = |local: &Local| if writes { local.is_idle() } else { local.writers == 0 };
@@ -238,7 +238,7 @@ impl Program<'_> {
         }
     }
 
-    /// An operation was accepted.
+    /// Notes an accepted operation.
     fn started(
         &mut self,
         id: ConnectionId,
@@ -286,17 +286,17 @@ impl Program<'_> {
         self.state.check(send.sequence() == sequence, format_args!("{id}: {send:?} is number {sequence}"));
     }
 
-    /// An operation has ended.
+    /// Checks a completed operation.
     pub fn operated(&mut self, id: ConnectionId, send: SendId, operation: Operation, outcome: Outcome) {
         let Some(&who) = self.state.live.get(&id) else { return };
         let answered = match operation.kind {
             Kind::Write => false,
-            // A read of nothing sends no request.
+            // A read of zero bytes sends no request.
             Kind::Read(_) => operation.locals.iter().any(|(_, range)| !range.is_empty()),
             Kind::Add(_) | Kind::Swap { .. } => true,
         };
         if outcome.is_sent() && answered {
-            // Everything before an operation has arrived before the operation was answered.
+            // The peer has received everything in front of an operation before it answers the operation.
             self.audit.arrived(who, send.sequence());
         }
         if !outcome.is_sent() {
@@ -349,7 +349,7 @@ impl Program<'_> {
         if let Some(wrong) = wrong {
             self.state.check(false, format_args!("{id}: {wrong}"));
         }
-        // The memory belongs to the program again, which uses it at once.
+        // The memory belongs to the program again, which uses it immediately.
         for (n, _) in &operation.locals {
             let Some(local) = self.state.memories.locals.get_mut(n).filter(|local| local.is_idle()) else { continue };
             local.early = false;
@@ -361,7 +361,7 @@ impl Program<'_> {
         }
     }
 
-    /// Gives up the memory of an operation that a queue pair still has which the device has kept: it stays lent.
+    /// Gives up the memory of an operation of a queue pair that the device has kept: it stays lent.
     fn forget_kept(&mut self, operation: &Operation) {
         let fabric = lock(&self.state.fabric);
         let hardware = &fabric.ports[self.state.node].hardware;
@@ -376,10 +376,10 @@ impl Program<'_> {
         }
     }
 
-    /// Immediate data has come.
+    /// Checks received immediate data.
     pub fn immediate(&mut self, id: ConnectionId, value: u32, len: u32) {
         let Some(&(cookie, side)) = self.state.live.get(&id) else {
-            return self.state.check(false, format_args!("{id}: immediate data on a connection that is gone"));
+            return self.state.check(false, format_args!("{id}: immediate data on a connection that does not exist"));
         };
         self.state.note(format_args!("on_immediate {id}: {value:#x}, {len} bytes"));
         let pair = self.audit.pairs.get_mut(&cookie).expect("it was opened");
@@ -390,7 +390,7 @@ impl Program<'_> {
         let sequence = next.map_or(0, |(sequence, _)| sequence);
         self.audit.arrived(from, sequence);
         let kept = open && next.is_some_and(|(_, arrival)| arrival == Arrival::Immediate(value, len));
-        self.state.check(kept, format_args!("{id}: immediate {value:#x} of {len} bytes, {next:?} was to come"));
+        self.state.check(kept, format_args!("{id}: immediate {value:#x} of {len} bytes, expected {next:?}"));
         self.look_at_shared(false);
     }
 }

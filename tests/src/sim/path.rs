@@ -1,10 +1,10 @@
-//! The paths between nodes, for tests that say themselves what breaks: which way, and until when.
+//! The paths between nodes, for tests that choose the faults themselves: the direction, and the time.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::fabric::{Event, Fabric};
 
-/// The node that has an address of [`super::tcp::address`].
+/// Returns the node that has an address of [`super::tcp::address`].
 fn node_of(address: SocketAddr) -> usize {
     match address.ip() {
         IpAddr::V4(ip) => usize::from(ip.octets()[3]).wrapping_sub(1),
@@ -13,7 +13,8 @@ fn node_of(address: SocketAddr) -> usize {
 }
 
 impl Fabric {
-    /// From now on nothing that `from` sends arrives at `to`, and nobody is told. Connections do not come up, either.
+    /// Drops everything that `from` sends to `to` from now on, without notifying anyone. Connections cannot be
+    /// established, either.
     pub fn silence(&mut self, from: usize, to: usize) {
         self.silent.insert((from, to));
         for key in self.pipes.keys() {
@@ -23,7 +24,7 @@ impl Fabric {
         }
     }
 
-    /// All paths work again. What was on its way arrives.
+    /// Restores all paths. Data in flight arrives.
     pub fn mend(&mut self) {
         self.silent.clear();
         for key in self.pipes.keys() {
@@ -34,23 +35,23 @@ impl Fabric {
         }
     }
 
-    /// The process of a node is killed: its sockets are closed, as a kernel does, and it says no goodbye.
+    /// Kills the process of a node: its sockets are closed, as a kernel closes them, and it sends no goodbye.
     pub fn kill(&mut self, node: usize) {
         self.close_all(node);
     }
 
-    /// There is something new on the connection-manager channel of a node, which its provider knows.
+    /// Raises the readiness of a node's connection-manager channel, with an event that its provider has.
     pub fn ring(&mut self, node: usize) {
         self.ports[node].channels[0].wake = true;
         self.raise(node, 0);
     }
 
-    /// Whether nothing gets from one node to the other.
+    /// Returns true if nothing passes from one node to the other.
     pub(super) fn is_silent(&self, from: usize, to: usize) -> bool {
         self.silent.contains(&(from, to))
     }
 
-    /// Whether a path between two addresses is silent, one way or both.
+    /// Returns true if a path between two addresses is silent, in one direction or in both.
     pub(super) fn is_broken(&self, one: SocketAddr, other: SocketAddr) -> bool {
         let (one, other) = (node_of(one), node_of(other));
         self.is_silent(one, other) || self.is_silent(other, one)

@@ -11,7 +11,7 @@ use rdma_reactor::{Clock, Edge, Interest, Poller, Readiness, Wake};
 use super::fabric::{OwnDescriptor, Shared, let_others_speak, lock};
 use super::net::descriptor;
 
-/// The instant of virtual time 0. Its value makes no difference.
+/// Returns the instant of virtual time 0. Its value makes no difference.
 #[must_use]
 pub fn instant(virtual_ns: u64) -> Instant {
     static BASE: OnceLock<Instant> = OnceLock::new();
@@ -20,13 +20,13 @@ pub fn instant(virtual_ns: u64) -> Instant {
     base + Duration::from_nanos(virtual_ns)
 }
 
-/// The virtual time of an instant, ns.
+/// Returns the virtual time of an instant, ns.
 #[must_use]
 pub fn virtual_ns(at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(instant(0)).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Virtual time. A look at it takes a moment.
+/// The virtual clock. A reading takes a moment.
 pub struct SimClock(pub Shared);
 
 impl std::fmt::Debug for SimClock {
@@ -46,20 +46,20 @@ impl Clock for SimClock {
     }
 }
 
-/// Edge-triggered readiness of a node's channels, as of nested epoll descriptors. Everything new gives an edge; edges
-/// are coalesced, and reported only while there is something behind them. Now and then an edge comes for nothing.
+/// Edge-triggered readiness of a node's channels, as of nested epoll descriptors. Each new event gives an edge; edges
+/// are coalesced, and reported only while something is readable or writable. Now and then an edge is spurious.
 pub struct SimPoller {
     node: usize,
     fabric: Shared,
-    /// A real descriptor, which has to exist, although nobody polls it.
+    /// A real descriptor, which must exist, although nobody polls it.
     file: File,
 }
 
 impl SimPoller {
-    /// The poller of `node`.
+    /// Returns the poller of `node`.
     ///
     /// # Panics
-    /// Without `/dev/null`.
+    /// Panics if `/dev/null` does not exist.
     #[must_use]
     pub fn new(node: usize, fabric: Shared) -> Self {
         Self { node, fabric, file: File::open("/dev/null").expect("/dev/null") }
@@ -114,10 +114,10 @@ impl Poller for SimPoller {
                 edges.push(Edge { token: own.token, readiness: Readiness::new(true, false, false) });
             }
         }
-        // A wait that would not end at once: nothing may be left to do.
+        // A wait that would not return immediately: no work may remain.
         if timeout != Some(Duration::ZERO) && edges.len() == before && !woken {
             if let Some(what) = fabric.asleep_on(self.node) {
-                let violation = format!("node{} waits, though there is {what}", self.node);
+                let violation = format!("node{} waits in spite of {what}", self.node);
                 fabric.violations.push(violation);
             }
         }

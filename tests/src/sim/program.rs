@@ -21,9 +21,9 @@ use super::swarm::{Call, MS, NodeOptions, WorkOptions};
 use super::tcp::address;
 use super::threads::Threads;
 
-/// The port every node listens on.
+/// The port on which every node listens.
 const PORT: u16 = 7471;
-/// Largest delay of a timer, or of anything else that is due, while the node runs, ns.
+/// The largest delay of a timer, or of anything else that is due, while the node runs, ns.
 const LATE: u64 = 100 * MS;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Timer {
     pub(super) paused: u64,
 }
 
-/// Whether a node has quiet sends: one in four does.
+/// Returns true if a node has quiet sends: one in four does.
 pub(super) fn is_quiet(seed: u64, node: usize) -> bool {
     Rng::new(mix(seed) ^ node as u64, "quiet").index(4) == 0
 }
@@ -44,9 +44,9 @@ pub struct State {
     pub(super) node: usize,
     pub(super) options: NodeOptions,
     pub(super) work: WorkOptions,
-    /// The reactor does not tell of messages that were copied.
+    /// The reactor does not call `on_send_complete` for copied messages.
     pub(super) quiet: bool,
-    /// Largest messages of all nodes.
+    /// The largest messages of all nodes.
     pub(super) max_messages: Vec<u32>,
     pub(super) rng: Rng,
     pub(super) fabric: Shared,
@@ -54,11 +54,11 @@ pub struct State {
     pub(super) memories: Memories,
     /// Byte streams.
     pub streams: Streams<Flows>,
-    /// Connections that have not had their last callback: cookie and side.
+    /// The connections before their last callback: cookie and side.
     pub live: BTreeMap<ConnectionId, (u64, usize)>,
     pub(super) stale: Vec<ConnectionId>,
     listener: Option<ListenerId>,
-    /// Descriptors of its own.
+    /// The descriptors of the program.
     pub(super) watched: BTreeMap<IoId, File>,
     pub(super) timers: BTreeMap<u64, Timer>,
     next_timer: u64,
@@ -66,9 +66,9 @@ pub struct State {
     pub(super) kept: Vec<(DetachedMessage, Vec<u8>)>,
     buffers: Vec<SendBuffer>,
     budget: u32,
-    /// Number of connections that are still to be opened in the place of others.
+    /// The number of connections that are still to be opened to replace ended ones.
     pub(super) storm: u32,
-    /// There are no more random calls, only messages that are still to be sent.
+    /// Random calls have ended; only the remaining messages are sent.
     pub calm: bool,
 }
 
@@ -82,7 +82,7 @@ pub struct Program<'a> {
 }
 
 impl State {
-    /// The program of a node that has done nothing yet.
+    /// Returns the program of a node that has done nothing yet.
     #[must_use]
     pub fn new(
         seed: u64,
@@ -129,25 +129,25 @@ impl State {
         }
     }
 
-    /// Virtual time, and how much of it this node did not run.
+    /// Returns the virtual time, and the part of it that this node did not run.
     pub(super) fn times(&self) -> (u64, u64) {
         let fabric = lock(&self.fabric);
         (fabric.now(), fabric.paused(self.node))
     }
 
-    /// Whether at most `bound` has passed since, without the time in which the node did not run.
+    /// Returns true if at most `bound` has passed since a time, not counting the time that the node did not run.
     pub(super) fn is_within(&self, since: (u64, u64), bound: u64) -> bool {
         let (now, paused) = self.times();
         now <= since.0 + bound + LATE + (paused - since.1)
     }
 
-    /// Lets go of some of the messages that were kept.
+    /// Releases some of the kept messages.
     pub fn release(&mut self, all: bool) {
         let count = if all { self.kept.len() } else { self.rng.index(self.kept.len() + 1) };
         for _ in 0..count {
             let at = self.rng.index(self.kept.len());
             let (message, expected) = self.kept.swap_remove(at);
-            self.check(*message == *expected, format_args!("a kept message of {} changed", message.connection()));
+            self.check(*message == *expected, format_args!("a kept message of {} has changed", message.connection()));
             drop(message);
         }
         if all {
@@ -181,7 +181,7 @@ impl Program<'_> {
         }
     }
 
-    /// Opens a connection to some node, seldom this one.
+    /// Opens a connection to a node, seldom to this one.
     pub fn open(&mut self, cx: &mut Context<'_>) {
         let state = &mut *self.state;
         let nodes = state.max_messages.len();
@@ -239,9 +239,9 @@ impl Program<'_> {
         self.state.note(format_args!("send {sequence} on {id}, {} bytes: {result:?}", bytes.len()));
         let expected = match result {
             Ok(send) => usable && room > 0 && (send.sequence(), send.kind()) == (next, SendKind::Message),
-            // Messages past one buffer need memory besides.
+            // Messages larger than one buffer also need transfer memory.
             Err(SendErrorKind::WouldBlock(_)) => usable && (room == 0 || bytes.len() > max),
-            // The connection may be ending without the program having been told.
+            // The connection may be ending before the program is notified.
             Err(SendErrorKind::Closed) => room == 0,
             _ => false,
         };
@@ -259,7 +259,7 @@ impl Program<'_> {
         result.is_ok()
     }
 
-    /// Sends the messages that a connection still wants to send.
+    /// Sends the remaining messages of a connection.
     pub fn pump(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let most = if self.state.calm { u64::MAX } else { self.state.rng.range(0..=self.state.work.burst) };
         for _ in 0..most {
@@ -274,7 +274,7 @@ impl Program<'_> {
         }
     }
 
-    /// Ends all mischief: the wanted messages are sent, and one more on each connection.
+    /// Ends the random calls: sends the remaining messages, and one more on each connection.
     pub fn settle(&mut self, cx: &mut Context<'_>) {
         self.state.calm = true;
         self.state.release(true);
@@ -292,11 +292,11 @@ impl Program<'_> {
     pub fn cancel_timers(&mut self, cx: &mut Context<'_>) {
         for (token, timer) in std::mem::take(&mut self.state.timers) {
             let cancelled = cx.cancel_timer(timer.id);
-            self.state.check(cancelled, format_args!("timer {token} was gone before it fired"));
+            self.state.check(cancelled, format_args!("timer {token} did not exist before it fired"));
         }
     }
 
-    /// Enters the progress of this node's streams into the books.
+    /// Copies the progress of this node's streams into the audit.
     pub fn note_flows(&mut self) {
         let times = self.state.times();
         for (id, flow) in &self.state.streams.handler.flows {
@@ -322,7 +322,7 @@ impl Program<'_> {
         self.state.live.keys().nth(nth).copied()
     }
 
-    /// Opens a connection in the place of one that is gone.
+    /// Opens a connection to replace an ended one.
     pub(super) fn reopen(&mut self, cx: &mut Context<'_>) {
         if !self.state.calm && self.state.storm > 0 {
             self.state.storm -= 1;
@@ -330,7 +330,7 @@ impl Program<'_> {
         }
     }
 
-    /// Calls anything.
+    /// Makes a random call.
     pub(super) fn mischief(&mut self, cx: &mut Context<'_>, about: Option<ConnectionId>) {
         if self.state.memories.budget > 0 {
             self.operate(cx, about);
@@ -369,7 +369,7 @@ impl Program<'_> {
                     self.state.buffers.push(buffer);
                 }
             }
-            // The end of a connection is rare among its calls.
+            // Closes are rare among the calls of a connection.
             (Call::CloseSelf, _) if self.state.rng.chance(200) => {
                 if let Some(id) = about {
                     self.close(cx, id);
@@ -415,10 +415,10 @@ impl Program<'_> {
         }
     }
 
-    /// Watches a descriptor of its own, or the oldest no more.
+    /// Watches a descriptor of the program, or stops watching the oldest one.
     fn watch(&mut self, cx: &mut Context<'_>) {
         if self.state.watched.len() < 2 && self.state.rng.chance(700) {
-            // Only its number matters.
+            // The content of the file does not matter, only the descriptor's number.
             let file = File::open("/dev/null").expect("/dev/null");
             let io = cx.register_io(&file, Interest::READABLE);
             self.state.note(format_args!("watches {io:?}"));
@@ -447,7 +447,7 @@ impl Program<'_> {
             && cx.peer_address(id).is_none()
             && cx.private_data(id).is_empty()
             && cx.writable(id) == 0;
-        self.state.check(kept, format_args!("{id} is stale, and somebody answers"));
+        self.state.check(kept, format_args!("{id} is stale, but a call succeeded"));
     }
 
     fn set_timer(&mut self, cx: &mut Context<'_>) {

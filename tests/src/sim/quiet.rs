@@ -1,5 +1,4 @@
-//! A network on which nothing goes wrong, for tests that write their own history: nodes on virtual time, each of which gets a
-//! turn when it is due.
+//! A network without faults, for tests that write their own history: nodes on virtual time, each of which gets a turn when it is due.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,16 +20,16 @@ use super::rng::Rng;
 use super::swarm::{FaultOptions, MS, NetOptions};
 use super::trace::Trace;
 
-/// Number of steps that a history may take.
+/// The largest number of steps of a history.
 const STEPS: u64 = 10_000_000;
 
-/// A network of `nodes` nodes.
+/// Returns a network of `nodes` nodes.
 #[must_use]
 pub fn network(nodes: usize) -> Shared {
     network_of(nodes, 1448)
 }
 
-/// A network of `nodes` nodes, whose TCP segments have `segment` octets.
+/// Returns a network of `nodes` nodes, with TCP segments of `segment` bytes.
 #[must_use]
 pub fn network_of(nodes: usize, segment: usize) -> Shared {
     let net = NetOptions {
@@ -50,17 +49,17 @@ pub fn network_of(nodes: usize, segment: usize) -> Shared {
     Arc::new(Mutex::new(Fabric::new(1, nodes, net, faults, Trace::new(0))))
 }
 
-/// The randomness of a node.
+/// Returns the randomness of a node.
 #[must_use]
 pub fn entropy(node: usize) -> rdma_reactor::Entropy {
     let mut rng = Rng::new(node as u64, "entropy");
     Box::new(move |bytes: &mut [u8]| rng.fill(bytes))
 }
 
-/// What the reactor of a node runs on: the embedded provider, over the sockets of the network.
+/// Returns the parts below the reactor of a node: the embedded provider, over the sockets of the network.
 ///
 /// # Panics
-/// When the default settings are refused.
+/// Panics if the default settings are refused.
 #[must_use]
 pub fn parts(node: usize, fabric: &Shared) -> Parts {
     let net = SimNet::new(node, Arc::clone(fabric));
@@ -72,22 +71,22 @@ pub fn parts(node: usize, fabric: &Shared) -> Parts {
     }
 }
 
-/// The reactor of a node.
+/// Returns the reactor of a node.
 ///
 /// # Panics
-/// When a setting is out of its range.
+/// Panics if a setting is out of its range.
 #[must_use]
 pub fn reactor(node: usize, fabric: &Shared, config: Config) -> Reactor {
     Reactor::with_parts(config, parts(node, fabric)).expect("settings in range")
 }
 
-/// The reactor of a node, whose calls to its provider, its sockets and its poller pass a gate.
+/// Returns the reactor of a node, with a gate in front of its provider, its sockets and its poller.
 ///
 /// # Errors
 /// The first call that the gate fails.
 ///
 /// # Panics
-/// When the default settings of the provider are refused.
+/// Panics if the default settings of the provider are refused.
 pub fn gated(node: usize, fabric: &Shared, gate: &Gate, config: Config) -> Result<Reactor, Error> {
     let net = GatedNet::new(SimNet::new(node, Arc::clone(fabric)), gate.clone());
     let inner = Iwarp::new(IwarpConfig::default(), net, entropy(node)).expect("default settings");
@@ -99,32 +98,31 @@ pub fn gated(node: usize, fabric: &Shared, gate: &Gate, config: Config) -> Resul
     Reactor::with_parts(config, parts)
 }
 
-/// A node: its reactor, its program, and whether the last turn left something to do.
+/// A node: its reactor, its program, and its need for a turn.
 #[allow(missing_debug_implementations, reason = "a program is anything")]
 pub struct Node {
     /// The reactor.
     pub reactor: Reactor,
     /// The program.
     pub handler: Box<dyn Handler>,
-    /// The last turn has left something to do.
+    /// The last turn has left work to do.
     pub more: bool,
     /// The node takes no turns.
     pub dead: bool,
 }
 
 impl Node {
-    /// A node that is due for its first turn.
+    /// Returns a node that is due for its first turn.
     #[must_use]
     pub fn new(reactor: Reactor, handler: Box<dyn Handler>) -> Self {
         Self { reactor, handler, more: true, dead: false }
     }
 }
 
-/// Gives each node that is due one turn. If none is, time passes until something happens, or a millisecond if nothing is to
-/// come.
+/// Gives one turn to each node that is due. If none is, advances the time to the next event, or by a millisecond if no event is scheduled.
 ///
 /// # Errors
-/// The first turn that failed, with the number of its node, which is due again. The nodes behind it have had no turn.
+/// The first turn that failed, with the number of its node, which is due again. The nodes behind it had no turn.
 pub fn step(fabric: &Shared, nodes: &mut [Node]) -> Result<(), (usize, Error)> {
     let now = lock(fabric).now();
     let mut idle = true;
@@ -148,7 +146,7 @@ pub fn step(fabric: &Shared, nodes: &mut [Node]) -> Result<(), (usize, Error)> {
 /// Steps until a condition holds.
 ///
 /// # Panics
-/// When a turn fails, and when the condition does not hold after ten million steps.
+/// Panics if a turn fails, and if the condition does not hold after ten million steps.
 pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnMut(&[Node]) -> bool) {
     for _ in 0..STEPS {
         if done(nodes) {
@@ -159,12 +157,12 @@ pub fn until(fabric: &Shared, nodes: &mut [Node], what: &str, mut done: impl FnM
     panic!("not in {STEPS} steps: {what}");
 }
 
-/// A program that notes what came of its attempts to connect. Clones are of the same node.
+/// A program that notes the results of its attempts to connect. Clones belong to the same node.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
-    /// The connections that came up.
+    /// The established connections.
     pub up: Rc<RefCell<Vec<ConnectionId>>>,
-    /// The errors of those that did not.
+    /// The errors of the failed attempts.
     pub errors: Rc<RefCell<Vec<ConnectError>>>,
 }
 

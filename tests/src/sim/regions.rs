@@ -1,5 +1,5 @@
-//! The memory of a node: its own, and regions that it shares with peers until it takes them back. The file also checks
-//! who may look at which memory and when, and the content.
+//! The memory of a node: its local regions, and regions that it shares with peers until it revokes them. The file also
+//! checks the access of the program and of peers, and the content.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use super::program::Program;
 use super::rng::Rng;
 use super::swarm::MS;
 
-/// Memory of the node's own, and how many operations read and write it.
+/// Local memory of the node, and the number of operations that read and write it.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) region: Region,
     pub(super) content: Vec<u8>,
     pub(super) readers: u32,
     pub(super) writers: u32,
-    /// An operation may be done with it before it ends: the first part of a read in two, or a write that a message
-    /// follows in the place of immediate data.
+    /// An operation may complete in part before its own completion: the first part of a read in two, or a write that a
+    /// message follows in the place of immediate data.
     pub(super) early: bool,
 }
 
-/// A region that peers may use, and when that ends on its own: the time, and how long the node had been paused until
+/// A region that peers may use, and the time at which the rights expire: the time, and the total pause of the node when
 /// it was set.
 #[derive(Debug)]
 pub(super) struct Own {
@@ -40,7 +40,7 @@ pub struct Memories {
     pub(super) locals: BTreeMap<u64, Local>,
     next: u64,
     pub(super) shared: BTreeMap<usize, Own>,
-    /// Calls that are left.
+    /// The remaining number of calls.
     pub budget: u32,
 }
 
@@ -51,7 +51,7 @@ fn random(rng: &mut Rng, len: usize) -> Vec<u8> {
 }
 
 impl Memories {
-    /// Makes a memory without regions, with so many calls to make.
+    /// Returns a memory without regions, with this number of calls to make.
     #[must_use]
     pub fn new(budget: u32) -> Self {
         Self { budget, ..Self::default() }
@@ -64,18 +64,18 @@ impl Local {
     }
 }
 
-/// Whether memory could not be registered because its connection is about to end.
+/// Returns true if memory could not be registered because its connection is about to end.
 fn is_gone(error: &Error, cx: &Context<'_>, id: ConnectionId) -> bool {
     matches!(error, Error::Gone("connection")) && cx.writable(id) == 0
 }
 
-/// Whether the device of a node keeps the rights of peers to a region that it was to take back.
+/// Returns true if the device of a node has failed to release the rights of peers to a region.
 fn is_kept(fabric: &super::fabric::Shared, node: usize, region: &Region) -> bool {
     lock(fabric).ports[node].hardware.keeps(region.remote().key)
 }
 
 impl Program<'_> {
-    /// Registers memory for operations of its own.
+    /// Registers memory for the node's own operations.
     pub(super) fn register(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let state = &mut *self.state;
         let len = WORDS + state.rng.range(1..=2 * state.work.region) as usize;
@@ -91,7 +91,7 @@ impl Program<'_> {
         }
     }
 
-    /// Shares memory with the peer of a connection, or with all.
+    /// Shares memory with the peer of a connection, or with all peers.
     pub(super) fn share(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         let Some(&(cookie, side)) = self.state.live.get(&id) else { return };
         let state = &mut *self.state;
@@ -122,7 +122,7 @@ impl Program<'_> {
         }
     }
 
-    /// Changes memory that peers may read at most.
+    /// Changes memory that peers may only read.
     pub(super) fn store(&mut self) {
         let nth = self.state.rng.index(self.state.memories.shared.len());
         let (&number, own) = self.state.memories.shared.iter_mut().nth(nth).expect("as many");
@@ -132,12 +132,12 @@ impl Program<'_> {
         }
         let range = within(&mut self.state.rng, WORDS..own.region.len());
         let bytes = random(&mut self.state.rng, range.len());
-        own.region.copy_from(range.start, &bytes).expect("nothing there is lent");
+        own.region.copy_from(range.start, &bytes).expect("this range is not lent");
         self.state.note(format_args!("changes {range:?} of {number}"));
         self.audit.memory[number].store(range.start, bytes);
     }
 
-    /// Takes the rights to a region back, or drops it.
+    /// Revokes the rights to a region, or drops it.
     pub(super) fn withdraw(&mut self, cx: &mut Context<'_>, number: usize) {
         self.note_withdrawn(number);
         if self.state.rng.chance(500) {
@@ -146,13 +146,13 @@ impl Program<'_> {
         } else {
             self.state.note(format_args!("takes {number} back"));
             let Some(own) = self.state.memories.shared.get(&number) else { return };
-            // The device may keep the key, which its books say.
+            // The device may refuse to release the key; its counters show it.
             let _ = cx.revoke(&own.region);
             self.hide(number);
         }
     }
 
-    /// Notes that operations on a region that is withdrawn may fail.
+    /// Notes that operations on a withdrawn region may fail.
     fn note_withdrawn(&mut self, number: usize) {
         let shared = &self.audit.memory[number];
         let mut users: Vec<Who> = shared.writers();
@@ -171,13 +171,13 @@ impl Program<'_> {
         self.audit.memory[number].withdrawn = true;
     }
 
-    /// Checks a region that no peer reaches any more, and fills it with other bytes. One whose key the device keeps is left as it
-    /// is: peers may go on.
+    /// Checks a region that no peer can reach any more, and overwrites it. A region whose key the device keeps stays unchanged, because
+    /// peers may still use it.
     fn hide(&mut self, number: usize) {
         let Some(own) = self.state.memories.shared.get_mut(&number) else { return };
         if is_kept(&self.state.fabric, self.state.node, &own.region) {
             let lent = own.region.bytes_mut().is_some();
-            return self.state.check(!lent, format_args!("region {number} is lent, and its device keeps it"));
+            return self.state.check(!lent, format_args!("region {number} is lent, though its device keeps it"));
         }
         let mut bytes = vec![0; own.region.len()];
         own.region.copy_to(0, &mut bytes);
@@ -185,15 +185,15 @@ impl Program<'_> {
         self.state.rng.fill(&mut bytes[WORDS..]);
         match own.region.bytes_mut() {
             Some(place) => place.copy_from_slice(&bytes),
-            None => self.state.check(false, format_args!("region {number} was taken back, and is in use")),
+            None => self.state.check(false, format_args!("region {number} was revoked, but is in use")),
         }
         self.audit.memory[number].hide(bytes);
         if let Some(wrong) = wrong {
-            self.state.check(false, format_args!("region {number} when it was taken back: {wrong}"));
+            self.state.check(false, format_args!("region {number} when it was revoked: {wrong}"));
         }
     }
 
-    /// Ends the rights that only the peer of a connection had, after the connection is gone.
+    /// Ends the rights that only the peer of an ended connection had.
     pub fn forget_regions_of(&mut self, who: Who) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             let shared = &self.audit.memory[number];
@@ -204,7 +204,7 @@ impl Program<'_> {
         }
     }
 
-    /// Ends all rights after the reactor of this node is gone.
+    /// Ends all rights after the reactor of this node was dropped.
     pub fn forget_regions(&mut self) {
         for number in self.state.memories.shared.keys().copied().collect::<Vec<_>>() {
             self.note_withdrawn(number);
@@ -222,14 +222,14 @@ impl Program<'_> {
         self.state.memories.locals.clear();
     }
 
-    /// Checks the memory of the node, its access and its content: all of it, or only regions with news.
+    /// Checks the memory of the node, its access and its content: all of it, or only regions that may have changed.
     pub fn look_at_memory(&mut self, all: bool) {
         self.look_at_own(all);
         self.look_at_shared(all);
     }
 
-    /// Checks the memory that operations of this node use. An operation may have ended a few callbacks before its own:
-    /// those of the same completion come first.
+    /// Checks the memory of this node's operations. An operation may have completed a few callbacks before its own
+    /// callback: those of the same completion are called first.
     fn look_at_own(&mut self, all: bool) {
         let state = &mut *self.state;
         for (n, local) in &mut state.memories.locals {

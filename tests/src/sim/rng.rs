@@ -1,4 +1,5 @@
-//! Randomness: one seed, one stream per subsystem, so that a draw more in one place does not reshuffle the others.
+//! Randomness: one seed, and one stream per subsystem, so that one more draw in one subsystem does not change the draws
+//! of the others.
 
 use std::ops::RangeInclusive;
 
@@ -6,7 +7,7 @@ use std::ops::RangeInclusive;
 #[derive(Clone, Debug)]
 pub struct Rng([u64; 4]);
 
-/// One step of SplitMix64: a well mixed number for every input.
+/// Runs one step of SplitMix64: returns a well mixed number for every input.
 #[must_use]
 pub const fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -16,7 +17,7 @@ pub const fn mix(seed: u64) -> u64 {
 }
 
 impl Rng {
-    /// The stream of this name.
+    /// Returns the stream of this name.
     #[must_use]
     pub fn new(seed: u64, stream: &str) -> Self {
         let mut state = mix(seed);
@@ -26,13 +27,13 @@ impl Rng {
         Self::from_state(state)
     }
 
-    /// The stream of this number.
+    /// Returns the stream of this number.
     #[must_use]
     pub fn from_state(state: u64) -> Self {
         Self(std::array::from_fn(|i| mix(state.wrapping_add(i as u64))))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.0;
         let result = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -46,22 +47,22 @@ impl Rng {
         result
     }
 
-    /// A number below `n`; 0 when `n` is 0.
+    /// Returns a number below `n`, or 0 if `n` is 0.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
     }
 
-    /// An index into something of length `n`, which is not 0.
+    /// Returns an index into something of length `n`, which is not 0.
     pub fn index(&mut self, n: usize) -> usize {
         self.below(n as u64) as usize
     }
 
-    /// A number of the range.
+    /// Returns a number of the range.
     pub fn range(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// A number of the range, small ones more often: every power of two is as likely.
+    /// Returns a number of the range, small ones more often: every power of two is equally likely.
     pub fn skewed(&mut self, range: RangeInclusive<u64>) -> u64 {
         let span = range.end() - range.start();
         let bits = u64::from(64 - span.leading_zeros());
@@ -70,12 +71,12 @@ impl Rng {
         range.start() + drawn.min(span)
     }
 
-    /// True `per_mille` times out of a thousand.
+    /// Returns true `per_mille` times out of a thousand.
     pub fn chance(&mut self, per_mille: u32) -> bool {
         per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }
 
-    /// One of the items.
+    /// Returns one of the items.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.index(items.len())]
     }

@@ -13,7 +13,7 @@ use super::fabric::lock;
 use super::rng::mix;
 use super::world::{Report, Variant, World};
 
-/// Lines of the timeline in the report of a failure.
+/// The number of lines of the timeline in the report of a failure.
 const TAIL: usize = 400;
 
 /// A promise that was not kept.
@@ -23,9 +23,9 @@ pub struct Failure {
     pub seed: u64,
     /// The promise that was broken.
     pub what: String,
-    /// The end of the timeline; empty unless it was kept.
+    /// The end of the timeline; empty if no timeline was kept.
     pub tail: String,
-    /// What kind of world it was.
+    /// The kind of the world.
     pub variant: Variant,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The seed of the `nth` world.
+/// Returns the seed of the `nth` world.
 #[must_use]
 pub const fn seed(nth: u64) -> u64 {
     mix(nth ^ 0x5eed)
@@ -57,7 +57,7 @@ pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("a panic: {}", text.unwrap_or("of unknown kind"))
 }
 
-/// Lives through the world of one seed, with connections of this kind; keeps the last `keep` lines of its timeline.
+/// Runs the world of one seed, with connections of this kind. Keeps the last `keep` lines of its timeline.
 ///
 /// # Errors
 /// The first promise that was not kept.
@@ -66,26 +66,26 @@ pub fn check(seed: u64, keep: usize, variant: Variant) -> Result<Report, Failure
     let fabric = world.fabric();
     let result = catch_unwind(AssertUnwindSafe(|| world.run()));
     let result = result.unwrap_or_else(|panic| {
-        // After a panic the world is in no state to be dropped.
+        // After a panic the world cannot be dropped safely.
         std::mem::forget(world);
         Err(panic_text(&*panic))
     });
     result.map_err(|what| Failure { seed, what, tail: lock(&fabric).trace.tail(), variant })
 }
 
-/// The sum of what many worlds have seen.
+/// The sum of the figures of many worlds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Total {
-    /// Worlds.
+    /// The number of worlds.
     pub worlds: u64,
-    /// Turns, messages, connections, and virtual time of all of them; the hashes folded.
+    /// Turns, messages, connections and virtual time of all worlds, and their hashes combined.
     pub sum: Report,
 }
 
-/// Lives through `count` worlds on `threads` threads.
+/// Runs `count` worlds on `threads` threads.
 ///
 /// # Errors
-/// The first world, by number, that failed, with its number from 1 and its timeline.
+/// The number, from 1, of the first world that failed, with its failure and timeline.
 pub fn check_many(first: u64, count: u64, threads: u64, variant: Variant) -> Result<Total, (u64, Failure)> {
     let total = Mutex::new(Total::default());
     let worst = AtomicU64::new(u64::MAX);

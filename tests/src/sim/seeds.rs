@@ -1,28 +1,28 @@
-//! The seeds of a test that has worlds of its own.
+//! The seeds of a test that has its own worlds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Worlds unless the environment says how many.
+/// The number of worlds unless the environment sets it.
 const WORLDS: u64 = 4_000;
-/// Threads that they run on.
+/// The number of threads that run worlds.
 const THREADS: usize = 2;
 
-/// Runs a world for each seed: that of `NAME_SEED` alone, or the first `NAME_WORLDS` ones. What each has seen goes to `sum`. Returns
-/// their number.
+/// Runs a world for each seed: that of `NAME_SEED` alone, or the first `NAME_WORLDS` ones. Passes the result of each world to `sum`.
+/// Returns the number of worlds.
 ///
 /// # Panics
-/// When a world does, with its seed.
+/// Panics if a world does, with its seed.
 pub fn each_world<T>(name: &str, world: impl Fn(u64) -> T + Sync, sum: impl FnMut(T) + Send) -> u64 {
     each_world_of(name, WORLDS, world, sum)
 }
 
-/// As [`each_world`], with another number of worlds unless the environment sets it.
+/// Does the same as [`each_world`], with another default number of worlds.
 ///
 /// # Panics
-/// When a world does, with its seed.
+/// Panics if a world does, with its seed.
 pub fn each_world_of<T>(name: &str, worlds: u64, world: impl Fn(u64) -> T + Sync, sum: impl FnMut(T) + Send) -> u64 {
     let number = |what: &str| {
         let text = std::env::var(format!("{name}_{what}")).ok();

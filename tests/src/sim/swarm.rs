@@ -1,5 +1,5 @@
 //! Swarm testing: a seed first draws the kinds of faults, their rates, and the sizes of everything, so that rare
-//! combinations get room.
+//! combinations occur.
 
 use super::audit::LARGEST;
 use super::rng::Rng;
@@ -7,16 +7,16 @@ use super::rng::Rng;
 /// Nanoseconds per millisecond.
 pub const MS: u64 = 1_000_000;
 
-/// Everything a seed decides before anything happens.
+/// Everything that a seed decides before the world begins.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Virtual time with faults and random calls, ns.
+    /// The virtual time with faults and random calls, ns.
     pub chaos: u64,
-    /// One entry per node.
+    /// The options of each node.
     pub nodes: Vec<NodeOptions>,
     /// The byte streams.
     pub net: NetOptions,
-    /// The providers know atomics and immediate data.
+    /// The providers support atomics and immediate data.
     pub extensions: bool,
     /// The asynchronous hardware; `None` runs the embedded provider bare.
     pub hardware: Option<HardwareOptions>,
@@ -26,7 +26,7 @@ pub struct Options {
     pub work: WorkOptions,
 }
 
-/// Shortest time that a program gives a close, ns.
+/// The shortest close timeout of a program, ns.
 pub const SHORTEST_CLOSE: u64 = 50 * MS;
 
 /// Settings of one reactor and of the loop around it.
@@ -37,16 +37,16 @@ pub struct NodeOptions {
     pub transfer_memory: usize,
     pub receive_depth: u32,
     pub send_depth: u32,
-    /// Connections per completion queue.
+    /// The number of connections per completion queue.
     pub per_queue: u32,
     pub completions_per_turn: u32,
     pub max_connections: u32,
     pub max_pending: u32,
-    /// Busy poll, ns; 0 waits for events.
+    /// The time of busy polling, ns; 0: the reactor waits for events.
     pub spin: u64,
-    /// Completions of a connection per turn, and bytes.
+    /// The limits of one connection per turn: completions, and bytes.
     pub fairness: (u32, usize),
-    /// The reactor polls when it pays.
+    /// The reactor polls if that pays.
     pub adaptive: bool,
     pub keepalive: (u64, u64),
     pub connect_timeout: u64,
@@ -54,72 +54,72 @@ pub struct NodeOptions {
     pub close_timeout: u64,
     pub flush_timeout: u64,
     pub crc: bool,
-    /// The program's own loop watches the reactor's descriptor level-triggered, else edge-triggered.
+    /// The program's own loop watches the reactor's descriptor level-triggered; otherwise edge-triggered.
     pub level: bool,
 }
 
-/// The network: the freedom that every TCP has.
+/// The network, within the freedom that every TCP has.
 #[derive(Clone, Debug)]
 pub struct NetOptions {
-    /// Maximum segment size, bytes.
+    /// The maximum segment size, bytes.
     pub segment: usize,
-    /// Delay of a segment, ns.
+    /// The delay of a segment, ns.
     pub latency: (u64, u64),
-    /// Bytes on their way and unread, per direction.
+    /// The largest number of bytes in flight and unread, per direction.
     pub buffer: usize,
-    /// Per thousand: a send takes less than there is room for.
+    /// Per thousand: a send accepts fewer bytes than fit.
     pub short_write: u32,
     /// Per thousand: a call is interrupted.
     pub interrupted: u32,
     /// Per thousand: a write arrives in many small pieces.
     pub shred: u32,
-    /// Per thousand: an edge for nothing.
+    /// Per thousand: an edge is spurious.
     pub spurious: u32,
-    /// Per thousand: a poll stops early and says so.
+    /// Per thousand: a poll stops early and reports it.
     pub poll_cut: u32,
-    /// Per thousand: a connect fails at once, or an accept for want of descriptors.
+    /// Per thousand: a connect fails immediately, or an accept fails because no descriptors are left.
     pub exhausted: u32,
     /// Per thousand: the first packet of a connect is lost.
     pub lost_connect: u32,
-    /// Longest time between two looks at the clock, ns.
+    /// The longest time between two readings of the clock, ns.
     pub tick: u64,
 }
 
-/// Freedom of asynchronous hardware.
+/// The freedom of asynchronous hardware.
 #[derive(Clone, Debug)]
 pub struct HardwareOptions {
     /// Per thousand: a completion arrives late.
     pub late: u32,
-    /// Longest delay of such a completion, ns.
+    /// The longest delay of such a completion, ns.
     pub late_by: u64,
     /// Per thousand: a connection-manager event arrives late.
     pub cm_late: u32,
-    /// Per thousand: polling returns less than there is.
+    /// Per thousand: a poll returns fewer completions than are available.
     pub short_poll: u32,
     /// Per thousand: completions arrive just before the queue is armed.
     pub before_arming: u32,
-    /// Per thousand, by connection: flushing takes longer than anyone waits.
+    /// Per thousand, by connection: flushing takes longer than any timeout.
     pub lazy_flush: u32,
-    /// Per thousand: `Disconnected` comes twice.
+    /// Per thousand: `Disconnected` arrives twice.
     pub twice: u32,
-    /// Per thousand: `Disconnected` never comes.
+    /// Per thousand: `Disconnected` never arrives.
     pub never: u32,
-    /// Per thousand: destroying a queue pair takes its completions out of the queue.
+    /// Per thousand: the destruction of a queue pair removes its completions from the queue.
     pub purge: u32,
-    /// The hardware uses the extensions of the provider, if there are any, and tells how many bytes came.
+    /// The hardware uses the extensions of the provider, if it has any, and reports the number of received bytes.
     pub extensions: bool,
     /// Sends may complete before reads in front of them.
     pub overtaking: bool,
-    /// Per thousand: the device refuses to give back a queue pair, a registration or a remote key.
+    /// Per thousand: the device refuses to release a queue pair, a registration or a remote key.
     pub keeps: u32,
 }
 
 /// Faults of links and nodes.
 #[derive(Clone, Debug)]
 pub struct FaultOptions {
-    /// Mean time between two faults, ns; 0: none.
+    /// The mean time between two faults, ns; 0: there are no faults.
     pub every: u64,
-    /// Kinds that are on.
+    /// The kinds of faults that occur.
     pub kinds: Vec<Fault>,
 }
 
@@ -130,9 +130,9 @@ pub enum Fault {
     End,
     /// Both ends get a reset.
     Reset,
-    /// Nothing arrives any more, and nobody is told.
+    /// Nothing arrives any more, and nobody is notified.
     Blackhole,
-    /// The same, one way.
+    /// Nothing arrives any more in one direction.
     HalfBlackhole,
     /// Nothing arrives for a while.
     Stall,
@@ -143,37 +143,37 @@ pub enum Fault {
 /// The work of the programs.
 #[derive(Clone, Debug)]
 pub struct WorkOptions {
-    /// Connections opened from outside.
+    /// The number of connections that the world opens.
     pub connections: u32,
-    /// Messages per direction at most.
+    /// The largest number of messages per direction.
     pub messages: u64,
-    /// Random calls per callback at most.
+    /// The largest number of random calls per callback.
     pub calls: u64,
-    /// Which random calls are made.
+    /// The random calls that are made.
     pub kinds: Vec<Call>,
-    /// Random calls of a node in all.
+    /// The number of random calls of a node.
     pub budget: u32,
-    /// Connections a node opens at once in the place of those that end: a storm.
+    /// The number of connections that a node opens at the same time to replace those that end: a storm.
     pub storm: u32,
     /// Per thousand: a connect request is refused.
     pub refuse: u32,
     /// Per thousand: a message is kept past its callback.
     pub detach: u32,
-    /// Messages a pump sends at most before it waits for a completion.
+    /// The largest number of messages that are sent before the program waits for a completion.
     pub burst: u64,
-    /// One-sided operations of a node in all, and calls about them per callback at most.
+    /// The number of one-sided operations of a node. Below it: the largest number of calls about them per callback.
     pub operations: u32,
     /// See `operations`.
     pub operations_burst: u64,
-    /// Largest region, bytes.
+    /// The largest region, bytes.
     pub region: u64,
-    /// Per thousand: an operation is tried without the right to.
+    /// Per thousand: an operation is posted without the right to it.
     pub trespass: u32,
     /// Per thousand: a connection carries a byte stream.
     pub streams: u32,
-    /// Bytes per direction of a stream at most.
+    /// The largest number of bytes per direction of a stream.
     pub stream_bytes: u64,
-    /// Things that other threads say to a node in all, and at most at once.
+    /// The number of messages from other threads to a node. Below it: the largest number of them in flight.
     pub said: u32,
     /// See `said`.
     pub unheard: u32,
@@ -184,15 +184,15 @@ pub struct WorkOptions {
 pub enum Call {
     /// `send` on some connection.
     Send,
-    /// `send_buffer` at once.
+    /// `send_buffer`, immediately.
     SendBuffer,
-    /// `buffer`, sent or dropped later.
+    /// `buffer`; the buffer is sent or dropped later.
     HoldBuffer,
-    /// `close` of the connection the callback is about.
+    /// `close` of the connection of the callback.
     CloseSelf,
-    /// `close` of any other.
+    /// `close` of any other connection.
     CloseOther,
-    /// Everything on an id that is stale.
+    /// All calls on a stale id.
     Stale,
     /// `connect`.
     Connect,
@@ -202,7 +202,7 @@ pub enum Call {
     SetTimer,
     /// `cancel_timer`.
     CancelTimer,
-    /// Drops a message that was kept.
+    /// Drops a kept message.
     Release,
     /// Queries and `set_user`.
     Look,
@@ -210,9 +210,9 @@ pub enum Call {
     TooLong,
     /// `register_io`, or `deregister_io`.
     Watch,
-    /// Another thread says something to some node, just now.
+    /// Another thread sends a message to a node during the callback.
     Speak,
-    /// The callback takes its time.
+    /// The callback takes a long time.
     Dawdle,
 }
 
@@ -238,7 +238,7 @@ const CALLS: [Call; 16] = [
 const FAULTS: [Fault; 6] =
     [Fault::End, Fault::Reset, Fault::Blackhole, Fault::HalfBlackhole, Fault::Stall, Fault::Pause];
 
-/// Off half of the time, else rare or frequent.
+/// Returns a rate: 0 half of the time, otherwise rare or frequent.
 fn rate(rng: &mut Rng, most: u64) -> u32 {
     if rng.chance(500) { 0 } else { rng.skewed(1..=most) as u32 }
 }

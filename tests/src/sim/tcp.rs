@@ -1,4 +1,4 @@
-//! TCP as a program sees it: streams with bounded buffers, and segments that arrive in order and in their own time.
+//! TCP as a program sees it: streams with bounded buffers, and segments that arrive in order and at their own times.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ use super::local::Local;
 use super::swarm::{Fault, MS};
 use super::udp::Udp;
 
-/// Largest number of pieces that one write is shredded into.
+/// The largest number of pieces of one shredded write.
 const PIECES: usize = 48;
 
 /// The kind of a socket.
@@ -25,47 +25,47 @@ pub(super) enum Kind {
     },
     Connecting,
     Connected,
-    /// Within a host, for packets.
+    /// A socket for packets within a host.
     Local(Box<Local>),
-    /// For packets of UDP.
+    /// A socket for UDP packets.
     Udp(Box<Udp>),
 }
 
-/// One end.
+/// One end of a connection, a listener, or another socket.
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) node: usize,
-    /// `None` until the program has it.
+    /// The channel of the socket; `None` until the program accepts it.
     pub(super) channel: Option<Channel>,
     pub(super) kind: Kind,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
-    /// The initiator's address: names the connection.
+    /// The initiator's address, which names the connection.
     pub(super) link: SocketAddr,
     tx: Option<Key>,
-    /// The other end.
+    /// The socket at the other end.
     twin: Option<Key>,
     rx: VecDeque<u8>,
     eof: bool,
     error: Option<ErrorKind>,
-    /// A send was cut short, so room is news.
+    /// A send was cut short, so room to send is reported.
     nospace: bool,
     shut: bool,
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Debug)]
 pub(super) struct Pipe {
     src: Key,
     dst: Key,
-    /// The nodes that it leads from and to.
+    /// The sending and the receiving node.
     pub(super) nodes: (usize, usize),
     segments: VecDeque<(u64, Segment)>,
     undelivered: usize,
     last: u64,
     /// Nothing arrives before this time.
     pub(super) stalled: u64,
-    /// Octets that are sent from now on are lost, and answered by a reset.
+    /// Bytes that are sent from now on are lost, and answered by a reset.
     cut: bool,
 }
 
@@ -80,13 +80,13 @@ fn gone() -> io::Error {
     ErrorKind::NotConnected.into()
 }
 
-/// The address of a node.
+/// Returns the address of a node.
 #[must_use]
 pub fn address(node: usize, port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(10, 0, 0, node as u8 + 1), port))
 }
 
-/// The node of an address.
+/// Returns the node of an address.
 pub(super) fn node_of(address: SocketAddr) -> usize {
     match address {
         SocketAddr::V4(v4) => usize::from(v4.ip().octets()[3]).saturating_sub(1),
@@ -120,7 +120,7 @@ impl Fabric {
         })
     }
 
-    /// The readiness of a socket; `None` when it is gone.
+    /// Returns the readiness of a socket, or `None` if it does not exist.
     pub(super) fn mask(&self, key: Key) -> Option<Ready> {
         let s = self.sockets.get(key)?;
         let failed = s.error.is_some();
@@ -137,7 +137,7 @@ impl Fabric {
         })
     }
 
-    /// Room for sending.
+    /// Returns the number of bytes that a send accepts.
     fn free(&self, key: Key) -> usize {
         let Some(s) = self.sockets.get(key) else { return 0 };
         let unread = s.twin.and_then(|twin| self.sockets.get(twin)).map_or(0, |twin| twin.rx.len());
@@ -145,7 +145,7 @@ impl Fabric {
         self.net.buffer.saturating_sub(unread + flying)
     }
 
-    /// Something new on a socket.
+    /// Notes new readiness of a socket.
     pub(super) fn edge(&mut self, key: Key) {
         let Some(s) = self.sockets.get(key) else { return };
         let (node, Some(channel)) = (s.node, s.channel) else { return };
@@ -156,7 +156,7 @@ impl Fabric {
         self.raise(node, index(channel));
     }
 
-    /// Adds a socket to a channel; readiness that is there counts as new.
+    /// Adds a socket to a channel. Existing readiness counts as new.
     pub(super) fn watch(&mut self, key: Key, channel: Channel) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         let node = s.node;
@@ -247,7 +247,7 @@ impl Fabric {
         self.dialled.push((local, [node, node_of(peer)]));
         let latency = self.latency();
         if !self.calm && self.rng.chance(self.net.lost_connect) {
-            // The packet is sent again after a second, or is never heard of again.
+            // The packet is sent again after a second, or is lost.
             if self.rng.chance(500) {
                 self.at(self.now + 1000 * MS + latency, Event::Syn(key));
             }
@@ -277,7 +277,7 @@ impl Fabric {
 
     pub(super) fn all_acknowledged(&self, key: Key) -> bool {
         let pipe = self.sockets.get(key).and_then(|s| s.tx).and_then(|pipe| self.pipes.get(pipe));
-        // Acknowledgements come on the way back.
+        // Acknowledgements arrive in the opposite direction.
         pipe.is_none_or(|pipe| pipe.undelivered == 0 && !self.is_silent(pipe.nodes.1, pipe.nodes.0))
     }
 
@@ -329,7 +329,7 @@ impl Fabric {
         if n < total {
             s.nospace = true;
             if n < free {
-                // The send was cut short although there is room, so room is announced soon.
+                // The send was cut short although there is room, so room is reported soon.
                 let after = self.latency();
                 self.at(self.now + after, Event::Room(key));
             }
@@ -389,14 +389,14 @@ impl Fabric {
         }
     }
 
-    /// Notes that a program that found no room is to be told when there is some.
+    /// Notes that a program that found no room is to be notified of it.
     pub(super) fn wants_room(&mut self, key: Key) {
         if let Some(s) = self.sockets.get_mut(key) {
             s.nospace = true;
         }
     }
 
-    /// The peer of an established connection with something to read.
+    /// Returns the peer of an established connection with unread bytes.
     pub(super) fn unread(&self, node: usize) -> Option<SocketAddr> {
         let mut established =
             self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(Channel::Completion));
@@ -407,7 +407,7 @@ impl Fabric {
         left.map(|(_, s)| s.peer)
     }
 
-    /// Closes the sockets that a program has left behind.
+    /// Closes the sockets that a program has left open.
     pub(super) fn close_all(&mut self, node: usize) {
         for key in self.sockets.keys() {
             if self.sockets.get(key).is_some_and(|s| s.node == node) {
@@ -416,7 +416,7 @@ impl Fabric {
         }
     }
 
-    // Acts of the network.
+    // Actions of the network.
 
     fn transmit(&mut self, key: Key, bytes: Vec<u8>) {
         let Some(pipe) = self.pipes.get(key) else { return };
@@ -451,7 +451,7 @@ impl Fabric {
         self.at(at, Event::Deliver(key));
     }
 
-    /// Drops the octets that were not sent yet.
+    /// Drops the bytes that were not sent yet.
     fn truncate(&mut self, key: Key) {
         let Some(pipe) = self.pipes.get_mut(key) else { return };
         let keep = self.rng.index(pipe.segments.len() + 1);
@@ -461,7 +461,7 @@ impl Fabric {
 
     pub(super) fn deliver(&mut self, key: Key) {
         let now = self.now;
-        // The way back is silent, so no answer is heard.
+        // The opposite direction is silent, so no answer arrives.
         let unheard = self.pipes.get(key).is_some_and(|pipe| self.is_silent(pipe.nodes.1, pipe.nodes.0));
         while let Some(pipe) = self.pipes.get_mut(key) {
             if pipe.stalled > now {
@@ -505,7 +505,7 @@ impl Fabric {
         }
     }
 
-    /// Tells a socket that its connection is gone.
+    /// Fails a socket: its connection does not exist any more.
     pub(super) fn fail_socket(&mut self, key: Key, kind: ErrorKind) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         s.error = Some(kind);
@@ -583,7 +583,7 @@ impl Fabric {
 
     // Faults.
 
-    /// Breaks one connection.
+    /// Injects a fault into one connection.
     pub(super) fn break_link(&mut self, fault: Fault, time: u64) {
         let mut candidates = Vec::new();
         for (key, s) in self.sockets.iter() {
@@ -625,7 +625,7 @@ impl Fabric {
         }
     }
 
-    /// Links that are silent work again, or TCP gives them up.
+    /// Restores silent links, or ends their connections as TCP does.
     pub(super) fn heal_links(&mut self) {
         for key in self.pipes.keys() {
             let give_up = self.fault_rng.chance(300);

@@ -1,5 +1,5 @@
-//! Other threads that talk to the reactors, as far as one thread can play them: in the middle of turns, in callbacks,
-//! and while everybody sleeps.
+//! Other threads that send messages to the reactors, as far as one thread can simulate them: in the middle of turns, in
+//! callbacks, and while all nodes sleep.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,19 +9,19 @@ use rdma_reactor::{HandleError, ReactorHandle};
 /// One message of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// Number of the thread.
+    /// The number of the thread.
     pub thread: usize,
-    /// Number of messages that this thread had sent to the same reactor before.
+    /// The number of messages that this thread has sent to the same reactor before.
     pub nth: u64,
 }
 
 #[derive(Debug)]
 struct Listener {
     remote: ReactorHandle<Said>,
-    /// Largest number of messages on their way at once.
+    /// The largest number of messages in flight.
     limit: u64,
     gone: bool,
-    /// Numbers of messages said and heard, by thread.
+    /// The numbers of messages sent and received, by thread.
     said: BTreeMap<usize, (u64, u64)>,
 }
 
@@ -31,7 +31,7 @@ impl Listener {
     }
 }
 
-/// The other threads, and the books of their messages.
+/// The other threads, and the records of their messages.
 #[derive(Clone, Debug, Default)]
 pub struct Threads(Arc<Mutex<Vec<Listener>>>);
 
@@ -45,10 +45,10 @@ impl Threads {
         self.listeners().push(Listener { remote, limit: limit.into(), gone: false, said: BTreeMap::new() });
     }
 
-    /// Lets a thread send a message to a node.
+    /// Sends a message from a thread to a node.
     ///
     /// # Errors
-    /// A result that should not have come.
+    /// An unexpected result.
     pub fn say(&self, node: usize, thread: usize) -> Result<(), String> {
         let mut listeners = self.listeners();
         let listener = &mut listeners[node];
@@ -63,14 +63,14 @@ impl Threads {
         };
         *said += u64::from(result.is_ok());
         if listener.gone {
-            // All of this is harmless.
+            // These calls have no effect.
             listener.remote.wake();
             listener.remote.stop();
         }
         if kept { Ok(()) } else { Err(format!("said to node{node}, {unheard} unheard: {result:?}")) }
     }
 
-    /// Notes that a node has heard a message; returns whether it was the next one of its thread.
+    /// Notes that a node has received a message. Returns true if it was the next one of its thread.
     #[must_use]
     pub fn heard(&self, node: usize, said: Said) -> bool {
         let mut listeners = self.listeners();
@@ -80,19 +80,19 @@ impl Threads {
         kept
     }
 
-    /// Number of messages that an existing node has not heard yet.
+    /// Returns the number of messages that an existing node has not received yet.
     #[must_use]
     pub fn unheard(&self, node: usize) -> u64 {
         let listeners = self.listeners();
         if listeners[node].gone { 0 } else { listeners[node].unheard() }
     }
 
-    /// Forgets all reactors. What they are rung with knows the network, and that knows these threads: nothing of it would go.
+    /// Forgets all reactors. Their wakers hold the network, which holds these threads; without this call neither would be dropped.
     pub fn disperse(&self) {
         self.listeners().clear();
     }
 
-    /// A node's reactor was dropped.
+    /// Notes that a node's reactor was dropped.
     pub fn gone(&self, node: usize) {
         self.listeners()[node].gone = true;
     }

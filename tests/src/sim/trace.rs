@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
 
-/// See the [module](self).
+/// The history. See the [module](self).
 #[derive(Debug)]
 pub struct Trace {
     hash: Fnv,
@@ -25,7 +25,7 @@ impl Write for Fnv {
 }
 
 impl Trace {
-    /// An empty history; its last `keep` lines are kept as text, too.
+    /// Returns an empty history, which keeps its last `keep` lines as text.
     #[must_use]
     pub fn new(keep: usize) -> Self {
         Self { hash: Fnv(0xcbf2_9ce4_8422_2325), lines: VecDeque::new(), keep, count: 0 }
@@ -34,7 +34,7 @@ impl Trace {
     /// Adds a line with the time, the node and the event.
     pub fn line(&mut self, now: u64, who: &str, what: fmt::Arguments<'_>) {
         self.count += 1;
-        // Writing to a hash or a string never fails.
+        // Writing to a hash or a string cannot fail.
         let _ = self.hash.write_fmt(format_args!("{now} {who} {what}"));
         if self.keep > 0 {
             if self.lines.len() == self.keep {
@@ -44,19 +44,19 @@ impl Trace {
         }
     }
 
-    /// A number that stands for the whole history.
+    /// Returns the hash of the whole history.
     #[must_use]
     pub const fn hash(&self) -> u64 {
         self.hash.0
     }
 
-    /// Lines so far.
+    /// Returns the number of lines so far.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The last lines, one per line.
+    /// Returns the last lines, one per line.
     #[must_use]
     pub fn tail(&self) -> String {
         self.lines.iter().fold(String::new(), |text, line| text + line + "\n")

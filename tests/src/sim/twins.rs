@@ -1,7 +1,7 @@
-//! Two devices of one reactor, which give their regions equal keys: two embedded providers behind one [`Provider`], each with the
-//! sockets of a node of its own.
+//! Two devices of one reactor, which assign equal keys to their regions: two embedded providers behind one [`Provider`], each with the
+//! sockets of its own node.
 //!
-//! The lowest bit of the slot in each id says which device the object belongs to.
+//! The lowest bit of the slot in each id selects the device of the object.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -36,10 +36,10 @@ use super::rng::Rng;
 use crate::forward::Forward;
 use crate::gate::Gate;
 
-/// Number of different keys that a device draws from.
+/// The number of different keys that a device draws from.
 const KEYS: u64 = 256;
 
-/// The first port of the addresses that are reached over the first device; the next one is reached over the second.
+/// The first port of the addresses that are reached over the first device. The next port is reached over the second.
 pub const PORT: u16 = 7471;
 
 const fn outer(side: usize, key: Key) -> Key {
@@ -50,7 +50,7 @@ const fn inner(key: Key) -> (usize, Key) {
     ((key.slot() & 1) as usize, Key::new(key.slot() >> 1, key.generation()))
 }
 
-/// The device that has an address of [`super::tcp::address`] of the first two nodes.
+/// Returns the device that has an address of [`super::tcp::address`] of the first two nodes.
 fn side_of(address: IpAddr) -> usize {
     match address {
         IpAddr::V4(ip) => usize::from(ip.octets()[3] == 2),
@@ -58,7 +58,7 @@ fn side_of(address: IpAddr) -> usize {
     }
 }
 
-/// Randomness of which each draw of four bytes is one of a few small numbers.
+/// Returns randomness with few different values for each draw of four bytes.
 fn entropy(seed: u64) -> rdma_reactor::Entropy {
     let mut rng = Rng::new(seed, "keys");
     Box::new(move |bytes: &mut [u8]| {
@@ -69,10 +69,11 @@ fn entropy(seed: u64) -> rdma_reactor::Entropy {
     })
 }
 
-/// What a reactor with two devices runs on: those of the first two nodes. The calls to each device pass its gate.
+/// Returns the parts below a reactor with two devices: those of the first two nodes. The calls to each device pass its
+/// gate.
 ///
 /// # Panics
-/// When the default settings are refused.
+/// Panics if the default settings are refused.
 #[must_use]
 pub fn parts(seed: u64, fabric: &Shared, gates: &[Gate; 2]) -> Parts {
     let side = |node: usize| {
@@ -92,7 +93,7 @@ pub fn parts(seed: u64, fabric: &Shared, gates: &[Gate; 2]) -> Parts {
 struct TwinPoller([SimPoller; 2]);
 
 impl TwinPoller {
-    /// The nodes that a descriptor is of. The connection-manager channel of the first node stands for both.
+    /// Returns the nodes of a descriptor. The connection-manager channel of the first node stands for both.
     fn nodes_of(fd: RawFd) -> impl Iterator<Item = (usize, RawFd)> {
         let both = fd == descriptor(0, 0);
         let second = fd == descriptor(1, 1);
@@ -120,11 +121,11 @@ impl Poller for TwinPoller {
     }
 }
 
-/// See the [module](self).
+/// The two devices. See the [module](self).
 #[derive(Debug)]
 struct Twins {
     sides: [Forward; 2],
-    /// The device that is asked first for the next event.
+    /// The device that is polled first for the next event.
     first: usize,
 }
 
@@ -150,7 +151,7 @@ impl Twins {
         MemoryRegion { id: MrId(outer(side, region.id.0)), ..region }
     }
 
-    /// An event of one device, in the ids of both.
+    /// Returns an event of one device, with ids that are valid for both.
     fn event(side: usize, event: CmEvent) -> CmEvent {
         let device = DeviceId(side as u32);
         let kind = match event.kind {
@@ -165,8 +166,8 @@ impl Twins {
     }
 }
 
-// SAFETY: every call is forwarded to the provider that its id names, and so is every answer. The lowest bit of an id tells the
-// two apart, also in completions.
+// SAFETY: every call is forwarded to the provider that its id names, and so is every answer. The lowest bit of an id distinguishes the two,
+// also in completions.
 unsafe impl Provider for Twins {
     fn name(&self) -> &'static str {
         "twins"

@@ -1,5 +1,5 @@
-//! UDP as a program sees it: packets that are lost, doubled, damaged, late and out of order, and what the network says of those that
-//! nobody takes.
+//! UDP as a program sees it: packets that are lost, duplicated, damaged, late and out of order, and the network's errors about packets that
+//! no socket receives.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -12,44 +12,44 @@ use rdma_transport::slab::Key;
 use super::fabric::{Event, Fabric};
 use super::tcp::{Kind, address, node_of};
 
-/// Packets that a socket keeps until its program reads them. Those that come beyond that are lost.
+/// The number of unread packets at which a socket drops further ones.
 const UNREAD: usize = 48;
-/// What a socket keeps of what the network says.
+/// The number of errors of the network that a socket keeps.
 const REFUSALS: usize = 8;
 
-/// What happens to packets.
+/// The faults of packets.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
     /// Per thousand: a packet is lost.
     pub lost: u32,
-    /// Per thousand: it arrives twice.
+    /// Per thousand: a packet arrives twice.
     pub doubled: u32,
-    /// Per thousand: a bit of it arrives wrong.
+    /// Per thousand: a bit of a packet is flipped.
     pub damaged: u32,
-    /// Per thousand: a socket has no room for a while.
+    /// Per thousand: a socket is full for some time.
     pub full: u32,
-    /// Per thousand: the network says that nobody takes a packet, if that is so.
+    /// Per thousand: the network reports a packet that no socket receives.
     pub told: u32,
-    /// Shortest and longest time on the way, ns. Each packet has its own, so they overtake each other.
+    /// The shortest and the longest delay, ns. Each packet has its own, so packets overtake each other.
     pub latency: (u64, u64),
-    /// The longest IP packet of every interface, octets.
+    /// The longest IP packet of every interface, bytes.
     pub mtu: u32,
 }
 
-/// A socket for packets.
+/// A socket for UDP packets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Udp {
-    /// It hears a group.
+    /// The socket has joined a group.
     is_group: bool,
     unread: VecDeque<(SocketAddr, Vec<u8>)>,
     refusals: VecDeque<SocketAddr>,
-    /// It has no room.
+    /// The socket is full.
     full: bool,
-    /// There is room again, of which the program has not heard.
+    /// The socket has room again, and the program was not notified yet.
     room: bool,
 }
 
-/// What is on its way.
+/// An object in flight.
 #[derive(Debug)]
 pub(super) enum Flying {
     Packet { from: SocketAddr, to: SocketAddr, octets: Vec<u8> },
@@ -63,7 +63,7 @@ impl Udp {
         Ready { readable: !self.unread.is_empty() || closed, writable: self.room, closed }
     }
 
-    /// The program has heard of the room that there is.
+    /// Notes that the program was notified of the room.
     pub(super) fn polled(&mut self) {
         self.room = false;
     }
@@ -77,7 +77,7 @@ impl Fabric {
         }
     }
 
-    /// The interface of a node that has an address.
+    /// Returns the interface of a node that has an address.
     pub(super) fn interface(&self, node: usize, at: IpAddr) -> io::Result<Interface> {
         let mtu = self.udp.as_ref().map_or(0, |udp| udp.mtu);
         if at == address(node, 0).ip() {
@@ -161,7 +161,7 @@ impl Fabric {
         Ok((Some(peer), ErrorKind::ConnectionRefused.into()))
     }
 
-    /// Something has come to its end.
+    /// Delivers an object that has reached its destination.
     pub(super) fn lands(&mut self, flying: Key) {
         match self.flying.remove(flying) {
             Some(Flying::Packet { from, to, octets }) => self.packet_lands(from, to, &octets),

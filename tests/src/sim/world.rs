@@ -1,8 +1,7 @@
 //! One world: its nodes, and the scheduler that is every program's own loop.
 //!
-//! A node gets a turn exactly when a correct program gives it one: its descriptor became readable, its deadline has
-//! passed, or its last turn said that there is more. So a lost wake-up becomes visible, because nothing happens any
-//! more.
+//! A node gets a turn exactly when a correct program runs one: its descriptor became readable, its deadline has passed,
+//! or its last turn returned `more`. So a lost wake-up becomes visible, because the world stalls.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,14 +25,14 @@ use super::swarm::{MS, NodeOptions, Options};
 use super::threads::{Said, Threads};
 use super::trace::Trace;
 
-/// Virtual time in which everything that is left has to happen once nothing is broken any more, ns.
+/// The virtual time in which all remaining events must happen once there are no more faults, ns.
 const PATIENCE: u64 = 30_000 * MS;
-/// Turns without progress before something else must happen.
+/// The number of turns without progress before another event must happen.
 const FUTILE: u64 = 5_000;
-/// Turns of a world at most.
+/// The largest number of turns of a world.
 const TURNS: u64 = 2_000_000;
-/// Largest number of turns of a node that has nothing to do, in [`IDLE_TIME`]. A connection leaves a few deadlines
-/// behind that mean nothing any more.
+/// The largest number of turns of a node that has nothing to do, in [`IDLE_TIME`]. A connection leaves a few deadlines
+/// behind that have no effect.
 const IDLE: u64 = 100;
 const IDLE_PER_CONNECTION: u64 = 4;
 const IDLE_TIME: u64 = 5_000 * MS;
@@ -47,34 +46,34 @@ struct Node {
     turns: u64,
 }
 
-/// What kind of world it is.
+/// The kind of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// How connections are secured.
+    /// The security of connections.
     pub secured: SecurityMode,
-    /// Whether all nodes are on one host, with the embedded provider, and prefer shared memory.
+    /// True if all nodes are on one host, with the embedded provider, and prefer shared memory.
     pub one_host: bool,
 }
 
 impl Variant {
-    /// A network, and connections without security.
+    /// A network, with connections without security.
     pub const PLAIN: Self = Self { secured: SecurityMode::Plain, one_host: false };
 }
 
 /// The figures of a world in which all promises were kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Stands for the whole history.
+    /// The hash of the whole history.
     pub hash: u64,
-    /// Turns of all nodes.
+    /// The turns of all nodes.
     pub turns: u64,
     /// Messages delivered.
     pub messages: u64,
-    /// One-sided operations that ended well.
+    /// One-sided operations that completed with success.
     pub operations: u64,
     /// Bytes read from streams.
     pub streamed: u64,
-    /// Connections that came up.
+    /// Established connections.
     pub connections: u64,
     /// Segments of shared memory.
     pub met: u64,
@@ -82,7 +81,7 @@ pub struct Report {
     pub time: u64,
 }
 
-/// See the [module](self).
+/// One world. See the [module](self).
 #[derive(Debug)]
 pub struct World {
     options: Options,
@@ -94,13 +93,14 @@ pub struct World {
     futile: u64,
 }
 
-/// Number of receives that the connections of a node share. They do so on the bare embedded provider, in some worlds.
+/// Returns the number of receives that the connections of a node share. In some worlds on the bare embedded provider
+/// they do.
 fn shared(seed: u64, node: usize, options: &Options) -> Option<u32> {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "shared");
     (options.hardware.is_none() && rng.chance(400)).then(|| rng.skewed(8..=64) as u32)
 }
 
-/// Longest message that a node sends in several buffers: none, any, or drawn.
+/// Returns the longest message that a node sends in several buffers: none, any, or drawn.
 fn eager(seed: u64, node: usize) -> usize {
     let rng = &mut Rng::new(mix(seed) ^ node as u64, "eager");
     match rng.index(4) {
@@ -148,7 +148,7 @@ fn provider(seed: u64, node: usize, options: &Options, fabric: &Shared) -> Box<d
     settings.extensions = options.extensions;
     let budget = &mut Rng::new(mix(seed) ^ node as u64, "receive budget");
     if budget.chance(300) {
-        // So little that a poll often stops with octets left in the socket.
+        // The budget is so small that a poll often leaves bytes in the socket.
         settings.receive_budget = budget.skewed(1..=64 << 10) as usize;
     }
     if lock(fabric).one_host {
@@ -176,11 +176,10 @@ impl Drop for World {
 }
 
 impl World {
-    /// The world of a seed, of this kind; the last `keep` lines of its timeline are kept as
-    /// text.
+    /// Returns the world of a seed, of this kind. The last `keep` lines of its timeline are kept as text.
     ///
     /// # Panics
-    /// When a reactor refuses settings that are in range.
+    /// Panics if a reactor refuses settings that are in range.
     #[must_use]
     pub fn new(seed: u64, keep: usize, variant: Variant) -> Self {
         let mut options = Options::draw(seed);
@@ -226,7 +225,7 @@ impl World {
         Self { nodes, fabric, threads, audit: Audit::default(), rng: Rng::new(seed, "world"), options, futile: 0 }
     }
 
-    /// The network, to look at the history.
+    /// Returns the network, for its history.
     #[must_use]
     pub fn fabric(&self) -> Shared {
         Arc::clone(&self.fabric)
@@ -236,7 +235,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Lets a node's program act outside of a turn; a turn follows.
+    /// Runs an act of a node's program outside of a turn. A turn follows.
     fn outside(&mut self, node: usize, act: impl FnOnce(&mut Program<'_>, &mut Context<'_>)) {
         let Node { reactor: Some(reactor), state, more, .. } = &mut self.nodes[node] else { return };
         *more = true;
@@ -286,13 +285,13 @@ impl World {
         });
     }
 
-    /// Looks at the memory of a node.
+    /// Checks the memory of a node.
     fn look(&mut self, node: usize, all: bool) {
         let Node { reactor: Some(_), state, .. } = &mut self.nodes[node] else { return };
         Program { state, audit: &mut self.audit }.look_at_memory(all);
     }
 
-    /// Schedules the acts from outside while everything may break.
+    /// Schedules the acts of the world during the faults.
     fn plan(&mut self) {
         for node in 0..self.nodes.len() {
             self.outside(node, |program, cx| program.listen(cx));
@@ -367,7 +366,7 @@ impl World {
             match next {
                 None => return,
                 Some(Script::Open(node)) => self.outside(node, |program, cx| program.open(cx)),
-                // The messages are released as by another thread, so the reactor has to wake itself.
+                // The messages are released as by another thread, so the reactor must wake itself.
                 Some(Script::Release(node)) => self.nodes[node].state.release(false),
                 Some(Script::Kill(node)) => self.kill(node),
                 Some(Script::Tick | Script::Speak(_) | Script::Bytes(_)) => {}
@@ -375,7 +374,7 @@ impl World {
         }
     }
 
-    /// Runs until `done`, at most until `end`; whether it is done.
+    /// Runs until `done` holds, at most until `end`. Returns true if it holds.
     fn until(&mut self, phase: &str, end: u64, done: impl Fn(&Self) -> bool) -> Result<bool, String> {
         lock(&self.fabric).trace.line(end, "world", format_args!("{phase} until then"));
         loop {
@@ -393,7 +392,7 @@ impl World {
         }
     }
 
-    /// Takes one turn of one node, or lets time pass.
+    /// Runs one turn of one node, or lets time pass.
     fn step(&mut self, end: u64) -> Result<(), String> {
         let now = self.now();
         let mut runnable = [0_usize; 8];
@@ -422,11 +421,11 @@ impl World {
         for (i, node) in self.nodes.iter().enumerate() {
             if node.reactor.is_some() && fabric.paused_until(i) <= now {
                 if let Some(what) = fabric.asleep_on(i) {
-                    return Err(format!("node{i} sleeps, though there is {what}"));
+                    return Err(format!("node{i} sleeps in spite of {what}"));
                 }
             }
             if node.reactor.is_some() && fabric.paused_until(i) <= now && self.threads.unheard(i) > 0 {
-                return Err(format!("node{i} sleeps, and has not heard what another thread said"));
+                return Err(format!("node{i} sleeps, and has not received a message of another thread"));
             }
         }
         let next = fabric.next().map_or(next, |at| at.min(next));
@@ -465,15 +464,15 @@ impl World {
         drop(fabric);
         self.futile = if turn.progressed { 0 } else { self.futile + 1 };
         if self.futile > FUTILE {
-            return Err(format!("node{node} takes turn after turn and does nothing"));
+            return Err(format!("node{node} runs turns without progress"));
         }
         if *turns > TURNS {
-            return Err(format!("node{node} took {turns} turns"));
+            return Err(format!("node{node} ran {turns} turns"));
         }
         Ok(())
     }
 
-    /// Checks a world in which everything is closed: nothing is left, nothing moves, and all promises were kept.
+    /// Checks a world in which everything is closed: no object remains, nothing moves, and all promises were kept.
     fn quiesce(&mut self) -> Result<Report, String> {
         let end = self.now() + PATIENCE;
         if !self.until("lingering", end, |world| lock(&world.fabric).sockets() == 0)? {
@@ -493,10 +492,10 @@ impl World {
                     "node{i}: the device has kept {kept:?} queue pairs and registrations: {counted:?}"
                 ));
             }
-            // What a queue pair has that the device keeps is lost with it.
+            // The memory of a queue pair that a device keeps is lost with it.
             let whole = connections.undestroyed == 0;
             if whole && all != free {
-                return Err(format!("node{i}: {} of {all} buffers never came home", all - free));
+                return Err(format!("node{i}: {} of {all} buffers were never returned", all - free));
             }
             if whole && !at_home(reactor) {
                 return Err(format!("node{i}: shared receives are still claimed: {:?}", reactor.stats()));
@@ -506,9 +505,9 @@ impl World {
                 return Err(format!("node{i}: {regions} regions are left"));
             }
             let unflushed = reactor.stats().connections.unflushed;
-            // A world with hardware may have devices that never flush, or late.
+            // The hardware of a world may never flush, or flush late.
             if unflushed > 0 && self.options.hardware.is_none() {
-                return Err(format!("node{i}: {unflushed} connections waited in vain for their flush"));
+                return Err(format!("node{i}: {unflushed} connections were never flushed"));
             }
             let left = reactor.context().connections();
             if left > 0 {

@@ -1,4 +1,4 @@
-//! What the program knows of its memory: the regions that it has lent, the messages and buffers that it holds, and their bytes.
+//! The server's records of its memory: the regions that it shares, the messages and buffers that it holds, and their bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use super::super::rng::Rng;
 use super::HEAD;
 use crate::gate::Gate;
 
-/// What is known of the rights of peers to a region.
+/// The rights of peers to a region, as far as the server knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rights {
     /// Peers may use it.
     Live,
-    /// Something has begun that ends them.
+    /// An operation that ends the rights has begun.
     Ending,
-    /// They were to end, and the device has refused to take them back.
+    /// The rights were to end, but the device has refused to release them.
     Kept,
-    /// Nobody but the program may use it, and its bytes are those of a number.
+    /// Only the program may use the region, and its bytes are those of a number.
     Ended(u64),
 }
 
@@ -31,22 +31,22 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// The device has refused to take back the region, or the rights of peers to it.
+    /// Returns true if the device has refused to release the region, or the rights of peers to it.
     fn is_kept(&self, gates: &[Gate; 2]) -> bool {
         gates[self.side].keeps(self.region.remote().address)
     }
 }
 
-/// A message or a buffer that the program has, with the number of its bytes.
+/// A message or a buffer that the program holds, with the number of its bytes.
 #[derive(Debug)]
 pub(super) enum Held {
     Message(DetachedMessage, u64),
-    /// With the device and the time of the device that it is of.
+    /// A buffer, with its device and the number of the life of that device.
     Buffer(SendBuffer, u64, (usize, u32)),
 }
 
 impl Held {
-    /// The bytes, where they begin, and the number of what they should be.
+    /// Returns the bytes, with the number that they should be filled from.
     pub(super) fn bytes(&self) -> (&[u8], u64) {
         match self {
             Self::Message(message, number) => (message, *number),
@@ -62,20 +62,20 @@ impl Held {
     }
 }
 
-/// What the server knows.
+/// The records of the server.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     pub(super) gates: [Gate; 2],
     pub(super) listeners: Vec<ListenerId>,
-    /// The devices of connections of this side.
+    /// The devices of connections that the server opened.
     pub(super) opened: BTreeMap<ConnectionId, usize>,
-    /// Connections that are up: their devices.
+    /// The devices of established connections.
     pub(super) up: BTreeMap<ConnectionId, usize>,
     pub(super) lent: BTreeMap<u64, Lent>,
     pub(super) held: Vec<Held>,
-    /// How many messages that take a key back are on their way: by device and key.
+    /// The number of messages in flight that invalidate a key, by device and key.
     pub(super) asked: BTreeMap<(usize, u32), u32>,
-    /// How often each device was given up.
+    /// The number of times that each device was given up.
     pub(super) times: [u32; 2],
     pub(super) next: u64,
     pub(super) received: u64,
@@ -109,13 +109,13 @@ impl Book {
         }
     }
 
-    /// A peer has taken back the key of a region.
+    /// Notes that a peer has invalidated the key of a region.
     pub(super) fn taken_back(&mut self, conn: ConnectionId, number: u64) {
         self.taken += 1;
         let Some(lent) = self.lent.get(&number) else { return };
         let (side, key) = (lent.side, lent.region.remote().key);
         if lent.owner.is_some_and(|owner| owner != conn) {
-            return self.wrong.push(format!("region {number} was told to the wrong peer"));
+            return self.wrong.push(format!("region {number} was announced to the wrong peer"));
         }
         self.hide(|_, lent| {
             let of_peer = lent.owner.is_none_or(|owner| owner == conn);
@@ -124,7 +124,7 @@ impl Book {
         self.asked.entry((side, key)).and_modify(|count| *count -= 1);
     }
 
-    /// Looks at everything that the program has.
+    /// Checks everything that the program holds.
     pub(super) fn check(&mut self) {
         let bytes = self.next + 1;
         for (number, lent) in &mut self.lent {
@@ -132,11 +132,11 @@ impl Book {
             let wrong = match lent.rights {
                 Rights::Live if is_lent => "lent while peers may use it",
                 Rights::Ending | Rights::Kept if is_lent && is_kept => "lent while the device has it",
-                Rights::Kept if !is_lent && !is_kept => "not lent, though the device has taken it back at last",
+                Rights::Kept if !is_lent && !is_kept => "not lent, though the device has released it at last",
                 Rights::Ended(_) if !is_lent => "not lent, though its rights have ended",
                 Rights::Ended(bytes) if !is_filled(lent.region.bytes().unwrap_or(&[]), bytes) => "written by somebody",
                 Rights::Ending | Rights::Kept if is_lent => {
-                    // Its rights have ended a moment ago.
+                    // The rights have just ended.
                     let place = lent.region.bytes_mut().expect("it is lent");
                     fill(place, bytes);
                     lent.rights = Rights::Ended(bytes);
@@ -150,7 +150,7 @@ impl Book {
         let mut places = Vec::new();
         for held in &self.held {
             if !held.is_whole() {
-                self.wrong.push(format!("the bytes of {held:?} have changed"));
+                self.wrong.push(format!("the bytes of {held:?} changed"));
             }
             let (bytes, number) = held.bytes();
             let start = bytes.as_ptr() as usize;
@@ -159,14 +159,14 @@ impl Book {
         places.sort_unstable();
         if let Some(twins) = places.windows(2).find(|pair| pair[0].1 > pair[1].0) {
             self.wrong.push(format!(
-                "two that the program has are the same memory: numbers {} and {}",
+                "two that the program holds are the same memory: numbers {} and {}",
                 twins[0].2, twins[1].2
             ));
         }
     }
 }
 
-/// Puts the bytes of a number everywhere.
+/// Fills `place` with the bytes of a number.
 pub(super) fn fill(place: &mut [u8], number: u64) {
     Rng::from_state(number).fill(place);
 }
@@ -177,7 +177,7 @@ fn is_filled(bytes: &[u8], number: u64) -> bool {
     bytes == expected
 }
 
-/// A message of `len` bytes of this kind and number.
+/// Returns a message of `len` bytes, of this kind and number.
 pub(super) fn message(kind: u8, keep: bool, number: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; HEAD + len];
     (bytes[0], bytes[1]) = (kind, keep.into());
