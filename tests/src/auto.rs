@@ -10,7 +10,7 @@ use crate::conformance::harness::{Pair, Probe};
 use crate::loopback::{Loopback, Network};
 use crate::parts::reactor_on_all;
 
-/// A server on an unspecified address, and a client.
+/// Returns a server on an unspecified address, and a client.
 #[must_use]
 pub fn pair() -> Pair {
     let setup = Setup {
@@ -29,10 +29,10 @@ pub fn connect_to(p: &mut Pair, ip: IpAddr) -> ConnectionId {
     p.connect()
 }
 
-/// Has 100 messages echoed on each of some connections, all at once.
+/// Sends 100 messages on each of some connections at the same time, and waits for their echoes.
 ///
 /// # Panics
-/// When they are not back in time.
+/// Panics if the echoes are late.
 pub fn echo(p: &mut Pair, connections: &[ConnectionId]) {
     let (before, mut sent) = (p.c.received, 0);
     for nth in 0..100 {
@@ -40,16 +40,16 @@ pub fn echo(p: &mut Pair, connections: &[ConnectionId]) {
             p.client.context().send(conn, &[nth; 300]).expect("room");
             sent += 1;
         }
-        // No window is ever full.
+        // The window never closes.
         p.until("not too many are on their way", |p| before + sent < p.c.received + 16);
     }
-    p.until("all are back", |p| p.c.received == before + sent);
+    p.until("all echoes have arrived", |p| p.c.received == before + sent);
 }
 
-/// Name of the device that a connection is on.
+/// Returns the name of the device of a connection.
 ///
 /// # Panics
-/// When it is on none.
+/// Panics if it is on no device.
 pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
     reactor.context().device(conn).expect("it is on a device").to_owned()
 }
@@ -57,10 +57,11 @@ pub fn device_of(reactor: &mut Reactor, conn: ConnectionId) -> String {
 /// The address of the server in the network of [`with_loopback`].
 pub const IN_PROCESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
-/// A server and a client, each on a provider within this process first, and then on those that `config` asks for.
+/// Returns a server and a client, each with a provider within this process first, followed by those that `config`
+/// selects.
 ///
 /// # Panics
-/// When the system lacks something.
+/// Panics if the system lacks something.
 #[must_use]
 pub fn with_loopback(config: &Config) -> Pair {
     let network = Network::default();
@@ -76,10 +77,10 @@ pub fn with_loopback(config: &Config) -> Pair {
     p
 }
 
-/// Listens on each address, connects to it, and looks which device carries the connection.
+/// Listens on each address, connects to it, and checks the device of the connection.
 ///
 /// # Panics
-/// When it is another one, or messages of any size are not echoed.
+/// Panics if it is another device, or if messages of any size are not echoed.
 pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
     let mut connections = Vec::new();
     for (ip, device) in devices {
@@ -93,7 +94,7 @@ pub fn each_where_it_belongs(mut p: Pair, devices: &[(IpAddr, String)]) {
     for conn in connections {
         let received = p.c.received;
         p.client.context().send(conn, &[7; 200_000]).expect("room");
-        p.until("a message past one buffer is back", |p| p.c.received == received + 1);
+        p.until("the echo of a message larger than one buffer", |p| p.c.received == received + 1);
     }
     p.finish();
 }

@@ -1,4 +1,5 @@
-//! The packets of RoCE version 2 that pass on a network interface (`packet`(7)). It takes the right to capture.
+//! The packets of RoCE version 2 that pass on a network interface (`packet`(7)). The process needs the right to
+//! capture.
 
 use std::ffi::CString;
 use std::io;
@@ -7,31 +8,32 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// The UDP port of RoCE version 2.
 const PORT: u16 = 4791;
-/// Lengths of the headers of UDP and of the transport (InfiniBand Architecture Specification, volume 1, section 9.2).
+/// The lengths of the headers of UDP and of the transport (InfiniBand Architecture Specification, volume 1, section
+/// 9.2).
 const UDP: usize = 8;
 const TRANSPORT: usize = 12;
 
 /// A packet of RoCE version 2 over IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The address that it came from.
+    /// The source address.
     pub source: Ipv4Addr,
-    /// The octet of the IP header with the DSCP in its upper six bits and ECN in the others.
+    /// The byte of the IP header with the DSCP in its upper six bits and ECN in the others.
     pub type_of_service: u8,
     /// The operation: 0 to 31 on reliable connections.
     pub opcode: u8,
-    /// Octets of the IP packet.
+    /// The length of the IP packet, bytes.
     pub len: usize,
 }
 
 impl Packet {
-    /// Whether it belongs to a reliable connection, and not to the connection manager.
+    /// Returns true if the packet belongs to a reliable connection, and not to the connection manager.
     #[must_use]
     pub const fn is_of_connection(&self) -> bool {
         self.opcode < 32
     }
 
-    /// Parses a packet that begins with the IP header; `None` for all others.
+    /// Parses a packet that begins with the IP header. Returns `None` for all other packets.
     fn parse(packet: &[u8]) -> Option<Self> {
         let header = usize::from(*packet.first()? & 15) * 4;
         let udp = packet.get(header..header + UDP + TRANSPORT)?;
@@ -45,7 +47,7 @@ impl Packet {
     }
 }
 
-/// A capture that is going on; it ends when it is dropped.
+/// A running capture. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Capture(OwnedFd);
 
@@ -53,10 +55,10 @@ impl Capture {
     /// Begins to capture on an interface.
     ///
     /// # Errors
-    /// There is no such interface, or the process must not capture.
+    /// There is no such interface, or the process is not allowed to capture.
     pub fn on(netdev: &str) -> io::Result<Self> {
         const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call creates a descriptor and touches no memory.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, ALL.into()) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -64,27 +66,27 @@ impl Capture {
         // SAFETY: made above, for this owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let name = CString::new(netdev)?;
-        // SAFETY: all fields are numbers, for which zero is good.
+        // SAFETY: all fields are numbers, for which zero is valid.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         to.sll_family = libc::AF_PACKET as u16;
         to.sll_protocol = ALL;
-        // SAFETY: a string that ends in zero.
+        // SAFETY: the name is a string that ends in zero.
         to.sll_ifindex = match unsafe { libc::if_nametoindex(name.as_ptr()) } {
             0 => return Err(io::Error::last_os_error()),
             index => index as i32,
         };
-        // SAFETY: an address of this length.
+        // SAFETY: the address has this length.
         let rc = unsafe { libc::bind(fd.as_raw_fd(), (&raw const to).cast(), size_of_val(&to) as u32) };
         if rc == 0 { Ok(Self(fd)) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Takes the packets that have passed since the last call.
+    /// Returns the packets that have passed since the last call.
     #[must_use]
     pub fn take(&self) -> Vec<Packet> {
         let mut seen = Vec::new();
         let mut packet = [0_u8; 16 << 10];
         loop {
-            // SAFETY: a place of this length.
+            // SAFETY: the buffer has this length.
             let len = unsafe { libc::recv(self.0.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
             let Ok(len) = usize::try_from(len) else { return seen };
             seen.extend(Packet::parse(&packet[..len]));

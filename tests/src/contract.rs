@@ -1,4 +1,4 @@
-//! The providers of this project, for the test suite of the contract ([`rdma_transport::conformance`]).
+//! The providers of this project, for the conformance suite of providers ([`rdma_transport::conformance`]).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -23,23 +23,23 @@ use crate::sim::swarm::{FaultOptions, HardwareOptions, MS, NetOptions};
 use crate::sim::tcp;
 use crate::sim::trace::Trace;
 
-/// A provider that the cases share with nobody.
+/// A provider for the cases, without another user.
 pub type Boxed = Box<dyn Provider>;
 
-// In real time.
+// Providers in real time.
 
 /// Providers on real sockets, or on devices of this host.
 #[derive(Debug)]
 pub struct Real {
-    /// Name of the device.
+    /// The name of the device.
     pub device: &'static str,
     /// The address that all sides listen on.
     pub address: SocketAddr,
-    /// Makes that many providers.
+    /// The function that creates that many providers.
     pub providers: fn(usize) -> Vec<Boxed>,
-    /// What the device lacks.
+    /// The needs that the device does not satisfy.
     pub missing: &'static [Need],
-    /// Where it departs from the contract.
+    /// The deviations from the contract.
     pub deviations: &'static [Deviation],
 }
 
@@ -63,7 +63,7 @@ impl Factory for Real {
 
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Settings with the extensions.
+/// Returns settings with the extensions.
 fn extended() -> IwarpConfig {
     let mut config = IwarpConfig::default();
     config.extensions = true;
@@ -86,7 +86,7 @@ pub const EMBEDDED: Real = Real {
     deviations: &[],
 };
 
-/// Settings with which all connections are in shared memory.
+/// Returns settings with which all connections are in shared memory.
 fn shared() -> IwarpConfig {
     let mut config = extended();
     config.shared_memory = SharedMemoryPolicy::Require;
@@ -100,7 +100,7 @@ pub const SHARED: Real = Real {
     ..EMBEDDED
 };
 
-/// A provider in front of it.
+/// A forwarding provider in front of the embedded provider.
 pub const FORWARD: Real = Real {
     device: "forward",
     providers: |sides| {
@@ -111,7 +111,7 @@ pub const FORWARD: Real = Real {
     ..EMBEDDED
 };
 
-/// The devices that cost nothing do what a reactor needs that is measured on them.
+/// The deviations of the devices that cost nothing: they do only what a measured reactor needs.
 const SHORTCUTS: &[Deviation] = &[
     alone("a_destroyed_queue_pair_gives_its_places_back"),
     alone("a_disconnect_flushes_everything_once"),
@@ -144,7 +144,7 @@ const fn one_entry(case: &'static str) -> Deviation {
     shortcut(case, "has receives of one entry, which messages fit", "messages fit the receives")
 }
 
-/// The devices that cost nothing, and do what a reactor on them needs: one connection and sends.
+/// The devices that cost nothing, and do only what a reactor on them needs: one connection and sends.
 pub const NULL: Real = Real {
     device: "null",
     providers: |_| Null::pair().map(|provider| Box::new(provider) as _).into(),
@@ -199,7 +199,7 @@ pub const IN_PROCESS: Real = Real {
     ..EMBEDDED
 };
 
-/// The departures of the provider `verbs` on the kernel's software devices, in Linux 6.1. `docs/design/verbs-provider.md` has all
+/// The deviations of the provider `verbs` on the kernel's software devices, in Linux 6.1. `docs/design/verbs-provider.md` lists all
 /// differences of the two.
 pub const KERNEL: &[Deviation] = &[
     Deviation { device: "rxe", ..NO_DEADLINE },
@@ -225,12 +225,12 @@ const NO_DEADLINE: Deviation = Deviation {
     finds: "no ConnectFailed",
 };
 
-// On virtual time.
+// Providers on virtual time.
 
 /// Providers on the sockets of a simulated network.
 #[derive(Debug)]
 pub struct Virtual<T> {
-    /// Name of the device.
+    /// The name of the device.
     pub device: &'static str,
     /// The seed of the network, and of the providers.
     pub seed: u64,

@@ -1,9 +1,9 @@
-//! A server that many clients use for a long time, on the embedded provider over the loopback, while clients are killed, stopped,
-//! and lose their connections. Every message has a number, so that one that is lost or comes twice is noticed.
+//! A server that many clients use for a long time, on the embedded provider over the loopback, while clients are killed, stopped, and lose
+//! their connections. Every message has a number, so that lost and duplicated messages are noticed.
 //!
-//! - `rdma-endurance echo CONNECTIONS SECONDS EVERY`: so many live connections of 20 clients, with echoes on all of them, and a
-//!   fault every so many seconds;
-//! - `rdma-endurance cycles COUNT`: so many connections one after another, each with an echo;
+//! - `rdma-endurance echo CONNECTIONS SECONDS EVERY`: this number of connections of 20 clients, with echoes on all of them, and a fault
+//!   every EVERY seconds;
+//! - `rdma-endurance cycles COUNT`: this number of connections, sequentially, each with one echo;
 //! - `rdma-endurance serve` and `rdma-endurance client ADDRESS CONNECTIONS CYCLES` are the other processes.
 //!
 //! It ends with status 1 if a promise is broken, or if memory or descriptors grow.
@@ -28,19 +28,19 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Number of client processes.
 const CLIENTS: usize = 20;
-/// Time that is longer than the keepalive allows.
+/// A time longer than the keepalive allows.
 const LONG: Duration = Duration::from_secs(20);
-/// Length of a message, bytes. The first eight have its number.
+/// The length of a message, bytes. The first eight hold its number.
 const SIZE: usize = 64;
-/// Messages that a client has on their way on each connection.
+/// The number of messages that a client has in flight on each connection.
 const WINDOW: u64 = 3;
-/// Connections at once where they come and go.
+/// The number of simultaneous connections in the cycles.
 const AT_ONCE: u64 = 16;
-/// Time until a client tries again to connect.
+/// The time until a client tries again to connect.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Time until all connections are back, or all have ended.
+/// The time limit for all connections to be restored, or to end.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Memory that a process may add after its first part, KiB: pools and lists grow in steps, and the kernel makes huge pages.
+/// The memory that a process may add after its first part, KiB: pools and lists grow in steps, and the kernel makes huge pages.
 const SLACK_KIB: u64 = 4096;
 
 fn config() -> Config {
@@ -56,23 +56,23 @@ fn config() -> Config {
         .buffer_size(256)
 }
 
-/// What one process has seen; one line of text between the processes.
+/// The report of one process; one line of text between the processes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Report {
     live: u64,
     begun: u64,
     ended: u64,
     messages: u64,
-    /// Messages with another number than the next one.
+    /// The number of messages with another number than the next one.
     wrong: u64,
-    /// Messages without an answer on connections that the client has closed in order.
+    /// The number of messages without an answer on connections that the client has closed in order.
     lost: u64,
     resident_kib: u64,
     descriptors: u64,
 }
 
 impl Report {
-    /// What was seen, with what is there now.
+    /// Returns the counters, together with the present state.
     fn now(self, live: usize) -> Self {
         let (resident_kib, descriptors) = (resident_kib().unwrap_or(0), descriptors().unwrap_or(0) as u64);
         Self { live: live as u64, resident_kib, descriptors, ..self }
@@ -103,7 +103,7 @@ impl FromStr for Report {
 enum Order {
     /// Print a report.
     Report,
-    /// Lose all connections, and open new ones.
+    /// Drop all connections, and open new ones.
     Flap,
     /// Wait for all answers, and close all connections.
     Finish,
@@ -122,7 +122,7 @@ impl Order {
     }
 }
 
-/// Runs a reactor that takes orders from standard input, until that ends.
+/// Runs a reactor that executes orders from standard input, until standard input ends.
 fn obey(mut reactor: Reactor<Order>, handler: &mut impl Handler<Order>) -> Result<()> {
     let remote = reactor.handle();
     std::thread::spawn(move || {
@@ -139,20 +139,20 @@ fn obey(mut reactor: Reactor<Order>, handler: &mut impl Handler<Order>) -> Resul
     Ok(())
 }
 
-/// The number of a message.
+/// Returns the number of a message.
 fn number(message: &[u8]) -> Option<u64> {
     let number = message.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))?;
     (message.len() == SIZE && message[8..].iter().all(|&byte| byte == number as u8)).then_some(number)
 }
 
-/// The message that has a number.
+/// Returns the message with a number.
 fn message(number: u64) -> [u8; SIZE] {
     let mut message = [number as u8; SIZE];
     message[..8].copy_from_slice(&number.to_le_bytes());
     message
 }
 
-/// Echoes, and checks that the messages of each connection have the numbers 0, 1, 2 and so on.
+/// A server that echoes, and checks that the messages of each connection have the numbers 0, 1, 2 and so on.
 #[derive(Debug, Default)]
 struct Server {
     seen: Report,
@@ -171,7 +171,7 @@ impl Handler<Order> for Server {
         let next = self.next.get_mut(&conn);
         self.seen.wrong += u64::from(next.as_deref().copied() != number(&message) || next.is_none());
         next.into_iter().for_each(|next| *next += 1);
-        // There is room, because never more goes out than came in. The connection may be ending.
+        // The window has room, because the server never sends more than it has received. The connection may be ending.
         let _ = cx.send(conn, &message);
     }
 
@@ -189,7 +189,7 @@ impl Handler<Order> for Server {
     }
 }
 
-/// The client's side of a connection.
+/// The client's state of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct Traffic {
     sent: u64,
@@ -198,13 +198,13 @@ struct Traffic {
     closed: bool,
 }
 
-/// Keeps connections open and messages on their way on them.
+/// A client that keeps connections open, and messages in flight on them.
 #[derive(Debug)]
 struct Client {
     to: SocketAddr,
     seen: Report,
     live: HashMap<ConnectionId, Traffic>,
-    /// Number of connections that are still to be opened where they come and go; each has one message.
+    /// The number of connections that are still to be opened in the cycles. Each has one message.
     cycles: Option<u64>,
     finishing: bool,
 }
@@ -216,11 +216,12 @@ impl Client {
         }
     }
 
-    /// Sends the next message, or closes the connection if all have their answers.
+    /// Sends the next message, or closes the connection if all messages have their answers.
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let Some(traffic) = self.live.get_mut(&conn) else { return };
         if !self.finishing && (self.cycles.is_none() || traffic.sent == 0) {
-            // A small window opens again some time after the answer: what does not fit goes with a later answer.
+            // A small window opens again some time after the answer: messages that do not fit are sent after a later
+            // answer.
             while traffic.sent - traffic.answered < WINDOW && cx.send(conn, &message(traffic.sent)).is_ok() {
                 traffic.sent += 1;
                 if self.cycles.is_some() {
@@ -304,7 +305,7 @@ impl Handler<Order> for Client {
 fn serve() -> Result<()> {
     let mut reactor = Reactor::with_messages(config())?;
     let listener = reactor.context().listen(([127, 0, 0, 1], 0).into())?;
-    println!("{}", reactor.context().local_address(listener).ok_or("the listener is gone")?);
+    println!("{}", reactor.context().local_address(listener).ok_or("the listener is closed")?);
     obey(reactor, &mut Server::default())
 }
 
@@ -318,7 +319,7 @@ fn client(to: SocketAddr, connections: u64, cycles: Option<u64>) -> Result<()> {
     obey(reactor, &mut client)
 }
 
-/// A process of this program. Killed when it is dropped.
+/// Another process of this program. It is killed when it is dropped.
 struct Other {
     child: Child,
     orders: ChildStdin,
@@ -345,7 +346,7 @@ impl Other {
     }
 
     fn line(&mut self) -> Result<String> {
-        Ok(self.lines.next().ok_or("the process is gone")??)
+        Ok(self.lines.next().ok_or("the process has ended")??)
     }
 
     fn order(&mut self, order: &str) -> Result<()> {
@@ -389,7 +390,7 @@ fn right(who: &str, report: &Report) -> Result<()> {
     if (*wrong, *lost) == (0, 0) { Ok(()) } else { Err(format!("{who}: {report:?}").into()) }
 }
 
-/// Checks that the memory of a process has not grown since a time when it had done the same.
+/// Checks that the memory of a process has not grown since an earlier report in the same state.
 fn flat(who: &str, before: &Report, after: &Report) -> Result<()> {
     if after.resident_kib <= before.resident_kib + SLACK_KIB {
         return Ok(());
@@ -403,7 +404,7 @@ fn echo(connections: u64, seconds: u64, every: Duration) -> Result<()> {
     let (mut server, address) = Other::server()?;
     let fresh = server.report()?;
     let mut clients = (0..CLIENTS).map(|_| Other::client(address, each, 0)).collect::<Result<Vec<_>>>()?;
-    let settled = server.until("all connections are up", |report| report.live == all)?;
+    let settled = server.until("all connections are established", |report| report.live == all)?;
     println!("{all} connections: {} KiB", settled.resident_kib);
     let (end, mut renewed) = (Instant::now() + Duration::from_secs(seconds), None);
     for round in 0_usize.. {
@@ -430,17 +431,17 @@ fn echo(connections: u64, seconds: u64, every: Duration) -> Result<()> {
             }
         };
         std::thread::sleep(pause);
-        // One that was not stopped takes no notice.
+        // A client that was not stopped ignores it.
         clients[victim].signal("-CONT")?;
         let report = server.report()?;
         println!("client {victim} {what}: {report:?}");
         right("the server", &report)?;
         if renewed.is_none() && report.begun >= 2 * all {
-            // Until each connection has been replaced once, pools and allocators find their sizes.
-            renewed = Some(server.until("all connections are back", |report| report.live == all)?);
+            // Pools and allocators reach their sizes when each connection has been replaced once.
+            renewed = Some(server.until("all connections are restored", |report| report.live == all)?);
         }
     }
-    let after = server.until("all connections are back", |report| report.live == all)?;
+    let after = server.until("all connections are restored", |report| report.live == all)?;
     let mut answered = 0;
     for (nth, client) in clients.iter_mut().enumerate() {
         client.order("finish")?;

@@ -1,14 +1,14 @@
-//! Attacks a server of this machine on the embedded provider over the loopback, on the way to a connection and within the credits of
-//! one, while honest clients connect beside it, or ask for echoes. Server, attackers and clients are processes of their own.
+//! Attacks a server of this machine on the embedded provider over the loopback, during connection setup and within the credits of a
+//! connection, while honest clients connect at the same time, or request echoes. Server, attackers and clients are separate processes.
 //!
-//! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: all attacks, or those whose row has the words; the table goes
-//!   to standard output. `--short` takes about 25 s, has no control, and does not wait for memory. `--minutes` is how long the attack in
-//!   shared memory takes;
+//! - `rdma-hostile [--short] [--only WORDS] [--minutes N] [--json FILE]`: all attacks, or those whose row contains the words. The table is
+//!   written to standard output. `--short` takes about 25 s, has no control, and does not wait for memory. `--minutes` is the duration of
+//!   the attack in shared memory;
 //! - `rdma-hostile serve`, `attack`, `flood`, `scribble`, `newcomers` and `established` are the other processes.
 //!
-//! The control has the attack on another server. On a real network attackers compute on machines of their own: so the server and
-//! the honest clients have a real-time priority where the user may give one, in the rows that say `first`, and wait for no processor.
-//! It ends with status 1 and one line if a target is missed (`tests/src/hostile_run/verdict.rs`).
+//! The control directs the attack at another server. On a real network attackers compute on their own machines. So, in the rows that say
+//! `first`, the server and the honest clients have a real-time priority if the user may assign one, and wait for no processor. It ends with
+//! status 1 and one line if a target is missed (`tests/src/hostile_run/verdict.rs`).
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -25,9 +25,9 @@ use rdma_reactor_tests::hostile_run::{Result, attacker, established, flooder, ne
 #[derive(Debug, Default)]
 struct Options {
     is_short: bool,
-    /// Words that the row has to have.
+    /// The words that the row must contain.
     only: Option<String>,
-    /// Length of the attack in shared memory.
+    /// The duration of the attack in shared memory.
     minutes: Option<NonZeroUsize>,
     json: Option<PathBuf>,
 }

@@ -6,7 +6,7 @@
 //! rdma-instructions run N M     does state N for M times: what callgrind runs
 //! ```
 //!
-//! The counts are of user mode and depend on the compiler, so the file names the compiler that it is of.
+//! The counts are of user mode and depend on the compiler, so the file names its compiler.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -25,21 +25,22 @@ use rdma_reactor_tests::tasks;
 #[derive(Clone, Copy)]
 enum Way {
     Plain,
-    /// Completions of messages are not told of.
+    /// With `quiet_sends`.
     Quiet,
     Tls,
     /// On devices that cost next to nothing.
     Null,
-    /// On such a device that sends each message back, by a reactor that runs and spins; `quiet_sends` or not.
+    /// On such a device that sends each message back, with a reactor that runs and spins; true: with `quiet_sends`.
     Alone(bool),
 }
 
-/// What a message costs that many tasks wait to send is no more than so many times what it costs with few.
+/// The two states whose costs are compared: a message that many waiting tasks send costs at most this multiple of one
+/// that few send.
 const FEW_SENDERS: &str = "64 B sent by one of 10 tasks";
 const MANY_SENDERS: &str = "64 B sent by one of 5,000 tasks";
 const MOST_FOR_MANY: f64 = 2.0;
 
-/// The states that are counted, each with its name, its work, its side, and its settings.
+/// The counted states, each with its name, its work, its side, and its settings.
 const STATES: [(&str, Work, Side, Way); 31] = [
     ("64 B round trip, one side", Work::RoundTrip, Side::Client, Way::Plain),
     ("64 B streamed, sender", Work::Stream, Side::Client, Way::Plain),
@@ -73,18 +74,18 @@ const STATES: [(&str, Work, Side, Way); 31] = [
     ("alone: 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(false)),
     ("alone: quiet 64 B round trip", Work::RoundTrip, Side::Client, Way::Alone(true)),
 ];
-/// Lengths of the two runs. Instructions that both have in common do not count.
+/// The lengths of the two runs. Instructions that both have in common do not count.
 const RUNS: [u64; 2] = [2_000, 12_000];
-/// Number of runs of which the shortest counts. When another program runs in between, a turn may find less to do, and
-/// another turn follows. What passes with one run is not counted again.
+/// The number of runs of which the shortest counts. When another program runs in between, a turn may find less work,
+/// and another turn follows. A count that passes with one run is not repeated.
 const TRIES: usize = 3;
-/// Largest growth of a total that passes, in percent, and below it the smallest growth of a function that is reported,
+/// The largest growth of a total that passes, in percent. Below it: the smallest growth of a function that is reported,
 /// in instructions.
 const GROWTH: f64 = 3.0;
 const TOLD: f64 = 2.0;
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/instructions.txt");
 
-/// Instructions for each time, by function or by layer.
+/// The number of instructions for each round, by function or by layer.
 type Costs = BTreeMap<String, f64>;
 
 fn main() -> ExitCode {
@@ -128,7 +129,8 @@ fn compiler() -> String {
     version.map_or_else(|_| "unknown".into(), |out| String::from_utf8_lossy(&out.stdout).trim().into())
 }
 
-/// Counts the instructions of each state, by function; as many at a time as there are processors. A count of one try is taken if it passes.
+/// Counts the instructions of each state, by function; as many at a time as there are processors. A count of one try is accepted if it
+/// passes.
 fn count(passes: impl Fn(&str, &Costs) -> bool + Sync) -> Result<Vec<Costs>, String> {
     let next = AtomicUsize::new(0);
     let count = |state: usize| {
@@ -152,7 +154,7 @@ fn count(passes: impl Fn(&str, &Costs) -> bool + Sync) -> Result<Vec<Costs>, Str
     Ok(counted.into_iter().map(|(_, costs)| costs).collect())
 }
 
-/// The instructions of one time in a state, by function.
+/// Returns the instructions of one round in a state, by function.
 fn costs(state: usize, tries: usize) -> Result<Costs, String> {
     let [few, many] = RUNS.map(|times| shortest(state, times, tries));
     let (few, many) = (few?, many?);
@@ -164,7 +166,7 @@ fn costs(state: usize, tries: usize) -> Result<Costs, String> {
     Ok(costs.filter(|(_, cost)| *cost >= 0.1).collect())
 }
 
-/// Runs a state several times under callgrind; returns the costs of the run with the fewest instructions.
+/// Runs a state several times under callgrind. Returns the costs of the run with the fewest instructions.
 fn shortest(state: usize, times: u64, tries: usize) -> Result<Costs, String> {
     let mut best = profile(state, times)?;
     for _ in 1..tries {
@@ -210,7 +212,7 @@ fn parse(text: &str) -> Costs {
         } else if let Some(name) = line.strip_prefix("cfn=") {
             named(name, &mut names);
         } else if line.starts_with("calls=") {
-            // The next line is the cost of the callee.
+            // The next line is the cost of the called function.
             inclusive = true;
         } else if line.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '*')) {
             let cost = line.split_ascii_whitespace().nth(1).and_then(|cost| cost.parse::<f64>().ok());
@@ -222,11 +224,11 @@ fn parse(text: &str) -> Costs {
     costs
 }
 
-/// Reads the name from `(number) name`, or from `(number)` if the name came before.
+/// Reads the name from `(number) name`, or from `(number)` if the name appeared before.
 fn named(field: &str, names: &mut BTreeMap<String, String>) -> String {
     let (number, name) = field.split_once(' ').map_or((field, None), |(number, name)| (number, Some(name)));
     if let Some(name) = name {
-        // The suffix that tells instances of a function apart changes with every build.
+        // The suffix that distinguishes instances of a function changes with every build.
         let name = name.split("'").next().unwrap_or(name);
         names.insert(number.into(), name.into());
     }
@@ -237,9 +239,9 @@ fn total(costs: &Costs) -> f64 {
     costs.values().sum()
 }
 
-/// The layers of a count, each with what the names of its functions contain. The first one that fits counts.
+/// The layers of a count, each with a part of the names of its functions. The first match counts.
 const LAYERS: [(&str, &[&str]); 7] = [
-    // `Reactor::turn` is put into its caller.
+    // `Reactor::turn` is inlined into its caller.
     ("turn", &["rdma_reactor_tests::steady::turn", "rdma_reactor::turn::"]),
     ("provider", &["rdma_transport::", "crc_fast::", "rdma_reactor_tests::null::"]),
     ("callbacks", &["rdma_reactor_tests::"]),
@@ -249,7 +251,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("libraries", &[""]),
 ];
 
-/// Sums a count up by layer. A function counts where the compiler has put it, so a short one counts where it is called.
+/// Sums a count up by layer. A function counts in the function that it is inlined into.
 fn by_layer(costs: &Costs) -> String {
     let layer = |name: &str| LAYERS.iter().position(|(_, parts)| parts.iter().any(|part| name.contains(part)));
     let mut sums = [0.0; LAYERS.len()];

@@ -1,10 +1,11 @@
-//! The other process of the tests of faults. It is killed, stopped, and loses its device.
+//! The other process of the tests of faults. The tests kill it, stop it, and remove its device.
 //!
 //! - `rdma-peer serve ADDR...` listens and echoes;
-//! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps so many messages on their way on each;
-//! - `rdma-peer self COUNT TOTAL ADDR...` is both ends, on each address, until so many messages have come.
+//! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps this number of messages in flight on each;
+//! - `rdma-peer self COUNT TOTAL ADDR...` is both ends, on each address, until this number of messages has arrived.
 //!
-//! With `exchange` in front, the connections are made by exchange. With `shm`, `tcp` or `auto` in front, the connections are in shared memory, over TCP or as `ProviderChoice::Auto` chooses, and not on
+//! With `exchange` in front, the connections are made by exchange.
+//! With `shm`, `tcp` or `auto` in front, the connections are in shared memory, over TCP or as `ProviderChoice::Auto` chooses, instead of on
 //! devices.
 //!
 //! All print a line for each event, and end in order when standard input does.
@@ -20,13 +21,13 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::device::config;
 
-/// Size of the messages that keep the line busy, bytes.
+/// The size of the messages in flight, bytes.
 const SIZE: usize = 1000;
 
 struct Peer {
-    /// Messages to send on each new connection; those that come back are sent again.
+    /// The number of messages to send on each new connection. Those that return are sent again.
     messages: usize,
-    /// Number of messages that are still to come before everything is closed.
+    /// The number of messages to receive before everything is closed.
     left: u64,
 }
 
@@ -39,7 +40,7 @@ impl Handler for Peer {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // There is room, because never more goes out than came in. The connection may be ending.
+        // The window has room, because the program never sends more than it has received. The connection may be ending.
         let _ = cx.send(conn, &message);
         self.left -= 1;
         if self.left == 0 {

@@ -1,12 +1,13 @@
-//! The cost of connections, as slopes: memory and processor time per connection on each side, by the number of connections
-//! and of reactors, on the embedded provider over the loopback.
+//! The cost of connections, as slopes: memory and processor time per connection on each side, by the number of connections and of reactors,
+//! on the embedded provider over the loopback.
 //!
 //! - `rdma-scaling` prints the table of `docs/scaling.md`;
 //! - `rdma-scaling one SETTINGS CONNECTIONS REACTORS` prints one row;
-//! - `rdma-scaling active SETTINGS CONNECTIONS` prints the time of echoes on ten of so many connections, and on ten alone, in turn;
-//! - `rdma-scaling serve SETTINGS REACTORS` is the other side of a row: it echoes, and tells its costs on each line that comes.
+//! - `rdma-scaling active SETTINGS CONNECTIONS` prints the time of echoes on ten connections of this many, and on ten alone, in
+//!   alternation;
+//! - `rdma-scaling serve SETTINGS REACTORS` is the other side of a row: it echoes, and prints its costs for each line of input.
 //!
-//! Each side is a process of its own. The costs are memory and processor time, which other work on the machine changes little.
+//! Each side is a separate process. The costs are memory and processor time, which other work on the machine changes little.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -23,27 +24,28 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::usage::resident_kib;
 
-/// Rounds of echoes on all connections.
+/// The rounds of echoes on all connections.
 const ECHOES: u32 = 4;
-/// Length of an echo, bytes.
+/// The length of an echo, bytes.
 const SIZE: usize = 64;
-/// Longest time of a row.
+/// The time limit of a row.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Connections that are active, rounds of a measurement, and echoes of each of these connections in a round.
+/// The number of active connections. Below it: the rounds of a measurement, and the echoes of each active connection in
+/// a round.
 const ACTIVE: usize = 10;
 /// See above.
 const ROUNDS: usize = 11;
 /// See above.
 const ROUND: u32 = 2000;
-/// Time that idle connections are watched.
+/// The time during which idle connections are watched.
 const IDLE: Duration = Duration::from_secs(3);
 
-/// Settings that a row is measured with.
+/// Returns the settings of a row.
 fn config(settings: &str) -> std::result::Result<Config, String> {
     let usual = Config::default().provider(ProviderChoice::Iwarp).max_connections(20_000).max_pending(20_000);
     let usual =
         usual.timeouts(|t| t.connect = Duration::from_secs(60)).timeouts(|t| t.handshake = Duration::from_secs(60));
-    // An adapter would pin all of it; here, untouched pages cost nothing.
+    // An adapter would pin all of it; on TCP, untouched pages cost nothing.
     let usual = usual.max_memory(64 << 30);
     match settings {
         "default" => Ok(usual),
@@ -89,7 +91,7 @@ struct Echo;
 
 impl Handler for Echo {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // There is room, because never more goes out than came in. The connection may be ending.
+        // The window has room, because the server never sends more than it has received. The connection may be ending.
         let _ = cx.send(conn, &message);
     }
 }
@@ -128,7 +130,7 @@ fn serve(settings: &str, count: usize) -> Result<()> {
         (0..count).map(|_| Reactor::new(settings.clone())).collect::<std::result::Result<Vec<_>, _>>()?;
     let group = Reactors::of(&mut reactors);
     let listener = reactors[0].context().listen(([127, 0, 0, 1], 0).into())?;
-    println!("{}", reactors[0].context().local_address(listener).ok_or("the listener is gone")?);
+    println!("{}", reactors[0].context().local_address(listener).ok_or("the listener is closed")?);
     std::thread::scope(|scope| {
         for mut reactor in reactors {
             scope.spawn(move || reactor.run(&mut Echo).map_err(|error| eprintln!("rdma-scaling: {error}")));
@@ -154,13 +156,13 @@ impl Server {
         command.args(["serve", settings, &reactors.to_string()]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut lines = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
-        let address = lines.next().ok_or("the server does not begin")??.parse()?;
+        let address = lines.next().ok_or("the server does not start")??.parse()?;
         Ok((Self { child, lines }, address))
     }
 
     fn cost(&mut self) -> Result<Cost> {
         self.child.stdin.as_mut().ok_or("no pipe")?.write_all(b"\n")?;
-        let line = self.lines.next().ok_or("the server is gone")??;
+        let line = self.lines.next().ok_or("the server has ended")??;
         let (memory, cpu) = line.split_once(' ').ok_or("no cost")?;
         Ok(Cost { memory_kib: memory.parse()?, cpu_ns: cpu.parse()? })
     }
@@ -168,13 +170,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It ends with its standard input.
+        // The server ends with its standard input.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
 
-/// Takes turns until something is so.
+/// Runs turns until a condition holds.
 fn until(reactor: &mut Reactor, client: &mut Client, is_so: impl Fn(&Client) -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_so(client) {
@@ -189,7 +191,7 @@ fn until(reactor: &mut Reactor, client: &mut Client, is_so: impl Fn(&Client) -> 
     Ok(())
 }
 
-/// One row of the table: all connections at once, then echoes on all of them, then nothing.
+/// Measures one row of the table: all connections at the same time, then echoes on all of them, then nothing.
 fn row(settings: &str, connections: usize, reactors: usize) -> Result<String> {
     let (mut server, address) = Server::start(settings, reactors)?;
     let (mut reactor, mut client) = (Reactor::new(config(settings)?)?, Client::default());
@@ -250,7 +252,7 @@ impl Side {
         let (mut reactor, mut client) = (Reactor::new(config(settings)?)?, Client::default());
         for nth in 1..=connections {
             reactor.context().connect(address)?;
-            // Not more at a time than the system lets wait at the door.
+            // At most as many at a time as the system queues for a listener.
             if nth % 1000 == 0 || nth == connections {
                 until(&mut reactor, &mut client, |client| client.connections.len() == nth)?;
             }
@@ -258,7 +260,7 @@ impl Side {
         Ok(Self { reactor, client, _server: server })
     }
 
-    /// The time of a turn of echoes on all active connections, microseconds.
+    /// Returns the time of one round trip on all active connections, microseconds.
     fn round(&mut self) -> Result<f64> {
         let Self { reactor, client, .. } = self;
         let start = Instant::now();
@@ -273,7 +275,7 @@ impl Side {
     }
 }
 
-/// Echoes on ten of many connections, and on ten alone, in turn. The rest of the many is idle.
+/// Measures echoes on ten of many connections, and on ten alone, in alternation. The other connections are idle.
 fn active(settings: &str, connections: usize) -> Result<String> {
     let (mut few, mut many) = (Side::new(settings, ACTIVE)?, Side::new(settings, connections)?);
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
@@ -301,7 +303,7 @@ fn table() -> Result<()> {
     let small = [1, 2].into_iter().flat_map(|reactors| many.map(|connections| ("small", connections, reactors)));
     let rows = [10, 100, 1_000, 2_000, 10_000].map(|connections| ("default", connections, 1)).into_iter().chain(small);
     for (settings, connections, reactors) in rows.chain([10, 100, 1_000, 2_000, 5_000].map(|n| ("shared", n, 1))) {
-        // A process of its own, so that no row has the memory of another one.
+        // A separate process, so that no row has the memory of another one.
         let row = Command::new(std::env::current_exe()?)
             .args(["one", settings, &connections.to_string(), &reactors.to_string()])
             .output()?;

@@ -1,9 +1,9 @@
 //! Counts the wake-ups of a receiver that arms its completion queue for solicited completions, and of one that arms it for any.
 //!
-//! `rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY` sends messages from one queue pair to another, on a device or on the embedded provider,
-//! in bursts of EVERY of which the last is solicited, and prints how often the receiver was woken. It fails if a message that has to wake the
-//! receiver does not, and says so if the device has no events of that kind (`Features::SOLICITED_EVENTS`). A device may raise more events than
-//! the receiver asked for: rxe does not, and the embedded provider raises one for each message.
+//! `rdma-solicited verbs|iwarp ADDRESS MESSAGES EVERY` sends messages from one queue pair to another, on a device or on the embedded
+//! provider, in bursts of EVERY of which the last is solicited, and prints the number of wake-ups of the receiver. It fails if a message
+//! that must wake the receiver does not, and says so if the device has no events of that kind (`Features::SOLICITED_EVENTS`). A device may
+//! raise more events than the receiver requested: rxe does not, and the embedded provider raises one for each message.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -17,13 +17,13 @@ use rdma_transport::iwarp::{Iwarp, IwarpConfig, TcpNet};
 use rdma_transport::verbs::Verbs;
 use rdma_transport::{Channel, Drive, Features, Notify, Provider, SendFlags, SendOp, WcOpcode};
 
-/// Length of a message, and of the memory of each side, bytes.
+/// The length of a message, and of the memory of each side, bytes.
 const SIZE: usize = 64;
 const MEMORY: usize = 1 << 16;
-/// How long a receiver waits for the event that it has armed for.
+/// The time that a receiver waits for the event that it has armed for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends messages in bursts of `every`, the last of which is solicited; returns how often the receiver was woken.
+/// Sends messages in bursts of `every`, the last of which is solicited. Returns the number of wake-ups of the receiver.
 fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
     let device = pair.passive.device;
     let cq = pair.passive.cq().expect("it has a queue pair");
@@ -43,18 +43,18 @@ fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
             let (last, flags) = (nth + 1 == every, SendFlags::SIGNALED);
             let flags = if last { flags | SendFlags::SOLICITED } else { flags };
             pair.active.post(nth, SendOp::Send, &[0..SIZE], flags);
-            // When the send has completed, the message has.
+            // The message has arrived when its send has completed.
             while pair.active.done.pop().is_none() {
                 pair.active.turn();
             }
-            // Only what has to wake the receiver is waited for.
+            // Wait only for messages that must wake the receiver.
             let must = last || notify == Notify::Any;
             let provider = pair.passive.station.provider();
             let before = woken;
             loop {
                 poll.poll(&mut events, Some(if must { PATIENCE } else { Duration::ZERO })).expect("a wait");
                 assert!(!must || !events.is_empty(), "message {nth} of burst {burst} has not woken the receiver");
-                // The embedded provider wakes its process to read from a socket, too, which is no event of the queue.
+                // The embedded provider also wakes its process to read from a socket. That is no event of the queue.
                 provider.progress(Instant::now(), Drive::Full);
                 while provider.next_completion_event(device).expect("an event").is_some() {
                     woken += 1;
@@ -64,7 +64,7 @@ fn wakeups(pair: &mut Pair, messages: u64, every: u64, notify: Notify) -> u64 {
                 }
             }
             if woken > before {
-                // It is armed before it is drained: what completes meanwhile wakes.
+                // The queue is armed before it is drained: later completions wake the receiver.
                 provider.req_notify(cq, notify).expect("a queue to arm");
                 pair.passive.turn();
                 left -= pair.passive.done.drain(..).filter(|wc| wc.opcode == WcOpcode::Recv).count() as u64;
@@ -96,7 +96,7 @@ fn main() {
     let has =
         provider.device(device).is_some_and(|info| info.capabilities.features.contains(Features::SOLICITED_EVENTS));
     let messages = messages / every * every;
-    // A queue that is armed for any completion stays so until one comes: that comes second.
+    // A queue that is armed for any completion stays armed until one arrives, so this run is the second.
     if has {
         let solicited = wakeups(&mut pair, messages, every, Notify::Solicited);
         println!("{messages} messages, armed for solicited ones, 1 of {every}: {solicited} wake-ups");

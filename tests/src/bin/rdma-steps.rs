@@ -3,30 +3,30 @@
 //! ```text
 //! rdma-steps                    around each border between ways to send, up to 1 MiB
 //! rdma-steps EAGER              the same with another `LargeMessageSettings::eager_limit`, in bytes
-//! rdma-steps EAGER SIZE         that size alone, 10,000 times, to be looked at by strace(1) or perf(1)
+//! rdma-steps EAGER SIZE         that size alone, 10,000 times, for strace(1) or perf(1)
 //! ```
 //!
-//! Two reactors take turns in one thread on the embedded provider, and the time counts that this thread had a processor. So the
-//! figures do not depend on the scheduler, and little on other programs. The sizes alternate, and the shortest of many rounds
-//! counts. Only ratios mean anything.
+//! Two reactors take turns in one thread on the embedded provider, and the processor time of this thread is measured. So the figures do not
+//! depend on the scheduler, and little on other programs. The sizes alternate, and the shortest of many rounds counts. Only ratios mean
+//! anything.
 
 use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor};
 
-/// Rounds, and time for each size in each of them.
+/// The number of rounds. Below it: the time for each size in each round.
 const ROUNDS: usize = 15;
 const SHARE: Duration = Duration::from_millis(8);
-/// Round trips between two looks at the clock.
+/// The number of round trips between two readings of the clock.
 const AT_ONCE: u64 = 16;
 
-/// A program that sends every message back while it has round trips left.
+/// A program that returns every message while it has round trips left.
 #[derive(Debug, Default)]
 struct Program {
     conn: Option<ConnectionId>,
     answers: bool,
     back: u64,
-    /// Round trips that are not begun yet.
+    /// The number of round trips that have not begun.
     left: u64,
 }
 
@@ -44,7 +44,7 @@ impl Handler for Program {
     }
 }
 
-/// Time that this thread had a processor. Other programs on a busy machine do not count.
+/// Returns the processor time of this thread. Other programs on a busy machine do not count.
 fn on_processor() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the system writes one `timespec`, which lives until after the call.
@@ -82,7 +82,7 @@ impl Ends {
         }
     }
 
-    /// Mean time of a round trip of `message`, ns.
+    /// Returns the mean time of a round trip of `message`, ns.
     fn measure(&mut self, message: &[u8], share: Duration) -> f64 {
         let (begun, before) = (on_processor(), self.client.1.back);
         loop {

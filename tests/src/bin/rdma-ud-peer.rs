@@ -1,10 +1,10 @@
 //! The other side of `ibv_ud_pingpong`(1), on the embedded provider's datagrams.
 //!
-//! - `rdma-ud-peer server BIND PORT COUNT SIZE` is what `ibv_ud_pingpong -p PORT HOST` connects to;
-//! - `rdma-ud-peer client BIND PORT COUNT SIZE HOST` connects to what `ibv_ud_pingpong -p PORT` listens at.
+//! - `rdma-ud-peer server BIND PORT COUNT SIZE` is the server for `ibv_ud_pingpong -p PORT HOST`;
+//! - `rdma-ud-peer client BIND PORT COUNT SIZE HOST` connects to `ibv_ud_pingpong -p PORT`.
 //!
-//! The two tell each other over TCP where their queue pairs are, and then datagrams go to and fro. Both ends of `ibv_ud_pingpong` send what
-//! came last, so each datagram but the first one shows whether the one before it arrived as it was.
+//! The two exchange the addresses of their queue pairs over TCP, and then send datagrams in both directions. Both ends of `ibv_ud_pingpong`
+//! send the last datagram that they received, so each datagram but the first one shows if the previous one arrived unchanged.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
@@ -23,12 +23,12 @@ use rdma_transport::{
 
 /// The key of both queue pairs.
 const QUEUE_KEY: u32 = 0x1111_1111;
-/// What each side says of itself: LID, queue pair number, packet sequence number and GID, in hexadecimal digits with colons between, and a
-/// zero octet.
+/// The length of the address of a queue pair, as each side sends it: LID, queue pair number, packet sequence number and GID, in hexadecimal
+/// digits with colons between, and a zero byte.
 const TOLD: usize = 4 + 1 + 6 + 1 + 6 + 1 + 32 + 1;
-/// Receives that are posted.
+/// The number of posted receives.
 const DEPTH: usize = 16;
-/// How long a datagram is waited for. Lost ones are not sent again.
+/// The time limit for a datagram. Lost ones are not sent again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -38,7 +38,7 @@ struct Side {
     device: DeviceId,
     cq: CqId,
     qp: QpId,
-    /// Room of a receive.
+    /// The size of a receive buffer.
     stride: usize,
     done: Vec<WorkCompletion>,
 }
@@ -69,7 +69,7 @@ impl Side {
         Ok(self.station.post_recv(self.qp, slot as u64, &[place])?)
     }
 
-    /// Where datagrams for a peer go that has said this of itself.
+    /// Returns the destination of datagrams for the peer that sent this address.
     fn destination(&mut self, told: &str) -> Result<Destination> {
         let [_, number, _, gid] = told.split(':').collect::<Vec<_>>()[..] else {
             return Err(format!("the peer says {told:?}").into());
@@ -87,7 +87,7 @@ impl Side {
         Ok(())
     }
 
-    /// The next datagram, and the number of the queue pair that it came from.
+    /// Returns the next datagram, and the number of the sending queue pair.
     fn receive(&mut self) -> Result<(Vec<u8>, u32)> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -106,7 +106,7 @@ impl Side {
                 return Ok((octets, wc.source.qp_number));
             }
             if Instant::now() > until {
-                return Err("no datagram came".into());
+                return Err("no datagram arrived".into());
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -133,7 +133,7 @@ fn listen_to(stream: &mut TcpStream) -> Result<String> {
     Ok(std::str::from_utf8(&told)?.trim_end_matches('\0').to_owned())
 }
 
-/// What a datagram carries that differs from the one before.
+/// Returns the payload of a datagram, which differs from that of the previous one.
 fn payload(round: usize, size: usize) -> Vec<u8> {
     (0..size).map(|at| (at * 7 + round * 13 + 1) as u8).collect()
 }
@@ -168,7 +168,7 @@ fn main() -> Result<()> {
         }
     };
     let to = side.destination(&told)?;
-    // The peer closes when it has all that it wants.
+    // The peer closes when it has received everything.
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut said = host.map(|_| payload(0, size));
     for round in 1..=count {
@@ -177,7 +177,7 @@ fn main() -> Result<()> {
         }
         let (heard, from) = side.receive()?;
         if from != to.qp_number || heard.len() != size {
-            return Err(format!("{} octets from queue pair {from:#x}", heard.len()).into());
+            return Err(format!("{} bytes from queue pair {from:#x}", heard.len()).into());
         }
         if said.as_ref().is_some_and(|said| *said != heard) {
             return Err(format!("datagram {round} is not the one before it").into());
@@ -188,6 +188,6 @@ fn main() -> Result<()> {
         }
         said = Some(next);
     }
-    println!("{count} datagrams of {size} octets each way with {told}");
+    println!("{count} datagrams of {size} bytes each way with {told}");
     Ok(())
 }

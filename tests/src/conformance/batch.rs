@@ -1,4 +1,4 @@
-//! The time of posting, and memory that is given back.
+//! The time of posting, and the return of memory.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn doorbells(p: &Pair) -> u64 {
     p.client.stats().messages.doorbells
 }
 
-/// A cork holds sends back over turns, and a flush posts them at once, in one chain.
+/// A cork holds sends back over turns, and a flush posts them immediately, in one chain.
 pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -27,7 +27,7 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     p.client.context().flush(conn);
     assert_eq!(doorbells(&p), before + 1, "posted before the end of a turn");
     p.until("all three", |p| p.s.received == 3 && p.c.sent == 3);
-    // The cork is out.
+    // The cork is removed.
     p.client.context().send(conn, &pattern(3, 100)).expect("room");
     p.until("the next one", |p| p.s.received == 4);
     for (i, message) in p.s.messages().iter().enumerate() {
@@ -46,7 +46,7 @@ pub fn a_cork_holds_back_and_a_flush_posts(setup: &Setup) {
     p.finish();
 }
 
-/// A forgotten cork stops nobody. Half a queue goes out, and so does everything before a refused send.
+/// A forgotten cork stalls nothing: half a queue is posted, and so is everything before a refused send.
 pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
     for (sends, receives) in [(16, 64), (64, 8), (1, 8)] {
         let config = setup.config().send_depth(sends).receive_depth(receives);
@@ -63,12 +63,12 @@ pub fn a_forgotten_cork_stops_nothing(setup: &Setup) {
             }
         }
         p.client.context().flush(conn);
-        p.until("all have come", |p| p.s.received == total as u64 && p.c.sent == total as u64);
+        p.until("all have arrived", |p| p.s.received == total as u64 && p.c.sent == total as u64);
         p.finish();
     }
 }
 
-/// A pool gives back memory that was not needed for a while, and grows again.
+/// A pool releases memory that was not needed for a while, and grows again.
 pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
     let config = setup.config().timeouts(|t| t.pool_idle = Duration::from_millis(20)).buffer_size(16 << 10);
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
@@ -86,8 +86,8 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
             p.client.context().close(conn);
         }
         p.until("all have ended", |p| p.s.live() + p.c.live() == 0);
-        // All but the first slab. Those that were needed when the first connections had ended stay a little longer.
-        p.until("memory is given back", |p| {
+        // All but the first slab are released. Those that were in use at the first closes stay a little longer.
+        p.until("memory is released", |p| {
             [&p.client, &p.server].iter().all(|reactor| 2 * reactor.stats().memory.pool_buffers < peak)
         });
         levels.push((peak, p.client.stats().memory.pool_buffers));
@@ -97,7 +97,7 @@ pub fn a_pool_shrinks_and_grows_again(setup: &Setup) {
     p.finish();
 }
 
-/// A message becomes `Bytes` without a copy, and its buffer goes home with the last of them.
+/// A message becomes `Bytes` without a copy, and its buffer returns to its pool with the last of them.
 pub fn bytes_without_a_copy(setup: &Setup) {
     let config = setup.config().receive_depth(16);
     let mut s = Probe::default();
@@ -118,7 +118,7 @@ pub fn bytes_without_a_copy(setup: &Setup) {
         assert_eq!(part[..], pattern(size, size)[50..60]);
         drop(part);
     }
-    p.until("its memory is given back", |p| p.server.stats().memory.regions == 0);
+    p.until("its memory is released", |p| p.server.stats().memory.regions == 0);
     p.client.context().close(conn);
     p.until("the end", |p| p.s.live() + p.c.live() == 0);
     p.until("all buffers are home", |p| at_home(&p.server));

@@ -1,4 +1,4 @@
-//! Calls: each one has one end.
+//! Calls: each call ends exactly once.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use rdma_reactor::{
 
 use super::harness::{PATIENCE, Setup, at_home, now, pattern};
 
-/// Number of calls that are in flight on one connection.
+/// The number of calls in flight on one connection.
 const MANY: u64 = 1000;
 
 /// The end of a call, as its caller sees it.
@@ -26,9 +26,9 @@ struct Party {
     cancelled: Vec<RequestId>,
     violations: Vec<Violation>,
     reasons: Vec<DisconnectReason>,
-    /// Requests are answered at once, with their own payload.
+    /// Requests are answered immediately, with their own payload.
     echoes: bool,
-    /// Messages are left as they are.
+    /// Messages are recorded and not parsed.
     raw: Option<Vec<Vec<u8>>>,
 }
 
@@ -57,7 +57,7 @@ impl Party {
         }
     }
 
-    /// The error of a call that has ended without an answer.
+    /// Returns the error of a call that has ended without an answer.
     fn error(&self, tag: u64) -> Option<&CallError> {
         self.ends.get(&tag).and_then(|end| end.as_ref().err())
     }
@@ -90,7 +90,7 @@ impl Handler for Party {
     }
 
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, _: u64) {
-        assert!(self.calls.on_timer(cx, timer), "a timer of nobody");
+        assert!(self.calls.on_timer(cx, timer), "a timer of no call");
         self.look();
     }
 
@@ -102,7 +102,7 @@ impl Handler for Party {
     }
 }
 
-/// Two sides, the first one listening.
+/// Two sides. The first one listens.
 struct Both {
     server: (Reactor, Party),
     client: (Reactor, Party),
@@ -120,7 +120,7 @@ impl Both {
         both
     }
 
-    /// Connects, and returns the connection as the client names it, and as the server does.
+    /// Connects. Returns the client's id of the connection, and the server's.
     fn connect(&mut self) -> (ConnectionId, ConnectionId) {
         let up = self.client.1.up.len() + 1;
         self.client.0.context().connect(self.address).expect("connecting");
@@ -128,7 +128,7 @@ impl Both {
         (self.here(), self.server.1.up[up - 1])
     }
 
-    /// The newest connection of the client.
+    /// Returns the newest connection of the client.
     fn here(&self) -> ConnectionId {
         *self.client.1.up.last().expect("connected")
     }
@@ -154,7 +154,7 @@ impl Both {
         self.server.1.calls.answer(&mut self.server.0.context(), *request, payload)
     }
 
-    /// The server sends octets of its own.
+    /// Sends arbitrary bytes from the server.
     fn send_raw(&mut self, octets: &[u8]) {
         let there = self.server.1.up[0];
         self.server.0.context().send(there, octets).expect("room");
@@ -169,7 +169,7 @@ impl Both {
     }
 }
 
-/// Payloads of any length arrive in both directions. The border is where a message no longer fits one buffer with its header.
+/// Payloads of any length arrive in both directions. Tests the length at which a message and its header no longer fit into one buffer.
 pub fn calls_of_every_size_are_answered(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), true);
     let here = both.here();
@@ -190,7 +190,7 @@ pub fn calls_of_every_size_are_answered(setup: &Setup) {
     both.finish();
 }
 
-/// A thousand calls are in flight on one connection, and are answered in another order, while the server calls the client.
+/// A thousand calls are in flight on one connection, and are answered in a different order, while the server calls the client.
 pub fn a_thousand_calls_are_answered_in_any_order(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     for tag in 0..MANY {
@@ -216,7 +216,7 @@ pub fn a_thousand_calls_are_answered_in_any_order(setup: &Setup) {
     both.finish();
 }
 
-/// A server that answers everything in one callback loses no answer, though the client takes a few at a time.
+/// A server that answers everything in one callback loses no answer, though the client consumes a few at a time.
 pub fn answers_without_room_wait(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(8);
     let mut both = Both::new(setup, config, false);
@@ -232,20 +232,20 @@ pub fn answers_without_room_wait(setup: &Setup) {
     both.finish();
 }
 
-/// What is past a limit is refused at once, and what is within it is served.
+/// Requests past a limit are refused immediately, and those within it are served.
 pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     let second = both.connect().0;
     let limits = both.server.1.calls.limits();
     (limits.requests_per_connection, limits.bytes_per_connection) = (4, 1000);
     (limits.requests, limits.bytes) = (6, 1500);
-    // Too many, and then too long, for a connection.
+    // Too many requests of a connection, and then too long ones.
     for tag in 0..6 {
         both.call(b"few", PATIENCE, tag);
     }
     both.call(&[0; 1001], PATIENCE, 6);
     both.until("three are refused", |b| b.client.1.ends.len() == 3);
-    // Too many for the reactor.
+    // Too many requests of the reactor.
     for tag in 7..10 {
         let (reactor, party) = &mut both.client;
         party.calls.call(&mut reactor.context(), second, b"others", PATIENCE, tag).expect("an open connection");
@@ -267,13 +267,13 @@ pub fn a_server_at_its_limits_says_so(setup: &Setup) {
     both.finish();
 }
 
-/// A call whose server says nothing ends at its deadline. The answer is not sent, and one that is sent all the same matches nothing.
+/// A call whose server does not answer ends at its deadline. No answer is sent after that, and a late answer matches no call.
 pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     both.call(b"slow", Duration::from_millis(20), 0);
     both.until("the time is over", |b| b.client.1.ends.len() == 1);
     assert_eq!(both.client.1.error(0), Some(&CallError::Deadline));
-    both.until("the server has it, or has dropped it", |b| {
+    both.until("the server has received it, or has dropped it", |b| {
         b.server.1.requests.len() as u64 + b.server.1.calls.stats().expired == 1
     });
     if let Some(request) = both.server.1.requests.pop() {
@@ -282,11 +282,11 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
         assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
         assert_eq!(both.answer(&request), Err(AnswerError::Late));
     }
-    // The server by hand, which answers the first call again and again.
+    // The test acts as the server, and answers the first call again and again.
     both.server.1.raw = Some(Vec::new());
     both.call(b"first", PATIENCE, 1);
     let has = |b: &Both, count: usize| b.server.1.raw.as_ref().is_some_and(|raw| raw.len() == count);
-    both.until("the request is there", |b| has(b, 1));
+    both.until("the request has arrived", |b| has(b, 1));
     let answer_to = |b: &Both, nth: usize, payload: &[u8]| {
         let id = &b.server.1.raw.as_ref().expect("raw")[nth][8..16];
         [&[1, 0, 0, 0, 0, 0, 0, 0], id, payload].concat()
@@ -294,9 +294,9 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     let first = answer_to(&both, 0, b"one");
     both.send_raw(&first);
     both.until("it is answered", |b| b.client.1.ends.len() == 2);
-    // This one has the slot of the first.
+    // This call has the slot of the first.
     both.call(b"second", PATIENCE, 2);
-    both.until("the request is there", |b| has(b, 2));
+    both.until("the request has arrived", |b| has(b, 2));
     both.send_raw(&first);
     both.send_raw(&[1, 1, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255]);
     let second = answer_to(&both, 1, b"two");
@@ -308,7 +308,8 @@ pub fn late_and_reused_answers_match_nothing(setup: &Setup) {
     both.finish();
 }
 
-/// A cancel reaches the server, which has the request until it ends it; the caller hears no more of it.
+/// A cancel reaches the server, which holds the request until it answers or drops it. The caller receives nothing more
+/// about it.
 pub fn a_cancelled_call_is_over(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     let call = both.call(b"in vain", PATIENCE, 0);
@@ -321,7 +322,7 @@ pub fn a_cancelled_call_is_over(setup: &Setup) {
     assert_eq!(both.server.1.cancelled, [request.0]);
     assert_eq!(both.server.1.calls.time_left(&both.server.0.context(), request.0), None);
     assert_eq!(both.answer(&request), Err(AnswerError::Late));
-    // A request that is dropped has an end as well.
+    // A dropped request ends its call as well.
     both.call(b"unanswered", PATIENCE, 1);
     both.until("the server has it", |b| b.server.1.requests.len() == 1);
     let (reactor, party) = &mut both.server;
@@ -331,7 +332,7 @@ pub fn a_cancelled_call_is_over(setup: &Setup) {
     both.finish();
 }
 
-/// The end of a connection is the end of its calls.
+/// The calls of a connection end with it.
 pub fn calls_end_with_their_connection(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     for tag in 0..100 {
@@ -349,7 +350,7 @@ pub fn calls_end_with_their_connection(setup: &Setup) {
     both.finish();
 }
 
-/// A server that finishes answers what it has, refuses what comes, and closes behind its last answer.
+/// A server that finishes answers its pending requests, refuses new ones, and closes after its last answer.
 pub fn a_server_that_finishes_answers_first(setup: &Setup) {
     let mut both = Both::new(setup, setup.config(), false);
     both.call(b"before", PATIENCE, 0);
@@ -368,7 +369,7 @@ pub fn a_server_that_finishes_answers_first(setup: &Setup) {
     both.finish();
 }
 
-/// Octets that are no frame end the connection, with a reason that says so.
+/// Bytes that are not a frame end the connection, with a reason that names this.
 pub fn what_is_no_frame_is_a_violation(setup: &Setup) {
     for (octets, violation) in [
         (&[0; 15][..], Violation::Short(15)),

@@ -4,7 +4,7 @@ use rdma_reactor::{DisconnectReason, Outcome, SendErrorKind};
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// Sends that were accepted before `close` arrive, and the end comes last on both sides.
+/// Sends that were accepted before `close` arrive, and the disconnect is the last event on both sides.
 pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
     for count in [0, 1, 30] {
         let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
@@ -24,7 +24,7 @@ pub fn accepted_sends_arrive_before_the_end(setup: &Setup) {
     }
 }
 
-/// An abort says no goodbye, and a close of both sides needs none.
+/// An abort sends no goodbye, and a close of both sides needs none.
 pub fn an_abort_is_no_goodbye(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -52,7 +52,7 @@ pub fn a_full_window_has_room_for_a_goodbye(setup: &Setup) {
     p.finish();
 }
 
-/// `close` is legal in every callback; nothing follows but completions and the one end.
+/// `close` is legal in every callback. Only completions and one disconnect follow.
 pub fn close_in_every_callback(setup: &Setup) {
     type Condition = fn(&Event) -> bool;
     let conditions: [Condition; 5] = [
@@ -97,7 +97,7 @@ pub fn close_in_every_callback(setup: &Setup) {
     }
 }
 
-/// A stale id is an error everywhere, even when its slot is in use again.
+/// A stale id is an error everywhere, even if its slot is in use again.
 pub fn stale_ids_are_errors(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
     let old = p.connect();
@@ -113,7 +113,7 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     cx.set_user(old, 5);
     assert_eq!(cx.user(new), Some(0));
     cx.close(old);
-    // The name that the other reactor has for the same connection means nothing here.
+    // The other reactor's id of the same connection means nothing here.
     let there = p.s.connection().expect("the server was told");
     assert_ne!(there, new);
     assert_eq!(cx.send(there, b"x"), Err(SendErrorKind::Closed));
@@ -123,7 +123,7 @@ pub fn stale_ids_are_errors(setup: &Setup) {
     p.finish();
 }
 
-/// If both sides close at the same time, each has one end.
+/// If both sides close at the same time, each receives one disconnect.
 pub fn both_close_at_once(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for _ in 0..20 {
@@ -142,9 +142,9 @@ pub fn both_close_at_once(setup: &Setup) {
     p.finish();
 }
 
-/// To its peer, a dropped reactor is lost, because it said no goodbye; nobody hangs.
+/// A dropped reactor counts as lost for its peer, because it sent no goodbye; nobody hangs.
 pub fn a_dropped_reactor_is_a_lost_peer(setup: &Setup) {
-    // From the first send that has failed on, nothing more is accepted.
+    // After the first failed send, nothing more is accepted.
     let client = Probe::new(|cx, event| {
         if let Event::Sent(conn, _, Outcome::Failed(_)) = event {
             assert_eq!(cx.send(*conn, b"late"), Err(SendErrorKind::Closed));

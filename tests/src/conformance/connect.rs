@@ -1,4 +1,4 @@
-//! Connecting, and not connecting.
+//! Successful and failed attempts to connect.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::harness::{Event, Pair, Probe, Setup};
 
-/// Private data goes both ways, with its exact length.
+/// Private data passes in both directions, with its exact length.
 pub fn exchanges_private_data(setup: &Setup) {
     for len in [0, 1, MAX_USER_PRIVATE_DATA] {
         let mut s = Probe::default();
@@ -59,7 +59,7 @@ pub fn reject_carries_its_reason(setup: &Setup) {
     p.finish();
 }
 
-/// A connect to an address where nothing listens fails promptly with a typed error.
+/// A connect to an address without a listener fails promptly with a typed error.
 pub fn nothing_listening_is_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let gone = Deserted::new(setup);
@@ -70,14 +70,15 @@ pub fn nothing_listening_is_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Private data that does not fit is an error at once, never cut.
+/// Private data that does not fit is an immediate error, and never truncated.
 pub fn too_much_private_data_is_refused(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let options = ConnectOptions::new().private_data(vec![0; MAX_USER_PRIVATE_DATA + 1]);
     let error = p.client.context().connect_with(p.address, options).expect_err("it does not fit");
     assert!(matches!(error, Error::PrivateDataTooLong { .. }), "{error}");
     assert_eq!(p.client.context().connections(), 0);
-    // A handler's answer that does not fit is not cut. The peer gets nothing of the answer, and nothing is accepted.
+    // A handler's answer that does not fit is not truncated. The peer receives no part of the answer, and nothing is
+    // accepted.
     for (answers, decision) in [Decision::AcceptWith, Decision::Reject].into_iter().enumerate() {
         p.s.decision = decision(vec![1; MAX_USER_PRIVATE_DATA + 1]);
         p.client.context().connect(p.address).expect("connecting");
@@ -99,7 +100,7 @@ pub fn address_in_use_is_named(setup: &Setup) {
     p.finish();
 }
 
-/// Closing a connection before it is up ends in `on_connect_error`, and the peer keeps nothing.
+/// Closing a connection before it is established ends in `on_connect_error`, and the peer keeps no state.
 pub fn cancelled_before_it_is_up(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     for turns in 0..6 {
@@ -122,7 +123,7 @@ pub fn cancelled_before_it_is_up(setup: &Setup) {
     p.finish();
 }
 
-/// At `max_connections`, one more is refused with `Busy`, and the others go on.
+/// At `max_connections`, one more is refused with `Busy`, and the others continue.
 pub fn connections_are_limited(setup: &Setup) {
     let server = setup.config().max_connections(2 + setup.neighbours());
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::echo(), Probe::default());
@@ -137,7 +138,7 @@ pub fn connections_are_limited(setup: &Setup) {
     p.finish();
 }
 
-/// Without framing, messages travel as they are, and nothing else is on the wire.
+/// Without framing, messages are sent unchanged, and nothing else is on the wire.
 pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     let seen = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&seen);
@@ -161,13 +162,13 @@ pub fn raw_framing_talks_plain_messages(setup: &Setup) {
     p.client.context().send(conn, b"").expect("room");
     p.until("two echoes", |p| p.c.received == 2);
     assert_eq!(*seen.borrow(), [b"abc".to_vec(), vec![]]);
-    // Some connection managers pad private data with zeros, and without framing nothing tells its length.
+    // Some connection managers pad private data with zeros, and without framing nothing carries its length.
     let Event::Request(data) = &p.s.events[0] else { panic!("{:?}", p.s) };
     assert!(data.starts_with(b"as it is") && data[8..].iter().all(|&b| b == 0), "{data:?}");
     p.finish();
 }
 
-/// A port of the same host at which nothing listens, and that nobody else gets meanwhile: a socket has it.
+/// A port of the same host without a listener, which a bound socket reserves.
 struct Deserted {
     address: SocketAddr,
     _socket: Socket,
@@ -182,8 +183,8 @@ impl Deserted {
     }
 }
 
-/// Of several addresses the first one that answers is used, under one id. A refusal by the peer's word is final, and so is the
-/// program's own end of the attempt; when none is left, the program hears of the last.
+/// Of several addresses the first one that answers is used, under one id. A refusal by the peer is final, and so is a close by the program.
+/// If no address is left, the program is notified of the last error.
 pub fn the_next_address_is_tried(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let deserted = [Deserted::new(setup), Deserted::new(setup)];
@@ -227,7 +228,7 @@ pub fn the_next_address_is_tried(setup: &Setup) {
     p.until("the first one's end", |p| p.c.live() == 0);
 }
 
-/// A host is connected to by its name, with all of its addresses in order; a name that nobody knows is an error that names it.
+/// A host is connected to by its name, with all of its addresses in order. An unknown name is an error that contains the name.
 pub fn a_host_is_found_by_its_name(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (host, port) = (p.address.ip().to_string(), p.address.port());
@@ -235,7 +236,7 @@ pub fn a_host_is_found_by_its_name(setup: &Setup) {
     p.until("connected", |p| p.s.live() == 1 && p.c.live() == 1);
     assert_eq!(p.client.context().peer_address(conn), Some(p.address));
     if p.address.ip().is_loopback() {
-        // The first address of this name may be `::1`, where nobody listens.
+        // The first address of this name may be `::1`, which has no listener.
         p.client.context().connect_host("localhost", port, ConnectOptions::new()).expect("looking up");
         p.until("connected", |p| p.s.live() == 2 && p.c.live() == 2);
     }
@@ -247,7 +248,7 @@ pub fn a_host_is_found_by_its_name(setup: &Setup) {
         _ => false,
     };
     assert_eq!(p.c.count(said), 1, "{:?}", p.c);
-    // An attempt that is given up while its name is looked up ends like any other.
+    // An attempt that is closed during the name lookup ends like any other.
     p.c.events.clear();
     let given_up = p.client.context().connect_host(&host, port, ConnectOptions::new()).expect("looking up");
     p.client.context().close(given_up);

@@ -19,10 +19,10 @@ use super::harness::{Event, PATIENCE, Pair, Probe, Setup, now, pattern};
 /// A time longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Makes a pair of reactors if the provider has datagrams. If it has none, its refusal must name it, and the result is
-/// `None`: the test does not apply.
+/// Creates a pair of reactors if the provider has datagrams. If it has none, checks that the refusal names the
+/// provider, and returns `None`: the test does not apply.
 fn datagrams(setup: &Setup, s: Probe, c: Probe) -> Option<Pair> {
-    // An endpoint that is closed may wait so long for the last of its sends.
+    // An endpoint may wait so long for the last of its sends when it closes.
     let mut pair = Pair::new(setup, setup.config().timeouts(|t| t.close = Duration::from_secs(2)), s, c);
     match pair.server.context().datagrams().open(setup.address, EndpointOptions::new()) {
         Ok(endpoint) => {
@@ -83,7 +83,7 @@ fn joined(probe: &Probe, endpoint: EndpointId) -> Option<PeerId> {
     probe.events.iter().find_map(of)
 }
 
-/// Opens an endpoint on the server and one on the client, and finds the first as a peer of the second.
+/// Opens an endpoint on the server and one on the client, and looks up the first as a peer of the second.
 fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (EndpointId, EndpointId, PeerId) {
     let there = open(&mut pair.server, setup, options);
     let here = open(&mut pair.client, setup, options);
@@ -94,13 +94,13 @@ fn acquainted(pair: &mut Pair, setup: &Setup, options: EndpointOptions) -> (Endp
     (there, here, peer)
 }
 
-/// Closes everything that has to do with datagrams, then ends the pair as usual.
+/// Closes all endpoints, then ends the pair as usual.
 fn finish(mut pair: Pair) {
     pair.client.shutdown(&mut pair.c, PATIENCE).expect("the client's end");
     pair.server.shutdown(&mut pair.s, PATIENCE).expect("the server's end");
 }
 
-/// Every size arrives with its immediate data, and the way back is in it.
+/// Datagrams of every size arrive with their immediate data, and their origin allows an answer.
 pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
     let echo = |cx: &mut rdma_reactor::Context<'_>, event: &Event| {
         if let Event::Datagram(endpoint, origin, bytes, immediate) = event {
@@ -110,7 +110,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
                 None => cx.datagrams().send(*endpoint, peer, bytes),
             };
             sent.expect("there is room");
-            // Datagrams that were accepted still go out.
+            // Accepted datagrams are still sent.
             cx.datagrams().forget_peer(peer);
             assert_eq!(cx.datagrams().send(*endpoint, peer, bytes), Err(SendErrorKind::NoPeer));
         }
@@ -151,7 +151,7 @@ pub fn datagrams_of_every_size_both_ways(setup: &Setup) {
     finish(pair);
 }
 
-/// Datagrams that find no receive are lost without a word, and later ones arrive.
+/// Datagrams that find no receive are lost without an error, and later ones arrive.
 pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let options = EndpointOptions::new().receive_depth(4);
@@ -159,14 +159,14 @@ pub fn what_finds_no_receive_is_lost(setup: &Setup) {
     for nth in 0..60u8 {
         pair.client.context().datagrams().send(here, peer, &[nth; 100]).expect("there is room");
     }
-    // The server is not listening.
+    // The server runs no turn meanwhile.
     while sent(&pair.c, here).len() < 60 {
         pair.client.turn(&mut pair.c, Duration::from_millis(10)).expect("the client's turn");
     }
     assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()), "nobody says that it was lost");
     pair.client.context().datagrams().send(here, peer, b"the last").expect("there is room");
     pair.until("a late one arrives", |p| {
-        // It may have been lost with the others.
+        // This one may have been lost with the others.
         heard(&p.s, there).len() >= 4
     });
     let first: Vec<_> = heard(&pair.s, there).iter().map(|(_, bytes, _)| bytes.to_vec()).collect();
@@ -198,7 +198,7 @@ pub fn a_full_send_queue_says_so_once(setup: &Setup) {
     finish(pair);
 }
 
-/// A lookup of an address without an endpoint is refused, and an endpoint that closes cancels its lookups.
+/// A lookup of an address without an endpoint is refused, and the close of an endpoint cancels its lookups.
 pub fn nobody_there_is_said(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let here = open(&mut pair.client, setup, EndpointOptions::new());
@@ -220,7 +220,7 @@ pub fn nobody_there_is_said(setup: &Setup) {
     finish(pair);
 }
 
-/// Members hear the datagrams of their group, and nothing after they have left.
+/// Members receive the datagrams of their group, and none after they have left.
 pub fn groups_reach_their_members(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let group: IpAddr = "239.77.2.31".parse().expect("an address");
@@ -242,16 +242,16 @@ pub fn groups_reach_their_members(setup: &Setup) {
             assert_eq!(heard(&pair.s, member)[round].1, pattern(round, 200));
         }
     }
-    // A datagram that came to a group has no way back to its sender.
+    // A datagram to a group has no origin to answer.
     let origin = heard(&pair.s, members[0])[0].0;
     assert!(pair.server.context().datagrams().peer_of(members[0], &origin).is_err());
     pair.server.context().datagrams().leave(members[0], group).expect("leaving");
     assert!(pair.server.context().datagrams().leave(members[0], group).is_err(), "it has left");
     for round in 20..40 {
         pair.client.context().datagrams().send(sender, peer, &pattern(round, 200)).expect("there is room");
-        pair.until("who has stayed hears", |p| heard(&p.s, members[1]).len() == round + 1);
+        pair.until("the remaining member receives it", |p| heard(&p.s, members[1]).len() == round + 1);
     }
-    assert_eq!(heard(&pair.s, members[0]).len(), 20, "who has left does not");
+    assert_eq!(heard(&pair.s, members[0]).len(), 20, "the member that has left does not");
     pair.client.context().datagrams().leave(sender, group).expect("leaving");
     assert_eq!(pair.client.context().datagrams().send(sender, peer, b"late"), Err(SendErrorKind::NoPeer));
     // The member joins again.
@@ -260,7 +260,7 @@ pub fn groups_reach_their_members(setup: &Setup) {
     finish(pair);
 }
 
-/// Closing an endpoint is legal everywhere; its accepted datagrams are sent, and it ends once.
+/// Closing an endpoint is legal in every callback. Its accepted datagrams are sent, and it is closed once.
 pub fn endpoints_close_in_every_callback(setup: &Setup) {
     for when in 0..3 {
         let close = move |cx: &mut rdma_reactor::Context<'_>, event: &Event| match (when, event) {
@@ -295,15 +295,15 @@ pub fn endpoints_close_in_every_callback(setup: &Setup) {
         let expected = if when < 2 { 10 } else { 0 };
         assert_eq!(sent(&pair.c, here).len(), expected);
         assert!(sent(&pair.c, here).iter().all(|(_, outcome)| outcome.is_sent()));
-        pair.until("what was taken has arrived", |p| heard(&p.s, there).len() == expected);
+        pair.until("the accepted datagrams have arrived", |p| heard(&p.s, there).len() == expected);
         assert_eq!(pair.client.context().datagrams().address(here), None, "the id is stale");
-        // In the end, everything that is left goes with its reactor.
+        // The remaining objects are released with their reactor.
         let Pair { server, client, .. } = pair;
         drop((server, client));
     }
 }
 
-/// Sends ten datagrams at once, before any reactor takes a turn.
+/// Sends ten datagrams before any reactor takes a turn.
 fn ten(reactor: &mut Reactor, from: EndpointId, to: PeerId) {
     for nth in 0..10u8 {
         reactor.context().datagrams().send(from, to, &[nth]).expect("there is room");
@@ -335,12 +335,12 @@ pub fn endpoints_are_drained_and_shut_down(setup: &Setup) {
             assert_eq!(pair.client.context().datagrams().address(endpoint), None, "the id is stale");
         }
         assert_eq!(pair.client.pool_levels().0, pair.client.pool_levels().1, "all buffers are home");
-        pair.until("what was taken has arrived", |p| heard(&p.s, there).len() == 10);
+        pair.until("the accepted datagrams have arrived", |p| heard(&p.s, there).len() == 10);
         finish(pair);
     }
 }
 
-/// Closes nothing when it is drained, and opens another endpoint for each that is closed.
+/// A program that closes nothing when it is drained, and opens another endpoint for each that is closed.
 #[derive(Default)]
 struct Stays {
     address: Option<SocketAddr>,
@@ -364,7 +364,7 @@ impl DatagramHandler for Stays {
     }
 }
 
-/// The deadline of a drain closes the endpoints that a handler leaves open, and nothing new begins behind it.
+/// The deadline of a drain closes the endpoints that a handler leaves open, and nothing new begins after it.
 pub fn endpoints_end_at_the_deadline_of_a_drain(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let mut endpoints = [(); 3].map(|()| open(&mut pair.client, setup, EndpointOptions::new()));
@@ -379,7 +379,7 @@ pub fn endpoints_end_at_the_deadline_of_a_drain(setup: &Setup) {
     finish(pair);
 }
 
-/// When one reactor of a group is drained with its endpoints, the others go on with theirs until they are drained, too.
+/// When one reactor of a group is drained with its endpoints, the others keep theirs until they are drained, too.
 #[allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
 pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
@@ -390,7 +390,7 @@ pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     let addresses: Vec<_> = reactors.iter_mut().zip(&endpoints).map(address).collect();
     let run = |(mut reactor, endpoint): (Reactor, EndpointId)| {
         thread::spawn(move || {
-            // Events may not be seen by other threads, so each thread has a probe of its own.
+            // Events cannot be shared with other threads, so each thread has its own probe.
             let mut echo = Probe::new(|cx, event| {
                 if let Event::Datagram(endpoint, origin, bytes, _) = event {
                     let peer = cx.datagrams().peer_of(*endpoint, origin).expect("a way back");
@@ -425,7 +425,7 @@ pub fn endpoints_of_a_group_are_drained(setup: &Setup) {
     finish(pair);
 }
 
-/// Bad input is refused with a reason.
+/// Invalid input is refused with a reason.
 pub fn careless_datagrams_are_refused(setup: &Setup) {
     let Some(mut pair) = datagrams(setup, Probe::default(), Probe::default()) else { return };
     let mut cx = pair.client.context();
@@ -452,13 +452,13 @@ pub fn careless_datagrams_are_refused(setup: &Setup) {
     assert!(
         cx.datagrams().find_peer(other, address).is_err() && cx.datagrams().join(other, setup.address.ip()).is_err()
     );
-    // Refusals have done no harm.
+    // The refusals have no side effects.
     cx.datagrams().send(here, peer, &long[..max]).expect("there is room");
     pair.until("it arrives", |p| heard(&p.s, there).len() == 1);
     finish(pair);
 }
 
-/// One endpoint answers many, each by its origin.
+/// One endpoint answers many others, each by its origin.
 pub fn one_endpoint_hears_many(setup: &Setup) {
     const MANY: usize = 16;
     const ROUNDS: u8 = 20;

@@ -1,4 +1,4 @@
-//! Messages in several buffers, which are sent at once and not offered.
+//! Messages in several buffers, which are sent immediately instead of offered.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use rdma_reactor::{Access, Config, ConnectionId, DisconnectReason, Outcome, Regi
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
 
-/// Largest payload of one buffer in these tests, bytes.
+/// The largest payload of one buffer in these tests, bytes.
 const BUFFER: usize = 1024;
-/// Longest message that is sent at once: ten buffers, and a bit.
+/// The longest message that is sent immediately: ten buffers, and a few bytes.
 const LIMIT: usize = 10 * BUFFER + 7;
-/// Receives of a connection. Three of them are not for data.
+/// The receive depth of a connection. Three of the receives are not for data.
 const DEPTH: usize = 32;
 
 fn config(setup: &Setup) -> Config {
-    // The number of those that the connection has from the beginning is known only of own receives.
+    // The number of receives that a new connection has is known only if they are not shared.
     setup
         .config()
         .shared_receives(None)
@@ -30,7 +30,7 @@ fn pair(setup: &Setup, config: Config) -> (Pair, ConnectionId) {
     (p, conn)
 }
 
-/// Ends a pair, and checks that nothing is left of any message.
+/// Ends a pair, and checks that no state of any message remains.
 fn finish(mut p: Pair) {
     p.until("nothing is left", |p| {
         [&p.client, &p.server].iter().all(|reactor| {
@@ -41,19 +41,19 @@ fn finish(mut p: Pair) {
     p.finish();
 }
 
-/// Registrations for messages past one buffer, of both sides.
+/// Returns the number of registrations for messages larger than one buffer, on both sides.
 fn registrations(p: &Pair) -> u64 {
     [&p.client, &p.server].iter().map(|reactor| reactor.stats().messages.large_registrations).sum()
 }
 
-/// Messages around each border arrive whole and in order, and only those past the limit register memory.
+/// Messages around each size limit arrive whole and in order, and only those past the limit register memory.
 pub fn every_border_arrives_in_order(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
     let there = p.s.connection().expect("the server was told");
     let sizes =
         [BUFFER, BUFFER + 1, 0, 2 * BUFFER - 1, 2 * BUFFER, 2 * BUFFER + 1, 1, 10 * BUFFER, LIMIT - 1, LIMIT, 5];
     for (nth, &size) in sizes.iter().enumerate() {
-        // Each one has the whole window, so none is offered.
+        // Each message finds the whole window, so none is offered.
         p.client.context().send(conn, &pattern(nth, size)).expect("room");
         p.server.context().send(there, &pattern(nth + 100, size)).expect("room");
         p.until("it has arrived and ended", |p| {
@@ -76,7 +76,7 @@ pub fn every_border_arrives_in_order(setup: &Setup) {
     finish(p);
 }
 
-/// A message that has no room in the window is offered, so that it is not stuck, and everything stays in order.
+/// A message that exceeds the window is offered, so that it does not stall, and everything stays in order.
 pub fn what_has_no_room_is_offered(setup: &Setup) {
     for depth in [5, 6, 9, 14] {
         let (mut p, conn) = pair(setup, config(setup).receive_depth(depth));
@@ -98,7 +98,7 @@ pub fn what_has_no_room_is_offered(setup: &Setup) {
     }
 }
 
-/// A side that sends no message in several buffers has them all fetched. It gets such messages all the same.
+/// A side that sends no message in several buffers offers them all. It still receives such messages.
 pub fn each_side_decides_what_it_sends(setup: &Setup) {
     let offers = config(setup).large_messages(|l| l.eager_limit = 0);
     let mut p = Pair::with_configs(setup, offers, config(setup), Probe::default(), Probe::default());
@@ -115,7 +115,7 @@ pub fn each_side_decides_what_it_sends(setup: &Setup) {
     finish(p);
 }
 
-/// Regions are sent in several buffers without a copy, and lent until the last one has gone out.
+/// Regions are sent in several buffers without a copy, and are lent until the last buffer was sent.
 pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     let (mut p, conn) = pair(setup, config(setup));
     let mut cx = p.client.context();
@@ -133,8 +133,8 @@ pub fn regions_are_sent_in_several_buffers(setup: &Setup) {
     finish(p);
 }
 
-/// Messages that the program keeps take of the memory for large messages, and leave the window alone. When that memory is used
-/// up they take receives, as messages of one buffer do, and nothing is stuck.
+/// Messages that the program keeps use the memory for large messages, and leave the window unchanged. When that memory is used up they use
+/// receives, as messages of one buffer do, and nothing stalls.
 pub fn kept_messages_are_accounted_for(setup: &Setup) {
     let len = 4 * BUFFER;
     for (memory, accounted) in [(1 << 20, 5), (3 * len, 1)] {
@@ -165,7 +165,7 @@ pub fn kept_messages_are_accounted_for(setup: &Setup) {
             let message = message.into_region().expect_err("it was not fetched");
             assert!(*message == *pattern(nth, len), "message {nth}, unchanged");
         }
-        p.until("they are given back", |p| p.server.stats().memory.fetched_bytes == 0);
+        p.until("they are released", |p| p.server.stats().memory.fetched_bytes == 0);
         for nth in 0..20 {
             while p.client.context().send(conn, &pattern(nth, len)).is_err() {
                 p.turn();
@@ -176,8 +176,8 @@ pub fn kept_messages_are_accounted_for(setup: &Setup) {
     }
 }
 
-/// A connection from which the program keeps messages gets no more than half of the memory, so that others go on at once; neither
-/// does the connection hold others back while it waits for more.
+/// A connection from which the program keeps messages gets no more than half of the memory, so that others continue immediately. The
+/// connection does not delay others while it waits for more, either.
 pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     let (eager, offered) = (4 * BUFFER, 3 * LIMIT);
     let memory = 32 * offered;
@@ -213,14 +213,15 @@ pub fn a_connection_keeps_no_more_than_half(setup: &Setup) {
     finish(p);
 }
 
-/// Whoever goes in the middle of a message: each send ends once, nothing is left, and what was accepted before a close arrives.
+/// The end of either side in the middle of a message: each send completes once, no state remains, and messages that were accepted before a
+/// close arrive.
 pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
     for way in ["close", "abort", "the reader closes", "the reader is dropped"] {
         let (mut p, conn) = pair(setup, config(setup));
         for nth in 0..3 {
             p.client.context().send(conn, &pattern(nth, LIMIT)).expect("in several buffers, or offered");
         }
-        // The first parts may be on their way.
+        // The first parts may be in flight.
         p.client.turn(&mut p.c, Some(Duration::ZERO)).expect("a turn");
         let there = p.s.connection().expect("the server was told");
         match way {
@@ -247,7 +248,7 @@ pub fn an_end_in_the_middle_leaves_nothing(setup: &Setup) {
     }
 }
 
-/// A callback that panics over a message in several buffers ends its connection, and the memory of the message is not lost.
+/// A callback that panics on a message in several buffers ends its connection, and the memory of the message is not lost.
 pub fn a_panic_over_one_is_contained(setup: &Setup) {
     let config = config(setup).contain_panics(true);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());

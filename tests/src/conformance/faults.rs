@@ -1,5 +1,5 @@
-//! Faults of programs and of peers that a device knows nothing of. On devices an honest neighbour looks on
-//! ([`Setup::witnessed`]), and what is open is counted before and after.
+//! Faults of programs and of peers that a device does not notice. On devices an honest neighbour checks each reactor
+//! ([`Setup::witnessed`]), and open objects are counted before and after.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::witness::Witness;
 /// The kind of a part of a message, see `docs/wire.md`.
 const FRAGMENT: u8 = 10;
 
-/// The end of a connection as the client was told.
+/// Returns the reason of the disconnect that the client was notified of.
 fn end(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     p.c.events.iter().find_map(|event| match event {
         Event::Disconnect(of, reason) if *of == conn => Some(reason.clone()),
@@ -29,14 +29,14 @@ fn end(p: &Pair, conn: ConnectionId) -> Option<DisconnectReason> {
     })
 }
 
-/// Connects, and returns the names of the connection on the client and on the server.
+/// Connects. Returns the ids of the connection on the client and on the server.
 fn connect(p: &mut Pair) -> (ConnectionId, ConnectionId) {
     let here = p.connect();
     let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     (here, p.s.events.iter().rev().find_map(up).expect("the server was told"))
 }
 
-/// One message comes back on a new connection.
+/// Checks that one message is echoed on a new connection.
 fn serves_a_new_one(p: &mut Pair) {
     let conn = p.connect();
     let before = (p.c.received, p.s.received);
@@ -49,8 +49,8 @@ fn serves_a_new_one(p: &mut Pair) {
     assert_eq!(end(p, conn), Some(DisconnectReason::Local { complete: true }));
 }
 
-/// Row 36. The completions of several connections wait, and the first callback cuts off one of the others. The rest of the batch
-/// is delivered, in order.
+/// Row 36. The completions of several connections wait, and the first callback aborts one of the others. The rest of the batch is
+/// delivered, in order.
 pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
     const EACH: u8 = 8;
     let up: Rc<RefCell<Vec<ConnectionId>>> = Rc::default();
@@ -96,8 +96,8 @@ pub fn the_rest_of_a_batch_is_delivered(setup: &Setup) {
     p.finish();
 }
 
-/// Row 41. The pools never have more than `max_memory`. A connection past that is refused, by its reason, on the side that has the
-/// limit; the others go on, and another one fits when one has ended.
+/// Row 41. The pools never exceed `max_memory`. A connection past that is refused, with its reason, on the side that has the limit. The
+/// others continue, and another one fits when one has ended.
 pub fn connections_past_the_pool_are_refused(setup: &Setup) {
     const MEMORY: usize = 2 << 20;
     let small = setup.config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
@@ -136,8 +136,8 @@ pub fn connections_past_the_pool_are_refused(setup: &Setup) {
     }
 }
 
-/// Rows 23 and 24. Of many connections that are asked for at once, the first ones come up, and the others are refused as one too
-/// many.
+/// Rows 23 and 24. Of many connections that are requested at the same time, the first ones are established, and the others are refused
+/// because of the limit.
 pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     const FLOOD: usize = 60;
     const MOST: usize = 10;
@@ -155,7 +155,7 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
         let busy = |error: &ConnectError| matches!(error, ConnectError::Rejected { reason: RejectReason::Busy, .. });
         assert!(!matches!(event, Event::ConnectError(_, error) if !busy(error)), "{event:?}");
     }
-    // Only those that are there count.
+    // Only established connections count.
     let up = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     for conn in p.c.events.iter().filter_map(up).collect::<Vec<_>>() {
         p.client.context().close(conn);
@@ -165,7 +165,7 @@ pub fn a_flood_of_connects_is_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Row 51. A message that is longer than the other side's buffers, by one octet or by many, ends its connection there.
+/// Row 51. A message that is longer than the peer's buffers, by one byte or by many, ends its connection there.
 pub fn a_message_too_long_for_a_receive_ends_its_connection(setup: &Setup) {
     const BUFFER: usize = 1024;
     let server = setup.config().buffer_size(BUFFER as u32);
@@ -194,7 +194,7 @@ pub fn a_message_too_long_for_a_receive_ends_its_connection(setup: &Setup) {
     p.finish();
 }
 
-/// Row 52. A message whose last part never comes ends its connection after `Timeouts::transfer`, though its sender is alive.
+/// Row 52. A message whose last part never arrives ends its connection after `Timeouts::transfer`, though its sender is alive.
 pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
     let limit = Duration::from_millis(500);
     let server = setup.config().timeouts(|t| t.transfer = limit);
@@ -212,8 +212,8 @@ pub fn a_message_without_its_last_part_has_an_end(setup: &Setup) {
     p.finish();
 }
 
-/// Row 54. A peer whose program lets go of no message gets as many as it has receives. It loses nothing as long as it is
-/// alive, and a close has an end.
+/// Row 54. A peer whose program releases no message receives as many as it has receives. It loses nothing as long as it
+/// is alive, and a close ends.
 pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
     const DEPTH: u32 = 16;
     let config = setup
@@ -236,8 +236,8 @@ pub fn a_peer_that_never_reads_has_limits(setup: &Setup) {
     p.finish();
 }
 
-/// Rows 56 and 57. Reads and writes with a guessed key, outside of the bounds of a region, and, where a device can tell, with the
-/// rights of another peer cost their connection, and touch nothing. The owner of the rights goes on.
+/// Rows 56 and 57. Reads and writes with a guessed key, outside of the bounds of a region, and, if a device can tell, with the rights of
+/// another peer end their connection, and change no memory. The owner of the rights continues.
 pub fn a_guess_costs_its_connection(setup: &Setup) {
     const LEN: u64 = 64;
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -254,7 +254,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
         ("before the start", part(real.address - 4, real.key)),
         ("around the end of all addresses", part(u64::MAX - 3, real.key)),
     ];
-    // Devices do not tell their connections apart, see `RegionOptions::any_peer`.
+    // Devices do not distinguish their connections, see `RegionOptions::any_peer`.
     let foreign = (setup.provider == ProviderChoice::Iwarp).then(|| ("another peer's", part(real.address, real.key)));
     for (what, target) in targets.into_iter().chain(foreign) {
         for reads in [false, true] {
@@ -280,7 +280,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
             assert_eq!(now, [0x55; LEN as usize], "{what}");
         }
     }
-    // The peer with the rights uses them all the same, until it goes outside itself.
+    // The peer with the rights still uses them, until it leaves the bounds itself.
     let source = p.client.context().register_vec(owner, vec![7; 8], &RegionOptions::new()).expect("a region");
     p.client.context().write(owner, part(real.address, real.key), &source, 0..8).expect("room");
     p.until("it is written", |_| {
@@ -297,7 +297,7 @@ pub fn a_guess_costs_its_connection(setup: &Setup) {
     p.finish();
 }
 
-/// The callbacks that a test goes through.
+/// The callbacks that a test visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Callback {
     Request,
@@ -326,7 +326,7 @@ impl Callback {
     }
 }
 
-/// Fills the windows of new connections.
+/// Returns a program that fills the windows of new connections.
 fn filler() -> Probe {
     let mut probe = Probe::new(|cx, event| {
         if let Event::Connect(conn, _) = event {
@@ -337,7 +337,7 @@ fn filler() -> Probe {
     probe
 }
 
-/// Row 70. A panic of each callback costs its connection, with the panic as the reason, and nothing else.
+/// Row 70. A panic of each callback ends its connection, with the panic as the reason, and nothing else.
 pub fn a_panic_costs_its_connection(setup: &Setup) {
     use Callback::{Connect, Disconnect, Recv, Request, Sent, Timer, Writable};
     for callback in [Request, Connect, Recv, Sent, Writable, Disconnect, Timer] {
@@ -393,8 +393,8 @@ pub fn a_panic_costs_its_connection(setup: &Setup) {
     }
 }
 
-/// Row 72. Each callback sends, connects, listens, sets timers, closes other connections, and connects where nobody listens.
-/// Everything that it has begun has an end.
+/// Row 72. Each callback sends, connects, listens, sets timers, closes other connections, and connects to addresses without a listener.
+/// Every call has a result.
 pub fn every_call_in_every_callback(setup: &Setup) {
     const KINDS: usize = 8;
     let calls: Rc<RefCell<BTreeMap<Callback, u32>>> = Rc::default();
@@ -439,7 +439,7 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     to.set(Some(p.address));
     p.client.context().connect(p.address).expect("connecting");
     p.server.context().set_timer(Duration::ZERO, 0);
-    // Each of those that come up is there twice, besides that of the client; and at every second place nobody listens.
+    // Each established connection exists twice, besides that of the client; and every second address has no listener.
     p.until("it was in each callback, and everything has an outcome", |p| {
         let up = p.s.count(|event| matches!(event, Event::Connect(..)));
         let errors = p.s.count(|event| matches!(event, Event::ConnectError(..)));
@@ -454,7 +454,7 @@ pub fn every_call_in_every_callback(setup: &Setup) {
     p.finish();
 }
 
-/// Row 73. Beside a connection that sends as much as goes, the neighbour is served all the time.
+/// Row 73. Next to a connection that sends as much as possible, the neighbour is served all the time.
 pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     let floods = Rc::new(Cell::new(true));
     let on = Rc::clone(&floods);
@@ -483,8 +483,8 @@ pub fn a_flood_leaves_the_others_alone(setup: &Setup) {
     p.finish();
 }
 
-/// Rows 76 and 77. A reactor that sleeps with nothing to do but completions is woken by those of each burst, and takes all of them,
-/// though it takes only a few in a turn.
+/// Rows 76 and 77. A reactor that waits only for completions is woken by those of each burst, and processes all of them, though it
+/// processes only a few in a turn.
 pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     const CONNECTIONS: u64 = 3;
     let server = setup
@@ -523,7 +523,7 @@ pub fn a_burst_wakes_and_leaves_no_tail(setup: &Setup) {
     p.finish();
 }
 
-/// Row 81. Ten thousand timers of one time fire once each, in the order in which they were set, some in each turn.
+/// Row 81. Ten thousand timers for one time fire once each, in the order in which they were set, some in each turn.
 pub fn many_timers_leave_room_for_others(setup: &Setup) {
     const TIMERS: u64 = 10_000;
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -553,8 +553,8 @@ pub fn many_timers_leave_room_for_others(setup: &Setup) {
     p.finish();
 }
 
-/// Row 82. A shutdown with connections that cannot end in order is over within `Timeouts::close`, and a drain at its deadline, whatever
-/// `Timeouts::close` is. The peers are told.
+/// Row 82. A shutdown with connections that cannot end in order finishes within `Timeouts::close`, and a drain at its deadline, regardless
+/// of `Timeouts::close`. The peers are notified.
 pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
     let limit = Duration::from_millis(500);
     for drains in [false, true] {
@@ -568,7 +568,7 @@ pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
         let offers = p.connect();
         p.connect();
         let (raw, _) = rude(&mut p);
-        // From here on, the server takes no turn.
+        // From here on, the server runs no turn.
         let mut accepted = 2;
         while p.client.context().send(full, &[1; 1000]).is_ok() {
             accepted += 1;
@@ -601,7 +601,7 @@ pub fn a_shutdown_ends_what_is_stuck(setup: &Setup) {
     }
 }
 
-/// Row 83. A reactor that is dropped is lost to its peers, also when it is dropped in the unwinding of a panic in its own turn.
+/// Row 83. A dropped reactor counts as lost for its peers, also if it is dropped in the unwinding of a panic in its own turn.
 pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
     for unwinds in [false, true] {
         let mut server = Probe::default();
@@ -632,7 +632,7 @@ pub fn a_dropped_reactor_leaves_nothing(setup: &Setup) {
             drop((server, s));
         }
         let (deadline, mut further) = (now() + PATIENCE, None::<Vec<u64>>);
-        // The neighbour goes on after the ends, too.
+        // The neighbour continues after the disconnects, too.
         while c.live() > 0
             || witness.as_ref().zip(further.as_ref()).is_some_and(|(witness, further)| !witness.has(further))
         {

@@ -8,7 +8,7 @@ use rdma_reactor::{Blocked, ConnectionId, DisconnectReason, Reactor, SendErrorKi
 
 use super::harness::{Event, HOUR, PATIENCE, Pair, Probe, Setup, now};
 
-/// A closed window refuses, opens with exactly one `on_writable`, and loses nothing.
+/// A closed window refuses sends, opens with exactly one `on_writable`, and loses nothing.
 pub fn window_closes_and_opens_once(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(64);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -39,8 +39,8 @@ pub fn window_closes_and_opens_once(setup: &Setup) {
     p.finish();
 }
 
-/// A program that answers each message has room for the answer, as long as its peer has no more messages out than two thirds of its
-/// receives: 40 at the default.
+/// A program that answers each message has room for the answer, as long as its peer has at most two thirds of its receives in flight: 40
+/// with the default settings.
 pub fn an_echo_has_room(setup: &Setup) {
     const MESSAGES: u64 = 4000;
     for len in [10, 8000] {
@@ -56,7 +56,7 @@ pub fn an_echo_has_room(setup: &Setup) {
             _ => {}
         });
         c.record_messages = false;
-        // A device may tell of a send long after its answer: the queue has room for that. The echo panics if it has no room.
+        // A device may complete a send long after its answer: the queue has room for that. The echo panics if it has no room.
         let mut p = Pair::new(setup, setup.config().send_depth(1024), Probe::echo(), c);
         p.connect();
         p.until("all answers", |p| p.c.received == MESSAGES);
@@ -64,7 +64,7 @@ pub fn an_echo_has_room(setup: &Setup) {
     }
 }
 
-/// Whatever the length of the messages: when `on_writable` is called, the message that was refused is taken.
+/// When `on_writable` is called, the refused message is accepted, for messages of any length.
 pub fn no_call_of_on_writable_is_for_nothing(setup: &Setup) {
     const MESSAGES: u64 = 2000;
     // The last length that fits one buffer, and the first that the peer fetches.
@@ -95,7 +95,7 @@ pub fn no_call_of_on_writable_is_for_nothing(setup: &Setup) {
     }
 }
 
-/// Both sides push as much as the windows take, for a while, and neither gets stuck.
+/// Both sides send as much as the windows allow, for a while, and neither stalls.
 pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     fn pusher(budget: &Rc<Cell<u32>>) -> Probe {
         let budget = Rc::clone(budget);
@@ -119,16 +119,16 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
     }
 }
 
-/// Has the server send the client one message. A side that has heard something does not ask early whether its peer is there: until
-/// the keepalive is due, only data moves the client's window.
+/// Sends one message from the server to the client. A side that has received something sends no early ping: until the keepalive is due,
+/// only data moves the client's window.
 pub(super) fn welcome(p: &mut Pair) {
     let there = p.s.connection().expect("connected");
     p.server.context().send(there, b"welcome").expect("room");
     p.until("the client has heard of the server", |p| p.c.received == 1);
 }
 
-/// Sends messages, which the server keeps, until the window is closed and all of them have arrived; returns their number. The answer to
-/// an early question whether the server is there may bring credits meanwhile.
+/// Sends messages, which the server keeps, until the window is closed and all of them have arrived. Returns their number. The answer to an
+/// early ping may bring credits meanwhile.
 pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
     let mut sent = 0;
     loop {
@@ -143,7 +143,7 @@ pub(super) fn fill_window(p: &mut Pair, conn: ConnectionId) -> u64 {
     }
 }
 
-/// Messages that the program keeps withhold the peer's credit, and give it back from any thread.
+/// Messages that the program keeps withhold the peer's credit, and return it from any thread.
 #[allow(clippy::disallowed_methods, reason = "the release is to come from another thread")]
 pub fn detached_messages_withhold_credit(setup: &Setup) {
     const DEPTH: usize = 8;
@@ -168,7 +168,7 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     releaser.join().expect("the releasing thread");
     p.client.context().send(conn, b"room again").expect("room");
     p.until("the message", |p| p.s.received == held + 1);
-    // One that outlives its connection, and its reactor.
+    // One message outlives its connection, and its reactor.
     p.s.keep = Some(Vec::new());
     p.client.context().send(conn, b"the last").expect("room");
     p.until("the last message", |p| p.s.received == held + 2);
@@ -180,10 +180,11 @@ pub fn detached_messages_withhold_credit(setup: &Setup) {
     p.finish();
 }
 
-/// A program that keeps most of the receives for good leaves the peer the rest, in both directions at once.
+/// A program that keeps most of the receives forever leaves the peer the remaining ones, in both directions at the same
+/// time.
 pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
-    // The keepalive is so long that no ping can rescue a side that is stuck.
+    // The keepalive is so long that no ping can rescue a side that stalls.
     let config = setup
         .config()
         .receive_depth(DEPTH)
@@ -219,13 +220,13 @@ pub fn messages_kept_for_good_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
-/// The peer gets its credits back even if a program lets messages go and then keeps the next ones. Credits that were
-/// owed when the program began to keep messages are not withheld until it lets go.
+/// The peer gets its credits even if a program releases messages and then keeps the next ones. Credits that were due
+/// when the program began to keep messages are not withheld until it releases messages.
 pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     const DEPTH: u32 = 16;
     const GONE: u64 = 6;
     const KEPT: u64 = 7;
-    // The keepalive is so long that no ping can rescue a side that is stuck.
+    // The keepalive is so long that no ping can rescue a side that stalls.
     let config = setup
         .config()
         .receive_depth(DEPTH)
@@ -237,7 +238,7 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
         if nth == GONE + 1 {
             p.s.keep = Some(Vec::new());
         }
-        // The receiver handles each message in a turn of its own.
+        // The receiver handles each message in a separate turn.
         let deadline = now() + PATIENCE;
         while p.client.context().send(conn, b"message").is_err() {
             assert!(now() < deadline, "no credit for message {nth}");
@@ -249,7 +250,7 @@ pub fn messages_kept_after_others_stall_nobody(setup: &Setup) {
     p.finish();
 }
 
-/// Timers fire in order, not early, once; a cancelled one never.
+/// Timers fire in order, not early, once; a cancelled timer never fires.
 pub fn timers_fire_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let start = now();
@@ -271,7 +272,7 @@ pub fn timers_fire_in_order(setup: &Setup) {
     p.finish();
 }
 
-/// Another thread stops the loop, and a handle to a reactor that is gone is harmless.
+/// Another thread stops the loop, and a handle to a dropped reactor has no effect.
 #[allow(clippy::disallowed_methods, reason = "the stop is to come from another thread")]
 pub fn remote_stops_the_loop(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
@@ -285,7 +286,7 @@ pub fn remote_stops_the_loop(setup: &Setup) {
     remote.wake();
 }
 
-/// A peer that falls silent is given up within the keepalive timeout.
+/// A connection to a silent peer ends within the keepalive timeout.
 pub fn silent_peer_is_given_up(setup: &Setup) {
     let (interval, timeout) = (Duration::from_millis(100), Duration::from_millis(2500));
     let mut p = Pair::new(
@@ -295,7 +296,7 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
         Probe::default(),
     );
     let conn = p.connect();
-    // Both sides are alive and idle, so neither is given up.
+    // Both sides are alive and idle, so neither connection ends.
     let start = now();
     p.until("both are asked again and again", |p| {
         let asked = |reactor: &Reactor| reactor.stats().connections.pings;
@@ -305,7 +306,7 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     let start = now();
     p.client.context().send(conn, b"alive").expect("open");
     p.until("the echo", |p| p.c.received == 1);
-    // The server stops taking turns, and so looks dead.
+    // The server runs no turns, and so looks dead.
     while p.c.live() == 1 {
         assert!(now() - start < PATIENCE, "it is not given up");
         p.client.turn(&mut p.c, Some(Duration::from_millis(10))).expect("a turn");
@@ -316,7 +317,7 @@ pub fn silent_peer_is_given_up(setup: &Setup) {
     p.finish();
 }
 
-/// A callback that blocks its own loop for longer than the keepalive timeout does not cost a connection.
+/// A callback that blocks its own loop for longer than the keepalive timeout does not end a connection.
 #[allow(clippy::disallowed_methods, reason = "the stall is the test")]
 pub fn own_stall_is_not_the_peers(setup: &Setup) {
     let timeout = Duration::from_millis(1500);

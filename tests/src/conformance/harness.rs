@@ -1,4 +1,4 @@
-//! Two reactors in one thread, and a handler that writes down its callbacks.
+//! Two reactors in one thread, and a handler that records its callbacks.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -30,39 +30,40 @@ pub struct Setup {
     pub scale: Scale,
     /// The device has a defect: it serves reads of regions that only allow writes.
     pub reads_anything: bool,
-    /// The device may place what a peer has written after the peer has lost the right, so the memory is not lent again.
+    /// The device may place a peer's data after the peer has lost the right, so the memory is not lent to the program
+    /// again.
     pub places_late: bool,
     /// The device flushes every work request of a connection that ends.
     pub flushes: bool,
     /// The device has datagrams and multicast groups.
     pub datagrams: bool,
-    /// Number of receives that connections share, if they do.
+    /// The number of receives that connections share, if they do.
     pub shared: Option<u32>,
     /// The completion vector, if one is chosen. By default reactors are spread over those of the device.
     pub vector: Option<u32>,
-    /// Entries of a completion queue, if not the default, with which all connections share one.
+    /// The number of entries of a completion queue if all connections share one; `None` for the default.
     pub completions: Option<u32>,
-    /// How connections are secured, if they are.
+    /// The security mode of connections, if they are secured.
     pub secured: Option<SecurityMode>,
-    /// The device on which an honest neighbour of each reactor looks on, if one does.
+    /// The device on which an honest neighbour checks each reactor, if it has one.
     pub witnessed: Option<Device>,
-    /// Makes the reactors.
+    /// The function that creates the reactors.
     pub reactor: fn(Config) -> Result<Reactor, Error>,
 }
 
 /// The amount of work in the tests of scale; an emulated machine gets less.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Connections at once.
+    /// The number of simultaneous connections.
     pub connections: usize,
-    /// Echoes on each.
+    /// The number of echoes on each connection.
     pub echoes: u32,
-    /// Connections one after another.
+    /// The number of sequential connections.
     pub cycles: u64,
 }
 
 impl Setup {
-    /// The embedded provider on 127.0.0.1.
+    /// Returns the embedded provider on 127.0.0.1.
     #[must_use]
     pub fn iwarp() -> Self {
         let scale = Scale { connections: 1000, echoes: 100, cycles: 500 };
@@ -84,37 +85,37 @@ impl Setup {
         }
     }
 
-    /// The embedded provider, with its connections in shared memory.
+    /// Returns the embedded provider, with its connections in shared memory.
     #[must_use]
     pub fn shm() -> Self {
         Self { provider: ProviderChoice::Shm, datagrams: false, ..Self::iwarp() }
     }
 
-    /// The embedded provider as a device that reads into open sinks only.
+    /// Returns the embedded provider as a device that reads only into open sinks.
     #[must_use]
     pub fn open_sinks() -> Self {
         Self { reactor: |config| Ok(Forward::with_open_sinks(config)), ..Self::iwarp() }
     }
 
-    /// A device of the kernel, by the address that `tests/vm/run.sh` says it has.
+    /// Returns a device of the kernel, at the address that `tests/vm/run.sh` has set.
     ///
     /// # Panics
-    /// When there is no such device, because a test that needs it has failed.
+    /// Panics if the device is missing, because a test that needs it has failed.
     #[must_use]
     pub fn device(kind: &str) -> Self {
         Self::at(&format!("RDMA_{kind}_ADDR"), kind)
     }
 
-    /// The same, for a device that is known.
+    /// Returns the setup of a known device of the kernel.
     #[must_use]
     pub fn on(device: Device) -> Self {
         Self::device(&device.kind().to_uppercase())
     }
 
-    /// The device that `tests/hardware-report.sh` names.
+    /// Returns the device that `tests/hardware-report.sh` names.
     ///
     /// # Panics
-    /// As [`Setup::device`].
+    /// Panics as [`Setup::device`] does.
     #[must_use]
     pub fn adapter() -> Self {
         let kind = std::env::var("RDMA_ADAPTER_KIND").unwrap_or_default();
@@ -133,7 +134,7 @@ impl Setup {
             scale,
             reads_anything,
             places_late: reads_anything,
-            // The kernel's siw forgets a send that is posted when it has flushed its queue already.
+            // The kernel's siw loses a send that is posted after the queue was flushed.
             flushes: kind != "SIW",
             datagrams: matches!(kind, "RXE" | "IB"),
             shared: None,
@@ -145,45 +146,45 @@ impl Setup {
         }
     }
 
-    /// The same provider, with connections that are secured in this way.
+    /// Returns the same provider, with connections secured in this mode.
     #[must_use]
     pub fn secured(self, mode: SecurityMode) -> Self {
         Self { secured: Some(mode), ..self }
     }
 
-    /// A device of the kernel, with a [`Witness`] beside each pair. The test has to be alone in its process, because what is open
-    /// is counted.
+    /// Returns a device of the kernel, with a [`Witness`] next to each pair. The test must be alone in its process, because open objects
+    /// are counted.
     #[must_use]
     pub fn witnessed(device: Device) -> Self {
         Self { witnessed: Some(device), ..Self::on(device) }
     }
 
-    /// Connections of a reactor besides those of the test.
+    /// Returns the number of connections of a reactor besides those of the test.
     #[must_use]
     pub fn neighbours(&self) -> u32 {
         u32::from(self.witnessed.is_some())
     }
 
-    /// The same provider, with so many receives for all connections together.
+    /// Returns the same provider, with this number of receives for all connections together.
     #[must_use]
     pub fn shared(self, receives: u32) -> Self {
         Self { shared: Some(receives), ..self }
     }
 
-    /// The same provider, with its completions on one vector.
+    /// Returns the same provider, with its completions on one vector.
     #[must_use]
     pub fn on_vector(self, vector: u32) -> Self {
         Self { vector: Some(vector), ..self }
     }
 
-    /// The same provider, with a completion queue for each connection.
+    /// Returns the same provider, with a completion queue for each connection.
     #[must_use]
     pub fn own_queues(self) -> Self {
-        // Room for the sends and receives of one, with the default depths.
+        // The entries for the sends and receives of one connection, with the default depths.
         Self { completions: Some(130), ..self }
     }
 
-    /// Default settings on this provider, but with limits of time that a busy machine does not run into. A test of one of these
+    /// Returns the default settings on this provider, but with time limits that a busy machine does not reach. A test of one of these
     /// limits sets its own.
     #[must_use]
     pub fn config(&self) -> Config {
@@ -194,10 +195,10 @@ impl Setup {
             .timeouts(|t| t.connect = PATIENCE)
             .timeouts(|t| t.handshake = PATIENCE)
             .timeouts(|t| t.transfer = PATIENCE)
-            // A close on an iWARP device may take all of it.
+            // A close on an iWARP device may need all of it.
             .timeouts(|t| t.close = Duration::from_secs(10))
             .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(5), PATIENCE));
-        // A device that forgets a send when it flushes is waited for until this limit.
+        // The flush of a device that loses a send lasts until this limit.
         let config = if self.flushes { config.timeouts(|t| t.flush = PATIENCE) } else { config };
         let config = config.completions(|c| c.vector = self.vector);
         let config = match self.completions {
@@ -232,7 +233,7 @@ pub fn with_watchdog_of(limit: Duration, name: &'static str, test: impl FnOnce()
     drop(done);
 }
 
-/// The time, in tests only.
+/// Returns the time, in tests only.
 #[must_use]
 #[allow(clippy::disallowed_methods, reason = "a test's own clock")]
 pub fn now() -> Instant {
@@ -256,7 +257,7 @@ pub enum Event {
     Transferred(ConnectionId, TransferId, TransferEnd),
     /// `on_offer`.
     Offered(ConnectionId, Offered),
-    /// `on_landed`, and whether the message is there.
+    /// `on_landed`; true if the message has landed.
     Landed(ConnectionId, Offered, bool),
     /// `on_writable`.
     Writable(ConnectionId),
@@ -282,31 +283,31 @@ pub enum Event {
     Device(DeviceEvent),
 }
 
-/// A callback of a [`Probe`], which sees each event right after it was written down.
+/// A callback of a [`Probe`], which receives each event right after it was recorded.
 pub type React = Box<dyn FnMut(&mut Context<'_>, &Event)>;
 
-/// A handler that writes down its callbacks, and checks their order.
+/// A handler that records its callbacks, and checks their order.
 pub struct Probe {
     /// All events, oldest first.
     pub events: Vec<Event>,
-    /// Answer to connect requests.
+    /// The answer to connect requests.
     pub decision: Decision,
-    /// Reaction to each event.
+    /// The reaction to each event.
     pub react: React,
-    /// Keep messages instead of letting them go.
+    /// The messages, if the probe keeps instead of releasing them.
     pub keep: Option<Vec<DetachedMessage>>,
-    /// Write messages down; off for floods.
+    /// Messages are recorded; false for floods.
     pub record_messages: bool,
-    /// Large messages are sent, so sends may end out of order.
+    /// Large messages are sent, so sends may complete out of order.
     pub large: bool,
-    /// Messages received, recorded or not.
+    /// The number of received messages, recorded or not.
     pub received: u64,
-    /// Sends completed, recorded or not.
+    /// The number of completed sends, recorded or not.
     pub sent: u64,
     live: BTreeMap<ConnectionId, u64>,
-    /// The neighbour's connection, of which the test sees nothing.
+    /// The neighbour's connection, which the test does not see.
     watched: Watched,
-    /// Messages, other than one-sided operations, that were sent and have completed.
+    /// The number of completed messages, without one-sided operations.
     completed: u64,
 }
 
@@ -323,7 +324,7 @@ impl Default for Probe {
 }
 
 impl Probe {
-    /// A probe that reacts to events.
+    /// Returns a probe that reacts to events.
     pub fn new(react: impl FnMut(&mut Context<'_>, &Event) + 'static) -> Self {
         Self {
             events: Vec::new(),
@@ -340,12 +341,12 @@ impl Probe {
         }
     }
 
-    /// A probe that sends every message back.
+    /// Returns a probe that echoes every message.
     #[must_use]
     pub fn echo() -> Self {
         let mut probe = Self::new(|cx, event| {
             if let Event::Recv(conn, bytes) = event {
-                // There is room for a peer that does not have too much out. The peer may have closed, though.
+                // A peer with few messages in flight leaves room. The peer may have closed, though.
                 let sent = cx.send(*conn, bytes);
                 assert!(matches!(sent, Ok(_) | Err(SendErrorKind::Closed)), "{sent:?}");
             }
@@ -354,33 +355,33 @@ impl Probe {
         probe
     }
 
-    /// Number of connections that are up, as far as the probe was told.
+    /// Returns the number of established connections, according to the callbacks.
     #[must_use]
     pub fn live(&self) -> usize {
         self.live.len()
     }
 
-    /// The first connection that the probe was told of.
+    /// Returns the first connection that `on_connect` announced.
     #[must_use]
     pub fn connection(&self) -> Option<ConnectionId> {
         self.events.iter().find_map(|event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None })
     }
 
-    /// Messages written down.
+    /// Returns the recorded messages.
     #[must_use]
     pub fn messages(&self) -> Vec<&[u8]> {
         self.events.iter().filter_map(|e| if let Event::Recv(_, bytes) = e { Some(&bytes[..]) } else { None }).collect()
     }
 
-    /// Number of events that satisfy a condition.
+    /// Returns the number of events that satisfy a condition.
     pub fn count(&self, condition: impl Fn(&Event) -> bool) -> usize {
         self.events.iter().filter(|event| condition(event)).count()
     }
 
-    /// Checks that each message that the reactor has accepted has completed, once all connections have ended.
+    /// Checks that each accepted message has completed, once all connections have ended.
     ///
     /// # Panics
-    /// When one has not.
+    /// Panics if one has not.
     pub fn assert_completed(&self, reactor: &Reactor) {
         let sent = reactor.stats().messages.sent;
         assert_eq!(sent, self.completed + self.watched.sent(), "each accepted message completes once");
@@ -475,7 +476,7 @@ impl Handler for Probe {
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        assert!(!self.live.contains_key(&conn), "{conn} was up: its end is on_disconnect");
+        assert!(!self.live.contains_key(&conn), "{conn} was connected: it ends in on_disconnect");
         self.tell(cx, Event::ConnectError(conn, error));
     }
 
@@ -530,9 +531,9 @@ impl DatagramHandler for Probe {
     }
 }
 
-/// The numbers by which a neighbour knows the reactors of a pair.
+/// The numbers by which a neighbour distinguishes the reactors of a pair.
 pub const SERVER: u8 = 0;
-/// See [`SERVER`].
+/// The number of the client. See [`SERVER`].
 pub const CLIENT: u8 = 1;
 
 /// A server and a client.
@@ -550,18 +551,18 @@ pub struct Pair {
     pub address: SocketAddr,
     /// [`Setup::flushes`]
     pub flushes: bool,
-    /// The neighbour of both, if there is one. It is dropped last, and then checks that nothing is left.
+    /// The neighbour of both, if there is one. It is dropped last, and then checks that no object remains.
     pub witness: Option<Witness>,
 }
 
 impl Pair {
-    /// Two reactors with the same settings, the first one listening.
+    /// Returns two reactors with the same settings. The first one listens.
     #[must_use]
     pub fn new(setup: &Setup, config: Config, s: Probe, c: Probe) -> Self {
         Self::with_configs(setup, config.clone(), config, s, c)
     }
 
-    /// Two reactors, the first one listening.
+    /// Returns two reactors. The first one listens.
     #[must_use]
     pub fn with_configs(setup: &Setup, server: Config, client: Config, s: Probe, c: Probe) -> Self {
         let witness = setup.witnessed.map(|device| Witness::new(device, setup.config().wait(Wait::Event), 2));
@@ -577,13 +578,13 @@ impl Pair {
         pair
     }
 
-    /// Waits until the neighbour has had some more echoes of either reactor.
+    /// Waits until the neighbour has received some more echoes of either reactor.
     pub fn goes_on(&mut self) {
         let further = self.witness.as_ref().map(Witness::further).unwrap_or_default();
         self.until("the neighbour's echoes go on", |p| p.witness.as_ref().is_none_or(|witness| witness.has(&further)));
     }
 
-    /// Connects, and waits until both sides know.
+    /// Connects, and waits until both sides are notified.
     pub fn connect(&mut self) -> ConnectionId {
         let before = (self.s.live(), self.c.live());
         let conn = self.client.context().connect(self.address).expect("connecting");
@@ -591,7 +592,7 @@ impl Pair {
         conn
     }
 
-    /// Takes one turn of both reactors, and waits a little if neither had anything to do.
+    /// Runs one turn of both reactors, and waits a little if neither had anything to do.
     pub fn turn(&mut self) {
         let server = self.server.turn(&mut self.s, Some(Duration::ZERO)).expect("the server's turn");
         let client = self.client.turn(&mut self.c, Some(Duration::ZERO)).expect("the client's turn");
@@ -601,7 +602,7 @@ impl Pair {
         self.witness.iter_mut().for_each(Witness::check);
     }
 
-    /// Takes turns until a condition holds; panics after [`PATIENCE`].
+    /// Runs turns until a condition holds. Panics after [`PATIENCE`].
     pub fn until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         let deadline = now() + PATIENCE;
         while !condition(self) {
@@ -610,7 +611,7 @@ impl Pair {
         }
     }
 
-    /// Takes turns for a while.
+    /// Runs turns for a while.
     pub fn turn_for(&mut self, time: Duration) {
         let deadline = now() + time;
         while now() < deadline {
@@ -618,13 +619,13 @@ impl Pair {
         }
     }
 
-    /// Closes the client's connection and checks that nothing is left on either side, and that each accepted message has
-    /// completed.
+    /// Closes the client's connection, and checks that no object remains on either side and that each accepted message
+    /// has completed.
     pub fn finish(mut self) {
         if self.witness.is_some() {
             self.goes_on();
             self.witness.iter().for_each(Witness::leave);
-            self.until("the neighbour has gone", |p| p.witness.as_ref().is_none_or(Witness::is_over));
+            self.until("the neighbour has ended", |p| p.witness.as_ref().is_none_or(Witness::is_over));
         }
         self.client.context().close_all();
         self.until("both sides are disconnected", |p| p.s.live() + p.c.live() == 0);
@@ -639,7 +640,7 @@ impl Pair {
     }
 }
 
-/// Whether nobody holds a buffer of the pool, and nobody claims a receive of a shared queue.
+/// Returns true if all buffers are in the pool, and no receive of a shared queue is claimed.
 #[must_use]
 pub fn at_home<M>(reactor: &Reactor<M>) -> bool {
     let MemoryStats { shared_posted: shared, shared_unclaimed, .. } = reactor.stats().memory;
@@ -647,16 +648,16 @@ pub fn at_home<M>(reactor: &Reactor<M>) -> bool {
     all == free && shared_unclaimed == shared - shared / 8
 }
 
-/// Bytes that depend on where they are.
+/// Returns bytes that depend on their position.
 #[must_use]
 pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i.wrapping_mul(31) ^ seed.wrapping_mul(131) ^ (i >> 8)) as u8).collect()
 }
 
-/// Open descriptors of this process.
+/// Returns the number of open descriptors of this process.
 ///
 /// # Panics
-/// Without `/proc`.
+/// Panics without `/proc`.
 #[must_use]
 pub fn open_descriptors() -> usize {
     descriptors().expect("/proc/self/fd")

@@ -8,7 +8,7 @@ use rdma_reactor::{Config, ConnectionId, Context, Handler, Interest, IoId, Messa
 
 use super::harness::{PATIENCE, Pair, Probe, Setup};
 
-/// Reads a stream as the contract says, and sends its bytes over a connection.
+/// A program that reads a stream as the contract requires, and sends its bytes over a connection.
 struct Bridge {
     stream: UnixStream,
     io: Option<IoId>,
@@ -38,7 +38,7 @@ impl Handler for Bridge {
                 Ok(0) => {
                     self.ended = true;
                     assert!(readiness.closed, "the end of a stream is an end");
-                    assert!(cx.deregister_io(io) && !cx.deregister_io(io), "taken back once");
+                    assert!(cx.deregister_io(io) && !cx.deregister_io(io), "deregistered once");
                     return;
                 }
                 Ok(n) => {
@@ -55,10 +55,10 @@ impl Handler for Bridge {
     }
 }
 
-/// A stream of the program's own is read in the loop and bridged to a connection. Its edges come when something is new,
-/// and none comes after it was deregistered.
+/// The program's own stream is read in the loop and bridged to a connection. It gets an edge for each news, and none
+/// after it was deregistered.
 pub fn descriptors_share_the_loop(setup: &Setup) {
-    // The client is shut down while the server takes no turn; an iWARP device waits for the server that long.
+    // The client shuts down while the server runs no turn; an iWARP device waits for the server until this limit.
     let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
     let mut p = Pair::new(setup, config, Probe::echo(), Probe::default());
     let (mut ours, theirs) = UnixStream::pair().expect("a pair of streams");
@@ -79,7 +79,7 @@ pub fn descriptors_share_the_loop(setup: &Setup) {
     for _ in 0..20 {
         p.client.turn(&mut bridge, Some(Duration::ZERO)).expect("a turn");
     }
-    assert_eq!(bridge.edges, edges, "nothing comes after it was taken back");
+    assert_eq!(bridge.edges, edges, "no edge follows after it was deregistered");
     let idle = p.client.context().register_io(&bridge.stream, Interest::empty()).map_err(|error| error.kind());
     assert_eq!(idle, Err(ErrorKind::InvalidInput));
     p.client.shutdown(&mut bridge, PATIENCE).expect("the client's end");
@@ -95,7 +95,7 @@ fn until(p: &mut Pair, bridge: &mut Bridge, what: &str, condition: impl Fn(&Brid
     }
 }
 
-/// A descriptor that was closed without being deregistered does no harm, even if another one has its number now.
+/// A descriptor that was closed without being deregistered has no effect, even if another one has its number now.
 pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     struct Count(Vec<IoId>);
     impl Handler for Count {
@@ -108,7 +108,7 @@ pub fn a_closed_descriptor_is_forgotten(setup: &Setup) {
     let old = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     b.write_all(b"x").expect("room");
     drop(a);
-    // The new descriptors most likely have the same numbers. Either way, the old registration is gone from the system.
+    // The new descriptors most likely have the same numbers. Either way, the system has removed the old registration.
     let (a, mut b) = UnixStream::pair().expect("a pair of streams");
     let new = reactor.context().register_io(&a, Interest::READABLE).expect("a stream");
     reactor.context().deregister_io(old);

@@ -1,4 +1,4 @@
-//! Messages past one buffer.
+//! Messages larger than one buffer.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rdma_reactor::{Access, Blocked, ConnectionId, Outcome, RegionOptions, SendEr
 
 use super::harness::{Event, Pair, Probe, Setup, pattern};
 
-/// Largest payload of one buffer in these tests, bytes.
+/// The largest payload of one buffer in these tests, bytes.
 const BUFFER: usize = 4096;
 
 fn connected(setup: &Setup) -> (Pair, ConnectionId) {
@@ -20,13 +20,13 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId) {
     (p, conn)
 }
 
-/// Ends a pair, and checks that nothing is left of any transfer.
+/// Ends a pair, and checks that no state of any transfer remains.
 fn finish(mut p: Pair) {
     p.until("all regions are gone", |p| p.client.stats().memory.regions + p.server.stats().memory.regions == 0);
     p.finish();
 }
 
-/// Any length arrives as one message, in order with those of one buffer.
+/// A message of any length arrives as one message, in order with those of one buffer.
 pub fn any_length_arrives_in_order(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     assert_eq!(p.client.context().max_message(conn), Some(64 << 20));
@@ -59,7 +59,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     cx.send_region(conn, &region, 0..0).expect("nothing, either");
     cx.send_region(conn, &region, 100..len).expect("room");
     cx.send_region(conn, &region, 5..2_000_000).expect("twice at once");
-    // The region is dropped while the peer is fetching it; the fetching goes on.
+    // The region is dropped while the peer is fetching it; the fetching continues.
     drop((region, private));
     p.until("all four", |p| p.s.received == 4 && p.c.sent == 4);
     let got = p.s.messages();
@@ -68,7 +68,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     finish(p);
 }
 
-/// The memory of both sides is bounded. Messages without room wait, and all arrive in the end.
+/// The memory of both sides is bounded. Messages that exceed it wait, and all arrive in the end.
 pub fn memory_is_bounded(setup: &Setup) {
     let size = 1_500_000;
     let config = setup
@@ -104,7 +104,7 @@ pub fn memory_is_bounded(setup: &Setup) {
     finish(p);
 }
 
-/// Many large messages go at once, both ways, among small ones.
+/// Many large messages are in flight in both directions, among small ones.
 pub fn many_at_once_both_ways(setup: &Setup) {
     let (mut p, conn) = connected(setup);
     let there = p.s.connection().expect("the server was told");
@@ -128,7 +128,7 @@ pub fn many_at_once_both_ways(setup: &Setup) {
     finish(p);
 }
 
-/// A connection that ends in the middle releases everything; every send has its end.
+/// A connection that ends in the middle releases everything; every send completes.
 pub fn an_abort_releases_everything(setup: &Setup) {
     for server_goes in [false, true] {
         let (mut p, conn) = connected(setup);
@@ -144,7 +144,7 @@ pub fn an_abort_releases_everything(setup: &Setup) {
             assert_eq!(p.c.sent, 3, "ended, if not well");
             assert_eq!(p.c.count(|e| matches!(e, Event::Sent(_, _, Outcome::Failed(_)))), 3);
         } else {
-            // Messages that were accepted are still fetched before the end.
+            // Accepted messages are still fetched before the close.
             p.client.context().close(conn);
             p.until("both know", |p| p.s.live() + p.c.live() == 0);
             assert_eq!((p.c.sent, p.s.received), (3, 3));
@@ -154,8 +154,7 @@ pub fn an_abort_releases_everything(setup: &Setup) {
     }
 }
 
-/// Memory of messages is registered for the first ones and kept for those that follow, on both sides, until nobody has needed
-/// it for a while.
+/// The memory of messages is registered for the first ones and kept for later ones, on both sides, until nobody has needed it for a while.
 pub fn what_follows_registers_nothing(setup: &Setup) {
     for (len, at_once, messages) in [(1 << 20, 3, 30), (64 << 20, 1, 4)] {
         let config = setup.config().buffer_size(BUFFER as u32);
@@ -178,7 +177,7 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
         send(&mut p, 1);
         let first = registered(&p);
         assert!(first.iter().all(|&count| (1..=at_once).contains(&count)), "{first:?} for the first {at_once}");
-        // How many are there at once may differ a little.
+        // The number of simultaneous messages may differ a little.
         send(&mut p, 2);
         let before = registered(&p);
         assert!(before.iter().all(|&count| count <= at_once + 1), "{before:?} for {at_once} at once");
@@ -198,12 +197,12 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
     finish(p);
 }
 
-/// Bytes that the client and the server keep registered for large messages to come.
+/// Returns the number of bytes that the client and the server keep registered for later large messages.
 fn kept(p: &Pair) -> [usize; 2] {
     [&p.client, &p.server].map(|reactor| reactor.stats().memory.kept_bytes)
 }
 
-/// What is kept for a peer goes with the peer; without the setting nothing is kept.
+/// Memory that is kept for a peer is released with the peer; without the setting nothing is kept.
 pub fn what_is_kept_is_bounded(setup: &Setup) {
     let len = 1 << 20;
     for limit in [0, len, 256 << 20] {

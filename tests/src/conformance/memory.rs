@@ -19,7 +19,7 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
     (p, here, there)
 }
 
-/// The client writes bytes to a region of the server, and a message behind them.
+/// Writes bytes from the client to a region of the server, and sends a message behind them.
 fn write(p: &mut Pair, here: ConnectionId, to: &Region, bytes: Vec<u8>) {
     let (len, received) = (bytes.len(), p.s.received);
     let source = p.client.context().register_vec(here, bytes, &RegionOptions::new()).expect("a region");
@@ -34,7 +34,8 @@ fn copy(region: &Region) -> Vec<u8> {
     out
 }
 
-/// What a peer writes to a memory file is seen by whoever maps the file, and the region lends no reference to it.
+/// A peer's write to a memory file is visible to all processes that map the file, and the region lends no reference to
+/// it.
 pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let (memory, file) = Memory::new_file(LEN).expect("a memory file");
@@ -49,7 +50,7 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     p.server.context().revoke(&region).expect("the device takes keys back");
     assert!(region.bytes().is_none(), "no peer writes it any more, but other processes may");
 
-    // The other way round: what another mapping holds is sent from there.
+    // In the opposite direction: bytes of another mapping are sent from there.
     assert!(other.copy_in(7, b"from elsewhere"));
     let from = p.server.context().register_memory(there, Arc::clone(&memory), &writable).expect("a region");
     p.server.context().send_region(there, &from, 7..21).expect("room");
@@ -57,11 +58,12 @@ pub fn a_memory_file_is_shared_with_other_mappings(setup: &Setup) {
     assert_eq!(p.c.messages(), [b"from elsewhere"]);
 
     drop((region, from));
-    p.until("the regions have let go", |_| Arc::strong_count(&memory) == 1);
+    p.until("the regions have released it", |_| Arc::strong_count(&memory) == 1);
     p.finish();
 }
 
-/// Memory of the program's own is read and written like any, and is the program's alone again when its share says so.
+/// The program's own memory is read and written like any other, and is the program's alone again when its share says
+/// so.
 #[allow(unsafe_code, reason = "it is about memory that the program promises to keep")]
 pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
@@ -69,23 +71,23 @@ pub fn memory_of_the_program_s_own_comes_back(setup: &Setup) {
     let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).expect("a vector");
     let writable = RegionOptions::new().allow(Access::REMOTE_WRITE);
     for (offset, len) in [(1, 8), (0, 0), (0, 12)] {
-        // SAFETY: refused before it is used.
+        // SAFETY: the registration is refused before the memory is used.
         let refused = unsafe { p.server.context().register_raw(there, base.byte_add(offset), len, &writable) };
         assert!(matches!(refused, Err(Error::Transport(TransportError::Memory { .. }))), "{refused:?}");
     }
-    // SAFETY: the vector is not used before the share is the last.
+    // SAFETY: the vector is not used until the share is the last reference.
     let (region, share) = unsafe { p.server.context().register_raw(there, base, LEN, &writable) }.expect("a region");
     write(&mut p, here, &region, pattern(2, LEN));
     assert!(region.bytes().is_none());
     drop(region);
-    p.until("the region has let go", |_| Arc::strong_count(&share) == 1);
+    p.until("the region has released it", |_| Arc::strong_count(&share) == 1);
     drop(share);
     let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_ne_bytes()).collect();
     assert!(bytes == pattern(2, LEN), "what the peer has written is there");
     p.finish();
 }
 
-/// A region that another thread has registered is one like any other, on its own device and reactor only.
+/// A region that another thread has registered works like any other, but only on its own device and reactor.
 #[allow(clippy::disallowed_methods, reason = "other threads are what it is about")]
 pub fn other_threads_prepare_regions(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
@@ -113,8 +115,7 @@ pub fn other_threads_prepare_regions(setup: &Setup) {
     p.finish();
 }
 
-/// A region whose pages are not pinned is one like any other where the device fetches pages on demand, and is refused by name
-/// elsewhere.
+/// A region whose pages are not pinned works like any other if the device fetches pages on demand, and is refused by name on other devices.
 pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let options = RegionOptions::new().allow(Access::REMOTE_WRITE | Access::ON_DEMAND);
@@ -134,7 +135,7 @@ pub fn on_demand_regions_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// A dma-buf is a region where the device takes it, and a refusal by name elsewhere.
+/// A dma-buf is registered if the device supports it, and is refused by name on other devices.
 pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     let (mut p, here, _) = connected(setup);
     let (_, file) = Memory::new_file(LEN).expect("a descriptor that is no dma-buf");
@@ -149,8 +150,8 @@ pub fn a_dma_buf_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// A server has its memory ready before the first client comes. Every client of the device may use it, now and later, but only
-/// if the program says so.
+/// A server has its memory ready before the first client connects. Every client of the device may use it, now and later, but only if the
+/// program allows it.
 pub fn memory_before_any_connection(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let (local, open) = (setup.address.ip(), RegionOptions::new().allow(Access::REMOTE_READ | Access::REMOTE_WRITE));
@@ -171,8 +172,8 @@ pub fn memory_before_any_connection(setup: &Setup) {
     p.finish();
 }
 
-/// Memory of the program's own that two reactors have registered before a client comes: what a peer writes by one of them, the peer of
-/// the other one reads, and so does the program. The memory is the program's alone when both regions have ended.
+/// The program's own memory, registered by two reactors before a client connects: the peer of one reactor reads what the peer of the other
+/// writes, and so does the program. The memory is the program's alone when both regions have ended.
 pub fn memory_of_two_reactors(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let memory = Arc::new(Memory::new(LEN).expect("memory"));

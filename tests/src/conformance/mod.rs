@@ -29,7 +29,7 @@ pub mod violations;
 pub use harness::{Scale, Setup};
 
 /// Instantiates the suite as a module of tests. `$setup` is an expression of type [`Setup`]; it panics if something
-/// that it needs, such as a device, is not there.
+/// that it needs, such as a device, is missing.
 #[macro_export]
 macro_rules! conformance {
     ($name:ident, $setup:expr) => {
@@ -94,7 +94,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The tests with shared receives: those that deal with receives, and need no wide window at the beginning.
+    // The tests with shared receives: those about receives that need no wide window at the beginning.
     (shared $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -157,7 +157,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The tests with other completion queues: several connections, both ways of waiting, and ends with completions on their way.
+    // The tests with other completion queues: several connections, both wait modes, and ends with completions in flight.
     (queues $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -168,8 +168,8 @@ macro_rules! conformance {
             );
         }
     };
-    // The suite on secured connections: all of it but peers that speak the framing by hand, and what a secured connection
-    // refuses.
+    // The suite on secured connections: all of it except peers that speak the framing by hand, and calls that a secured
+    // connection refuses.
     (secured $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -224,7 +224,7 @@ macro_rules! conformance {
             );
         }
     };
-    // A part of them, which needs no wide window at the beginning.
+    // A part of them that needs no wide window at the beginning.
     (secured_part $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;
@@ -264,7 +264,7 @@ macro_rules! conformance {
             );
         }
     };
-    // The faults that a test can bring about with any provider, with a neighbour that looks on.
+    // The faults that a test can inject with any provider, with a neighbour that checks the reactors.
     (faults $name:ident, $setup:expr) => {
         mod $name {
             $crate::conformance!(@tests $setup;

@@ -12,9 +12,10 @@ use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Makes a connected pair; returns it with the client's and the server's names for the connection.
+/// Creates a connected pair. Returns it with the client's and the server's ids of the connection.
 fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
-    // Some tests shut the client down while the server takes no turn; an iWARP device waits for the server that long.
+    // Some tests shut the client down while the server runs no turn; an iWARP device waits for the server until this
+    // limit.
     let config = setup.config().timeouts(|t| t.close = Duration::from_secs(2));
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
     let here = p.connect();
@@ -22,29 +23,29 @@ fn connected(setup: &Setup) -> (Pair, ConnectionId, ConnectionId) {
     (p, here, there)
 }
 
-/// A region of the server that the client may use.
+/// Returns a region of the server that the client may use.
 fn shared(p: &mut Pair, there: ConnectionId, len: usize, access: Access) -> Region {
     p.server.context().register(there, len, &RegionOptions::new().allow(access)).expect("a shared region")
 }
 
-/// A region of the client's own.
+/// Returns a local region of the client.
 fn own(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
     p.client.context().register(here, len, &RegionOptions::new()).expect("a region")
 }
 
-/// A region of the client's own, which it reads into.
+/// Returns a local region of the client that it reads into.
 fn sink(p: &mut Pair, here: ConnectionId, len: usize) -> Region {
     p.client.context().register(here, len, &RegionOptions::new().allow(Access::READ_SINK)).expect("a region")
 }
 
-/// A copy of what a region holds.
+/// Returns a copy of the content of a region.
 fn copy(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.copy_to(0, &mut bytes);
     bytes
 }
 
-/// Waits until the client's send has ended; returns its outcome.
+/// Waits until the client's operation has completed. Returns its outcome.
 fn ended(p: &mut Pair, send: SendId) -> Outcome {
     let find = move |p: &Pair| {
         p.c.events.iter().find_map(|event| match event {
@@ -60,14 +61,14 @@ fn done(p: &mut Pair, send: SendId) {
     assert_eq!(ended(p, send), Outcome::Sent);
 }
 
-/// Waits until the client's writes are placed: a message behind them has arrived.
+/// Waits until the client's writes are placed: a message sent behind them has arrived.
 fn placed(p: &mut Pair, here: ConnectionId) {
     let received = p.s.received;
     p.client.context().send(here, b"written").expect("room");
     p.until("the message behind the writes", |p| p.s.received > received);
 }
 
-/// Every size is written and read back byte by byte, and nothing beside it is touched.
+/// Ranges of every size are written and read back byte by byte, and no other byte changes.
 pub fn reads_and_writes_of_every_size(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let room = (1 << 20) + 16;
@@ -100,7 +101,7 @@ pub fn reads_and_writes_of_every_size(setup: &Setup) {
     p.finish();
 }
 
-/// Several ranges on one side are one range on the other; many operations at once keep their order.
+/// Several ranges on one side are one range on the other; many operations in flight keep their order.
 pub fn vectored_and_many_at_once(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 4000, BOTH);
@@ -123,7 +124,7 @@ pub fn vectored_and_many_at_once(setup: &Setup) {
     assert_eq!(copy(&a)[..3], [0, want[0], 0]);
     assert!(copy(&b) == [&want[1..], &[0; 3000][..3000 - (want.len() - 1)]].concat()[..3000]);
 
-    // More reads than any device has outstanding at once; the probe checks the order of their ends.
+    // More reads than any device has outstanding at the same time; the probe checks the order of their completions.
     let mut sink = sink(&mut p, here, 4000);
     let mut last = None;
     for i in 0..60 {
@@ -136,7 +137,7 @@ pub fn vectored_and_many_at_once(setup: &Setup) {
     p.finish();
 }
 
-/// Immediate data comes after what was written before it, in order with messages.
+/// Immediate data arrives after the bytes that were written before it, in order with messages.
 pub fn immediate_data_follows_its_write(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let mut remote = shared(&mut p, there, 70_000, Access::REMOTE_WRITE);
@@ -161,7 +162,7 @@ pub fn immediate_data_follows_its_write(setup: &Setup) {
     p.finish();
 }
 
-/// Compare-and-swap and fetch-and-add work on devices that have them, and are clearly refused on others.
+/// Compare-and-swap and fetch-and-add work on devices that support them, and are clearly refused on others.
 pub fn atomics_or_a_clear_no(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let access = BOTH | Access::REMOTE_ATOMIC;
@@ -191,7 +192,7 @@ pub fn atomics_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// Without a right, or after it was taken back, an operation fails, the connection ends, and nothing is touched.
+/// Without a right, or after it was revoked, an operation fails, the connection ends, and no byte changes.
 pub fn rights_are_kept(setup: &Setup) {
     type Attempt = fn(&mut Pair, ConnectionId, RemoteRegion, &mut Region) -> SendId;
     let write: Attempt = |p, here, remote, local| p.client.context().write(here, remote, local, 0..8).expect("room");
@@ -203,7 +204,7 @@ pub fn rights_are_kept(setup: &Setup) {
         (BOTH, read, true),
     ] {
         if access == Access::REMOTE_WRITE && setup.reads_anything {
-            eprintln!("skipped: reading without the right to: the device does not ask for it");
+            eprintln!("skipped: reading without the right: the device does not check it");
             continue;
         }
         let (mut p, here, there) = connected(setup);
@@ -216,7 +217,7 @@ pub fn rights_are_kept(setup: &Setup) {
             assert_eq!(remote.bytes_mut().is_none(), setup.places_late, "no peer reaches it any more");
         }
         let send = attempt(&mut p, here, remote.remote(), &mut local);
-        // A refused Write may complete with success, because on iWARP the completion says only that it was sent.
+        // A refused Write may complete with success, because on iWARP the completion only means that it was sent.
         let outcome = ended(&mut p, send);
         assert!(send.kind() == SendKind::Write || !outcome.is_sent(), "{outcome:?}");
         p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
@@ -227,7 +228,7 @@ pub fn rights_are_kept(setup: &Setup) {
     }
 }
 
-/// The peer's end, and the end of a lifetime, give the memory back to its owner.
+/// The end of the peer, and the end of a lifetime, return the memory to its owner.
 pub fn leases_end(setup: &Setup) {
     let (mut p, _, there) = connected(setup);
     let mut with_peer = shared(&mut p, there, 100, Access::REMOTE_WRITE);
@@ -235,17 +236,17 @@ pub fn leases_end(setup: &Setup) {
     let mut short = p.server.context().register(there, 100, &options).expect("a region");
     assert!(with_peer.bytes().is_none() && short.bytes().is_none(), "a peer may write them");
     p.turn_for(Duration::from_millis(60));
-    // This turn begins when the time is over.
+    // This turn begins after the lifetime.
     p.turn();
     assert_eq!(short.bytes_mut().is_none(), setup.places_late, "its time is over");
     assert!(with_peer.bytes().is_none(), "this one's is not");
     p.client.shutdown(&mut p.c, PATIENCE).expect("the client's end");
-    p.until("the server knows", |p| p.s.live() == 0);
+    p.until("the server is notified", |p| p.s.live() == 0);
     assert_eq!(with_peer.bytes_mut().is_none(), setup.places_late, "the peer is gone");
     p.finish();
 }
 
-/// Operations that are visibly wrong are refused before anything is sent, and cost nothing.
+/// Visibly invalid operations are refused before anything is sent, and have no effect.
 pub fn careless_operations_are_refused(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 100, BOTH);
@@ -274,7 +275,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     }
     assert!(cx.register(here, 0, &RegionOptions::new()).is_err());
     assert!(local.bytes_mut().is_some(), "nothing was lent");
-    // A full send queue refuses, and tells when there is room again.
+    // A full send queue refuses operations, and notifies the program when there is room again.
     let mut taken = 0;
     while p.client.context().write(here, name, &local, 0..100).is_ok() {
         taken += 1;
@@ -285,7 +286,7 @@ pub fn careless_operations_are_refused(setup: &Setup) {
     p.finish();
 }
 
-/// Asks the client for an operation until it has room. A question whether the server is there may have the one place for a moment.
+/// Tries an operation of the client until it has room. A ping may occupy the one slot for a moment.
 fn once_there_is_room(
     p: &mut Pair,
     mut operation: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
@@ -298,7 +299,7 @@ fn once_there_is_room(
     }
 }
 
-/// An operation that can never fit is refused for good, and not told to wait.
+/// An operation that can never fit is refused permanently instead of with `WouldBlock`.
 pub fn what_never_fits_does_not_wait(setup: &Setup) {
     let config = setup.config().send_depth(1);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -324,7 +325,7 @@ pub fn what_never_fits_does_not_wait(setup: &Setup) {
     p.finish();
 }
 
-/// Regions dropped in any state, and user memory, are given back; operations under way are not disturbed.
+/// Regions dropped in any state, and user memory, are released; operations in flight are not disturbed.
 pub fn dropped_regions_are_given_back(setup: &Setup) {
     let (mut p, here, there) = connected(setup);
     let remote = shared(&mut p, there, 100_000, BOTH);
@@ -340,9 +341,9 @@ pub fn dropped_regions_are_given_back(setup: &Setup) {
     assert!(got == pattern(3, 99_999));
     p.until("the client has none left", |p| p.client.stats().memory.regions == 0);
     assert_eq!(p.server.stats().memory.regions, 1);
-    // One region outlives its connection, and even its reactor, and is still memory.
+    // One region outlives its connection, and even its reactor, and is still valid memory.
     p.client.shutdown(&mut p.c, PATIENCE).expect("the client's end");
-    p.until("the server knows", |p| p.s.live() == 0);
+    p.until("the server is notified", |p| p.s.live() == 0);
     let Pair { server, .. } = p;
     drop(server);
     assert_eq!(remote.bytes().is_none(), setup.places_late, "nobody else has it");

@@ -1,4 +1,4 @@
-//! Several reactors: connections are handed over before they are up, with all data of the peer, and drained.
+//! Several reactors: connections are handed over before they are established, with all data of the peer, and drained.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ const COUNT: usize = 3;
 /// A time longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A server that tells its reactor's number, and echoes. The peer's private data decides: `to N` is placed on reactor
+/// A server that sends its reactor's number, and echoes. The peer's private data decides: `to N` is placed on reactor
 /// N, and `no` is refused.
 #[derive(Default)]
 struct Server {
     index: usize,
     placed: usize,
     up: Arc<AtomicUsize>,
-    /// Leaves draining to the deadline.
+    /// The server leaves draining to the deadline.
     stays: bool,
     live: usize,
 }
@@ -50,7 +50,7 @@ impl Handler for Server {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.live += 1;
         self.up.fetch_add(1, Ordering::SeqCst);
-        // The passive side may speak first, wherever it is.
+        // The passive side may send first, on any reactor.
         let said = cx.private_data(conn).to_vec();
         cx.send(conn, &said).expect("a new connection has room");
     }
@@ -71,11 +71,11 @@ impl Handler for Server {
     }
 }
 
-/// A group on threads, of which the first listens, and one client.
+/// A group on threads, of which the first reactor listens, and one client.
 struct World {
     group: Reactors,
     threads: Vec<JoinHandle<(Server, Stats)>>,
-    /// Connections up, by reactor.
+    /// The number of established connections, by reactor.
     up: Vec<Arc<AtomicUsize>>,
     address: SocketAddr,
     client: Reactor,
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// Opens connections, and waits until both sides know of them.
+    /// Opens connections, and waits until both sides are notified of them.
     fn open(&mut self, wishes: &[&str]) {
         let before = self.probe.live() + wishes.len();
         for wish in wishes {
@@ -129,7 +129,7 @@ impl World {
         self.up.iter().map(|up| up.load(Ordering::SeqCst)).collect()
     }
 
-    /// The reactor of the last connection, as that reactor tells it.
+    /// Returns the reactor of the last connection, as that reactor reports it.
     fn last_place(&self) -> Option<u8> {
         self.probe.events.iter().rev().find_map(|event| match event {
             Event::Connect(_, said) => said.first().copied(),
@@ -137,7 +137,7 @@ impl World {
         })
     }
 
-    /// Drains the reactors that are left; returns the server and the counters of each.
+    /// Drains the remaining reactors. Returns the server and the counters of each.
     fn finish(mut self) -> Vec<(Server, Stats)> {
         self.group.drain_all(PATIENCE);
         self.until("all connections have ended", |world| world.probe.live() == 0);
@@ -145,7 +145,7 @@ impl World {
     }
 }
 
-/// Connections are spread evenly, and each gets what its peer has asked for.
+/// Connections are spread evenly, and each gets the reactor that its peer has requested.
 pub fn a_group_shares_its_connections(setup: &Setup) {
     let mut world = World::new(setup, false);
     let wishes: Vec<_> = (0..4 * COUNT).map(|nth| format!("peer {nth}")).collect();
@@ -176,17 +176,17 @@ pub fn a_group_shares_its_connections(setup: &Setup) {
     assert!(ends[1..].iter().all(|(_, stats)| stats.connections.taken_over == 4 && stats.connections.connected == 4));
 }
 
-/// The handler decides on the reactor, and that reactor decides whether to accept.
+/// The handler selects the reactor, and that reactor decides whether to accept.
 pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 2", "to 2", "to 1", "to 2", "to 0"]);
     assert_eq!(world.loads(), [1, 1, 3]);
-    // A number out of range counts as no wish.
+    // A number out of range selects no reactor.
     world.open(&["to 9"]);
     assert_eq!(world.loads().iter().sum::<usize>(), 6);
     for index in 0..COUNT {
         let refused = world.connect(&format!("to {index} no"));
-        // What the others were sent when they came up may arrive behind it.
+        // The first messages of the others may arrive behind it.
         let answer = |world: &World| {
             let of_it = |event: &&Event| matches!(event, Event::ConnectError(conn, _) if *conn == refused);
             world.probe.events.iter().find(of_it).cloned()
@@ -206,7 +206,7 @@ pub fn a_handler_places_and_the_other_refuses(setup: &Setup) {
     );
 }
 
-/// One reactor is drained and the others go on. The one that listens does so until no other is left.
+/// One reactor is drained and the others continue. The one that listens stays until no other is left.
 pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     let mut world = World::new(setup, false);
     world.open(&["to 0", "to 0", "to 1", "to 2"]);
@@ -226,7 +226,7 @@ pub fn one_is_drained_and_the_others_go_on(setup: &Setup) {
     world.finish();
 }
 
-/// Connections that are not closed in time are cut off at the deadline, with an `on_disconnect`.
+/// Connections that are not closed in time are aborted at the deadline, with an `on_disconnect`.
 pub fn draining_has_a_deadline(setup: &Setup) {
     let mut world = World::new(setup, true);
     world.open(&[""; 2 * COUNT]);
@@ -237,8 +237,8 @@ pub fn draining_has_a_deadline(setup: &Setup) {
     assert!(world.finish().iter().all(|(server, stats)| server.live == 0 && stats.connections.disconnected == 2));
 }
 
-/// A reactor that was dropped gets no connections, and a request on its way to a reactor that takes no turns ends with
-/// that reactor.
+/// A dropped reactor gets no connections, and a request that is assigned to a reactor without turns ends with that
+/// reactor.
 pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let mut reactors: Vec<_> = (0..COUNT).map(|_| (setup.reactor)(setup.config()).expect("a reactor")).collect();
     let group = Reactors::of(&mut reactors);
@@ -257,7 +257,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     let turn = |reactor: &mut Reactor, handler: &mut dyn Handler| {
         reactor.turn(handler, Duration::from_millis(2)).expect("a turn");
     };
-    // The second reactor takes no turns, so one request waits for it, and the other connection is on the first reactor.
+    // The second reactor runs no turns, so one request waits for it, and the other connection is on the first reactor.
     while probe.live() < 1 || reactors[0].stats().connections.handed_over < 1 {
         assert!(now() < end, "{group:?} {probe:?}");
         turn(&mut reactors[0], &mut server);
@@ -270,7 +270,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
         turn(&mut reactors[0], &mut server);
         turn(&mut client, &mut probe);
     }
-    // The rest of the group drains as one.
+    // The remaining group drains as one.
     reactors[0].context().drain(NEVER);
     while !reactors[0].is_drained() {
         assert!(now() < end, "{group:?} {probe:?}");
@@ -280,7 +280,7 @@ pub fn a_reactor_that_is_gone_is_passed_over(setup: &Setup) {
     assert!(client.context().connect(address).is_ok() && reactors[0].context().connect(address).is_err());
 }
 
-/// A drained reactor is over: it listens no more, and a second `run` returns at once.
+/// A drained reactor is finished: it does not listen, and a second `run` returns immediately.
 pub fn a_drained_reactor_is_over(setup: &Setup) {
     let mut reactor = (setup.reactor)(setup.config()).expect("a reactor");
     reactor.context().listen(setup.address).expect("listening");

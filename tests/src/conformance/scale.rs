@@ -1,4 +1,4 @@
-//! Many connections, at once and one after another.
+//! Many connections, simultaneous and sequential.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::harness::{Event, Pair, Probe, Scale, Setup, open_descriptors};
 
-/// Many connections in one reactor (1,000 on the embedded provider), each with its echoes; afterwards everything is
-/// back.
+/// Many connections in one reactor (1,000 on the embedded provider), each with its echoes. Afterwards all resources are
+/// released.
 pub fn many_connections(setup: &Setup) {
     let Scale { connections, echoes, .. } = setup.scale;
     let _alone = alone();
@@ -48,7 +48,7 @@ pub fn many_connections(setup: &Setup) {
     assert!(left <= descriptors, "{descriptors} descriptors at first, {left} now");
 }
 
-/// Connections that come and go leave nothing behind.
+/// Sequential connections leave no resources behind.
 pub fn connect_and_close_cycles(setup: &Setup) {
     let _alone = alone();
     let mut p = Pair::new(setup, setup.config(), Probe::echo(), Probe::default());
@@ -66,7 +66,7 @@ pub fn connect_and_close_cycles(setup: &Setup) {
             descriptors = open_descriptors();
         }
     }
-    // A few may still linger, to deliver what was sent last.
+    // A few may still linger, to deliver the last messages.
     assert!(open_descriptors() <= descriptors + 4, "{descriptors} descriptors at first, {} now", open_descriptors());
     let (all, free) = p.client.pool_levels();
     assert_eq!(all, free);

@@ -1,4 +1,4 @@
-//! Secured connections: who is let in, who is not, and what travels sealed.
+//! Secured connections: accepted and refused peers, and sealed data.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,12 +18,12 @@ fn mode(setup: &Setup) -> SecurityMode {
     setup.secured.expect("these tests are for secured connections")
 }
 
-/// The error of the client's only connection, once there is one.
+/// Returns the error of the client's only connection, if it has failed.
 fn refused(p: &Pair) -> Option<&ConnectError> {
     p.c.events.iter().find_map(|event| if let Event::ConnectError(_, error) = event { Some(error) } else { None })
 }
 
-/// Both sides know who the other one is when they hear of the connection.
+/// Both sides know the identity of the peer when they are notified of the connection.
 pub fn both_learn_who_the_other_is(setup: &Setup) {
     let mode = mode(setup);
     let check = move |cx: &mut Context<'_>, event: &Event| {
@@ -40,14 +40,14 @@ pub fn both_learn_who_the_other_is(setup: &Setup) {
     p.client.context().send(conn, b"sealed").expect("room");
     p.until("the message", |p| p.s.received == 1);
     assert_eq!(p.s.messages(), [b"sealed"]);
-    // A goodbye is told from a cut, as on any connection.
+    // A goodbye is distinguished from an abort, as on any connection.
     p.client.context().close(conn);
     p.until("the end", |p| p.s.live() + p.c.live() == 0);
     assert_eq!(p.s.count(|e| matches!(e, Event::Disconnect(_, DisconnectReason::Closed))), 1);
     p.finish();
 }
 
-/// A peer with another authority or key gets a typed error, on whichever side it is, and nothing is delivered.
+/// A peer with another authority or key causes a typed error, on either side, and nothing is delivered.
 pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
     let mode = mode(setup);
     for stranger_listens in [false, true] {
@@ -58,7 +58,7 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
         p.until("the error", |p| refused(p).is_some());
         let error = refused(&p).expect("just seen").clone();
         match (mode, error) {
-            // The side that is connected to shows its certificate first.
+            // The side that accepts the connection sends its certificate first.
             (SecurityMode::Tls, ConnectError::Security(SecurityError::Peer(why))) => {
                 assert!(why.contains("UnknownIssuer"), "{why}");
             }
@@ -77,7 +77,7 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
         p.finish();
     }
     if mode == SecurityMode::Tls {
-        // A side without a certificate, which finds its peer to its liking, is refused by that peer.
+        // A side without a certificate that accepts its peer is refused by that peer.
         let authority = crate::identities::Authority::new();
         let anonymous = rdma_reactor::Tls::client(authority.pem().as_bytes()).expect("settings");
         let anonymous = Security::Tls(anonymous.server_name("node").expect("a name"));
@@ -92,7 +92,7 @@ pub fn a_peer_that_is_not_accepted_hears_why(setup: &Setup) {
     }
 }
 
-/// A handler that accepts nobody.
+/// A handler that accepts no peer.
 #[derive(Default)]
 struct Distrustful {
     probe: Probe,
@@ -120,7 +120,7 @@ impl Handler for Distrustful {
     }
 }
 
-/// A handler refuses a peer that has proven who it is; the peer hears the reason.
+/// A handler refuses a peer that has proven its identity; the peer receives the reason.
 pub fn handlers_have_the_last_word(setup: &Setup) {
     for server_refuses in [true, false] {
         let mut server = (setup.reactor)(setup.config()).expect("a reactor");
@@ -156,7 +156,7 @@ pub fn handlers_have_the_last_word(setup: &Setup) {
     }
 }
 
-/// A plain peer, one that is secured in another way and one that speaks raw are refused with the cure, on both sides.
+/// A plain peer, one with another security mode and one without framing are refused with the cure, on both sides.
 pub fn modes_are_not_mixed(setup: &Setup) {
     let mode = mode(setup);
     let other = if mode == SecurityMode::Tls { SecurityMode::Psk } else { SecurityMode::Tls };
@@ -189,7 +189,7 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     p.finish();
 }
 
-/// One-sided operations, and regions for peers, need the program's word.
+/// One-sided operations, and regions for peers, need the program's permission.
 pub fn remote_memory_is_refused_unless_allowed(setup: &Setup) {
     let config = setup.config().allow_plain_remote_memory(false);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -212,7 +212,7 @@ pub fn remote_memory_is_refused_unless_allowed(setup: &Setup) {
     p.finish();
 }
 
-/// What is sent from a region is a sealed copy: no right of the peer is needed, and the region is free at once.
+/// A send from a region sends a sealed copy: the peer needs no right, and the region is free immediately.
 pub fn regions_are_sent_as_sealed_copies(setup: &Setup) {
     let config = setup.config().buffer_size(4096);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -232,7 +232,7 @@ pub fn regions_are_sent_as_sealed_copies(setup: &Setup) {
     p.finish();
 }
 
-/// A handshake comes through buffers of one byte and the narrowest windows.
+/// A handshake passes through buffers of one byte and the narrowest windows.
 pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
     for (window, size) in [(5, 1), (5, 100), (6, 1), (64, 1)] {
         let config = setup.config().receive_depth(window).send_depth(1).buffer_size(size).shared_receives(None);
@@ -244,14 +244,14 @@ pub fn the_smallest_buffers_carry_a_handshake(setup: &Setup) {
     }
 }
 
-/// Connections of one host that are not up yet are limited.
+/// The number of connections of one host that are not established yet is limited.
 pub fn handshakes_of_one_host_are_limited(setup: &Setup) {
     let config = setup.config().max_handshakes_per_peer(Some(2));
     let mut p = Pair::with_configs(setup, config, setup.config(), Probe::default(), Probe::default());
     for _ in 0..12 {
         p.client.context().connect(p.address).expect("connecting");
     }
-    // One that takes longer than others may give way, even when the client has been told that it is up.
+    // A handshake that takes longer than others may be evicted, even after the client was notified of the connection.
     p.until("each is up or refused", |p| {
         let done = p.c.count(|event| matches!(event, Event::Connect(..) | Event::ConnectError(..)));
         done == 12 && p.c.live() == p.s.live()
@@ -265,7 +265,7 @@ pub fn handshakes_of_one_host_are_limited(setup: &Setup) {
         }
     }
     assert!(p.c.live() >= 2, "some are up");
-    // Those that are up do not count any more.
+    // Established connections do not count any more.
     p.connect();
     p.finish();
 }

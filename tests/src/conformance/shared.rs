@@ -11,12 +11,13 @@ use rdma_reactor::{Blocked, ConnectError, ConnectionId, DisconnectReason, PeerVi
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, at_home, pattern};
 use super::violations::{DATA, WINDOW, message, reason, rude};
 
-/// Receives of the tests' queues; seven eighths are promised, five at least to each connection.
+/// The receives of the tests' queues. Seven eighths can be claimed, at least five by each connection.
 const SHARED: u32 = 64;
 const CONNECTIONS: usize = 11;
-/// Messages that a peer may send at first: of five receives its hello takes one, and three are kept for control.
+/// The number of messages that a peer may send at first: of five receives its hello uses one, and three are kept for
+/// control.
 const LEAST: usize = 1;
-/// What a new connection claims.
+/// The number of receives that a new connection claims.
 const MIN_CLAIM: usize = 5;
 
 fn connect_error(p: &Pair, conn: ConnectionId) -> Option<ConnectError> {
@@ -26,10 +27,10 @@ fn connect_error(p: &Pair, conn: ConnectionId) -> Option<ConnectError> {
     })
 }
 
-/// Messages by connection.
+/// The messages by connection.
 type Messages = BTreeMap<ConnectionId, Vec<Vec<u8>>>;
 
-/// A handler that keeps the messages of one connection apart from those of another.
+/// Returns a handler that records the messages of each connection separately.
 fn collector() -> (Probe, Rc<RefCell<Messages>>) {
     let got: Rc<RefCell<Messages>> = Rc::default();
     let of = Rc::clone(&got);
@@ -41,7 +42,8 @@ fn collector() -> (Probe, Rc<RefCell<Messages>>) {
     (probe, got)
 }
 
-/// As many connections as there are receives for send at once, as much as they may: all arrives, in order, on its own.
+/// Connections as numerous as the receives send as much as they may at the same time: all messages arrive, in order per
+/// connection.
 pub fn many_share_few(setup: &Setup) {
     const MESSAGES: usize = 60;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(512);
@@ -57,7 +59,7 @@ pub fn many_share_few(setup: &Setup) {
     let mut next = [0; CONNECTIONS];
     while next.iter().any(|&next| next < MESSAGES) {
         for (i, &conn) in conns.iter().enumerate() {
-            // Uneven: some send all they may, others one at a time.
+            // The load is uneven: some connections send all they may, others one message at a time.
             let most = if i % 3 == 0 { MESSAGES } else { 1 };
             for _ in 0..most.min(MESSAGES - next[i]) {
                 match p.client.context().send(conn, &text(i, next[i])) {
@@ -81,7 +83,8 @@ pub fn many_share_few(setup: &Setup) {
     p.finish();
 }
 
-/// Sends as long as it may and until `count` have gone; at most how many could be sent at once.
+/// Sends while the window is open, until `count` messages were sent. Returns the largest number that could be sent
+/// without a pause.
 fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     let (mut sent, mut most) = (0, 0);
     let before = p.s.received;
@@ -96,14 +99,14 @@ fn pour(p: &mut Pair, conn: ConnectionId, count: usize) -> usize {
     most
 }
 
-/// Waits until the window is this wide. A question whether the other side is there has a credit for a moment.
+/// Waits until the window has this size. A ping uses a credit for a moment.
 fn await_window(p: &mut Pair, conn: ConnectionId, wide: usize) {
     while p.client.context().writable(conn) != wide {
         p.turn();
     }
 }
 
-/// Sends a message for which there is room, unless a question whether the other side is there has its credit for a moment.
+/// Sends a message for which there is room, as soon as no ping uses its credit.
 fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
     let before = opened(p, conn);
     if p.client.context().send(conn, payload).is_err() {
@@ -112,12 +115,12 @@ fn send_soon(p: &mut Pair, conn: ConnectionId, payload: &[u8]) {
     }
 }
 
-/// How often a connection was told that there is room again.
+/// Returns the number of calls of `on_writable` for a connection.
 fn opened(p: &Pair, conn: ConnectionId) -> usize {
     p.c.count(|e| matches!(e, Event::Writable(of) if *of == conn))
 }
 
-/// Sends until what the other side keeps has closed the window for good.
+/// Sends until the messages that the peer keeps have closed the window permanently.
 fn fill(p: &mut Pair, conn: ConnectionId) {
     let mut arrived = p.s.received;
     loop {
@@ -128,7 +131,7 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
         p.until("all of them are kept", |p| p.s.received == arrived);
         p.turn_for(Duration::from_millis(50));
         if opened(p, conn) == before {
-            // A grant may come with the answer to a keepalive, 50 ms after the last message on an idle machine.
+            // A grant may arrive with the answer to a keepalive, 50 ms after the last message on an idle machine.
             p.turn_for(Duration::from_millis(250));
         }
         if opened(p, conn) == before {
@@ -137,7 +140,7 @@ fn fill(p: &mut Pair, conn: ConnectionId) {
     }
 }
 
-/// A window is small at first, opens as it is used, closes when it is full, and leaves something to others.
+/// A window is small at first, opens as it is used, closes when it is full, and leaves receives to others.
 pub fn windows_follow_use(setup: &Setup) {
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -147,19 +150,19 @@ pub fn windows_follow_use(setup: &Setup) {
     let idle: Vec<_> = (0..2).map(|_| p.connect()).collect();
     await_window(&mut p, busy, LEAST);
     let alone = pour(&mut p, busy, 400);
-    // Half of the 41 that nobody has claimed, and the least.
+    // Half of the 41 unclaimed receives, and the minimum.
     assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} at once");
     for &conn in &idle {
-        // On a slow machine, a question takes a credit for a moment, and its answer brings that of the hello.
+        // On a slow machine, a ping uses a credit for a moment, and its answer brings that of the hello.
         let has = p.client.context().writable(conn);
         assert!(has <= LEAST + 1, "idle ones have what they had, not {has}");
     }
     let left = p.server.stats().memory.shared_unclaimed;
     assert!((20..=30).contains(&left), "{left} are left");
-    // Another one has as much, of what the first has left and gives up.
+    // A second one gets as much, from the receives that the first has left and gives up.
     let second = pour(&mut p, idle[0], 400);
     assert!(second > LEAST + 4, "{second} at once");
-    // Full is full: a refused send is told once that there is room.
+    // A refused send on a full window is followed by one notification of room.
     while p.client.context().send(busy, b"full").is_ok() {}
     assert_eq!(p.client.context().send(busy, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));
     let before = opened(&p, busy);
@@ -168,7 +171,7 @@ pub fn windows_follow_use(setup: &Setup) {
     p.finish();
 }
 
-/// What a connection was promised is there for the next one when it has ended, however it did; nothing is lost on the way.
+/// The receives that a connection had claimed are available to the next one after its end, regardless of how it ended. Nothing is lost.
 pub fn an_end_returns_what_was_promised(setup: &Setup) {
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(32).buffer_size(64);
     let mut p = Pair::new(setup, config.clone(), Probe::default(), Probe::default());
@@ -176,7 +179,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     for cycle in 0..12 {
         let conns: Vec<_> = (0..CONNECTIONS).map(|_| p.connect()).collect();
         assert!(p.server.stats().memory.shared_unclaimed < MIN_CLAIM);
-        // Messages are on their way, or have arrived and nobody has looked at them, when it ends.
+        // Messages are in flight, or have arrived and are unprocessed, when the connection ends.
         for &conn in &conns {
             while p.client.context().send(conn, &[cycle; 64]).is_ok() {}
         }
@@ -189,7 +192,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
                     }
                 }
             }
-            // At once, in the middle of whatever goes on.
+            // An immediate abort, in the middle of any activity.
             _ => {
                 let client = rdma_reactor::Reactor::new(config.clone()).expect("a reactor");
                 drop(std::mem::replace(&mut p.client, client));
@@ -201,7 +204,7 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
         p.s.events.clear();
         p.c.events.clear();
     }
-    // Every receive that is counted is there: messages that outlive their connections use one after another.
+    // Every counted receive exists: messages that outlive their connections use them sequentially.
     p.s.keep = Some(Vec::new());
     let kept = |p: &Pair| p.s.keep.as_ref().map_or(0, Vec::len);
     loop {
@@ -229,8 +232,8 @@ pub fn an_end_returns_what_was_promised(setup: &Setup) {
     p.finish();
 }
 
-/// Messages that the user keeps stop their own connection at `receive_depth` and no other, and leave the credits by which
-/// the two sides keep in touch.
+/// Messages that the program keeps stop only their own connection at `receive_depth`, and leave the credits of the
+/// keepalive.
 pub fn messages_kept_are_not_promised(setup: &Setup) {
     const DEPTH: usize = 16;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(DEPTH as u32).buffer_size(64);
@@ -239,7 +242,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     s.keep = Some(Vec::new());
     let mut p = Pair::new(setup, config, s, Probe::default());
     let (conn, other) = (p.connect(), p.connect());
-    // The last one may have to wait for a credit that comes with the next question whether this side is there.
+    // The last message may have to wait for a credit that arrives with the next ping.
     fill(&mut p, conn);
     while (p.s.received as usize) < DEPTH - 3 {
         let before = opened(&p, conn);
@@ -247,7 +250,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
         fill(&mut p, conn);
     }
     assert_eq!(p.s.received as usize, DEPTH - 3, "all but the three credits for control");
-    // Silence is asked about and answered on what is left.
+    // Silence is answered with pings on the remaining credits.
     let pings = |p: &Pair| p.server.stats().connections.pings + p.client.stats().connections.pings;
     let before = pings(&p);
     p.until("more questions", |p| pings(p) >= before + 10);
@@ -264,7 +267,7 @@ pub fn messages_kept_are_not_promised(setup: &Setup) {
     p.finish();
 }
 
-/// A peer that sends without credits loses its connection; the others find the receives that they were promised.
+/// A peer that sends without credits loses its connection; the others find the receives that they were granted.
 pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     const BURST: u64 = 30;
     let config = setup.config().shared_receives(Some(SHARED)).receive_depth(16).buffer_size(64);
@@ -275,18 +278,18 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     let mut noticed = 0;
     for _ in 0..5 {
         let (here, there) = rude(&mut p);
-        // More at once than it was promised, and fewer than there are beside what the others were.
+        // More messages than were granted, and fewer than exist besides the others' grants.
         let before = p.s.received;
         for _ in 0..BURST {
             p.client.context().send(here, &message(DATA, WINDOW, b"rude")).expect("room");
         }
-        // Those that come late enough for another grant are none that anybody can object to.
+        // Messages that arrive after another grant violate nothing.
         p.until("it is noticed, or all arrived", |p| reason(p, there).is_some() || p.s.received == before + BURST);
         if let Some(reason) = reason(&p, there) {
             assert_eq!(reason, DisconnectReason::PeerViolation(PeerViolation::CreditOverrun));
             noticed += 1;
         }
-        // All that the others may send, at once.
+        // All messages that the others may send, at the same time.
         let before = p.c.received;
         for &conn in &honest {
             for _ in 0..LEAST {
@@ -296,7 +299,7 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
         p.until("all are echoed", |p| p.c.received >= before + (honest.len() * LEAST) as u64);
     }
     assert!(noticed > 0);
-    // A flood that takes every receive there is, while the others are silent.
+    // A flood that uses every receive, while the others are silent.
     let (here, there) = rude(&mut p);
     for _ in 0..60 {
         p.client.context().send(here, &message(DATA, WINDOW, b"flood")).expect("room");
@@ -313,8 +316,8 @@ pub fn a_violator_takes_nothing_for_long(setup: &Setup) {
     p.finish();
 }
 
-/// A device that cannot hold back its events says so, to who connects and to who is connected to; one that can is as
-/// before.
+/// A device without completion moderation is refused by name, to both the connecting and the accepting program; a
+/// device with it works as before.
 pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     let held_back =
         setup.config().completions(|c| c.moderation = Some(Moderation { completions: 16, microseconds: 10 }));
@@ -332,8 +335,8 @@ pub fn events_are_held_back_or_a_clear_no(setup: &Setup) {
     p.finish();
 }
 
-/// Where nothing is left to promise, a connect request is refused and a connect fails, both saying why; when one ends, the
-/// next one comes in.
+/// If no receive is left to claim, a connect request is refused and a connect fails, both with the reason. When a connection ends, the next
+/// one is accepted.
 pub fn refused_when_nothing_is_left(setup: &Setup) {
     let few = setup.config().shared_receives(Some(8)).receive_depth(16);
     // The passive side.

@@ -25,7 +25,7 @@ enum News {
 
 type React = Box<dyn FnMut(&mut StreamContext<'_>, ConnectionId, &News)>;
 
-/// A handler that reacts to the callbacks of its one stream, and then writes them down.
+/// A handler that reacts to the callbacks of its one stream, and then records them.
 struct Script {
     news: Vec<News>,
     id: Option<ConnectionId>,
@@ -41,7 +41,7 @@ impl Script {
         Self::new(|_, _, _| {})
     }
 
-    /// Makes a handler that takes the unread bytes when the stream ends.
+    /// Creates a handler that takes the unread bytes when the stream ends.
     fn keeper() -> (Self, Rc<RefCell<Unread>>) {
         let rest = Rc::new(RefCell::new(Unread::default()));
         let kept = Rc::clone(&rest);
@@ -142,7 +142,7 @@ impl Duo {
         }
     }
 
-    /// Waits until both streams have ended, and checks that all buffers are home.
+    /// Waits until both streams have ended, and checks that all buffers are in their pools.
     #[track_caller]
     fn finish(mut self) {
         self.until("both streams are over", |d| d.s.handler.is_over() && d.c.handler.is_over());
@@ -153,7 +153,7 @@ impl Duo {
     }
 }
 
-/// The name of the one stream.
+/// The id of the one stream.
 trait HandlerId {
     fn handler_id(&self) -> ConnectionId;
 }
@@ -164,7 +164,7 @@ impl HandlerId for Streams<Script> {
     }
 }
 
-/// Reads a stream until it would block, in pieces of this size; returns whether the peer has finished.
+/// Reads a stream until it would block, in pieces of this size. Returns true if the peer has finished.
 fn read_all(cx: &mut StreamContext<'_>, id: ConnectionId, piece: usize, into: &mut Vec<u8>) -> bool {
     let mut bytes = vec![0; piece];
     loop {
@@ -177,7 +177,7 @@ fn read_all(cx: &mut StreamContext<'_>, id: ConnectionId, piece: usize, into: &m
     }
 }
 
-/// Writes until it would block; returns the number of bytes written.
+/// Writes until it would block. Returns the number of bytes written.
 fn write_until_full(cx: &mut StreamContext<'_>, id: ConnectionId, bytes: &[u8]) -> usize {
     let mut taken = 0;
     loop {
@@ -190,7 +190,8 @@ fn write_until_full(cx: &mut StreamContext<'_>, id: ConnectionId, bytes: &[u8]) 
     }
 }
 
-/// A side that writes all of `out` in odd pieces, shuts down, and checks that it reads `expected`, driven by edges only.
+/// Returns a side that writes all of `out` in odd pieces, shuts down, and checks that it reads `expected`, driven by
+/// edges only.
 fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (Script, Rc<Cell<usize>>) {
     let read = Rc::new(Cell::new(0));
     let count = Rc::clone(&read);
@@ -236,7 +237,7 @@ fn exchanger(out: Vec<u8>, expected: Vec<u8>, seed: usize, shuts: Shutdown) -> (
     (script, read)
 }
 
-/// Megabytes in odd pieces, both ways at once, byte by byte; small windows and large ones.
+/// Megabytes in odd pieces, in both directions at the same time, byte by byte; with small windows and large ones.
 pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
     for (depth, max_message, len) in [(64, 8192, 4 << 20), (5, 100, 50_000), (8, 65_536, 3 << 20)] {
         let (up, down) = (pattern(1, len), pattern(2, len + len / 3));
@@ -253,7 +254,7 @@ pub fn odd_pieces_arrive_in_order_both_ways(setup: &Setup) {
     }
 }
 
-/// A reader that does not read stops the writer with bounded memory; one that reads lets it go on, with one edge.
+/// A reader that does not read stops the writer with bounded memory. One that reads lets it continue, with one edge.
 pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     let config = setup.config().receive_depth(8).send_depth(16).buffer_size(1000);
     let mut d = Duo::new(setup, config, Script::quiet(), Script::quiet());
@@ -262,7 +263,7 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     for round in 0..10 {
         let (mut cx, id) = d.here();
         sent += write_until_full(&mut cx, id, &bytes[sent..]);
-        // Unread bytes occupy the reader's receives; two of them are never taken.
+        // Unread bytes occupy the reader's receives; two of them are never used.
         loop {
             let before = sent;
             for _ in 0..20 {
@@ -293,7 +294,7 @@ pub fn a_slow_reader_stops_the_writer(setup: &Setup) {
     d.finish();
 }
 
-/// Each direction ends on its own; the other goes on. The end waits for room.
+/// Each direction ends separately; the other continues. The end waits for room.
 pub fn half_close_each_way(setup: &Setup) {
     for full in [false, true] {
         let config = setup.config().receive_depth(8);
@@ -318,7 +319,7 @@ pub fn half_close_each_way(setup: &Setup) {
             assert!(now() < deadline, "no end after {} of {sent} bytes", got.len());
         }
         assert!(got == bytes[..sent]);
-        // A reader that is done does not see the edge twice.
+        // A reader that has finished does not get the edge twice.
         assert_eq!(d.s.handler.count(&News::Hangup), 1);
         let (mut cx, id) = d.there();
         let answered = write_until_full(&mut cx, id, &bytes);
@@ -338,8 +339,8 @@ pub fn half_close_each_way(setup: &Setup) {
     }
 }
 
-/// When a peer dies, the bytes from before are read in the last callback, an error follows them, and then the stream is
-/// gone.
+/// When a peer dies, the earlier bytes are readable in the last callback, an error follows them, and then the stream is
+/// stale.
 pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     let expected = bytes.clone();
@@ -365,7 +366,7 @@ pub fn a_dead_peer_is_an_error_after_its_bytes(setup: &Setup) {
 pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     let bytes = pattern(5, 100_000);
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), Script::quiet()), &bytes);
-    // A program that takes the rest holds it until it has read it.
+    // A program that takes the unread bytes holds them until it has read them.
     let (client, rest) = Script::keeper();
     end_with_the_peer(Duo::new(setup, setup.config(), Script::quiet(), client), &[]);
     assert!(rest.borrow().is_empty());
@@ -378,7 +379,8 @@ pub fn a_stream_that_ends_keeps_nothing(setup: &Setup) {
     until_at_home(&mut ended);
 }
 
-/// The server writes, nobody reads, and the server is gone; then all buffers of the client are home.
+/// Writes from the server, which then is dropped, without a reader; after that all buffers of the client are in their
+/// pools.
 fn end_with_the_peer(d: Duo, bytes: &[u8]) -> (Reactor, Streams<Script>) {
     let mut ended = end_while(d, bytes, |_| true);
     until_at_home(&mut ended);
@@ -412,13 +414,13 @@ fn until_at_home((client, c): &mut (Reactor, Streams<Script>)) {
     }
 }
 
-/// `close` is legal in every callback, and nothing but the one end follows.
+/// `close` is legal in every callback, and only the last callback follows.
 pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     type Condition = fn(&News, bool) -> bool;
     let conditions: [Condition; 6] = [
         |news, _| *news == News::Open,
         |news, _| *news == News::Readable,
-        // If reading shows the peer's end and the stream is closed then, no hang-up follows.
+        // If a read returns the peer's end and the stream is closed then, no hang-up follows.
         |news, at_end| *news == News::Readable && at_end,
         |news, _| *news == News::Writable,
         |news, _| *news == News::Hangup,
@@ -459,7 +461,7 @@ pub fn a_stream_closes_in_every_callback(setup: &Setup) {
     }
 }
 
-/// Reads everything that is there; returns whether the peer has finished.
+/// Reads all available bytes. Returns true if the peer has finished.
 fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
     let mut bytes = [0; 10_000];
     loop {
@@ -471,7 +473,7 @@ fn read_to_the_end(cx: &mut StreamContext<'_>, id: ConnectionId) -> bool {
     }
 }
 
-/// Small writes of one turn share a message; pieces of any size come out as they went in, without a copy in between.
+/// Small writes of one turn share a message. Reads of any size return the written bytes, without a copy in between.
 pub fn small_writes_share_a_message(setup: &Setup) {
     let mut d = Duo::new(setup, setup.config().buffer_size(1000), Script::quiet(), Script::quiet());
     let before = d.client.stats().messages.sent;
@@ -491,8 +493,8 @@ pub fn small_writes_share_a_message(setup: &Setup) {
         stream.consume(message.len());
     }
     assert_eq!(cx.stream(id).fill_buf().expect_err("empty").kind(), ErrorKind::WouldBlock);
-    // An answer comes in the same turn as a question that nobody reads. It is dropped with the stream, and the peer
-    // gets an error.
+    // An answer is written in the same turn as an unread question. The question is dropped with the stream, and the
+    // peer gets an error.
     let (mut cx, id) = d.here();
     cx.stream(id).write_all(b"unread").expect("room");
     d.until("it is there", |d| d.server.stats().messages.bytes_received == 2506);
@@ -534,7 +536,7 @@ pub fn close_delivers_what_was_written(setup: &Setup) {
     d.finish();
 }
 
-/// A closed stream goes when it has lingered, even if nobody reads the bytes before its end.
+/// A closed stream ends after its linger time, even if nobody reads the bytes before its end.
 pub fn close_does_not_wait_for_ever(setup: &Setup) {
     let config = setup.config().receive_depth(8);
     let (server, rest) = Script::keeper();
@@ -543,7 +545,7 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     // This side gets the last credit that is not held by bytes, so that no pong makes room for the end later.
     let (mut cx, id) = d.there();
     cx.stream(id).write_all(&[0]).expect("room");
-    // Timers count from the time of their turn, and the turn of the close began after this.
+    // Timers count from the start of their turn, and the turn of the close began after this.
     let start = now();
     d.until("a byte", |d| d.c.handler.count(&News::Readable) == 1);
     let (mut cx, id) = d.here();
@@ -560,7 +562,7 @@ pub fn close_does_not_wait_for_ever(setup: &Setup) {
     d.finish();
 }
 
-/// Bytes after the end break the protocol.
+/// Bytes after the end violate the protocol.
 pub fn bytes_after_the_end_are_a_violation(setup: &Setup) {
     let mut server = (setup.reactor)(setup.config()).expect("a reactor");
     let mut s = Streams::new(Script::new(|cx, id, news| {

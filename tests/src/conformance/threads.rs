@@ -1,4 +1,4 @@
-//! Other threads: their messages, their sends, and their handles after the reactor is gone.
+//! Other threads: their messages, their sends, and their handles after the end of the reactor.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -46,7 +46,7 @@ impl Handler<Said> for Listener {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
         self.total += 1;
         match &self.release {
-            Some(release) => release.send(message.detach()).expect("a thread that lets go"),
+            Some(release) => release.send(message.detach()).expect("a thread that releases messages"),
             None => self.received.push(message.detach()),
         }
     }
@@ -57,7 +57,7 @@ impl Handler<Said> for Listener {
     }
 }
 
-/// Every message of every thread arrives once, in its thread's order, though the reactor sleeps in between; wake-ups
+/// Every message of every thread arrives once, in its thread's order, though the reactor sleeps in between. Wake-ups
 /// are coalesced.
 #[allow(clippy::disallowed_methods, reason = "other threads are what is tested")]
 pub fn messages_of_other_threads_arrive(setup: &Setup) {
@@ -79,8 +79,8 @@ pub fn messages_of_other_threads_arrive(setup: &Setup) {
     remote.wake();
 }
 
-/// Sends from other threads go out in order and wait for a closed window; messages are let go of on another thread,
-/// and both sides have all their buffers back.
+/// Sends from other threads are posted in order and wait for a closed window. Messages are released on another thread,
+/// and both sides have all their buffers in the end.
 #[allow(clippy::disallowed_methods, reason = "other threads are what is tested")]
 pub fn other_threads_send_and_let_go(setup: &Setup) {
     const COUNT: u32 = 3_000;
@@ -116,7 +116,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
         }
         remote
     });
-    // The other thread checks the order and lets go.
+    // The other thread checks the order and releases the messages.
     let checker = thread::spawn(move || {
         for (nth, message) in (0_u32..).zip(released) {
             assert_eq!(*message, nth.to_le_bytes(), "in order");
@@ -139,7 +139,7 @@ pub fn other_threads_send_and_let_go(setup: &Setup) {
     assert_eq!(client.pool_levels().0, client.pool_levels().1, "all buffers are home");
 }
 
-/// A full queue refuses a message and gives it back, and a reactor that looks makes room.
+/// A full queue refuses a message and returns it; a turn of the reactor makes room.
 pub fn a_full_queue_refuses(setup: &Setup) {
     let mut reactor = Reactor::<u8>::with_messages(setup.config().handle_queue(2)).expect("a reactor");
     struct Sum(u32);

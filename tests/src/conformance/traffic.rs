@@ -26,7 +26,7 @@ pub fn every_size_arrives_intact(setup: &Setup) {
     p.finish();
 }
 
-/// Every accepted send completes once, in order, as sent (the probe checks); batches too.
+/// Every accepted send completes once, in order, as sent (the probe checks it); batches too.
 pub fn sends_complete_once_and_in_order(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -44,8 +44,8 @@ pub fn sends_complete_once_and_in_order(setup: &Setup) {
     p.finish();
 }
 
-/// With quiet sends a program hears of no message that was copied, whatever its length, and of everything else. All messages
-/// arrive, also those in front of a close, and their places and buffers come back.
+/// With quiet sends `on_send_complete` is not called for copied messages of any length, but for everything else. All messages arrive, also
+/// those in front of a close, and their slots and buffers are released.
 pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     const MESSAGES: u64 = 600;
     for (lengths, by_a_timer) in [(&[10][..], false), (&[10, 8193, 300_000], true)] {
@@ -70,18 +70,18 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
         let mut p = Pair::new(setup, setup.config().quiet_sends(true), s, c);
         let conn = p.connect();
         p.until("all have arrived", |p| p.s.received == MESSAGES);
-        assert_eq!(p.c.sent, 0, "messages are told of");
-        // What the program waits to use again is told of.
+        assert_eq!(p.c.sent, 0, "copied messages are not reported");
+        // Memory that the program waits to use again is reported.
         p.c.record_messages = true;
         let sent = p.client.context().send(conn, b"one more").expect("room");
         let mut region = p.client.context().register(conn, 100, &RegionOptions::default()).expect("memory");
         region.bytes_mut().expect("nobody uses it").fill(7);
         let from_region = p.client.context().send_region(conn, &region, 0..100).expect("room");
         assert!(from_region.sequence() > sent.sequence());
-        p.until("it is told of", |p| p.c.sent == 1);
+        p.until("it is reported", |p| p.c.sent == 1);
         let told = p.c.events.iter().rev().find(|event| matches!(event, Event::Sent(..)));
         assert_eq!(told, Some(&Event::Sent(conn, from_region.sequence(), Outcome::Sent)));
-        // The sends in front of a close end with the goodbye.
+        // The sends in front of a close complete with the goodbye.
         if by_a_timer {
             p.client.context().set_timer(Duration::ZERO, 0);
         } else {
@@ -96,7 +96,7 @@ pub fn quiet_sends_are_not_told_of(setup: &Setup) {
     }
 }
 
-/// An end waits for no send that nobody is told of, whoever began it.
+/// A disconnect waits for no unreported send, regardless of the side that began it.
 pub fn an_end_does_not_wait_for_quiet_sends(setup: &Setup) {
     for abort in [false, true] {
         let mut p = Pair::new(setup, setup.config().quiet_sends(true), Probe::echo(), Probe::default());
@@ -115,7 +115,7 @@ pub fn an_end_does_not_wait_for_quiet_sends(setup: &Setup) {
     }
 }
 
-/// Buffers that are filled in place go out in order with copied sends, and an unsent one goes home.
+/// Buffers that are filled in place are sent in order with copied sends, and an unsent one returns to its pool.
 pub fn in_place_buffers(setup: &Setup) {
     let mut p = Pair::new(setup, setup.config(), Probe::default(), Probe::default());
     let conn = p.connect();
@@ -139,7 +139,7 @@ pub fn in_place_buffers(setup: &Setup) {
     p.finish();
 }
 
-/// A message that cannot be sent is refused with a reason, and its buffer comes back.
+/// A message that cannot be sent is refused with a reason, and its buffer is returned.
 pub fn too_long_and_closed_are_refused(setup: &Setup) {
     let server = setup.config().buffer_size(100).large_messages(|l| l.max_message = 0);
     let mut p = Pair::with_configs(setup, server, setup.config(), Probe::default(), Probe::default());
@@ -173,7 +173,7 @@ pub fn both_wait_modes(setup: &Setup) {
     }
 }
 
-/// A turn handles what its budget allows, says that there is more, and waits no longer than it was told.
+/// A turn handles the messages that its budget allows, reports remaining work, and waits no longer than its timeout.
 pub fn turns_are_bounded_and_say_so(setup: &Setup) {
     let config = setup.config().completions(|c| c.per_turn = 4);
     let mut p = Pair::new(setup, config, Probe::default(), Probe::default());
@@ -182,7 +182,7 @@ pub fn turns_are_bounded_and_say_so(setup: &Setup) {
         p.client.context().send(conn, &[i]).expect("room");
     }
     p.until("all are delivered", |p| p.s.received == 40);
-    // Now the server takes no turn meanwhile, and then finds all of them waiting.
+    // From now on the server runs no turn, and then finds all messages waiting.
     for i in 0..40 {
         while p.client.context().send(conn, &[i]).is_err() {
             p.turn();
@@ -199,7 +199,7 @@ pub fn turns_are_bounded_and_say_so(setup: &Setup) {
         said_more += usize::from(turn.more);
         p.client.turn(&mut p.c, Some(Duration::ZERO)).expect("a turn");
     }
-    assert!(said_more > 0, "40 messages in turns of 4, and never more to do");
+    assert!(said_more > 0, "40 messages in turns of 4, and `more` was never true");
     let before = now();
     p.server.turn(&mut p.s, Some(Duration::from_millis(20))).expect("a turn");
     assert!(now() - before < PATIENCE);

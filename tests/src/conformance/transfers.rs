@@ -1,4 +1,4 @@
-//! Transfers of lists: many pieces, and one end.
+//! Transfers of lists: many pieces, and one completion.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use rdma_reactor::{
 use super::harness::{Event, PATIENCE, Pair, Probe, Setup, pattern};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// Length of a block, bytes, and their number: more than the send queue of any setting has places.
+/// The length of a block, bytes. Below it: the number of blocks, which exceeds the send queue of all settings.
 const BLOCK: usize = 48;
 const BLOCKS: usize = 1000;
 
@@ -35,13 +35,13 @@ fn bench(setup: &Setup, send_depth: u32) -> Bench {
     Bench { p, here, remote, local }
 }
 
-/// The pieces of a list: block `n` of this side is block `n * 7` of the other one, modulo their number.
+/// Returns the pieces of a list: local block `n` is remote block `n * 7`, modulo their number.
 fn pieces(remote: &Region) -> Vec<Piece> {
     let block = |n: usize| remote.remote().part((n * 7 % BLOCKS * BLOCK) as u64, BLOCK as u64).expect("inside");
     (0..BLOCKS).map(|n| Piece::new(n * BLOCK, block(n))).collect()
 }
 
-/// What the other side has when all blocks are there.
+/// Returns the remote content when all blocks have arrived.
 fn shuffled(bytes: &[u8]) -> Vec<u8> {
     let mut out = vec![0; bytes.len()];
     for (n, block) in bytes.chunks(BLOCK).enumerate() {
@@ -69,7 +69,7 @@ impl Bench {
         self.p.client.context().transfer(self.here, Transfer::Read(&mut [&mut self.local]), pieces, options)
     }
 
-    /// Waits for the end of a transfer.
+    /// Waits for the end of a transfer. Returns it.
     fn end(&mut self, transfer: TransferId) -> TransferEnd {
         let find = |p: &Pair| {
             p.c.events.iter().find_map(|event| match event {
@@ -81,13 +81,13 @@ impl Bench {
         find(&self.p).expect("just seen")
     }
 
-    /// Whether a write that has completed is known to be there.
+    /// Returns true if a completed write is known to be placed.
     fn proves(&mut self) -> bool {
         let features = self.p.client.context().capabilities(self.here).expect("connected").features;
         features.contains(Features::ACKNOWLEDGED_WRITES)
     }
 
-    /// Checks that the connection goes on, and that it ends in order.
+    /// Checks that the connection continues, and that it ends in order.
     fn finish(mut self) {
         let received = self.p.s.received;
         self.p.client.context().send(self.here, b"on").expect("room");
@@ -97,8 +97,8 @@ impl Bench {
     }
 }
 
-/// Lists are written and read, whatever the size of the send queue, with one end each. A message comes behind the last byte, and so
-/// does immediate data.
+/// Lists are written and read with send queues of any size, with one completion each. A message or immediate data arrives behind the last
+/// byte.
 pub fn lists_have_one_end(setup: &Setup) {
     for send_depth in [1, 5, 64] {
         let mut b = bench(setup, send_depth);
@@ -127,13 +127,13 @@ pub fn lists_have_one_end(setup: &Setup) {
     }
 }
 
-/// A write that is to be confirmed is there when it has ended.
+/// A write with confirmation is placed when it has ended.
 pub fn a_confirmed_write_is_there(setup: &Setup) {
     let mut b = bench(setup, 64);
     let bytes = pattern(2, BLOCK * BLOCKS);
     b.local.copy_from(0, &bytes).expect("nothing is lent");
     let mut list = pieces(&b.remote);
-    // An empty piece at the end is nothing to ask for.
+    // An empty piece at the end needs no request.
     list.push(Piece::new(0, b.remote.remote().part(0, 0).expect("inside")));
     let write = b.write(list, &soon().confirm()).expect("it is open");
     let end = b.end(write);
@@ -142,7 +142,7 @@ pub fn a_confirmed_write_is_there(setup: &Setup) {
     b.finish();
 }
 
-/// Lists, messages and operations of their own go on beside each other, and none waits for ever.
+/// Lists, messages and single operations progress next to each other, and none waits forever.
 pub fn lists_and_messages_share_the_queue(setup: &Setup) {
     for send_depth in [1, 4, 64] {
         let mut b = bench(setup, send_depth);
@@ -168,7 +168,7 @@ pub fn lists_and_messages_share_the_queue(setup: &Setup) {
     }
 }
 
-/// What is wrong with a list is said at once, and nothing is posted or lent.
+/// Invalid lists are refused immediately, and nothing is posted or lent.
 pub fn careless_lists_are_refused(setup: &Setup) {
     let mut b = bench(setup, 64);
     let list = pieces(&b.remote);
@@ -197,7 +197,7 @@ pub fn careless_lists_are_refused(setup: &Setup) {
     assert!(b.local.copy_from(0, &[1; BLOCK * BLOCKS]).is_ok(), "nothing was lent");
     let write = b.write(list.clone(), &soon()).expect("it is open");
     assert!(b.end(write).is_done());
-    assert!(!b.p.client.context().cancel_transfer(b.here, write), "it is over");
+    assert!(!b.p.client.context().cancel_transfer(b.here, write), "it has ended");
     let here = b.here;
     b.p.client.context().close(here);
     assert_eq!(b.write(list, &soon()), Err(SendErrorKind::Closed));
@@ -205,8 +205,8 @@ pub fn careless_lists_are_refused(setup: &Setup) {
     b.p.finish();
 }
 
-/// A transfer that is cancelled ends when what is posted has ended, and says what was not touched. One without time ends before
-/// anything is posted. The connection goes on.
+/// A cancelled transfer ends when its posted operations have completed, and reports the pieces that were not touched. A transfer without
+/// time ends before anything is posted. The connection continues.
 pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
     let mut b = bench(setup, 8);
     let list = pieces(&b.remote);
@@ -228,18 +228,18 @@ pub fn a_cancelled_list_is_accounted_for(setup: &Setup) {
     assert!(!cancelled || end.outcome == TransferOutcome::Cancelled && end.unknown == 0, "{end:?}");
     let (got, want) = (copy(&b.local), shuffled_back(&bytes));
     let there = end.there * BLOCK;
-    assert!(got[..there] == want[..there], "what is there is there");
+    assert!(got[..there] == want[..there], "the reported bytes have arrived");
     assert!(got[there..].iter().all(|&byte| byte == 0xee), "and nothing else was touched");
     assert_eq!(b.p.s.received, u64::from(!cancelled));
     b.finish();
 }
 
-/// What a reader has of these bytes.
+/// Returns the content that a reader gets from these bytes.
 fn shuffled_back(bytes: &[u8]) -> Vec<u8> {
     (0..BLOCKS).flat_map(|n| &bytes[n * 7 % BLOCKS * BLOCK..][..BLOCK]).copied().collect()
 }
 
-/// A closed connection has its lists done first.
+/// A closed connection finishes its lists first.
 pub fn a_close_waits_for_lists(setup: &Setup) {
     let mut b = bench(setup, 16);
     let bytes = pattern(5, BLOCK * BLOCKS);
@@ -249,7 +249,7 @@ pub fn a_close_waits_for_lists(setup: &Setup) {
     let here = b.here;
     b.p.client.context().close(here);
     assert!(b.end(write).is_done());
-    b.p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
+    b.p.until("both sides are notified", |p| p.s.live() + p.c.live() == 0);
     assert_eq!(b.p.s.messages(), [b"all"]);
     assert!(copy(&b.remote) == shuffled(&bytes));
     let complete = Event::Disconnect(here, DisconnectReason::Local { complete: true });
@@ -258,8 +258,8 @@ pub fn a_close_waits_for_lists(setup: &Setup) {
     b.p.finish();
 }
 
-/// A key that is wrong in the middle of a list ends the connection. The list has one end, which says no more than is known, and
-/// comes before that of the connection.
+/// A wrong key in the middle of a list ends the connection. The list ends once, reports no more than is known, and ends before the
+/// connection does.
 pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
     for reads in [true, false] {
         let mut b = bench(setup, 64);
@@ -270,7 +270,7 @@ pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
         sources.copy_from(0, &bytes).expect("nothing is lent");
         let transfer = match reads {
             true => b.read(list, &soon().message(b"never")),
-            // It is asked whether they are there.
+            // The reactor requests a confirmation.
             false => b.write(list, &soon().confirm().message(b"never")),
         };
         let end = b.end(transfer.expect("it is open"));
@@ -281,7 +281,7 @@ pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
             assert!(copy(&b.local)[..there] == shuffled_back(&bytes)[..there]);
             assert!(copy(&b.local)[(end.there + end.unknown) * BLOCK..].iter().all(|&byte| byte == 0));
         }
-        b.p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
+        b.p.until("both sides are notified", |p| p.s.live() + p.c.live() == 0);
         assert!(matches!(b.p.c.events.last(), Some(Event::Disconnect(..))));
         assert_eq!(b.p.s.received, 0);
         drop((b.remote, b.local));
@@ -289,7 +289,7 @@ pub fn a_wrong_key_in_a_list_is_found(setup: &Setup) {
     }
 }
 
-/// A peer that goes in the middle ends the transfer with the connection.
+/// A peer that disconnects in the middle ends the transfer with the connection.
 pub fn a_list_ends_with_its_peer(setup: &Setup) {
     for reads in [true, false] {
         let mut b = bench(setup, 8);
@@ -303,11 +303,11 @@ pub fn a_list_ends_with_its_peer(setup: &Setup) {
         b.p.server.context().abort(there);
         for transfer in [first, second] {
             let end = b.end(transfer.expect("it is open"));
-            // It may have been faster.
+            // The transfer may have been faster.
             assert!(matches!(end.outcome, TransferOutcome::Failed(_) | TransferOutcome::Done), "{:?}", end.outcome);
             assert!(end.there + end.unknown <= BLOCKS);
         }
-        b.p.until("both sides know", |p| p.s.live() + p.c.live() == 0);
+        b.p.until("both sides are notified", |p| p.s.live() + p.c.live() == 0);
         drop((b.remote, b.local));
         b.p.finish();
     }

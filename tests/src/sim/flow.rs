@@ -17,7 +17,7 @@ use super::threads::Said;
 
 /// Timers of streams have this bit, and the stream's number.
 const OF_FLOW: u64 = 1 << 62;
-/// The timer that has all streams read and written to their ends.
+/// The timer at which all streams are read and written to their ends.
 pub const SETTLE: u64 = u64::MAX;
 
 /// One end of a stream.
