@@ -234,15 +234,15 @@ pub struct Virtual<T> {
     pub device: &'static str,
     /// The seed of the network, and of the providers.
     pub seed: u64,
-    /// Decides how the provider of a side is made of the embedded one.
+    /// The data from which `provider` builds the provider of a side around the embedded one.
     pub with: T,
-    /// Makes it.
+    /// The function that creates the provider of a side.
     pub provider: fn(&T, Iwarp<SimNet>, usize, &Shared, u64) -> Boxed,
-    /// What the device lacks.
+    /// The needs that the device does not satisfy.
     pub missing: &'static [Need],
 }
 
-/// A network that delays and splits what is sent, and loses nothing.
+/// Returns a network that delays and splits data, and loses nothing.
 fn network(seed: u64, nodes: usize) -> Shared {
     let net = NetOptions {
         segment: 1448,
@@ -289,8 +289,8 @@ impl<T: std::fmt::Debug> Factory for Virtual<T> {
     }
 }
 
-/// Devices whose completions and events arrive in their own time, within the letter of the contract. A `Disconnected` is never lost:
-/// the cases wait for it.
+/// Devices whose completions and events arrive at their own times, within the contract. A `Disconnected` is never lost: the cases wait for
+/// it.
 const HARDWARE: HardwareOptions = HardwareOptions {
     late: 300,
     late_by: 5 * MS,
@@ -306,7 +306,7 @@ const HARDWARE: HardwareOptions = HardwareOptions {
     keeps: 0,
 };
 
-/// The device of the simulation.
+/// Returns the device of the simulation.
 #[must_use]
 pub const fn hardware(seed: u64) -> Virtual<HardwareOptions> {
     Virtual {
@@ -331,7 +331,7 @@ pub const fn hardware(seed: u64) -> Virtual<HardwareOptions> {
     }
 }
 
-/// The embedded provider behind a defect.
+/// Returns the embedded provider behind a defect.
 #[must_use]
 pub const fn mutant(defect: Defect) -> Virtual<Defect> {
     Virtual {

@@ -1,5 +1,5 @@
-//! The kernel's RDMA devices as the tests of faults treat them (removed, taken down, counted), and `rdma-peer`, the
-//! process at the other end.
+//! The kernel's RDMA devices for the tests of faults, which remove them, take them down and count their objects; and
+//! `rdma-peer`, the process at the other end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use rdma_reactor::{Config, ProviderChoice};
 
 use crate::conformance::harness::{PATIENCE, now};
 
-/// Settings of both processes. The queues are small, and a silent peer is given up after 6 s.
+/// Returns the settings of both processes. The queues are small, and the keepalive timeout is 6 s.
 #[must_use]
 pub fn config() -> Config {
     Config::default()
@@ -27,7 +27,7 @@ pub fn config() -> Config {
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (Duration::from_secs(1), Duration::from_secs(6)))
 }
 
-/// A software device of the kernel, found by the variables that `tests/vm/run.sh` sets.
+/// A software device of the kernel, named by the variables that `tests/vm/run.sh` sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     kind: &'static str,
@@ -50,31 +50,31 @@ impl Device {
         std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"))
     }
 
-    /// `siw` or `rxe`.
+    /// Returns the kind: `siw` or `rxe`.
     #[must_use]
     pub const fn kind(self) -> &'static str {
         self.kind
     }
 
-    /// Its name, such as `rxe0`.
+    /// Returns the name, such as `rxe0`.
     #[must_use]
     pub fn name(self) -> String {
         self.variable("DEV")
     }
 
-    /// Its address, port 0.
+    /// Returns the address of the device, with port 0.
     #[must_use]
     pub fn address(self) -> SocketAddr {
         SocketAddr::new(self.variable("ADDR").parse().expect("an address"), 0)
     }
 
-    /// The other device.
+    /// Returns the other device.
     #[must_use]
     pub fn other(self) -> Self {
         if self.kind == "siw" { RXE } else { SIW }
     }
 
-    /// An address behind the device that nobody has, though the neighbour seems to be there. Nobody ever answers.
+    /// Returns an unused address behind the device, for which a neighbour entry exists. Nothing answers there.
     #[must_use]
     pub fn silent_address(self) -> SocketAddr {
         let mine = self.variable("ADDR");
@@ -83,7 +83,7 @@ impl Device {
         SocketAddr::new(silent.parse::<IpAddr>().expect("an address"), 9)
     }
 
-    /// Takes the device's network device down or up.
+    /// Sets the state of the device's network interface: `up` or `down`.
     pub fn link(self, state: &str) {
         let netdev = self.variable("NETDEV");
         // Other tests need the IPv6 addresses later.
@@ -92,27 +92,27 @@ impl Device {
         run("ip", &format!("link set {netdev} {state}"));
     }
 
-    /// Whether the device's port is up.
+    /// Returns true if the device's port is active.
     #[must_use]
     pub fn is_active(self) -> bool {
         let state = format!("/sys/class/infiniband/{}/ports/1/state", self.variable("DEV"));
         fs::read_to_string(state).is_ok_and(|state| state.contains("ACTIVE"))
     }
 
-    /// Starts to remove the device. The command ends when nobody has the device open any more.
+    /// Starts to remove the device. The command ends when no process has the device open any more.
     #[must_use]
     pub fn remove(self) -> Child {
         Command::new("rdma").args(["link", "del", &self.variable("DEV")]).spawn().expect("rdma")
     }
 
-    /// Adds the device again, and waits until it is up.
+    /// Adds the device again, and waits until its port is active.
     #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it that is simpler")]
     pub fn add(self) {
         let (device, netdev) = (self.variable("DEV"), self.variable("NETDEV"));
         run("rdma", &format!("link add {device} type {} netdev {netdev}", self.kind));
         let until = now() + PATIENCE;
         while !self.is_active() {
-            assert!(now() < until, "{device} does not come up");
+            assert!(now() < until, "{device} does not become active");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -131,7 +131,7 @@ impl Device {
     }
 }
 
-/// Makes a test for siw and one for rxe of each function that takes a device, in modules of these names. They have a watchdog.
+/// Declares a test for siw and one for rxe of each function with a device as argument, in modules of these names. They have a watchdog.
 #[macro_export]
 macro_rules! on_each_device {
     ($siw:ident $rxe:ident: $($test:ident)*) => {
@@ -148,17 +148,17 @@ macro_rules! on_each_device {
     };
 }
 
-/// A running `rdma-peer`. Killed when it is dropped.
+/// A running `rdma-peer`. It is killed when it is dropped.
 #[derive(Debug)]
 pub struct Peer {
     process: Child,
     lines: Receiver<String>,
-    /// Lines that the peer has printed and nobody has asked for yet.
+    /// The lines that the peer has printed and no call has consumed yet.
     said: Vec<String>,
 }
 
 impl Peer {
-    /// Starts a peer; `program` is its path.
+    /// Starts a peer. `program` is its path.
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
     pub fn start(program: &str, words: &str) -> Self {
@@ -171,7 +171,7 @@ impl Peer {
         Self { process, lines, said: Vec::new() }
     }
 
-    /// Starts a server on these addresses; returns it with the addresses that it listens on.
+    /// Starts a server on these addresses. Returns it with the addresses on which it listens.
     #[must_use]
     pub fn serve(program: &str, addresses: &[SocketAddr]) -> (Self, Vec<SocketAddr>) {
         Self::serve_by(program, "", addresses)
@@ -193,19 +193,19 @@ impl Peer {
         (peer, listening)
     }
 
-    /// Number of lines so far that start like this.
+    /// Returns the number of lines so far that start with a text.
     pub fn count(&mut self, start: &str) -> usize {
         self.said.extend(self.lines.try_iter());
         self.said.iter().filter(|line| line.starts_with(start)).count()
     }
 
-    /// Everything that the peer has printed.
+    /// Returns all lines that the peer has printed.
     #[must_use]
     pub fn said(&self) -> &[String] {
         &self.said
     }
 
-    /// Kills the peer at once.
+    /// Kills the peer with SIGKILL.
     pub fn kill(&mut self) {
         self.process.kill().expect("it can be killed");
         self.process.wait().expect("it can be waited for");
@@ -216,13 +216,13 @@ impl Peer {
         run("kill", &format!("-{signal} {}", self.process.id()));
     }
 
-    /// Number of descriptors that the peer has open.
+    /// Returns the number of descriptors that the peer has open.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).expect("it lives").count()
     }
 
-    /// Lets the peer end in order; returns whether it did.
+    /// Ends the peer in order. Returns true if it succeeded.
     #[must_use]
     pub fn finish(mut self) -> bool {
         drop(self.process.stdin.take());
@@ -234,7 +234,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.said.extend(self.lines.try_iter());
-            eprintln!("the peer has said: {:#?}", self.said);
+            eprintln!("the peer has printed: {:#?}", self.said);
         }
         let _ = self.process.kill();
         let _ = self.process.wait();

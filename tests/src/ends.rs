@@ -1,4 +1,4 @@
-//! Two connected ends on any two providers, driven in turns by one thread.
+//! Two connected ends on any two providers, driven alternately by one thread.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -14,9 +14,9 @@ use rdma_transport::{
 
 use crate::patience::PATIENCE;
 
-/// Attempts to connect.
+/// The number of attempts to connect.
 const TRIES: u32 = 5;
-/// Number of work requests of each queue.
+/// The number of work requests of each queue.
 pub const DEPTH: u32 = 128;
 /// All access rights.
 pub const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
@@ -26,28 +26,28 @@ pub const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Acc
 pub struct End {
     /// The provider and the memory.
     pub station: Station,
-    /// Events that no test has looked at.
+    /// The events that no test has consumed.
     pub events: Vec<CmEvent>,
-    /// Completions that no test has looked at.
+    /// The completions that no test has consumed.
     pub done: Vec<WorkCompletion>,
     /// The connection.
     pub id: CmId,
-    /// Its queue pair.
+    /// The queue pair of the connection.
     pub qp: QpId,
-    /// Its device.
+    /// The device of the connection.
     pub device: DeviceId,
     cq: Option<CqId>,
-    /// The whole memory, with all rights.
+    /// A region over the whole memory, with all rights.
     region: Option<MemoryRegion>,
     /// The shared receive queue, if receives are shared.
     pub srq: Option<SrqId>,
 }
 
 impl End {
-    /// Makes an end with `memory` bytes.
+    /// Returns an end with `memory` bytes.
     ///
     /// # Panics
-    /// When there is no memory.
+    /// Panics if there is no memory.
     #[must_use]
     pub fn new(provider: Box<dyn Provider>, memory: usize) -> Self {
         let station = Station::new(provider, memory).expect("memory");
@@ -66,10 +66,10 @@ impl End {
         }
     }
 
-    /// Takes the events and completions that are there.
+    /// Polls the available events and completions.
     ///
     /// # Panics
-    /// When the provider fails.
+    /// Panics if the provider fails.
     #[allow(clippy::disallowed_methods)]
     pub fn turn(&mut self) {
         let provider = self.station.provider();
@@ -85,17 +85,17 @@ impl End {
     /// Listens on a free port of `address`.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics if that fails.
     pub fn listen(&mut self, address: SocketAddr) -> (CmId, SocketAddr) {
         let listener = self.station.provider().listen(address, &ListenOptions::default()).expect("a listener");
         let port = self.station.provider().local_address(listener).expect("an address").port();
         (listener, SocketAddr::new(address.ip(), port))
     }
 
-    /// Makes the queue pair of an id, and the queues and regions that the first one needs.
+    /// Creates the queue pair of an id, and the queues and regions that the first one needs.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics if that fails.
     pub fn equip(&mut self, id: CmId, device: DeviceId) {
         let cq = self
             .cq
@@ -123,26 +123,26 @@ impl End {
         (self.id, self.device) = (id, device);
     }
 
-    /// Its completion queue, which both queues of each queue pair complete on; `None` before it has a queue pair.
+    /// Returns the completion queue of all queue pairs; `None` before the end has a queue pair.
     #[must_use]
     pub const fn cq(&self) -> Option<CqId> {
         self.cq
     }
 
-    /// A place in the end's memory, as a peer names it.
+    /// Returns a position in the end's memory, as a peer addresses it.
     ///
     /// # Panics
-    /// Before it has a queue pair.
+    /// Panics before the end has a queue pair.
     #[must_use]
     pub fn remote(&self, offset: usize) -> RemoteAddress {
         let region = self.region.expect("a region");
         RemoteAddress { address: self.station.address(offset), key: region.remote_key }
     }
 
-    /// A place in the end's memory, under a key of its own.
+    /// Returns a position in the end's memory, under a separate key.
     ///
     /// # Panics
-    /// When the device refuses.
+    /// Panics if the device refuses.
     pub fn expose(&mut self, access: Access, offset: usize) -> (MemoryRegion, RemoteAddress) {
         let region = self.station.expose(self.device, access).expect("a region");
         (region, RemoteAddress { address: self.station.address(offset), key: region.remote_key })
@@ -151,7 +151,7 @@ impl End {
     /// Posts a receive.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics if that fails.
     pub fn recv(&mut self, wr_id: u64, parts: &[Range<usize>]) {
         match self.srq {
             Some(srq) => self.station.post_srq_recv(srq, wr_id, parts).expect("room"),
@@ -159,36 +159,36 @@ impl End {
         }
     }
 
-    /// Posts a send work request that is signaled.
+    /// Posts a signaled send work request.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics if that fails.
     pub fn post(&mut self, wr_id: u64, op: SendOp, parts: &[Range<usize>], flags: SendFlags) {
         let flags = flags | SendFlags::SIGNALED;
         self.station.post_send(self.qp, wr_id, op, parts, flags).unwrap_or_else(|error| panic!("{op:?}: {error}"));
     }
 
-    /// Fills a part of the memory with octets that depend on their place and on `salt`.
+    /// Fills a part of the memory with bytes that depend on their position and on `salt`.
     ///
     /// # Panics
-    /// When there is no such part.
+    /// Panics if there is no such part.
     pub fn fill(&mut self, range: Range<usize>, salt: u8) {
         let bytes: Vec<u8> = (0..range.len()).map(|at| octet(at, salt)).collect();
         self.station.write(range.start, &bytes).expect("a part of the memory");
     }
 
-    /// Makes a part of the memory zero.
+    /// Sets a part of the memory to zero.
     ///
     /// # Panics
-    /// When there is no such part.
+    /// Panics if there is no such part.
     pub fn clear(&mut self, range: Range<usize>) {
         self.station.write(range.start, &vec![0; range.len()]).expect("a part of the memory");
     }
 
-    /// Checks that a part of the memory is as [`End::fill`] makes it.
+    /// Checks that a part of the memory has the content that [`End::fill`] writes.
     ///
     /// # Panics
-    /// When it is not.
+    /// Panics if it does not.
     #[track_caller]
     pub fn check(&mut self, range: Range<usize>, salt: u8, what: &str) {
         let mut bytes = Vec::new();
@@ -200,7 +200,7 @@ impl End {
     /// Checks that a part of the memory is zero.
     ///
     /// # Panics
-    /// When it is not.
+    /// Panics if it is not.
     #[track_caller]
     pub fn check_clear(&mut self, range: Range<usize>, what: &str) {
         let mut bytes = Vec::new();
@@ -208,7 +208,7 @@ impl End {
         assert_eq!(bytes.iter().position(|&byte| byte != 0), None, "{what}: memory outside was touched");
     }
 
-    /// Takes the completion of a work request.
+    /// Removes and returns the completion of a work request.
     fn take(&mut self, wr_id: u64) -> Option<WorkCompletion> {
         let at = self.done.iter().position(|wc| wc.wr_id == wr_id)?;
         Some(self.done.remove(at))
@@ -220,7 +220,7 @@ impl End {
     }
 }
 
-/// An octet that differs from its neighbours, from those a segment away, and from those of another salt.
+/// Returns a byte that differs from its neighbours, from those a segment away, and from those of another salt.
 fn octet(at: usize, salt: u8) -> u8 {
     (at as u8).wrapping_mul(31) ^ ((at >> 8) as u8).wrapping_mul(7) ^ ((at >> 16) as u8) ^ salt
 }
@@ -228,35 +228,35 @@ fn octet(at: usize, salt: u8) -> u8 {
 /// Two ends.
 #[derive(Debug)]
 pub struct Pair {
-    /// The one that connects.
+    /// The end that connects.
     pub active: End,
-    /// The one that listens.
+    /// The end that listens.
     pub passive: End,
 }
 
-/// One of the two.
+/// One of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that connected.
+    /// The end that connected.
     Active,
-    /// The one that listened.
+    /// The end that listened.
     Passive,
 }
 
 impl Pair {
-    /// Connects two ends; `depth` is the IRD and ORD of both.
+    /// Connects two ends. `depth` is the IRD and ORD of both.
     ///
     /// # Panics
-    /// When that fails, or takes too long.
+    /// Panics if that fails, or takes too long.
     #[must_use]
     pub fn connect(active: End, passive: End, address: SocketAddr, depth: u16) -> Self {
         Self::connect_through(active, passive, address, depth, |listening| listening)
     }
 
-    /// Connects two ends by the address at which `through` says that the listener can be reached.
+    /// Connects two ends by the address at which the listener can be reached according to `through`.
     ///
     /// # Panics
-    /// When that fails, or takes too long.
+    /// Panics if that fails, or takes too long.
     #[must_use]
     pub fn connect_through(
         active: End,
@@ -276,7 +276,7 @@ impl Pair {
     /// Adds a connection between the two, which becomes their current one.
     ///
     /// # Panics
-    /// When that fails, or takes too long.
+    /// Panics if that fails, or takes too long.
     #[allow(clippy::disallowed_methods)]
     pub fn join(&mut self, listener: CmId, to: SocketAddr, depth: u16) {
         let param = ConnectParam {
@@ -296,8 +296,8 @@ impl Pair {
         }
     }
 
-    /// Begins a connection, and returns the request at the other end. `None`: the kernel's connection manager has chosen a local
-    /// port from a list of its own, and TCP, over which siw connects, has that port in use.
+    /// Begins a connection. Returns the request at the other end. Returns `None` if the kernel's connection manager has chosen a local port
+    /// from its own list, and TCP, over which siw connects, has that port in use.
     #[allow(clippy::disallowed_methods)]
     fn ask(&mut self, listener: CmId, to: SocketAddr, param: &ConnectParam<'_>) -> Option<(CmId, DeviceId)> {
         let id = self
@@ -332,7 +332,7 @@ impl Pair {
         asked
     }
 
-    /// One of the ends.
+    /// Returns one of the ends.
     pub fn end(&mut self, side: Side) -> &mut End {
         match side {
             Side::Active => &mut self.active,
@@ -340,7 +340,7 @@ impl Pair {
         }
     }
 
-    /// One end, and the other.
+    /// Returns one end, and the other.
     pub fn ends(&mut self, from: Side) -> (&mut End, &mut End) {
         match from {
             Side::Active => (&mut self.active, &mut self.passive),
@@ -348,10 +348,10 @@ impl Pair {
         }
     }
 
-    /// Drives both until `ready` has something.
+    /// Drives both ends until `ready` returns something.
     ///
     /// # Panics
-    /// When `ready` has nothing for too long.
+    /// Panics if `ready` returns nothing for too long.
     #[track_caller]
     #[allow(clippy::disallowed_methods)]
     pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
@@ -375,16 +375,16 @@ impl Pair {
         }
     }
 
-    /// The completion of a work request.
+    /// Waits for the completion of a work request.
     #[track_caller]
     pub fn completion(&mut self, side: Side, wr_id: u64) -> WorkCompletion {
         self.until(&format!("completion of {wr_id} at the {side:?} end"), |pair| pair.end(side).take(wr_id))
     }
 
-    /// The completion of a work request, which must be a success.
+    /// Waits for the completion of a work request, which must be a success.
     ///
     /// # Panics
-    /// When it is not.
+    /// Panics if it is not.
     #[track_caller]
     pub fn success(&mut self, side: Side, wr_id: u64, opcode: WcOpcode) -> WorkCompletion {
         let wc = self.completion(side, wr_id);
@@ -398,7 +398,7 @@ impl Pair {
         wc
     }
 
-    /// The reason why the connection ended at one side.
+    /// Waits for the end of the connection at one side. Returns the reason.
     #[track_caller]
     pub fn disconnected(&mut self, side: Side) -> DisconnectCause {
         self.until("disconnect", |pair| {
@@ -407,10 +407,10 @@ impl Pair {
         })
     }
 
-    /// Ends the connection from one side, and waits until both sides report the end.
+    /// Ends the connection from one side, and waits until both sides report it.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// Panics if that takes too long.
     #[allow(clippy::disallowed_methods)]
     pub fn close(mut self, by: Side) {
         let (from, to) = self.ends(by);

@@ -1,4 +1,4 @@
-//! Peers by hand that send messages of one kind, as fast as the other side grants credits.
+//! Hand-made peers that send messages of one kind, as fast as the server grants credits.
 
 use rdma_reactor::{Config, ConnectOptions, ConnectionId, Context, Error, Framing, Handler, Message};
 use serde::{Deserialize, Serialize};
@@ -10,16 +10,16 @@ use crate::conformance::violations::{HELLO, WINDOW, greeting, message};
 pub enum Kind {
     /// Messages without payload for the program.
     Data,
-    /// Grants of nothing new.
+    /// Credit updates that grant nothing new.
     Credits,
-    /// Keepalive questions. Each is answered.
+    /// Keepalive pings. Each is answered.
     Pings,
     /// Immediate data, for the program.
     Immediates,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Data, Self::Credits, Self::Pings, Self::Immediates];
 
     /// Returns a message of the kind.
@@ -37,23 +37,23 @@ impl Kind {
 #[derive(Debug)]
 pub struct Floods {
     frame: Vec<u8>,
-    /// Messages sent.
+    /// The number of sent messages.
     pub sent: u32,
     granted: u32,
     received: u32,
-    /// The messages received of which the other side knows.
+    /// The number of received messages that the server knows of.
     known: u32,
 }
 
 impl Floods {
-    /// Makes a peer that has sent nothing.
+    /// Returns a peer that has sent nothing.
     #[must_use]
     pub fn new(kind: Kind) -> Self {
         Self { frame: kind.message(), sent: 0, granted: 0, received: 0, known: 0 }
     }
 
-    /// Returns the settings of its reactor: it grants a receive when it has handled the message, and not when the receive is posted
-    /// again, so it has more of them than it grants.
+    /// Returns the settings of its reactor. The reactor grants a receive when it has handled the message, before the receive is posted
+    /// again, so it has more receives than it grants.
     #[must_use]
     pub fn config(config: Config) -> Config {
         config.receive_depth(4 * WINDOW)
@@ -69,7 +69,8 @@ impl Floods {
     }
 
     fn fill(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // It grants all that it receives, and has a credit left for that, or both sides would wait for each other.
+        // The peer grants all that it receives, and keeps a credit for that; otherwise both sides would wait for each
+        // other.
         while self.granted.wrapping_sub(self.sent) > u32::from(self.known == self.received) {
             self.frame[4..8].copy_from_slice(&WINDOW.wrapping_add(self.received).to_le_bytes());
             if cx.send(conn, &self.frame).is_err() {
@@ -93,7 +94,7 @@ impl<M> Handler<M> for Floods {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         self.received = self.received.wrapping_add(1);
         let granted = u32::from_le_bytes(message[4..8].try_into().expect("a header"));
-        // An old grant may come behind a newer one.
+        // An old grant may arrive after a newer one.
         if granted.wrapping_sub(self.granted) < 1 << 31 {
             self.granted = granted;
         }

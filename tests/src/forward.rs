@@ -1,4 +1,4 @@
-//! A provider in front of another one, which can lack features, have other limits, write down its calls, and fail.
+//! A provider in front of another one, which can lack features, have other limits, record its calls, and fail.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ use rdma_reactor::{Config, Reactor};
 use crate::gate::{Call, Failure, Gate, Said, Unresolved};
 use crate::parts::{embedded, reactor_on, reactor_on_all};
 
-/// A setting that has arrived at the provider.
+/// A setting that has reached the provider.
 #[derive(Clone, Debug)]
 pub enum Asked {
     /// `listen_with`.
@@ -51,7 +51,7 @@ pub enum Asked {
     Register(Access),
 }
 
-/// What was asked for, oldest first. The clones are of one device.
+/// The recorded settings, oldest first. Clones belong to the same device.
 #[derive(Clone, Debug, Default)]
 pub struct Record(Arc<Mutex<Vec<Asked>>>);
 
@@ -60,7 +60,7 @@ impl Record {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
     }
 
-    /// Takes what was written down.
+    /// Removes and returns the recorded settings.
     #[must_use]
     pub fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -72,42 +72,42 @@ const fn service(param: &ConnectParam<'_>) -> (Retries, ReadDepth) {
     (retries, ReadDepth { responder_resources, initiator_depth })
 }
 
-/// See the [module](self).
+/// The forwarding provider. See the [module](self).
 #[derive(Debug)]
 pub struct Forward {
     inner: Box<dyn Provider>,
     info: DeviceInfo,
     gate: Gate,
     record: Record,
-    /// The keys of regions that may be read into.
+    /// The keys of regions that an RDMA Read may write into.
     sinks: BTreeSet<u32>,
     /// The addresses of regions.
     places: BTreeMap<Key, u64>,
     first_listener: Option<CmId>,
-    /// Ids of connections and listeners that were not destroyed, and which of them have a queue pair.
+    /// The ids of connections and listeners that were not destroyed; true: the id has a queue pair.
     ids: Vec<(CmId, bool)>,
-    /// What the device has said and nobody has heard.
+    /// The events of the device that were not polled yet.
     said: (VecDeque<CmEvent>, VecDeque<DeviceEvent>),
-    /// Completion queues, and whether they have failed.
+    /// The completion queues; true: the queue has failed.
     queues: Vec<(CqId, bool)>,
-    /// The address that a peer which connects seems to have.
+    /// Returns the address that a connecting peer appears to have.
     seen_as: fn(SocketAddr) -> SocketAddr,
 }
 
 impl Forward {
-    /// Makes a reactor on a provider in front of the embedded one.
+    /// Returns a reactor on a provider in front of the embedded one.
     ///
     /// # Panics
-    /// When the system has no descriptors left, or a setting is out of its range.
+    /// Panics if the system has no descriptors left, or if a setting is out of its range.
     #[must_use]
     pub fn reactor(config: Config, lacks: Features, gate: &Gate) -> Reactor {
         Self::open(config, |capabilities| capabilities.features.remove(lacks), gate.clone(), Record::default())
     }
 
-    /// A provider whose device has that name.
+    /// Returns a provider whose device has that name.
     ///
     /// # Panics
-    /// As [`Forward::reactor`].
+    /// Panics as [`Forward::reactor`] does.
     #[must_use]
     pub fn named(device: &str) -> Self {
         let mut provider = Self::gated(Box::new(embedded()), Gate::default());
@@ -115,11 +115,11 @@ impl Forward {
         provider
     }
 
-    /// A reactor on a device behind each of these gates. The providers are told apart by the names of their devices: `forward0`,
+    /// Returns a reactor on a device behind each of these gates. The names of the devices distinguish the providers: `forward0`,
     /// `forward1`, ...
     ///
     /// # Panics
-    /// As [`Forward::reactor`].
+    /// Panics as [`Forward::reactor`] does.
     #[must_use]
     pub fn reactor_on_each(config: Config, gates: &[Gate]) -> Reactor {
         let provider = |(nth, gate): (usize, &Gate)| {
@@ -129,20 +129,20 @@ impl Forward {
         reactor_on_all(gates.iter().enumerate().map(provider).collect(), config)
     }
 
-    /// A reactor on a device that reads into open sinks only, as irdma and cxgb4 do on iWARP.
+    /// Returns a reactor on a device that reads only into open sinks, as irdma and cxgb4 do on iWARP.
     ///
     /// # Panics
-    /// As [`Forward::reactor`]; and the reactor's turns do when they post a Read into another region.
+    /// Panics as [`Forward::reactor`] does. The reactor's turns panic if they post a Read into another region.
     #[must_use]
     pub fn with_open_sinks(config: Config) -> Reactor {
         let limits = |capabilities: &mut Capabilities| capabilities.features |= Features::OPEN_READ_SINKS;
         Self::open(config, limits, Gate::default(), Record::default())
     }
 
-    /// A reactor on one that writes down what it is asked for, on a device with other limits.
+    /// Returns a reactor on a provider that records its settings, on a device with other limits.
     ///
     /// # Panics
-    /// As [`Forward::reactor`].
+    /// Panics as [`Forward::reactor`] does.
     #[must_use]
     pub fn recording(config: Config, limits: impl FnOnce(&mut Capabilities), record: &Record) -> Reactor {
         Self::open(config, limits, Gate::default(), record.clone())
@@ -151,7 +151,7 @@ impl Forward {
     /// Puts a gate in front of a provider with one device.
     ///
     /// # Panics
-    /// When `inner` has no device.
+    /// Panics if `inner` has no device.
     #[must_use]
     pub fn gated(inner: Box<dyn Provider>, gate: Gate) -> Self {
         let info = inner.device(DeviceId(0)).expect("its device").clone();
@@ -160,7 +160,7 @@ impl Forward {
         Self { inner, info, gate, record, sinks, places, first_listener: None, ids, said, queues, seen_as }
     }
 
-    /// Has each peer that connects seem to have another address.
+    /// Gives each connecting peer another apparent address.
     #[must_use]
     pub fn seen_as(self, seen_as: fn(SocketAddr) -> SocketAddr) -> Self {
         Self { seen_as, ..self }
@@ -172,7 +172,7 @@ impl Forward {
         reactor_on(provider, config)
     }
 
-    /// Counts a call, and fails it if it is to fail.
+    /// Counts a call, and fails it if the gate requests it.
     fn pass(&self, call: Call, name: &'static str) -> Result<()> {
         match self.gate.pass(call) {
             None => Ok(()),
@@ -187,7 +187,8 @@ impl Forward {
         }
     }
 
-    /// Counts a call that posts `chain`, and lets it fail if it is to fail; `post` takes what is posted then.
+    /// Counts a call that posts `chain`, and fails it if the gate requests it. `post` posts the part before the
+    /// failure.
     fn post<W, T>(
         &mut self,
         (call, name, queue): (Call, &'static str, &'static str),
@@ -209,7 +210,7 @@ impl Forward {
         Err(PostError { posted, error })
     }
 
-    /// Notes an id that was made.
+    /// Notes a new id.
     fn opened(&mut self, id: CmId) -> CmId {
         self.gate.note(|objects| objects.ids += 1);
         self.ids.push((id, false));
@@ -226,7 +227,7 @@ impl Forward {
         self.ids.iter_mut().filter(|(of, _)| *of == id).for_each(|(_, equipped)| *equipped = true);
     }
 
-    /// The device says what the gate has it say.
+    /// Produces the events that the gate requests from the device.
     fn hear(&mut self) {
         while let Some(said) = self.gate.takes_said() {
             for &(id, equipped) in &self.ids {
@@ -251,13 +252,13 @@ impl Forward {
         }
     }
 
-    /// Fails a call for a device that is not there.
+    /// Fails a call for a removed device.
     fn plugged(&self, name: &'static str) -> Result<()> {
         let gone = || Error::io(name, std::io::Error::from_raw_os_error(libc::ENODEV)).on(&self.info.name);
         if self.gate.is_unplugged() { Err(gone()) } else { Ok(()) }
     }
 
-    /// Counts a call that takes a region or its remote key back, and fails it if it is to fail.
+    /// Counts a call that releases a region or its remote key, and fails it if the gate requests it.
     fn taken_back(&self, call: Call, region: MrId) -> Result<()> {
         let result = self.pass(call, "ibv_dereg_mr");
         if let Some(&place) = self.places.get(&region.0) {
@@ -272,11 +273,11 @@ impl Forward {
     }
 }
 
-/// The provider inside is the embedded one.
+/// The embedded provider is the inner one.
 const HAS_ROLES: &str = "a provider with shared receives, remote keys, liveness and extensions";
 
-// SAFETY: calls are forwarded to the provider inside, and answers are passed on as they are. A call that fails here is not
-// forwarded, so nothing is posted, registered or destroyed by it, and of a chain just the part is posted that the error names.
+// SAFETY: calls are forwarded to the inner provider, and answers are returned unchanged. A call that fails here is not forwarded, so it
+// posts, registers or destroys nothing; of a chain only the part that the error names is posted.
 unsafe impl Provider for Forward {
     fn name(&self) -> &'static str {
         "forward"
@@ -350,7 +351,7 @@ unsafe impl Provider for Forward {
         if destroyed.is_ok() {
             return self.inner.destroy_id(id, now);
         }
-        // The id is gone, and the peer is told.
+        // The id is destroyed, and the peer is notified.
         self.inner.disconnect(id, now)?;
         destroyed
     }
@@ -378,7 +379,7 @@ unsafe impl Provider for Forward {
             }
             Some(CmEvent { kind: kind @ CmEventKind::Resolved { .. }, .. }) => match self.gate.takes_unresolved() {
                 Some(Unresolved::Failed) => {
-                    *kind = CmEventKind::ConnectFailed(ConnectFailure::Unreachable("no device leads there".into()));
+                    *kind = CmEventKind::ConnectFailed(ConnectFailure::Unreachable("no device reaches the address".into()));
                 }
                 Some(Unresolved::Silent) => event = None,
                 None => {}
@@ -535,7 +536,7 @@ impl SharedReceives for Forward {
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         self.pass(Call::DestroySrq, "ibv_destroy_srq")?;
         let destroyed = self.inner.shared_receives().expect(HAS_ROLES).destroy_srq(srq);
-        // A queue pair that the device has kept still uses it.
+        // A queue pair that the device has kept still uses the queue.
         destroyed.inspect_err(|_| self.gate.note_failed(Call::DestroySrq))?;
         self.gate.note(|objects| objects.shared_queues -= 1);
         Ok(())
@@ -574,7 +575,8 @@ impl Extensions for Forward {
 }
 
 impl ForeignMemory for Forward {
-    /// Stands in for memory of a device, which the reactor cannot look at: any memory does.
+    /// Registers other memory instead of the memory of a device. The reactor cannot read the latter, so any memory will
+    /// do.
     fn register_dmabuf(
         &mut self,
         device: DeviceId,

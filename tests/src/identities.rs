@@ -8,7 +8,7 @@ use rcgen::{
 };
 use rdma_reactor::{Psk, Security, SecurityMode, Tls, TlsIdentity};
 
-/// A key of which every signature has the same length, so that a history has the same lengths each time.
+/// Returns a key whose signatures all have the same length, so that a history has the same lengths each time.
 fn key() -> KeyPair {
     KeyPair::generate_for(&PKCS_ED25519).expect("a key")
 }
@@ -18,31 +18,31 @@ fn key() -> KeyPair {
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// A new one.
+    /// Creates a new authority.
     ///
     /// # Panics
-    /// When no certificate can be made.
+    /// Panics if no certificate can be created.
     #[must_use]
     pub fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = key();
-        // Two authorities of one name would be told apart by their signatures only.
+        // Two authorities with the same name would differ only by their signatures.
         let name = format!("tests {:02x?}", &key.public_key_raw()[..8]);
         params.distinguished_name.push(DnType::CommonName, name);
         Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// The authority's own certificate.
+    /// Returns the authority's own certificate.
     #[must_use]
     pub fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// The certificate and the key of a new identity of both roles that this authority has signed, PEM.
+    /// Returns the certificate and the key, PEM, of a new identity for both roles that this authority has signed.
     ///
     /// # Panics
-    /// When no certificate can be made.
+    /// Panics if no certificate can be created.
     #[must_use]
     pub fn certify(&self, name: &str) -> (String, String) {
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
@@ -53,20 +53,20 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// An identity of both roles that this authority has signed.
+    /// Returns an identity for both roles that this authority has signed.
     ///
     /// # Panics
-    /// When no certificate can be made.
+    /// Panics if no certificate can be created.
     #[must_use]
     pub fn identity(&self, name: &str) -> TlsIdentity {
         let (certificate, key) = self.certify(name);
         TlsIdentity::from_pem(certificate.as_bytes(), key.as_bytes()).expect("an identity")
     }
 
-    /// TLS in both directions with a new identity, for peers of that name.
+    /// Returns TLS in both directions with a new identity, for peers of that name.
     ///
     /// # Panics
-    /// When no certificate can be made.
+    /// Panics if no certificate can be created.
     #[must_use]
     pub fn tls(&self, name: &str) -> Security {
         let tls = Tls::mutual(&self.identity(name), self.pem().as_bytes()).expect("settings");
@@ -80,10 +80,10 @@ impl Default for Authority {
     }
 }
 
-/// A pre-shared key that depends on a number.
+/// Returns a pre-shared key that depends on a number.
 ///
 /// # Panics
-/// Never: the key can be used.
+/// Never panics: the key is valid.
 #[must_use]
 pub fn psk(number: u8) -> Security {
     let mut key = [number; 32];
@@ -91,10 +91,10 @@ pub fn psk(number: u8) -> Security {
     Security::Psk(Psk::new("tests", key).expect("a key"))
 }
 
-/// Settings with which all members of the tests accept each other.
+/// Returns settings with which all members of the tests accept each other.
 ///
 /// # Panics
-/// When no certificate can be made.
+/// Panics if no certificate can be created.
 pub fn security(mode: SecurityMode) -> Security {
     static TLS: OnceLock<Security> = OnceLock::new();
     match mode {
@@ -104,10 +104,10 @@ pub fn security(mode: SecurityMode) -> Security {
     }
 }
 
-/// Settings of the same kind that those of [`security`] do not accept.
+/// Returns settings of the same kind that those of [`security`] do not accept.
 ///
 /// # Panics
-/// When no certificate can be made.
+/// Panics if no certificate can be created.
 pub fn stranger(mode: SecurityMode) -> Security {
     static TLS: OnceLock<Security> = OnceLock::new();
     match mode {

@@ -1,4 +1,4 @@
-//! The parts that the tests share: the conformance suite, the simulation, recorded exchanges, providers that fail.
+//! The parts that the tests share: the conformance suite, the simulation, recorded exchanges, and failing providers.
 
 pub mod auto;
 pub mod capture;
@@ -19,7 +19,7 @@ pub mod loopback;
 pub mod mutant;
 pub mod null;
 mod parts;
-#[rustfmt::skip] // As above.
+#[rustfmt::skip] // The page that walks through it shows its lines.
 pub mod pass;
 pub mod patience;
 pub mod pcap;
@@ -28,7 +28,7 @@ pub mod signals;
 pub mod sim;
 pub mod steady;
 pub mod tasks;
-#[rustfmt::skip] // Made of the form.
+#[rustfmt::skip] // Derived from the form.
 pub mod twice;
 pub mod usage;
 pub mod witness;

@@ -13,17 +13,17 @@ use rdma_reactor::{
     Transfer, TransferEnd, TransferId, TransferOptions, Wait,
 };
 
-/// Length of a message past one buffer, bytes.
+/// The length of a message larger than one buffer, bytes.
 const LARGE: usize = 5_000;
-/// Bytes that are written to and read from the peer.
+/// The number of bytes that are written to and read from the peer.
 const PART: usize = 8;
-/// Pause before an end and between two echoes.
+/// The pause before a close and between two echoes.
 const PAUSE: Duration = Duration::from_millis(5);
 const TOLD: u32 = 77;
-/// Time for a list.
+/// The time limit of a list.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Settings for nodes that run such programs on virtual time: small queues and buffers, and short times.
+/// Returns settings for nodes that run such programs on virtual time: small queues and buffers, and short times.
 #[must_use]
 pub fn config() -> Config {
     let ms = Duration::from_millis;
@@ -41,12 +41,13 @@ pub fn config() -> Config {
         .timeouts(|t| (t.keepalive_interval, t.keepalive) = (ms(1_000), ms(3_000)))
 }
 
-/// What a connection is for. The side that opens the connection decides, and tells the other in its private data.
+/// The purpose of a connection. The side that opens the connection decides, and sends it to the other in its private
+/// data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// It lives through everything, and ends.
+    /// The connection does everything, and ends.
     Life,
-    /// It asks for an echo every few milliseconds, until [`Book::quiet`] is set.
+    /// The connection requests an echo every few milliseconds, until [`Book::quiet`] is set.
     Ping,
 }
 
@@ -59,7 +60,7 @@ impl Kind {
     }
 }
 
-/// How a connection ended.
+/// The way in which a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
     /// `on_disconnect`.
@@ -68,20 +69,20 @@ pub enum How {
     NotConnected(ConnectError),
 }
 
-/// A connection that is over.
+/// An ended connection.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// What it was for.
+    /// The purpose of the connection.
     pub kind: Kind,
-    /// This side had opened it.
+    /// This side had opened the connection.
     pub opened_here: bool,
-    /// It had come to its end in order: all that it is for was done.
+    /// The connection ended in order: everything was done.
     pub done: bool,
-    /// How it ended.
+    /// The way in which the connection ended.
     pub how: How,
 }
 
-/// Something that a connection is about to do.
+/// The next action of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Want {
     Offer,
@@ -104,11 +105,11 @@ struct Talk {
     /// Sends that were accepted and have not completed.
     sends: BTreeSet<SendId>,
     read: Option<SendId>,
-    /// The list that has not ended.
+    /// The list that has not completed.
     list: Option<TransferId>,
-    /// The bytes of a message that the peer fetches.
+    /// The source of a message that the peer fetches.
     source: Option<Region>,
-    /// The message that has not landed, and its place.
+    /// The message that has not landed, and its region.
     landing: Option<(Offered, Region)>,
     region: Option<Region>,
     remote: Option<RemoteRegion>,
@@ -137,30 +138,30 @@ impl Talk {
     }
 }
 
-/// What a node has lived through.
+/// The record of a node.
 #[derive(Debug, Default)]
 pub struct Book {
     talks: BTreeMap<ConnectionId, Talk>,
-    /// Connections that are over, in the order of their ends.
+    /// The ended connections, in order.
     pub ended: Vec<Ended>,
-    /// Calls that failed at once.
+    /// The calls that failed immediately.
     pub refused: Vec<String>,
-    /// Echoes that came back.
+    /// The number of received echoes.
     pub echoes: u64,
-    /// The connections that ask for echoes are to end.
+    /// The connections that request echoes are to end.
     pub quiet: bool,
     timers: BTreeMap<TimerId, ConnectionId>,
 }
 
 impl Book {
-    /// Number of connections of a kind that are not over.
+    /// Returns the number of connections of a kind that have not ended.
     #[must_use]
     pub fn open(&self, kind: Kind) -> usize {
         self.talks.values().filter(|talk| talk.kind == kind).count()
     }
 }
 
-/// The program of a node. Clones are of the same node.
+/// The program of a node. Clones belong to the same node.
 #[derive(Clone, Debug, Default)]
 pub struct Program(pub Rc<RefCell<Book>>);
 
@@ -180,10 +181,10 @@ impl Program {
 
     fn with<R>(&self, conn: ConnectionId, act: impl FnOnce(&mut Talk) -> R) -> R {
         let mut book = self.0.borrow_mut();
-        act(book.talks.get_mut(&conn).expect("a callback of a connection that is over or never was"))
+        act(book.talks.get_mut(&conn).expect("a callback of a connection that has ended or never existed"))
     }
 
-    /// Notes that a call was refused for good, and gives the connection up.
+    /// Notes that a call was refused permanently, and closes the connection.
     fn give_up(&self, cx: &mut Context<'_>, conn: ConnectionId, why: &str) {
         self.0.borrow_mut().refused.push(why.to_owned());
         self.with(conn, |talk| talk.wants.clear());
@@ -192,13 +193,13 @@ impl Program {
 
     fn region(&self, cx: &mut Context<'_>, conn: ConnectionId, access: Access) -> Result<RemoteRegion, Error> {
         let mut region = cx.register(conn, 2 * PART, &RegionOptions::new().allow(access))?;
-        region.copy_from(PART, &pattern(PART)).expect("nobody has it");
+        region.copy_from(PART, &pattern(PART)).expect("not lent");
         let remote = region.remote();
         self.with(conn, |talk| talk.region = Some(region));
         Ok(remote)
     }
 
-    /// Does what a connection is about to do, as far as there is room.
+    /// Does the next actions of a connection, as far as there is room.
     fn act(&self, cx: &mut Context<'_>, conn: ConnectionId) {
         while let Some(want) = self.with(conn, |talk| talk.wants.front().copied()) {
             if matches!(want, Want::List) {
@@ -230,13 +231,13 @@ impl Program {
         }
     }
 
-    /// Reads the bytes of the peer once more, from the last one to the first, as a list.
+    /// Reads the bytes of the peer again, from the last one to the first, as a list.
     fn list(&self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<TransferId, SendErrorKind> {
         self.with(conn, |talk| {
-            let remote = talk.remote.expect("it has come");
+            let remote = talk.remote.expect("it was received");
             let piece = |at: usize| Piece::new(at, remote.part((PART + at) as u64, 1).expect("inside"));
             let region = talk.region.as_mut().expect("it was registered");
-            region.copy_from(0, &[0; PART]).expect("nobody has it");
+            region.copy_from(0, &[0; PART]).expect("not lent");
             let list = (0..PART).rev().map(piece).collect();
             cx.transfer(conn, Transfer::Read(&mut [region]), list, &TransferOptions::within(WITHIN))
         })
@@ -244,9 +245,9 @@ impl Program {
 
     fn try_one(&self, cx: &mut Context<'_>, conn: ConnectionId, want: Want) -> Result<SendId, SendErrorKind> {
         let mut book = self.0.borrow_mut();
-        let talk = book.talks.get_mut(&conn).expect("it is not over");
+        let talk = book.talks.get_mut(&conn).expect("it has not ended");
         let part =
-            |talk: &Talk, at: u64| talk.remote.and_then(|remote| remote.part(at, PART as u64)).expect("it has come");
+            |talk: &Talk, at: u64| talk.remote.and_then(|remote| remote.part(at, PART as u64)).expect("it was received");
         match want {
             Want::Offer => {
                 let mut message = vec![b'o'];
@@ -262,7 +263,7 @@ impl Program {
                 cx.read(conn, remote, talk.region.as_mut().expect("it was registered"), 0..PART)
             }
             Want::List => unreachable!("a list is no send"),
-            // In one direction it is offered, and without memory for that it is copied, as in the other one.
+            // In one direction the message is offered. Without memory for that it is copied, as in the other direction.
             Want::Large if talk.opened_here => {
                 let readable = RegionOptions::new().allow(Access::REMOTE_READ);
                 talk.source = talk.source.take().or_else(|| cx.register_vec(conn, pattern(LARGE), &readable).ok());
@@ -278,7 +279,7 @@ impl Program {
         }
     }
 
-    /// What was read from the peer is right.
+    /// Checks the bytes that were read from the peer.
     fn check_read(&self, conn: ConnectionId) {
         self.with(conn, |talk| {
             let mut bytes = [0; PART];
@@ -312,7 +313,7 @@ impl Handler for Program {
         let kind = if cx.private_data(conn) == Kind::Ping.name() { Kind::Ping } else { Kind::Life };
         let talk = |book: &mut Book| {
             let talk = book.talks.entry(conn).or_insert_with(|| Talk::new(kind, false));
-            assert!(!std::mem::replace(&mut talk.up, true), "a connection comes up once");
+            assert!(!std::mem::replace(&mut talk.up, true), "on_connect is called once");
             (talk.kind, talk.opened_here)
         };
         let talk = talk(&mut self.0.borrow_mut());
@@ -340,7 +341,7 @@ impl Handler for Program {
             (b'p', _) if opened_here => {
                 let number = u64::from_le_bytes(message[1..].try_into().expect("8 bytes"));
                 self.with(conn, |talk| {
-                    assert_eq!(number, talk.echoes, "echoes come in order, once");
+                    assert_eq!(number, talk.echoes, "echoes arrive in order, once");
                     talk.echoes += 1;
                 });
                 self.0.borrow_mut().echoes += 1;
@@ -361,7 +362,7 @@ impl Handler for Program {
                     self.pause(cx, conn);
                 }
             }
-            other => panic!("a message of nobody: {other:?}"),
+            other => panic!("an unexpected message: {other:?}"),
         }
     }
 
@@ -397,7 +398,7 @@ impl Handler for Program {
     fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {
         if !self.with(conn, |talk| talk.opened_here) {
             assert!(offer.tag.is_none_or(|tag| tag == u64::from(TOLD)), "{offer:?}");
-            // Without memory or a place, it comes by on_recv.
+            // Without memory or a slot, the message arrives by `on_recv`.
             let Ok(mut place) = cx.register(conn, LARGE, &RegionOptions::new()) else { return };
             if cx.land(conn, offer.id, &mut place, 0).is_ok() {
                 self.with(conn, |talk| talk.landing = Some((offer, place)));
@@ -424,7 +425,7 @@ impl Handler for Program {
     }
 
     fn on_connect_error(&mut self, _: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        assert!(self.with(conn, |talk| talk.opened_here && !talk.up), "only what this side opened, and never came up");
+        assert!(self.with(conn, |talk| talk.opened_here && !talk.up), "only an attempt of this side that was never connected");
         self.over(conn, How::NotConnected(error));
     }
 

@@ -1,6 +1,6 @@
-//! A provider in front of another one, with one defect: it breaks one sentence of the contract of `Provider`.
+//! A provider in front of another one, with one defect: it violates one sentence of the contract of `Provider`.
 //!
-//! The test suite of the contract must find each. Only that suite may use it: its stations reach the memory by copies alone.
+//! The conformance suite of providers must find each defect. Only that suite may use it: its stations access the memory by copies alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -27,33 +27,33 @@ use rdma_transport::{Error, Result};
 /// A defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
-    /// None: the suite must pass.
+    /// No defect: the suite must pass.
     None,
-    /// The completions of a poll come in the opposite order.
+    /// The completions of a poll are returned in the opposite order.
     Backwards,
     /// Each third event of a completion queue is lost.
     LostEvent,
-    /// Each fifth completion comes twice.
+    /// Each fifth completion is returned twice.
     Twice,
-    /// A completion of a destroyed queue pair is made up, after its others were polled.
+    /// A completion of a destroyed queue pair is invented, after its others were polled.
     AfterDestroy,
-    /// `invalidate` leaves the key to the peer.
+    /// After `invalidate` the peer can still use the key.
     KeyOutlivesInvalidate,
-    /// `deregister` leaves the key to the peer.
+    /// After `deregister` the peer can still use the key.
     KeyOutlivesDeregister,
-    /// `restrict` says that it has, and has not.
+    /// `restrict` reports success and has no effect.
     RestrictsNothing,
-    /// `req_notify` arms each second time only.
+    /// `req_notify` arms only each second time.
     NotArmed,
     /// An armed queue raises its event once more.
     ArmedForEver,
-    /// An unsignaled send is never done.
+    /// An unsignaled send never completes.
     UnsignaledNeverDone,
-    /// A chain that was taken in part is reported as one that was not taken.
+    /// A chain that was posted in part is reported as one that was not posted.
     PostedWrong,
-    /// Of each flush one receive never completes.
+    /// One receive of each flush never completes.
     ForgottenFlush,
-    /// The handle of a completion queue that was destroyed is given to the next one.
+    /// The handle of a destroyed completion queue is assigned to the next one.
     HandleTwice,
     /// A receive reports one byte more than its entries have.
     TooLong,
@@ -63,18 +63,18 @@ pub enum Defect {
     LostDisconnect,
     /// A queue is destroyed although a queue pair uses it.
     UsedQueueDestroyed,
-    /// Something is always to be read.
+    /// The provider always reports unread data.
     AlwaysUnread,
     /// A fenced send does not wait.
     FenceIgnored,
-    /// Each third event of the connection manager raises no edge: the getter says that there is none, and a later call has it.
+    /// Each third event of the connection manager raises no edge: the getter returns `None`, and a later call returns the event.
     LostCmEdge,
     /// A receive of a destroyed queue pair is written.
     WritesAfterDestroy,
 }
 
 impl Defect {
-    /// All but the first.
+    /// All defects, without `None`.
     pub const ALL: [Self; 21] = [
         Self::Backwards,
         Self::LostEvent,
@@ -100,32 +100,32 @@ impl Defect {
     ];
 }
 
-/// See the [module](self).
+/// The provider with a defect. See the [module](self).
 #[derive(Debug)]
 pub struct Mutant<P> {
     inner: P,
     defect: Defect,
-    /// Number of occasions so far.
+    /// The number of occasions so far.
     occasions: u64,
     /// Unsignaled sends of each queue pair.
     unsignaled: BTreeMap<Key, usize>,
-    /// Completions that are made up, and the number of empty polls before they come.
+    /// The invented completions, with the number of empty polls before each.
     made_up: Vec<(WorkCompletion, u32)>,
-    /// The last receive that each queue pair was given, and the completion queue.
+    /// The last receive posted to each queue pair, with the completion queue.
     receives: BTreeMap<Key, (RecvWr, CqId)>,
     /// The receive of a destroyed queue pair that is written at the next poll.
     late: Option<RecvWr>,
-    /// The event of the connection manager that was held back.
+    /// The event of the connection manager that was delayed.
     held: Option<CmEvent>,
     /// The completion queue of each queue pair.
     queues: BTreeMap<Key, CqId>,
-    /// Handles of completion queues that were given out again, and the queues that they stand for now.
+    /// The handles of completion queues that were reused, and the queues that they stand for now.
     handles: BTreeMap<Key, CqId>,
-    /// The handle of a completion queue that is gone.
+    /// The handle of a destroyed completion queue.
     free: Option<Key>,
-    /// Queue pairs that have lost a receive.
+    /// The queue pairs that have lost a receive.
     robbed: BTreeSet<Key>,
-    /// The event that comes once more.
+    /// The completion queue whose event is raised once more.
     again: Option<CqId>,
 }
 
@@ -154,24 +154,24 @@ impl<P: Provider> Mutant<P> {
         self.defect == defect
     }
 
-    /// Returns `true` each `nth` time, with this defect.
+    /// Returns true each `nth` time, with this defect.
     fn strikes(&mut self, defect: Defect, nth: u64) -> bool {
         self.occasions += u64::from(self.is(defect));
         self.is(defect) && self.occasions % nth == 0
     }
 
-    /// The queue that a handle stands for.
+    /// Returns the queue of a handle.
     fn queue(&self, cq: CqId) -> CqId {
         self.handles.get(&cq.0).copied().unwrap_or(cq)
     }
 
-    /// The handle of a queue.
+    /// Returns the handle of a queue.
     fn handle(&self, cq: CqId) -> CqId {
         self.handles.iter().find(|(_, of)| **of == cq).map_or(cq, |(key, _)| CqId(*key))
     }
 }
 
-// SAFETY: calls are forwarded. The defects break the contract; the memory of the only user is never lent.
+// SAFETY: calls are forwarded. The defects violate the contract; the memory of the only user is never lent.
 unsafe impl<P: Provider> Provider for Mutant<P> {
     fn name(&self) -> &'static str {
         "mutant"

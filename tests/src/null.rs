@@ -1,8 +1,8 @@
-//! Two devices that cost next to nothing: a message is in the peer's receive, and has completed on both sides, when its post
-//! returns. What a reactor costs on them is the cost of the reactor alone.
+//! Two devices that cost next to nothing: a message is in the peer's receive, and has completed on both sides, when its post returns. The
+//! cost of a reactor on them is the cost of the reactor alone.
 //!
-//! The embedded provider is behind each of them, for the connection manager and the regions. The devices do sends, and for
-//! reactors writes and reads without any check of keys, and have one connection. Credits see to it that each message finds a receive.
+//! The embedded provider is the inner one of each, for the connection manager and the regions. The devices support sends, and for reactors
+//! writes and reads without any check of keys, on one connection. Credits ensure that each message finds a receive.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -43,10 +43,10 @@ struct End {
     cq: Option<CqId>,
     receives: VecDeque<RecvWr>,
     completions: VecDeque<WorkCompletion>,
-    /// Completions that the next call of progress brings, if this device sends each message back.
+    /// The completions that the next call of `progress` produces, if this device sends each message back.
     echoes: Option<VecDeque<WorkCompletion>>,
     armed: bool,
-    /// The device rings when there is an event; the reactor sleeps on the other one.
+    /// The device's stream, written to for each event, and the reactor's stream, which it polls.
     bell: (UnixStream, UnixStream),
 }
 
@@ -74,11 +74,11 @@ impl End {
     fn arrive(&mut self, wc: WorkCompletion) {
         self.completions.push_back(wc);
         if std::mem::take(&mut self.armed) {
-            (&self.bell.0).write_all(&[1]).expect("room for one octet");
+            (&self.bell.0).write_all(&[1]).expect("room for one byte");
         }
     }
 
-    /// Moves the completions of the messages that were sent back to the queue; `false` if this device sends nothing back.
+    /// Moves the completions of the returned messages to the queue. Returns false if this device sends nothing back.
     fn echo(&mut self) -> bool {
         let Some(echoes) = &mut self.echoes else { return false };
         let mut echoes = std::mem::take(echoes);
@@ -94,7 +94,7 @@ impl End {
     }
 }
 
-/// Copies a message to a receive; `None` if the receive is too short.
+/// Copies a message to a receive. Returns `None` if the receive is too short.
 fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
     let [to] = to else { return None };
     let mut len = 0;
@@ -102,8 +102,8 @@ fn copy(from: &[Sge], to: &[Sge]) -> Option<usize> {
         if from.len() > to.len() - len {
             return None;
         }
-        // SAFETY: the entries of posted work requests name memory that is the devices' until these are done, and the two are not
-        // of one buffer, since each buffer is posted once. `to` has room for what is copied.
+        // SAFETY: the entries of posted work requests name memory that belongs to the devices until these have completed. The two are never
+        // of the same buffer, since each buffer is posted once. `to` has room for the copied bytes.
         unsafe {
             ptr::copy_nonoverlapping(from.address().cast::<u8>(), to.address().cast::<u8>().add(len), from.len())
         };
@@ -117,14 +117,14 @@ fn place(local: &[Sge], mut remote: u64, reads: bool) {
     for entry in local {
         let peer = ptr::with_exposed_provenance_mut::<u8>(remote as usize);
         let (from, to) = if reads { (peer, entry.address()) } else { (entry.address(), peer) };
-        // SAFETY: the entries name memory that is the devices' until the operation is done. The peer's address is that of a region of
-        // this process, inside which the reactor has checked the operation to be, and no region overlaps another one.
+        // SAFETY: the entries name memory that belongs to the devices until the operation has completed. The peer's address is that of a
+        // region of this process; the reactor has checked that the operation is inside of it, and no region overlaps another one.
         unsafe { ptr::copy_nonoverlapping(from, to, entry.len()) };
         remote += entry.len() as u64;
     }
 }
 
-/// See the [module](self).
+/// One of the two devices. See the [module](self).
 #[derive(Debug)]
 pub struct Null {
     inner: Iwarp<TcpNet>,
@@ -135,10 +135,10 @@ pub struct Null {
 }
 
 impl Null {
-    /// Makes two devices, for one connection between them.
+    /// Creates two devices, for one connection between them.
     ///
     /// # Panics
-    /// When the system has no descriptors left.
+    /// Panics if the system has no descriptors left.
     #[must_use]
     pub fn pair() -> [Self; 2] {
         let ends = Arc::new(Mutex::new([End::new(), End::new()]));
@@ -146,7 +146,7 @@ impl Null {
             let inner = embedded();
             let mut info = inner.device(DeviceId(0)).expect("its device").clone();
             info.capabilities.features = Features::SOLICITED_EVENTS;
-            // One descriptor for the sockets of connections that come up, and for the bell.
+            // One descriptor for the sockets of new connections, and for the device's stream.
             let channel = Poll::new().expect("a descriptor");
             let sockets = inner.channel(Channel::Completions(DeviceId(0))).expect("its channel");
             for descriptor in [sockets, lock(&ends)[side].bell.1.as_raw_fd()] {
@@ -157,10 +157,10 @@ impl Null {
         })
     }
 
-    /// Makes two reactors, each on a device of its own, for one connection between them, and the mirror of the first one.
+    /// Creates two reactors, each on its own device, for one connection between them, and the mirror of the first one.
     ///
     /// # Panics
-    /// When the system has no descriptors left, or a setting is out of its range.
+    /// Panics if the system has no descriptors left, or if a setting is out of its range.
     #[must_use]
     pub fn reactors(config: &Config, clock: impl Fn() -> Box<dyn Clock>) -> ([Reactor; 2], Mirror) {
         let pair = Self::pair().map(Self::with_one_sided);
@@ -168,7 +168,7 @@ impl Null {
         (pair.map(|provider| reactor_with(vec![Box::new(provider)], config.clone(), clock())), mirror)
     }
 
-    /// Adds reads and writes, which check no key: that is not for the suite of the contract.
+    /// Adds reads and writes. They check no key, so the conformance suite must not use them.
     fn with_one_sided(mut self) -> Self {
         self.info.capabilities.features |= Features::READ | Features::WRITE;
         self
@@ -179,12 +179,12 @@ impl Null {
     }
 }
 
-/// Lets the first of two devices send each message back itself: as the peer would, and not before its next call of progress.
+/// Makes the first of two devices send each message back itself, as the peer would, but not before its next call of `progress`.
 #[derive(Debug)]
 pub struct Mirror(Arc<Mutex<[End; 2]>>);
 
 impl Mirror {
-    /// Puts the mirror up. The peer has no part in the connection from now on.
+    /// Enables the mirror. The peer has no part in the connection from now on.
     pub fn up(&self) {
         lock(&self.0)[0].echoes = Some(VecDeque::new());
     }
@@ -194,14 +194,15 @@ fn lock(ends: &Mutex<[End; 2]>) -> MutexGuard<'_, [End; 2]> {
     ends.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The end of this side, and that of the peer.
+/// Returns the end of this side, and that of the peer.
 fn both(ends: &mut [End; 2], side: usize) -> [&mut End; 2] {
     let [first, second] = ends;
     if side == 0 { [first, second] } else { [second, first] }
 }
 
-// SAFETY: the memory of a send is read in its post, and that of a receive is written in the post of the message that it takes, under
-// the lock of both ends. Either is done then, and is not kept: `destroy_id` drops what is left. Regions are those of the provider behind.
+// SAFETY: the memory of a send is read in its post, and that of a receive is written in the post of the message that uses it, under the
+// lock of both ends. Each then has completed, and is not kept: `destroy_id` drops the remaining ones. Regions are those of the inner
+// provider.
 unsafe impl Provider for Null {
     fn name(&self) -> &'static str {
         "null"

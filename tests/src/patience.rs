@@ -1,17 +1,17 @@
-//! The time that tests allow. A test waits for an event, however long it takes; a limit only ends a hang, and a busy machine never
-//! reaches it. So there is one limit for all.
+//! The time limits of tests. A test waits for an event, however long it takes. A limit only ends a hang, and a busy machine never reaches
+//! it. So there is one limit for all.
 
 use std::time::Duration;
 
 use rdma_reactor::Config;
 
-/// Longest wait for an event.
+/// The longest wait for an event.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Longest time of a whole test.
+/// The longest time of a whole test.
 pub const TEST: Duration = Duration::from_secs(900);
 
-/// Longer than any test.
+/// A time longer than any test.
 pub const HOUR: Duration = Duration::from_secs(3600);
 
 /// Returns `config` with timeouts that no pause of the process reaches, for tests on real sockets whose subject is not time.

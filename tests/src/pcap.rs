@@ -1,7 +1,7 @@
 //! Captures of iWARP connections: a reader of pcap files and a reassembler of their one TCP connection.
 //!
 //! The reader is strict, because a test must not ignore anything that it cannot read. A cut packet and a packet of
-//! another connection or protocol are errors, and octets that the capture lacks are on record.
+//! another connection or protocol are errors, and bytes that the capture lacks are recorded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,31 +13,31 @@ pub enum End {
     /// The capture stops before the end.
     #[default]
     Open,
-    /// With a FIN.
+    /// The direction ended with a FIN.
     Fin,
-    /// With an RST.
+    /// The direction ended with an RST.
     Reset,
 }
 
-/// A run of octets as TCP could hand it up, in the order of the capture.
+/// A run of bytes as TCP could deliver it, in the order of the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// From the side that connected.
+    /// True if the side that connected sent it.
     pub from_client: bool,
-    /// Offset in the stream of its direction.
+    /// The offset in the stream of its direction.
     pub start: usize,
-    /// Number of octets.
+    /// The number of bytes.
     pub len: usize,
 }
 
-/// Octets that were sent but are not in the file.
+/// Bytes that were sent but are not in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
-    /// From the side that connected.
+    /// True if the side that connected sent them.
     pub from_client: bool,
-    /// Offset of the octet behind the hole, in the stream of its direction.
+    /// The offset of the byte behind the hole, in the stream of its direction.
     pub at: usize,
-    /// Number of missing octets.
+    /// The number of missing bytes.
     pub len: usize,
 }
 
@@ -48,17 +48,17 @@ pub struct Capture {
     pub client_to_server: Vec<u8>,
     /// The stream of the side that accepted.
     pub server_to_client: Vec<u8>,
-    /// End of the client's stream.
+    /// The end of the client's stream.
     pub client_end: End,
-    /// End of the server's stream.
+    /// The end of the server's stream.
     pub server_end: End,
     /// Both streams in the pieces and the order in which they arrived.
     pub segments: Vec<Segment>,
-    /// Octets that the streams lack. Both streams go on behind a hole as if nothing were missing.
+    /// The bytes that the streams lack. Both streams continue behind a hole as if nothing were missing.
     pub holes: Vec<Hole>,
 }
 
-/// The directory of the captures.
+/// Returns the directory of the captures.
 pub fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data/iwarp")
 }
@@ -66,7 +66,7 @@ pub fn directory() -> PathBuf {
 /// Reads the capture of this name, without `.pcap`.
 ///
 /// # Panics
-/// If there is no such file or it cannot be read in full.
+/// Panics if there is no such file or it cannot be read in full.
 pub fn load(name: &str) -> Capture {
     let path = directory().join(format!("{name}.pcap"));
     let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -76,7 +76,7 @@ pub fn load(name: &str) -> Capture {
 /// Reads every capture, sorted by name.
 ///
 /// # Panics
-/// As [`load`].
+/// Panics as [`load`] does.
 pub fn all() -> Vec<(String, Capture)> {
     let entries = fs::read_dir(directory()).expect("the captures are part of the tree");
     let mut names: Vec<String> = entries
@@ -87,7 +87,7 @@ pub fn all() -> Vec<(String, Capture)> {
     names.into_iter().map(|name| (name.clone(), load(&name))).collect()
 }
 
-/// Takes octets off the front.
+/// Removes and returns the first bytes.
 fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], String> {
     let (front, rest) = bytes.split_at_checked(len).ok_or_else(|| format!("cut short in {what}"))?;
     *bytes = rest;
@@ -121,7 +121,7 @@ pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
         let (captured, original) = (word(record, 8)?, word(record, 12)?);
         let packet = take(&mut file, captured as usize, "a packet")?;
         if captured != original {
-            return Err(format!("packet {number}: {captured} of {original} octets captured"));
+            return Err(format!("packet {number}: {captured} of {original} bytes captured"));
         }
         connection.packet(packet).map_err(|error| format!("packet {number}: {error}"))?;
     }
@@ -131,14 +131,14 @@ pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
 /// One direction while it is being put together.
 #[derive(Debug, Default)]
 struct Direction {
-    /// Address and port of the sender.
+    /// The address and the port of the sender.
     endpoint: (u32, u16),
-    /// Sequence number of the first octet of the stream, once the SYN was seen.
+    /// The sequence number of the first byte of the stream, once the SYN was seen.
     first: Option<u32>,
     stream: Vec<u8>,
-    /// Octets that arrived ahead of a gap, by their place in the stream.
+    /// The bytes that arrived ahead of a gap, by their position in the stream.
     early: BTreeMap<usize, Vec<u8>>,
-    /// Octets of holes, not in the stream.
+    /// The number of bytes of holes, which are not in the stream.
     missing: usize,
     /// The length of the stream according to the FIN.
     fin: Option<usize>,
@@ -158,7 +158,7 @@ impl Connection {
         if be16(ethernet, 12) != 0x0800 || frame.first().is_none_or(|octet| octet >> 4 != 4) {
             return Err("not IPv4".to_owned());
         }
-        // Ethernet may pad a short packet, so the length of IP counts.
+        // Ethernet may pad a short packet, so the length in the IP header counts.
         let mut packet = frame;
         let ip = take(&mut packet, usize::from(frame[0] & 0x0f) * 4, "IP")?;
         if ip.len() < 20 || ip[9] != 6 || be16(ip, 6) & 0x3fff != 0 {
@@ -194,7 +194,7 @@ impl Connection {
         let Some(first) = direction.first else {
             return if reset { Ok(()) } else { Err("data before the SYN".to_owned()) };
         };
-        // The place in the stream; negative for a probe or a repeated SYN.
+        // The position in the stream; negative for a probe or a repeated SYN.
         let place = i64::from(sequence.wrapping_add(u32::from(syn)).wrapping_sub(first) as i32);
         if fin {
             direction.fin = Some(usize::try_from(place + data.len() as i64).map_err(|_| "FIN before the stream")?);
@@ -226,7 +226,7 @@ impl Connection {
             }
             match direction.fin {
                 Some(end) if end > direction.next() => hole(direction, end),
-                Some(end) if end < direction.next() => return Err("octets behind the FIN".to_owned()),
+                Some(end) if end < direction.next() => return Err("bytes behind the FIN".to_owned()),
                 _ => {}
             }
         }
@@ -242,12 +242,12 @@ impl Connection {
 }
 
 impl Direction {
-    /// The place of the next octet, with the holes counted.
+    /// Returns the position of the next byte, including the holes.
     fn next(&self) -> usize {
         self.stream.len() + self.missing
     }
 
-    /// Takes data for a place in the stream; returns the pieces that the stream grew by.
+    /// Adds data at a position of the stream. Returns the pieces by which the stream grew.
     fn take(&mut self, place: usize, data: &[u8]) -> Vec<(usize, usize)> {
         let mut grown = Vec::new();
         if !data.is_empty() {
@@ -358,7 +358,7 @@ mod tests {
         gap.remove(4);
         assert_eq!(parse(&file(&gap)).unwrap().holes, [Hole { from_client: true, at: 4, len: 8 }]);
         gap.push(packet(true, 9, ACK, b"?"));
-        assert!(parse(&file(&gap)).unwrap_err().contains("octets behind the FIN"));
+        assert!(parse(&file(&gap)).unwrap_err().contains("bytes behind the FIN"));
         let mut other = awkward();
         other[4][37] ^= 1;
         assert!(parse(&file(&other)).unwrap_err().contains("packet 5: of another connection"));

@@ -1,4 +1,4 @@
-//! A peer that is nothing but a socket. It sends the octets of a test to the embedded provider.
+//! A peer that is a bare socket. It sends the bytes of a test to the embedded provider.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -25,29 +25,29 @@ use crate::patience::PATIENCE;
 pub struct Target {
     /// The provider.
     pub iwarp: Iwarp<TcpNet>,
-    /// The completion queue of everything.
+    /// The completion queue of all queue pairs.
     pub cq: CqId,
-    /// Address of the listener.
+    /// The address of the listener.
     pub address: SocketAddr,
-    /// The time that the provider is told.
+    /// The time that is passed to the provider.
     pub now: Instant,
-    /// Events that no test has looked at.
+    /// The events that no test has consumed.
     pub events: Vec<CmEvent>,
 }
 
 impl Target {
-    /// A provider that listens on a port of 127.0.0.1.
+    /// Returns a provider that listens on a port of 127.0.0.1.
     ///
     /// # Panics
-    /// When the system has no sockets.
+    /// Panics if the system has no sockets.
     pub fn new(config: IwarpConfig) -> Self {
         Self::on(config, TcpNet::new().expect("sockets"))
     }
 
-    /// Makes a target on sockets with settings.
+    /// Returns a target on sockets with settings.
     ///
     /// # Panics
-    /// When the system has no sockets.
+    /// Panics if the system has no sockets.
     #[allow(clippy::disallowed_methods)]
     pub fn on(config: IwarpConfig, net: TcpNet) -> Self {
         let mut seed = 0x9e37_79b9_u32;
@@ -64,10 +64,10 @@ impl Target {
         Self { iwarp, cq, address, now: Instant::now(), events: Vec::new() }
     }
 
-    /// Takes one turn.
+    /// Drives the provider once.
     ///
     /// # Panics
-    /// When the provider fails.
+    /// Panics if the provider fails.
     pub fn turn(&mut self) {
         self.iwarp.progress(self.now, Drive::Full);
         while let Some(event) = self.iwarp.next_cm_event(self.now).expect("events") {
@@ -75,10 +75,10 @@ impl Target {
         }
     }
 
-    /// Takes turns until `ready` has something.
+    /// Drives the provider until `ready` returns something.
     ///
     /// # Panics
-    /// When `ready` has nothing for too long.
+    /// Panics if `ready` returns nothing for too long.
     #[allow(clippy::disallowed_methods)]
     pub fn until<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
@@ -91,25 +91,25 @@ impl Target {
         }
     }
 
-    /// The next event.
+    /// Waits for the next event.
     pub fn event(&mut self) -> CmEvent {
         self.until("event", |target| (!target.events.is_empty()).then(|| target.events.remove(0)))
     }
 
-    /// Takes the completions that are there.
+    /// Polls the available completions.
     ///
     /// # Panics
-    /// When the provider fails.
+    /// Panics if the provider fails.
     pub fn completions(&mut self) -> Vec<WorkCompletion> {
         let mut out = Vec::new();
         self.iwarp.poll_cq(self.cq, usize::MAX, &mut out).expect("a completion queue");
         out
     }
 
-    /// A region of `len` bytes within memory that is larger at both ends.
+    /// Returns a region of `len` bytes within memory that is larger at both ends.
     ///
     /// # Panics
-    /// When there is no memory.
+    /// Panics if there is no memory.
     pub fn region(&mut self, len: usize, access: Access) -> Region {
         let memory = Arc::new(Memory::new(len + 2 * MARGIN).expect("memory"));
         let base = memory.as_ptr() as u64 + MARGIN as u64;
@@ -118,10 +118,10 @@ impl Target {
         Region { stag: inner.remote_key.0, base, len, inner, whole, total: memory.len() }
     }
 
-    /// Connects a peer; the target has `receives` empty receives posted.
+    /// Connects a peer. The target has `receives` empty receives posted.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics if that fails.
     pub fn connect(&mut self, receives: usize, crc: bool) -> Peer {
         let mut peer = Peer::open(self.address, crc);
         let flags = if crc { 0x50 } else { 0x10 };
@@ -138,10 +138,10 @@ impl Target {
         peer
     }
 
-    /// The id of a connect request.
+    /// Waits for a connect request. Returns its id.
     ///
     /// # Panics
-    /// When something else came.
+    /// Panics if another event arrives.
     pub fn offered(&mut self) -> CmId {
         let event = self.event();
         assert!(matches!(event.kind, CmEventKind::ConnectRequest { .. }), "{event:?}");
@@ -151,7 +151,7 @@ impl Target {
     /// Accepts a connect request, with empty receives.
     ///
     /// # Panics
-    /// When that fails.
+    /// Panics if that fails.
     pub fn accept(&mut self, id: CmId, receives: usize) -> QpId {
         let attr = QpAttr {
             send_cq: self.cq,
@@ -197,32 +197,32 @@ impl Target {
     }
 }
 
-/// Room around a region that nobody may touch.
+/// The number of bytes around a region that nobody may touch.
 pub const MARGIN: usize = 128;
 
 /// A region of the target.
 #[derive(Clone, Copy, Debug)]
 pub struct Region {
-    /// Its STag.
+    /// The STag of the region.
     pub stag: u32,
-    /// Tagged Offset of its first byte.
+    /// The Tagged Offset of its first byte.
     pub base: u64,
-    /// Its length.
+    /// The length of the region.
     pub len: usize,
-    /// The region itself, to take it back.
+    /// The region itself, for its deregistration.
     pub inner: MemoryRegion,
-    /// A region with the memory around it, to look at.
+    /// A region with the memory around it, for its inspection.
     pub whole: MemoryRegion,
-    /// Length of the region with the memory around it.
+    /// The length of the region with the memory around it.
     pub total: usize,
 }
 
-/// Makes an MPA request with `tail` behind the key.
+/// Returns an MPA request with `tail` behind the key.
 pub fn request(tail: &[u8]) -> Vec<u8> {
     [b"MPA ID Req Frame".as_slice(), tail].concat()
 }
 
-/// Completes an FPDU with pad and CRC.
+/// Completes an FPDU with padding and CRC.
 pub fn seal(mut fpdu: Vec<u8>, crc: bool) -> Vec<u8> {
     fpdu.resize(fpdu.len().next_multiple_of(4), 0);
     let sum = if crc { crc32c(&fpdu) } else { 0 };
@@ -230,14 +230,14 @@ pub fn seal(mut fpdu: Vec<u8>, crc: bool) -> Vec<u8> {
     fpdu
 }
 
-/// An untagged FPDU.
+/// Returns an untagged FPDU.
 pub fn fpdu_untagged(header: &Untagged, payload: &[u8], crc: bool) -> Vec<u8> {
     let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
     header.emit_into((18 + payload.len()) as u16, &mut bytes);
     seal([&bytes, payload].concat(), crc)
 }
 
-/// A tagged FPDU.
+/// Returns a tagged FPDU.
 pub fn fpdu_tagged(header: &Tagged, payload: &[u8], crc: bool) -> Vec<u8> {
     let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
     header.emit_into((14 + payload.len()) as u16, &mut bytes);
@@ -248,16 +248,16 @@ pub fn fpdu_tagged(header: &Tagged, payload: &[u8], crc: bool) -> Vec<u8> {
 pub const SEND: Untagged =
     Untagged { last: true, opcode: Opcode::Send, reserved_or_stag: 0, queue: 0, msn: 1, offset: 0 };
 
-/// A Read Request.
+/// Returns a Read Request.
 pub fn fpdu_read(msn: u32, read: &ReadRequest, crc: bool) -> Vec<u8> {
     fpdu_untagged(&Untagged { opcode: Opcode::ReadRequest, queue: 1, msn, ..SEND }, &read.emit(), crc)
 }
 
-/// The socket.
+/// The socket of a peer.
 #[derive(Debug)]
 pub struct Peer {
     stream: TcpStream,
-    /// Octets that the socket has not taken yet.
+    /// The bytes that the socket has not accepted yet.
     unsent: VecDeque<u8>,
     /// FPDUs carry a CRC.
     pub crc: bool,
@@ -269,7 +269,7 @@ impl Peer {
     /// Opens a TCP connection.
     ///
     /// # Panics
-    /// When the connection is refused.
+    /// Panics if the connection is refused.
     pub fn open(address: SocketAddr, crc: bool) -> Self {
         let stream = TcpStream::connect(address).expect("a connection");
         stream.set_nonblocking(true).expect("non-blocking");
@@ -277,8 +277,7 @@ impl Peer {
         Self { stream, unsent: VecDeque::new(), crc, id: None }
     }
 
-    /// Sends octets. Those that the socket has no room for follow while something is read. It is no error if the target has
-    /// closed already.
+    /// Sends bytes. Those that the socket has no room for are sent during later reads. It is no error if the target has closed already.
     pub fn send(&mut self, bytes: &[u8]) {
         self.unsent.extend(bytes);
         self.flush();
@@ -294,16 +293,16 @@ impl Peer {
         }
     }
 
-    /// Reads exactly `len` octets.
+    /// Reads exactly `len` bytes.
     ///
     /// # Panics
-    /// When the stream ends before.
+    /// Panics if the stream ends earlier.
     pub fn read(&mut self, target: &mut Target, len: usize) -> Vec<u8> {
         let (mut bytes, mut at) = (vec![0; len], 0);
         target.until("octets", |_| {
             self.flush();
             match self.stream.read(&mut bytes[at..]) {
-                Ok(0) if at < len => panic!("the end after {at} of {len} octets"),
+                Ok(0) if at < len => panic!("the end after {at} of {len} bytes"),
                 Ok(n) => at += n,
                 Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
             }
@@ -324,10 +323,10 @@ impl Peer {
         fpdu
     }
 
-    /// Reads the Terminate that must come now, and the end of the stream behind it.
+    /// Reads the Terminate that must arrive now, and the end of the stream behind it.
     ///
     /// # Panics
-    /// When something else comes.
+    /// Panics if something else arrives.
     pub fn terminated(&mut self, target: &mut Target) -> TerminateCause {
         let fpdu = self.fpdu(target);
         assert_eq!(Header::parse(&fpdu), Ok(Header::Untagged(Untagged::TERMINATE)));
@@ -338,23 +337,23 @@ impl Peer {
         terminate.cause
     }
 
-    /// Awaits the end of the stream.
+    /// Waits for the end of the stream.
     ///
     /// # Panics
-    /// When octets come instead.
+    /// Panics if bytes arrive instead.
     pub fn ended(&mut self, target: &mut Target) {
         target.until("end", |_| {
             self.flush();
             match self.stream.read(&mut [0]) {
                 Ok(0) => Some(()),
-                Ok(_) => panic!("octets behind the end"),
+                Ok(_) => panic!("bytes behind the end"),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
                 Err(_) => Some(()),
             }
         });
     }
 
-    /// Hangs up, and lets the target clean up.
+    /// Closes the socket, and waits until the target has cleaned up.
     pub fn finish(self, target: &mut Target) {
         drop(self.stream);
         if let Some(id) = self.id {
@@ -367,7 +366,7 @@ impl Peer {
     }
 }
 
-/// Settings without CRC, for tests that send faulty frames.
+/// Returns settings without CRC, for tests that send faulty frames.
 pub fn plain() -> IwarpConfig {
     let mut config = IwarpConfig::default();
     config.crc = CrcPolicy::Off;

@@ -15,13 +15,13 @@ extern "C" fn catch(_: libc::c_int) {
     CAUGHT.fetch_add(1, Ordering::Relaxed);
 }
 
-/// SIGUSR1 to the thread that has started the stream, again and again.
+/// SIGUSR1 to the thread that has started the stream, repeatedly.
 #[derive(Debug)]
 pub struct Signals {
     before: u64,
     over: Arc<AtomicBool>,
     sender: Option<JoinHandle<()>>,
-    /// It stays on the thread that the signals go to.
+    /// Keeps the value on the thread that receives the signals.
     stays: PhantomData<*const ()>,
 }
 
@@ -29,19 +29,19 @@ impl Signals {
     /// Starts a stream with this pause between two signals.
     ///
     /// # Panics
-    /// When the signal cannot be caught.
+    /// Panics if the signal cannot be caught.
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "another thread sends")]
     pub fn start(pause: Duration) -> Self {
-        // SAFETY: an all-zero `sigaction` is one without flags: no SA_RESTART, so that system calls end with EINTR. The handler
-        // touches an atomic number only.
+        // SAFETY: an all-zero `sigaction` has no flags: no SA_RESTART, so that system calls end with EINTR. The handler touches only an
+        // atomic number.
         let installed = unsafe {
             let mut action: libc::sigaction = mem::zeroed();
             action.sa_sigaction = catch as *const () as usize;
             libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut())
         };
         assert_eq!(installed, 0, "{}", io::Error::last_os_error());
-        // SAFETY: this call has no conditions.
+        // SAFETY: this call has no preconditions.
         let thread = unsafe { libc::pthread_self() } as usize;
         let over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&over);
@@ -55,7 +55,7 @@ impl Signals {
         Self { before: CAUGHT.load(Ordering::Relaxed), over, sender: Some(sender), stays: PhantomData }
     }
 
-    /// Number of signals that this process has caught since the start.
+    /// Returns the number of signals that this process has caught since the start.
     #[must_use]
     pub fn caught(&self) -> u64 {
         CAUGHT.load(Ordering::Relaxed) - self.before

@@ -1,5 +1,5 @@
-//! Steady states: two reactors in one thread take turns, and do one thing again and again. The cost of a turn depends
-//! only on the code, because the octets of one side are in the socket when the other side looks.
+//! Steady states: two reactors in one thread take turns, and repeat one action. The cost of a turn depends only on the
+//! code, because the bytes of one side are in the socket when the other side reads it.
 
 use std::time::{Duration, Instant};
 
@@ -14,28 +14,29 @@ use crate::identities::security;
 use crate::null::Null;
 
 const SIZE: usize = 64;
-/// Lengths of a message in three buffers and of one that is fetched, at default settings.
+/// The length of a message in three buffers. Below it: the length of one that is fetched. Both are for default
+/// settings.
 const EAGER: usize = 20_000;
 const OFFERED: usize = 300_000;
-/// Number of blocks that a list has, and that there is memory for: lists go round it.
+/// The number of blocks in a list, and in memory: lists wrap around.
 const BLOCKS: usize = 10_000;
 const IN_MEMORY: usize = 64;
 static LARGE: [u8; OFFERED] = [7; OFFERED];
 
-/// The thing that is done again and again.
+/// The repeated action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// The client sends 64 bytes, the server sends them back.
     RoundTrip,
     /// The client calls the server with 64 bytes, which answers with the same bytes.
     Call,
-    /// The round trip, with a client whose reactor runs while the server does: [`crate::tasks`].
+    /// The round trip, with a client whose reactor runs at the same time as the server: [`crate::tasks`].
     Runs,
-    /// The same, with a client that is a task.
+    /// The round trip, with a client that is a task.
     TaskRuns,
-    /// The client is a task of an executor of others.
+    /// The round trip, with a client that is a task of another executor.
     Task,
-    /// So many tasks send 64 bytes on one connection, one after another: [`crate::tasks`].
+    /// This number of tasks send 64 bytes on one connection, sequentially: [`crate::tasks`].
     Senders(usize),
     /// The client sends a message in three buffers, the server sends it back.
     Eager,
@@ -45,16 +46,16 @@ pub enum Work {
     Stream,
     /// The client writes 64 bytes to the server's memory, 16 writes at a time.
     Write,
-    /// The client writes, or reads, a block of so many bytes of lists of 10,000.
+    /// The client writes, or reads, a block of this length in lists of 10,000.
     Blocks {
-        /// Length of a block, bytes.
+        /// The length of a block, bytes.
         len: usize,
         /// The blocks are read.
         reads: bool,
     },
     /// A timer fires, and is set again.
     Timer,
-    /// Nothing.
+    /// No action.
     Idle,
 }
 
@@ -63,7 +64,7 @@ impl Work {
         matches!(self, Self::RoundTrip | Self::Call | Self::Eager | Self::Offered)
     }
 
-    /// Its messages are more than payloads.
+    /// Returns true if the messages have headers besides payloads.
     const fn has_frames(self) -> bool {
         self.is_one_sided() || matches!(self, Self::Call)
     }
@@ -72,7 +73,7 @@ impl Work {
         matches!(self, Self::Write | Self::Blocks { .. })
     }
 
-    /// Length of the regions of both sides, bytes.
+    /// Returns the length of the regions of both sides, bytes.
     const fn memory(self) -> usize {
         match self {
             Self::Blocks { len, .. } => len * IN_MEMORY,
@@ -90,7 +91,7 @@ impl Work {
     }
 }
 
-/// The side that is measured.
+/// The measured side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The side that begins.
@@ -104,21 +105,21 @@ pub enum Side {
 struct Program {
     work: Work,
     payload: &'static [u8],
-    /// What comes is sent back.
+    /// Received messages are sent back.
     round_trips: bool,
     echoes: bool,
     conn: Option<ConnectionId>,
-    /// Number of times that are not begun yet.
+    /// The number of rounds that have not begun.
     left: u64,
-    /// Number of times that are begun and not done.
+    /// The number of rounds in progress.
     under_way: u64,
     done: u64,
-    /// Number of times after which the reactor stops.
+    /// The number of rounds after which the reactor stops.
     stops_at: u64,
     blocked: bool,
     local: Option<Region>,
     remote: Option<RemoteRegion>,
-    /// The list, unless it is on its way.
+    /// The list, unless it is in flight.
     list: Vec<Piece>,
     calls: Calls,
 }
@@ -164,7 +165,7 @@ impl Program {
             if !self.blocked {
                 self.left -= 1;
                 self.under_way += 1;
-                // Not every program hears of the end of a message.
+                // Not every program is notified of the completion of a message.
                 self.done += u64::from(self.work == Work::Stream);
             }
         }
@@ -172,7 +173,7 @@ impl Program {
 }
 
 impl Program {
-    /// Begins a list of what is left, unless one is on its way.
+    /// Begins a list of the remaining blocks, unless one is in flight.
     fn move_blocks(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reads: bool) {
         let Some(local) = self.local.as_mut().filter(|_| self.left > 0 && self.under_way == 0) else { return };
         let mut list = std::mem::take(&mut self.list);
@@ -187,7 +188,7 @@ impl Program {
     }
 }
 
-/// Longest time of a call.
+/// The time limit of a call.
 const WITHIN: Duration = Duration::from_secs(600);
 
 fn call(calls: &mut Calls, cx: &mut Context<'_>, conn: ConnectionId, payload: &[u8]) {
@@ -201,7 +202,7 @@ impl Program {
         self.calls.on_timer(cx, timer);
     }
 
-    /// Handles a message that is more than a payload.
+    /// Handles a message with headers.
     #[inline(never)]
     fn framed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         if self.work == Work::Call {
@@ -306,19 +307,19 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// Makes two connected reactors on the embedded provider.
+    /// Returns two connected reactors on the embedded provider.
     #[must_use]
     pub fn new(work: Work, looks_at: Side) -> Self {
         Self::with(work, looks_at, Config::default())
     }
 
-    /// The same, with a connection that is secured in this way.
+    /// Returns two reactors with a connection that is secured in this way.
     #[must_use]
     pub fn secured(work: Work, looks_at: Side, mode: SecurityMode) -> Self {
         Self::with(work, looks_at, Config::default().security(security(mode)))
     }
 
-    /// The same, with these settings.
+    /// Returns two reactors with these settings.
     #[must_use]
     pub fn with(work: Work, looks_at: Side, config: Config) -> Self {
         let config = config.provider(ProviderChoice::Iwarp);
@@ -326,16 +327,17 @@ impl Steady {
         Self::between(work, looks_at, [reactor(), reactor()])
     }
 
-    /// The same, on devices that cost next to nothing.
+    /// Returns two reactors on devices that cost next to nothing.
     #[must_use]
     pub fn on_null(work: Work, looks_at: Side) -> Self {
         Self::between(work, looks_at, Null::reactors(&Config::default(), || Box::new(SystemClock)).0)
     }
 
-    /// Does `times` round trips of a reactor that runs and spins on such a device, which sends each message back itself.
+    /// Runs `times` round trips of a reactor that runs and spins on such a device, which sends each message back
+    /// itself.
     ///
     /// # Panics
-    /// When the system has no descriptors left.
+    /// Panics if the system has no descriptors left.
     pub fn alone(times: u64, config: Config) {
         let config = config.wait(Wait::Spin(Duration::from_secs(60)));
         let (reactors, mirror) = Null::reactors(&config, || Box::new(Steps::new()));
@@ -366,7 +368,7 @@ impl Steady {
         steady
     }
 
-    /// Does the work `times` times, or a few times more.
+    /// Repeats the action `times` times, or a few times more.
     pub fn repeat(&mut self, times: u64) {
         let end = self.client.1.done + times;
         if self.work.is_round_trip() || self.work.is_one_sided() || self.work == Work::Stream {
@@ -392,19 +394,19 @@ impl Steady {
     }
 }
 
-/// Takes a turn of the side that is measured. Only instructions in this function count.
+/// Runs a turn of the measured side. Only instructions in this function count.
 #[inline(never)]
 fn measured_turn(reactor: &mut Reactor, program: &mut Program) {
     turn(reactor, program);
 }
 
-/// Takes turns of a side that is alone, until it is done. Only instructions in this function count.
+/// Runs turns of a side that is alone, until it has finished. Only instructions in this function count.
 #[inline(never)]
 fn measured_turns(reactor: &mut Reactor, program: &mut Program) {
     reactor.run(program).expect("turns");
 }
 
-/// A clock that gets on by half a microsecond each time that it is read, which is about what a round trip on such devices takes.
+/// A clock that advances by half a microsecond with each reading, which is about the time of a round trip on such devices.
 #[derive(Debug)]
 pub struct Steps(Instant);
 

@@ -1,5 +1,5 @@
-//! The round trip of [`crate::steady`], with a client that is a task, in the loops that a task can be in; and many tasks that send on
-//! one connection.
+//! The round trip of [`crate::steady`], with a client that is a task, in the loops that can run a task; and many tasks that send on one
+//! connection.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoi
 
 const SIZE: usize = 64;
 
-/// Sends every message back.
+/// A program that sends every message back.
 struct Echo;
 
 impl Handler for Echo {
@@ -41,12 +41,12 @@ impl Wake for Bell {
     }
 }
 
-/// Polling before each sleep would make the counts a matter of time.
+/// Returns settings without polling before each sleep, which would make the counts a matter of time.
 fn config() -> Config {
     Config::default().provider(ProviderChoice::Iwarp).wait(Wait::Event)
 }
 
-/// A reactor that listens, and its address.
+/// Returns a reactor that listens, and its address.
 fn server() -> (Reactor, SocketAddr) {
     let mut server = Reactor::new(config()).expect("a reactor");
     let listener = server.context().listen(([127, 0, 0, 1], 0).into()).expect("a listener");
@@ -54,7 +54,7 @@ fn server() -> (Reactor, SocketAddr) {
     (server, address)
 }
 
-/// A server in a thread of its own, until it is told to stop.
+/// Runs a server in a separate thread, until it is stopped.
 #[allow(clippy::disallowed_methods, reason = "the server of a client that sleeps")]
 fn serving() -> (JoinHandle<()>, ReactorHandle, SocketAddr) {
     let (mut server, address) = server();
@@ -72,7 +72,7 @@ async fn ask(net: &AsyncReactor, address: SocketAddr, done: &Cell<u64>, times: u
     }
 }
 
-/// A client by callbacks: the number of its round trips that are left.
+/// A client with callbacks: the number of its remaining round trips.
 struct Client(u64);
 
 impl Handler for Client {
@@ -90,10 +90,10 @@ impl Handler for Client {
     }
 }
 
-/// Does `times` round trips of a client whose reactor runs.
+/// Runs `times` round trips of a client whose reactor runs.
 ///
 /// # Panics
-/// Without a loopback device.
+/// Panics without a loopback device.
 pub fn round_trips_of_callbacks(times: u64) {
     let (thread, remote, address) = serving();
     let mut reactor = Reactor::new(config()).expect("a reactor");
@@ -103,10 +103,10 @@ pub fn round_trips_of_callbacks(times: u64) {
     thread.join().expect("a server");
 }
 
-/// Does `times` round trips of a task that the reactor runs.
+/// Runs `times` round trips of a task that the reactor runs.
 ///
 /// # Panics
-/// Without a loopback device.
+/// Panics without a loopback device.
 pub fn round_trips_of_run(times: u64) {
     let (thread, remote, address) = serving();
     let net = AsyncReactor::new(config()).expect("a reactor");
@@ -125,10 +125,10 @@ fn measured_turns_of_run(net: &AsyncReactor, task: impl Future<Output = ()>) {
     net.run(task).expect("turns");
 }
 
-/// Does `times` round trips of a task in an executor of others, or one more.
+/// Runs `times` round trips of a task in another executor, or one more.
 ///
 /// # Panics
-/// Without a loopback device.
+/// Panics without a loopback device.
 pub fn round_trips(times: u64) {
     let (mut server, address) = server();
     let net = AsyncReactor::new(config()).expect("a reactor");
@@ -142,7 +142,7 @@ pub fn round_trips(times: u64) {
     }
 }
 
-/// Does what an executor does: polls the task that was woken, waits for something to be asked for, and takes a turn. Only
+/// Acts as an executor: polls the task that was woken, waits until it requests something, and runs a turn. Only
 /// instructions in functions with such a name count.
 #[inline(never)]
 fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut impl Future<Output = ()>>) {
@@ -150,13 +150,13 @@ fn measured_turn(net: &AsyncReactor, bell: &Bell, waker: &Waker, task: Pin<&mut 
     let mut requested = net.turn_requested();
     let _ = Pin::new(&mut requested).poll(&mut cx);
     if bell.0.swap(false, Ordering::AcqRel) {
-        assert!(task.poll(&mut cx).is_pending(), "it asks for ever");
+        assert!(task.poll(&mut cx).is_pending(), "it sends requests forever");
     }
     drop(requested);
     net.turn(Duration::ZERO).expect("a turn");
 }
 
-/// Receives every message.
+/// A program that receives every message.
 struct Sink;
 
 impl Handler for Sink {}
@@ -183,10 +183,10 @@ impl Wake for Ring {
 /// Tasks that send on one connection, each with its waker.
 type Senders = Vec<(Pin<Box<dyn Future<Output = ()>>>, Waker)>;
 
-/// Has so many tasks send `times` messages on one connection, or a few more, beside the first one of each.
+/// Sends `times` messages on one connection from this number of tasks, or a few more, besides the first one of each.
 ///
 /// # Panics
-/// Without a loopback device.
+/// Panics without a loopback device.
 pub fn sends(tasks: usize, times: u64) {
     let (mut server, address) = server();
     let net = AsyncReactor::new(config()).expect("a reactor");
@@ -218,13 +218,13 @@ pub fn sends(tasks: usize, times: u64) {
     }
 }
 
-/// Does what an executor does: polls the tasks that were woken, and takes a turn.
+/// Acts as an executor: polls the tasks that were woken, and runs a turn.
 #[inline(never)]
 fn measured_turn_of_senders(net: &AsyncReactor, woken: &Woken, senders: &mut Senders) {
     let called = std::mem::take(&mut *woken.lock().unwrap_or_else(PoisonError::into_inner));
     for task in called {
         let (sends, waker) = &mut senders[task];
-        assert!(sends.as_mut().poll(&mut Task::from_waker(waker)).is_pending(), "it sends for ever");
+        assert!(sends.as_mut().poll(&mut Task::from_waker(waker)).is_pending(), "it sends forever");
     }
     net.turn(Duration::ZERO).expect("a turn");
 }

@@ -1,5 +1,5 @@
-//! A provider in front of another one that hands out one of its handles twice: the second object of a kind gets the handle of the first.
-//! Calls with it are for the object that got it last, and events and completions of either name it.
+//! A provider in front of another one that assigns one of its handles twice: the second object of a kind gets the handle of the first.
+//! Calls with the handle apply to the second object, and events and completions of either object carry it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,12 +12,12 @@ use rdma_transport::*;
 
 type Post<T> = std::result::Result<T, PostError>;
 
-/// The kind of handle that is handed out twice.
+/// The kind of handle that is assigned twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the handles")]
 pub enum Kind { Cm, Cq, Qp }
 
-/// Handles of one kind: those that were handed out, with the objects behind, and the other way round.
+/// The handles of one kind: the assigned ones with their objects, and the opposite direction.
 #[derive(Debug, Default)]
 struct Handles { inner: BTreeMap<Key, Key>, outer: BTreeMap<Key, Key>, first: Option<Key>, twice: bool, done: Arc<AtomicBool> }
 
@@ -34,7 +34,7 @@ impl Handles {
     fn outer(&self, inner: Key) -> Key { self.outer.get(&inner).copied().unwrap_or(inner) }
 }
 
-/// See the [module](self).
+/// The provider with this defect. See the [module](self).
 #[derive(Debug)]
 pub struct Twice<P> { inner: P, ids: Handles, cqs: Handles, qps: Handles }
 
@@ -45,15 +45,15 @@ impl<P: Provider> Twice<P> {
         let handles = |of| Handles { twice: kind == of, done: Arc::clone(&done), ..Handles::default() };
         Self { inner, ids: handles(Kind::Cm), cqs: handles(Kind::Cq), qps: handles(Kind::Qp) }
     }
-    /// Says whether it has handed out a handle twice.
+    /// Returns a flag that is set once a handle was assigned twice.
     pub fn struck(&self) -> Arc<AtomicBool> { Arc::clone(&self.ids.done) }
     fn id(&self, id: CmId) -> CmId { CmId(self.ids.inner(id.0)) }
     fn cq(&self, cq: CqId) -> CqId { CqId(self.cqs.inner(cq.0)) }
     fn qp(&self, qp: QpId) -> QpId { QpId(self.qps.inner(qp.0)) }
 }
 
-// SAFETY: calls are forwarded. A handle that is handed out twice breaks promise 6; each post reaches a queue pair of the provider behind,
-// which keeps the others, and is done there.
+// SAFETY: calls are forwarded. A handle that is assigned twice violates promise 6; each post reaches a queue pair of the inner provider,
+// which keeps the others, and completes there.
 unsafe impl<P: Provider> Provider for Twice<P> {
     fn name(&self) -> &'static str { self.inner.name() }
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo> { self.inner.device(device) }

@@ -1,18 +1,18 @@
-//! What a process has in use.
+//! The resources that a process uses.
 
 use std::io;
 
-/// Memory of this process that is in the machine's memory, KiB.
+/// Returns the resident memory of this process, KiB.
 ///
 /// # Errors
-/// `/proc/self/status` cannot be read, or does not say.
+/// `/proc/self/status` cannot be read, or does not contain it.
 pub fn resident_kib() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"));
     line.and_then(|kib| kib.trim().parse().ok()).ok_or_else(|| io::Error::other("/proc/self/status has no VmRSS"))
 }
 
-/// Number of descriptors that this process has open.
+/// Returns the number of descriptors that this process has open.
 ///
 /// # Errors
 /// `/proc/self/fd` cannot be read.

@@ -1,7 +1,6 @@
-//! An honest neighbour of the connections that a fault hits. It is a thread with a reactor of its own, to which each watched reactor
-//! opens one connection more. On each it asks for the echo of one numbered message after another, from before the fault until after
-//! it. When everything is over, the descriptors of the process and the kernel's objects are counted and compared with those of
-//! before.
+//! An honest neighbour of the connections that a fault hits. It is a thread with a separate reactor, to which each watched reactor opens
+//! one more connection. On each it requests echoes of numbered messages sequentially, from before the fault until after it. In the end, the
+//! descriptors of the process and the kernel's objects are counted and compared with the earlier numbers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,19 +18,19 @@ use rdma_reactor::{
 use crate::conformance::harness::{PATIENCE, now, open_descriptors};
 use crate::device::Device;
 
-/// Private data by which both ends of a witness's connection know it; a byte with the number of the watched reactor follows.
+/// The private data that marks a connection of a witness for both ends; a byte with the number of the watched reactor follows.
 const MARK: &[u8] = b"a witness";
-/// Time between an echo and the next question.
+/// The time between an echo and the next request.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Time until everything is given back.
+/// The time limit for the release of everything.
 const GIVEN_BACK: Duration = Duration::from_secs(120);
-/// A witness stands still if it has heard nothing for so long and for so many turns of the watched reactors. A slow machine
-/// takes few turns in that time.
+/// A witness has stalled if it has received nothing for this time and for this number of turns of the watched reactors. A slow machine runs
+/// few turns in that time.
 const STILL: (Duration, u32) = (Duration::from_secs(5), 3000);
-/// Number of echoes on each connection that count as going on.
+/// The number of echoes on each connection that count as progress.
 const ECHOES: u64 = 5;
 
-/// The descriptors that this process has open, and the kernel's objects on some devices.
+/// The number of descriptors that this process has open, and of the kernel's objects on some devices.
 #[derive(Debug)]
 pub struct Baseline {
     devices: Vec<Device>,
@@ -40,13 +39,13 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// Counts what is open now.
+    /// Counts the open objects.
     ///
     /// # Panics
-    /// When one of the devices cannot be used.
+    /// Panics if one of the devices cannot be used.
     #[must_use]
     pub fn new(devices: &[Device]) -> Self {
-        // The library opens a device on first use, and keeps it.
+        // The library opens a device on first use, and keeps it open.
         let mut reactor = Reactor::new(crate::device::config()).expect("a reactor");
         for device in devices {
             reactor.context().listen(device.address()).expect("listening");
@@ -55,10 +54,10 @@ impl Baseline {
         Self { devices: devices.to_vec(), descriptors: open_descriptors(), resources: resources(devices) }
     }
 
-    /// Checks that everything is given back. A thread or the kernel may need a moment.
+    /// Checks that everything was released. A thread or the kernel may need a moment.
     ///
     /// # Panics
-    /// When something is left.
+    /// Panics if objects remain.
     #[allow(clippy::disallowed_methods, reason = "the kernel has no event for it")]
     pub fn check(&self) {
         let deadline = now() + GIVEN_BACK;
@@ -73,18 +72,18 @@ impl Baseline {
     }
 }
 
-/// The kernel's objects on each of these devices.
+/// Returns the kernel's objects on each of these devices.
 fn resources(devices: &[Device]) -> Vec<BTreeMap<String, u32>> {
     devices.iter().map(|device| device.resources()).collect()
 }
 
-/// What the witness has heard on the connections of the watched reactors.
+/// The messages that the witness has received on the connections of the watched reactors.
 #[derive(Default)]
 struct Tally {
     echoes: Vec<AtomicU64>,
-    /// Nothing is asked for now.
+    /// The witness requests nothing.
     rests: AtomicBool,
-    /// What must not have happened, by the number of the reactor.
+    /// The observed faults, with the number of the reactor.
     objections: Mutex<Vec<(u8, String)>>,
 }
 
@@ -94,10 +93,10 @@ impl Tally {
     }
 }
 
-/// The witness's own handler.
+/// The witness's handler.
 struct Asker {
     tally: Arc<Tally>,
-    /// The connections: number of the watched reactor, and the number of the next message.
+    /// The connections, with the number of the watched reactor, and the number of the next message.
     asked: BTreeMap<ConnectionId, (u8, u64)>,
     leaves: bool,
 }
@@ -107,7 +106,7 @@ impl Asker {
         let Some((number, next)) = self.asked.get(&conn) else { return };
         if let Err(error) = cx.send(conn, &next.to_le_bytes()) {
             if !self.leaves {
-                self.tally.object(*number, format!("message {next} was not taken: {error}"));
+                self.tally.object(*number, format!("message {next} was not accepted: {error}"));
             }
         }
     }
@@ -158,16 +157,16 @@ impl Handler for Asker {
     }
 }
 
-/// The other end of a witness's connection: a part of the handler of a watched reactor, of which the test sees nothing.
+/// The other end of a witness's connection: a part of the handler of a watched reactor that the test does not see.
 #[derive(Debug, Default)]
 pub struct Watched {
     conn: Option<ConnectionId>,
-    /// Number of echoes that were sent completely.
+    /// The number of completed echoes.
     sent: u64,
 }
 
 impl Watched {
-    /// Whether the connection is the witness's, when it comes up.
+    /// Returns true if a new connection is the witness's.
     pub fn comes_up(&mut self, cx: &Context<'_>, conn: ConnectionId) -> bool {
         let is_it = cx.private_data(conn) == MARK;
         if is_it {
@@ -176,48 +175,48 @@ impl Watched {
         is_it
     }
 
-    /// Whether the connection is the witness's.
+    /// Returns true if the connection is the witness's.
     #[must_use]
     pub fn is(&self, conn: ConnectionId) -> bool {
         self.conn == Some(conn)
     }
 
-    /// Number of messages that were sent to the witness and have completed.
+    /// Returns the number of messages that were sent to the witness and have completed.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Answers a message of the witness.
+    /// Echoes a message of the witness.
     pub fn answer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, bytes: &[u8]) {
         let sent = cx.send(conn, bytes);
         assert!(matches!(sent, Ok(_) | Err(SendErrorKind::Closed)), "{sent:?}");
     }
 
-    /// Takes note of a completion.
+    /// Notes a completion.
     pub fn completes(&mut self, send: SendId) {
         assert_eq!(send.sequence(), self.sent, "sends complete once, in order");
         self.sent += 1;
     }
 
-    /// Takes note of the end.
+    /// Notes the disconnect.
     pub fn ends(&mut self) {
         self.conn = None;
     }
 }
 
-/// The witness.
+/// An honest neighbour. See the [module](self).
 pub struct Witness {
     thread: Option<JoinHandle<()>>,
-    /// The way to stop it; it has a descriptor.
+    /// The handle that stops the witness. It has a descriptor.
     remote: Option<ReactorHandle>,
     tally: Arc<Tally>,
     address: SocketAddr,
-    /// What was open before, if that is to be compared.
+    /// The objects that were open before, if they are to be compared.
     baseline: Option<Baseline>,
-    /// Watched reactors whose connections may end.
+    /// The watched reactors whose connections may end.
     excused: Vec<u8>,
-    /// Echoes that were seen last, since when, and the turns since then, of each watched reactor.
+    /// The last seen echoes of each watched reactor, with their time, and the number of turns since then.
     seen: Vec<(u64, Instant, u32)>,
 }
 
@@ -228,10 +227,11 @@ impl std::fmt::Debug for Witness {
 }
 
 impl Witness {
-    /// Takes the baseline, and starts a witness of so many reactors on a device. No other process may use the device.
+    /// Takes the baseline, and starts a witness of this number of reactors on a device. No other process may use the
+    /// device.
     ///
     /// # Panics
-    /// When the device cannot be used.
+    /// Panics if the device cannot be used.
     #[must_use]
     pub fn new(device: Device, config: Config, reactors: u8) -> Self {
         let baseline = Baseline::new(&[device]);
@@ -240,10 +240,10 @@ impl Witness {
         witness
     }
 
-    /// Starts a witness of so many reactors on a device, which compares nothing at the end.
+    /// Starts a witness of this number of reactors on a device, which compares nothing at the end.
     ///
     /// # Panics
-    /// When the device cannot be used.
+    /// Panics if the device cannot be used.
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "a test's own thread")]
     pub fn start(device: Device, config: Config, reactors: u8) -> Self {
@@ -259,18 +259,19 @@ impl Witness {
     /// Begins to connect a watched reactor to the witness.
     ///
     /// # Panics
-    /// When the reactor refuses.
+    /// Panics if the reactor refuses.
     pub fn watch(&self, reactor: &mut Reactor, number: u8) {
         let options = ConnectOptions::new().private_data([MARK, &[number]].concat());
         reactor.context().connect_with(self.address, options).expect("connecting to the witness");
     }
 
-    /// The connections of this reactor may end now: the fault is that it goes.
+    /// Allows the connections of this reactor to end: the fault is the end of the reactor.
     pub fn excuse(&mut self, number: u8) {
         self.excused.push(number);
     }
 
-    /// Has the witness ask for nothing, or go on: its messages wake the watched reactors, which some tests must not have.
+    /// Stops the requests of the witness, or continues them. Its messages wake the watched reactors, which some tests
+    /// must avoid.
     pub fn rest(&mut self, rests: bool) {
         self.tally.rests.store(rests, Ordering::Relaxed);
         self.seen.iter_mut().for_each(|seen| seen.2 = 0);
@@ -284,13 +285,13 @@ impl Witness {
         (0..self.seen.len()).filter(|number| self.excused.iter().all(|excused| usize::from(*excused) != *number))
     }
 
-    /// The numbers of echoes that show that all go on.
+    /// Returns the numbers of echoes at which all connections have made progress.
     #[must_use]
     pub fn further(&self) -> Vec<u64> {
         (0..self.seen.len()).map(|number| self.echoes(number) + ECHOES).collect()
     }
 
-    /// Whether there have been so many echoes.
+    /// Returns true if there were this number of echoes.
     #[must_use]
     pub fn has(&self, echoes: &[u64]) -> bool {
         self.watched().all(|number| self.echoes(number) >= echoes[number])
@@ -299,7 +300,7 @@ impl Witness {
     /// Checks, after a turn of the watched reactors, that nothing has disturbed the witness.
     ///
     /// # Panics
-    /// When something has.
+    /// Panics if something has.
     pub fn check(&mut self) {
         let objections = self.tally.objections.lock().unwrap_or_else(PoisonError::into_inner);
         let objection = objections.iter().find(|(number, _)| !self.excused.contains(number));
@@ -320,19 +321,19 @@ impl Witness {
         }
     }
 
-    /// Begins to close the witness's connections. The watched reactors have to take turns until that [has happened](Self::is_over).
+    /// Begins to close the witness's connections. The watched reactors must run turns until that [has happened](Self::is_over).
     pub fn leave(&self) {
         self.remote.iter().for_each(ReactorHandle::stop);
     }
 
-    /// Whether the witness has gone.
+    /// Returns true if the witness has ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 }
 
-/// The witness's thread.
+/// Runs the witness's thread.
 fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(ReactorHandle, SocketAddr)>) {
     let mut reactor = Reactor::new(config).expect("the witness's reactor");
     let listener = reactor.context().listen(device.address()).expect("listening");
@@ -343,7 +344,7 @@ fn live(mut asker: Asker, device: Device, config: Config, ready: &Sender<(Reacto
     reactor.shutdown(&mut asker, PATIENCE).expect("the witness's end");
 }
 
-/// The reactors that were watched are gone when a witness is dropped, so nothing may be left.
+/// Checks that no object remains: the watched reactors were dropped before the witness.
 impl Drop for Witness {
     fn drop(&mut self) {
         self.leave();

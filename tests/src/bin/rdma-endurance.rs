@@ -26,7 +26,7 @@ use rdma_reactor_tests::usage::{descriptors, resident_kib};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Number of client processes.
+/// The number of client processes.
 const CLIENTS: usize = 20;
 /// A time longer than the keepalive allows.
 const LONG: Duration = Duration::from_secs(20);

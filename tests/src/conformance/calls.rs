@@ -14,7 +14,7 @@ use super::harness::{PATIENCE, Setup, at_home, now, pattern};
 /// The number of calls in flight on one connection.
 const MANY: u64 = 1000;
 
-/// The end of a call, as its caller sees it.
+/// The result of a call, as its caller sees it.
 type End = Result<Vec<u8>, CallError>;
 
 /// A side: it makes calls, and holds the requests that arrive until the test answers them.

@@ -178,7 +178,7 @@ pub fn modes_are_not_mixed(setup: &Setup) {
     assert!(matches!(&error, Error::Security(SecurityError::Settings(why)) if why.contains("Framing::Raw")), "{error}");
     let raw = ListenOptions::new().framing(Framing::Raw);
     assert!(matches!(p.server.context().listen_with(setup.address, raw), Err(Error::Security(_))));
-    // A listener and a connection may differ from the rest of the reactor.
+    // A listener and a connection may differ from the defaults of the reactor.
     let open = ListenOptions::new().security(Security::Plain);
     let listener = p.server.context().listen_with(setup.address, open).expect("listening");
     let address = p.server.context().local_address(listener).expect("an address");

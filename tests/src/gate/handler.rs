@@ -9,7 +9,7 @@ use rdma_reactor::{
 
 use super::{Call, Gate};
 
-/// [`Handler`] that asks a [`Gate`] at the end of each callback, and panics with the error that the gate was told.
+/// A [`Handler`] that queries a [`Gate`] at the end of each callback, and panics if the gate requests it.
 #[derive(Debug)]
 pub struct GatedHandler<H> {
     inner: H,
@@ -22,7 +22,7 @@ impl<H> GatedHandler<H> {
         Self { inner, gate }
     }
 
-    /// Passes a callback on.
+    /// Forwards a callback.
     fn pass<R>(&mut self, call: impl FnOnce(&mut H) -> R) -> R {
         let result = call(&mut self.inner);
         if let Some(failure) = self.gate.pass(Call::Callback) {

@@ -1,8 +1,8 @@
-//! The fallible calls below a reactor, counted by kind, and the one of them that is to fail.
+//! The fallible calls below a reactor, counted by kind, and the calls that are to fail.
 //!
-//! [`crate::forward::Forward`] asks a gate before it passes a call of the reactor on to a provider, [`net::GatedNet`] before a
-//! call of the embedded provider reaches its sockets, and [`poller::GatedPoller`] before a call reaches the poller.
-//! [`handler::GatedHandler`] asks it at the end of each callback.
+//! [`crate::forward::Forward`] queries a gate before it forwards a call of the reactor to a provider, [`net::GatedNet`] before a call of
+//! the embedded provider reaches its sockets, and [`poller::GatedPoller`] before a call reaches the poller. [`handler::GatedHandler`]
+//! queries it at the end of each callback.
 
 pub mod handler;
 pub mod net;
@@ -17,9 +17,9 @@ use rdma_transport::mem::Memory;
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wc::Failure as WorkFailure;
 
-/// The kinds of fallible calls: those of [`Provider`](rdma_transport::provider::Provider), then those of
-/// [`Net`](rdma_transport::iwarp::net::Net), which begin with `Net`, those of [`Poller`](rdma_reactor::Poller), and the callbacks
-/// of a program, which fail by a panic.
+/// The kinds of fallible calls: those of [`Provider`](rdma_transport::provider::Provider), those of
+/// [`Net`](rdma_transport::iwarp::net::Net), which begin with `Net`, those of [`Poller`](rdma_reactor::Poller), and the callbacks of a
+/// program, which fail with a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "named as the calls")]
 pub enum Call {
@@ -47,7 +47,7 @@ pub enum Call {
     PollCq,
     ReqNotify,
     NextCompletionEvent,
-    /// It cannot fail, but panic.
+    /// The call returns no error, but can panic.
     Progress,
     EnableExtensions,
     NetPoll,
@@ -65,35 +65,35 @@ pub enum Call {
     Callback,
 }
 
-/// How a call fails.
+/// The way in which a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// With an error of the system.
+    /// The call returns an error of the system.
     Errno(i32),
     /// The queue is full: `ENOMEM` of `ibv_post_send`(3).
     Full,
-    /// The last work request of the chain fails with an error of the system, and those before it are taken.
+    /// The last work request of the chain fails with an error of the system, and those before it are posted.
     LastErrno(i32),
     /// The queue has room for all work requests of the chain but the last.
     LastFull,
-    /// It does not return: the provider panics.
+    /// The call does not return: the provider panics.
     Panic,
 }
 
 impl Failure {
-    /// The error of the system.
+    /// Returns the error of the system.
     #[must_use]
     pub fn system(self) -> io::Error {
         match self {
             Self::Errno(code) | Self::LastErrno(code) => io::Error::from_raw_os_error(code),
             Self::Full | Self::LastFull => io::Error::from_raw_os_error(libc::ENOMEM),
-            Self::Panic => io::Error::other("a panic, which no error tells of"),
+            Self::Panic => io::Error::other("a panic, which has no error"),
         }
     }
 }
 
-/// What a provider has made for its user and not destroyed: handles of the connection manager, regions, completion queues
-/// and shared receive queues.
+/// The objects that the user of a provider has created and not destroyed: handles of the connection manager, regions,
+/// completion queues and shared receive queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the objects")]
 pub struct Objects {
@@ -103,31 +103,31 @@ pub struct Objects {
     pub shared_queues: i64,
 }
 
-/// What a device says on its own account.
+/// A spontaneous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// Each connection has failed, for this reason.
+    /// Each connection has failed with this reason.
     Failed(&'static str),
-    /// Each completion queue has overrun, so that what would complete there is lost.
+    /// Each completion queue has overrun, and its later completions are lost.
     Overrun,
     /// The numbers of the queue pairs of all connections may be used again.
     Timewait,
-    /// The device is going away, until [`Gate::plug_in`].
+    /// The device is being removed, until [`Gate::plug_in`].
     Removal,
-    /// Something about the device.
+    /// An event of the device.
     Device(DeviceEventKind),
 }
 
-/// How the address of a connection does not resolve.
+/// The way in which the address of a connection fails to resolve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unresolved {
-    /// The provider says that no device leads there.
+    /// The provider reports that no device reaches the address.
     Failed,
-    /// The provider says nothing.
+    /// The provider reports nothing.
     Silent,
 }
 
-/// A call that fails.
+/// A call that is to fail.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     /// The number of the call among those of its kind, from 0.
@@ -148,21 +148,21 @@ struct State {
     completion: Option<WorkFailure>,
     said: VecDeque<Said>,
     unplugged: bool,
-    /// Nobody is told that a connection from outside is up.
+    /// `Established` events of accepted connections are dropped.
     loses_beginnings: bool,
-    /// The address of the first listener is about to move.
+    /// The address of the first listener moves next.
     moves: bool,
-    /// The address of the next connection of this side does not resolve.
+    /// The address of the next connection of this side fails to resolve.
     unresolved: Option<Unresolved>,
     /// The keys of the peer that the next messages take back.
     taken_back: VecDeque<RemoteKey>,
     /// All memory that was registered so far.
     memories: Vec<Weak<Memory>>,
-    /// The addresses of regions that the device has refused to take back, or to take the remote keys back of.
+    /// The addresses of regions that the device has refused to release, or whose remote keys it has refused to release.
     refused: BTreeSet<u64>,
 }
 
-/// See the [module](self). Clones are the same gate.
+/// The gate. See the [module](self). Clones are the same gate.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<Mutex<State>>);
 
@@ -171,104 +171,104 @@ impl Gate {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one call fail: the `nth` of its kind, from 0, counted from the beginning.
+    /// Fails one call: the `nth` of its kind, from 0, counted from the beginning.
     pub fn fail_nth(&self, call: Call, nth: u32, failure: Failure) {
         self.state().faults.insert(call, Fault { nth, failure, lasting: false });
     }
 
-    /// Lets all calls of a kind fail with `EIO` after `more` of them.
+    /// Fails all calls of a kind with `EIO` after `more` of them.
     pub fn break_after(&self, call: Call, more: u32) {
         let mut state = self.state();
         let nth = state.counts.get(&call).copied().unwrap_or(0) + more;
         state.faults.insert(call, Fault { nth, failure: Failure::Errno(libc::EIO), lasting: true });
     }
 
-    /// Lets the next call of a kind panic.
+    /// Makes the next call of a kind panic.
     pub fn panic_next(&self, call: Call) {
         let nth = self.state().counts.get(&call).copied().unwrap_or(0);
         self.fail_nth(call, nth, Failure::Panic);
     }
 
-    /// Lets the next completion be a failure.
+    /// Fails the next completion.
     pub fn fail_completion(&self, failure: WorkFailure) {
         self.state().completion = Some(failure);
     }
 
-    /// Lets the device say something.
+    /// Requests a spontaneous event of the device.
     pub fn say(&self, said: Said) {
         let mut state = self.state();
         state.unplugged |= said == Said::Removal;
         state.said.push_back(said);
     }
 
-    /// Takes what the device says.
+    /// Removes and returns the requested event of the device.
     #[must_use]
     pub fn takes_said(&self) -> Option<Said> {
         self.state().said.pop_front()
     }
 
-    /// The device that went away is there again.
+    /// Adds the removed device again.
     pub fn plug_in(&self) {
         self.state().unplugged = false;
     }
 
-    /// Whether the device went away.
+    /// Returns true if the device was removed.
     #[must_use]
     pub fn is_unplugged(&self) -> bool {
         self.state().unplugged
     }
 
-    /// From now on nobody is told that a connection from outside is up.
+    /// From now on drops the `Established` events of accepted connections.
     pub fn lose_beginnings(&self) {
         self.state().loses_beginnings = true;
     }
 
-    /// Whether nobody is told so.
+    /// Returns true if these events are dropped.
     #[must_use]
     pub fn loses_beginnings(&self) -> bool {
         self.state().loses_beginnings
     }
 
-    /// Takes the failure of the next completion.
+    /// Removes and returns the failure of the next completion.
     #[must_use]
     pub fn takes_completion(&self) -> Option<WorkFailure> {
         self.state().completion.take()
     }
 
-    /// Lets the address of the next connection of this side not resolve, as if no device led there.
+    /// Fails the address resolution of the next connection of this side, as if no device reached the address.
     pub fn leave_unresolved(&self, how: Unresolved) {
         self.state().unresolved = Some(how);
     }
 
-    /// Takes the order to resolve nothing.
+    /// Removes and returns the request to fail an address resolution.
     #[must_use]
     pub fn takes_unresolved(&self) -> Option<Unresolved> {
         self.state().unresolved.take()
     }
 
-    /// Lets the address of the first listener move, as a bond does that fails over: the listener is told, and hears no more.
+    /// Moves the address of the first listener, as a bond does that fails over: the listener is notified, and receives no further requests.
     pub fn move_address(&self) {
         self.state().moves = true;
     }
 
-    /// Whether that is to happen now.
+    /// Returns true if the address is to move now.
     #[must_use]
     pub fn takes_move(&self) -> bool {
         std::mem::take(&mut self.state().moves)
     }
 
-    /// Has the next message take a key of the peer back: a Send becomes a Send with Invalidate.
+    /// Makes the next message invalidate a key of the peer: a Send becomes a Send with Invalidate.
     pub fn take_back(&self, key: RemoteKey) {
         self.state().taken_back.push_back(key);
     }
 
-    /// Whether a message that is posted takes a key back.
+    /// Returns true if the next message is to invalidate a key.
     #[must_use]
     pub fn is_to_take_key(&self) -> bool {
         !self.state().taken_back.is_empty()
     }
 
-    /// Takes the key that the next message takes back.
+    /// Removes and returns the key that the next message invalidates.
     #[must_use]
     pub fn takes_key(&self) -> Option<RemoteKey> {
         self.state().taken_back.pop_front()
@@ -281,48 +281,48 @@ impl Gate {
         state.memories.push(Arc::downgrade(memory));
     }
 
-    /// Number of memories that were registered and exist still, registered or not.
+    /// Returns the number of memories that were registered and still exist, whether or not they are registered now.
     #[must_use]
     pub fn memories(&self) -> usize {
         self.state().memories.iter().filter(|memory| memory.strong_count() > 0).count()
     }
 
-    /// Lets no call fail any more.
+    /// Fails no further calls.
     pub fn heal(&self) {
         self.state().faults.clear();
     }
 
-    /// Number of calls so far, by kind.
+    /// Returns the number of calls so far, by kind.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<Call, u32> {
         self.state().counts.clone()
     }
 
-    /// Number of calls that have failed here.
+    /// Returns the number of calls that have failed here.
     #[must_use]
     pub fn failed(&self) -> u32 {
         self.state().failed.values().sum()
     }
 
-    /// Number of calls of a kind that have failed here.
+    /// Returns the number of calls of a kind that have failed here.
     #[must_use]
     pub fn failed_of(&self, call: Call) -> u32 {
         self.state().failed.get(&call).copied().unwrap_or(0)
     }
 
-    /// Notes that a call has failed below.
+    /// Notes that a call has failed in the inner provider.
     pub fn note_failed(&self, call: Call) {
         *self.state().failed.entry(call).or_default() += 1;
     }
 
-    /// Lets the next call of a kind fail, unless one of them is to fail later.
+    /// Fails the next call of a kind, unless a later one is to fail already.
     pub fn refuse(&self, call: Call) {
         let state = &mut *self.state();
         let nth = state.counts.get(&call).copied().unwrap_or(0);
         state.faults.entry(call).or_insert(Fault { nth, failure: Failure::Errno(libc::EBUSY), lasting: false });
     }
 
-    /// Notes whether the device has taken back the region at an address, or its remote key.
+    /// Notes the result of releasing the region at an address, or its remote key.
     pub fn note_taken_back(&self, address: u64, is_back: bool) {
         let refused = &mut self.state().refused;
         if is_back {
@@ -332,24 +332,24 @@ impl Gate {
         }
     }
 
-    /// Returns true if the device still has the region at an address, or its remote key, though it was to take it back.
+    /// Returns true if the device has failed to release the region at an address, or its remote key.
     #[must_use]
     pub fn keeps(&self, address: u64) -> bool {
         self.state().refused.contains(&address)
     }
 
-    /// What exists below.
+    /// Returns the existing objects.
     #[must_use]
     pub fn objects(&self) -> Objects {
         self.state().objects
     }
 
-    /// Notes what was made or destroyed.
+    /// Notes the creation or destruction of an object.
     pub fn note(&self, change: impl FnOnce(&mut Objects)) {
         change(&mut self.state().objects);
     }
 
-    /// Counts a call; `Some` if it is to fail.
+    /// Counts a call. Returns `Some` if it is to fail.
     pub fn pass(&self, call: Call) -> Option<Failure> {
         let mut state = self.state();
         let count = state.counts.entry(call).or_default();
@@ -365,10 +365,10 @@ impl Gate {
         Some(fault.failure)
     }
 
-    /// Counts a call of the system's, and fails it if it is to fail.
+    /// Counts a call of the system, and fails it if requested.
     ///
     /// # Errors
-    /// What the gate was told.
+    /// The requested error.
     pub fn system(&self, call: Call) -> io::Result<()> {
         self.pass(call).map_or(Ok(()), |failure| Err(failure.system()))
     }

@@ -11,22 +11,22 @@ use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
 
 use super::{Call, Gate};
 
-/// Sees what passes between two processes of a host.
+/// An observer of the packets between two processes of a host.
 pub trait Onlooker: Debug + Send + Sync {
-    /// A socket has been connected to the door with this name.
+    /// Reports that a socket was connected to the listener with this name.
     fn met(&self, socket: SocketId, name: &[u8]);
 
-    /// A packet is sent with a descriptor. Returns one that goes in its place, if another one is to go.
+    /// Reports that a packet is sent with a descriptor. Returns another descriptor to send in its place, or `None`.
     fn passing(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>) -> Option<OwnedFd>;
 
-    /// A packet has come with a descriptor.
+    /// Reports that a packet was received with a descriptor.
     fn took(&self, socket: SocketId, packet: &[u8], file: BorrowedFd<'_>);
 
-    /// A socket is closed.
+    /// Reports that a socket is closed.
     fn closing(&self, socket: SocketId);
 }
 
-/// [`Net`] that asks a [`Gate`] before each call that can fail.
+/// A [`Net`] that queries a [`Gate`] before each fallible call.
 #[derive(Debug)]
 pub struct GatedNet<N> {
     inner: N,

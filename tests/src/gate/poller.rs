@@ -9,7 +9,7 @@ use rdma_reactor::{Edge, Interest, Poller, Wake};
 
 use super::{Call, Gate};
 
-/// [`Poller`] that asks a [`Gate`] before it registers a descriptor and before it waits.
+/// A [`Poller`] that queries a [`Gate`] before it registers a descriptor and before it waits.
 #[derive(Debug)]
 pub struct GatedPoller<P> {
     inner: P,

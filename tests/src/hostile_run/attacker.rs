@@ -1,4 +1,4 @@
-//! An attacker: sockets that begin to connect, and do not go on.
+//! An attacker: sockets that begin to connect, and stop at some stage.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
@@ -16,33 +16,33 @@ use super::credentials::Credentials;
 use super::process::{GO, REPORT, answer};
 use super::recording::{MPA_HEADER, Recording, startup_len};
 
-/// Time between two octets of a slow greeting.
+/// The time between two bytes of a slow greeting.
 const OCTET: Duration = Duration::from_secs(1);
-/// The first address of attackers from many, and their number.
+/// The first address of attackers with many addresses. Below it: the number of addresses.
 const FIRST: u32 = Ipv4Addr::new(127, 0, 1, 1).to_bits();
 const MANY: u64 = 64;
 
-/// The last thing that an attacker does on a connection.
+/// The last step of an attacker on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
     /// TCP is connected, and nothing more.
     Connected,
-    /// An octet of the MPA request goes out each second.
+    /// The attacker sends a byte of the MPA request each second.
     SlowRequest,
-    /// The MPA request has gone out. Nobody waits for its reply.
+    /// The attacker has sent the MPA request and does not wait for the reply.
     Requested,
     /// The first FPDU of the peer-to-peer mode follows the reply. The hello, or the handshake, is missing.
     Started,
     /// The first part of the handshake that secures the connection follows.
     HalfSecured,
-    /// The connection is up, and a message was echoed.
+    /// The connection is established, and a message was echoed.
     Up,
 }
 
-/// Where attackers come from.
+/// The source addresses of attackers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// The address that honest clients have, too.
+    /// The address of the honest clients.
     Shared,
     /// Another address.
     One,
@@ -53,26 +53,26 @@ pub enum Source {
 /// An attacker's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// How far each connection gets.
+    /// The last step on each connection.
     pub stage: Stage,
-    /// The largest number of connections that are open.
+    /// The largest number of open connections.
     pub held: usize,
-    /// Connections opened per second; `None`: as fast as it goes.
+    /// The number of connections per second; `None`: as many as possible.
     pub rate: Option<u32>,
-    /// The addresses that they come from.
+    /// The source addresses.
     pub source: Source,
-    /// Who ends a connection.
+    /// The side that ends a connection.
     pub end: End,
 }
 
-/// Who ends the connections of an attacker.
+/// The side that ends the connections of an attacker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
-    /// The server. Nothing new is opened while as many are open as may be.
+    /// The server ends them. At the limit of open connections the attacker opens no new one.
     Server,
-    /// The attacker closes the oldest one for a new one when as many are open as may be.
+    /// The attacker. At the limit of open connections it closes the oldest one for a new one.
     Renewed,
-    /// The attacker resets each one when it has got as far as it was to.
+    /// The attacker resets each one after the last step.
     Reset,
 }
 
@@ -81,20 +81,20 @@ pub enum End {
 pub struct Settings {
     /// The server.
     pub server: SocketAddr,
-    /// What an honest client proves who it is with. The attacker repeats its octets.
+    /// The credentials of an honest client. The attacker repeats the bytes that the client sends.
     pub credentials: Credentials,
-    /// What to do.
+    /// The plan.
     pub plan: Plan,
 }
 
-/// What the attacker has done.
+/// The counters of the attacker.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Connections of TCP, or messages of a flood.
+    /// The number of TCP connections, or of messages of a flood.
     pub opened: u64,
-    /// Connections that got as far as they were to.
+    /// The number of connections that reached the last step.
     pub reached: u64,
-    /// Requests that the server has refused.
+    /// The number of refused requests.
     pub refused: u64,
 }
 
@@ -107,7 +107,7 @@ fn count(what: &AtomicU64) {
 }
 
 impl Source {
-    /// Returns the address that connection `nth` comes from.
+    /// Returns the source address of connection `nth`.
     fn address(self, nth: u64) -> Ipv4Addr {
         match self {
             Self::Shared => Ipv4Addr::LOCALHOST,
@@ -117,7 +117,7 @@ impl Source {
     }
 }
 
-/// Makes a socket of an address. It is reset when it is closed, so that it leaves nothing behind in the kernel.
+/// Creates a socket at an address. A close resets its connection, so that no state remains in the kernel.
 fn socket(source: Ipv4Addr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::new(IpAddr::V4(source), 0).into())?;
@@ -126,11 +126,11 @@ fn socket(source: Ipv4Addr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The octets of a connection.
+/// The bytes of a connection.
 #[derive(Debug)]
 struct Script {
     request: Vec<u8>,
-    /// What follows the reply.
+    /// The bytes that follow the reply.
     behind: Vec<u8>,
 }
 
@@ -144,7 +144,7 @@ impl Script {
         let frames = match stage {
             Stage::Started => frames.get(..1),
             Stage::HalfSecured => frames.get(..2),
-            // The two frames of the beginning, and the message. What ends the connection in order is left away.
+            // The first two frames, and the message. The frames of an orderly close are omitted.
             Stage::Up => frames.get(..3),
             _ => Some(&[][..]),
         };
@@ -152,31 +152,31 @@ impl Script {
     }
 }
 
-/// A connection that is held.
+/// An open connection.
 #[derive(Debug)]
 struct Held {
-    /// Its number.
+    /// The number of the connection.
     nth: u64,
     stream: TcpStream,
-    /// Octets of the request that have gone out.
+    /// The number of sent bytes of the request.
     sent: usize,
-    /// The reply, as far as it has come.
+    /// The received part of the reply.
     reply: Vec<u8>,
     progress: Progress,
 }
 
-/// What has happened on a connection.
+/// The progress of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Connecting,
-    /// TCP is connected, and the request has gone out, or goes out slowly.
+    /// TCP is connected, and the request was sent, or is being sent slowly.
     Connected,
-    /// The reply has come, and what follows it has gone out.
+    /// The reply was received, and the bytes that follow it were sent.
     Answered,
 }
 
 impl Held {
-    /// Goes on; `None` if the connection is over, or to be reset.
+    /// Continues the connection. Returns `None` if it has ended, or is to be reset.
     fn go_on(&mut self, script: &Script, Plan { stage, end, .. }: Plan) -> Option<()> {
         let reached = || {
             count(&REACHED);
@@ -204,7 +204,7 @@ impl Held {
         loop {
             match self.stream.read(&mut octets) {
                 Ok(0) => return None,
-                // The answer to all that has gone out.
+                // The answer to all sent bytes.
                 Ok(_) if self.progress == Progress::Answered && end == End::Reset => return reached(),
                 Ok(len) if self.progress == Progress::Connected => self.reply.extend_from_slice(&octets[..len]),
                 Ok(_) => {}
@@ -226,28 +226,28 @@ impl Held {
         Some(())
     }
 
-    /// Sends one more octet of the request.
+    /// Sends one more byte of the request.
     fn drip(&mut self, script: &Script) {
         if let (Progress::Connected, Some(octet)) = (self.progress, script.request.get(self.sent)) {
-            // What the server has ended is noticed by its event.
+            // A connection that the server has ended is noticed by its event.
             let _ = self.stream.write(&[*octet]);
             self.sent += 1;
         }
     }
 }
 
-/// Whether an MPA reply refuses the connection.
+/// Returns true if an MPA reply refuses the connection.
 fn is_refusal(reply: &[u8]) -> bool {
     const REJECT: u8 = 0x20;
     reply.len() >= MPA_HEADER && reply[16] & REJECT != 0
 }
 
-/// Connections that are held open.
+/// The open connections.
 struct Holding {
     poll: Poll,
     slots: Vec<Option<Held>>,
     vacant: Vec<usize>,
-    /// The slots and numbers of the connections, the oldest first, and of some that are gone.
+    /// The slots and numbers of the connections, oldest first. Some of them have ended.
     order: VecDeque<(usize, u64)>,
 }
 
@@ -293,7 +293,7 @@ impl Holding {
     }
 }
 
-/// The number of connections that are due.
+/// The rate of new connections.
 struct Pace {
     since: Instant,
     rate: u32,
@@ -301,14 +301,14 @@ struct Pace {
 }
 
 impl Pace {
-    /// Whether another one is due.
+    /// Returns true if another connection is due.
     fn is_due(&self) -> bool {
         self.since.elapsed().as_secs_f64() * f64::from(self.rate) >= self.opened as f64
     }
 }
 
 fn attack(settings: &Settings, script: &Script) -> Result<()> {
-    /// Connections opened between two looks at the events.
+    /// The number of connections opened between two polls.
     const BURST: usize = 64;
     let Plan { stage, held, rate, source, end } = settings.plan;
     let mut holding = Holding { poll: Poll::new()?, slots: Vec::new(), vacant: Vec::new(), order: VecDeque::new() };
@@ -322,7 +322,7 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
             }
             if holding.live() >= held {
                 if end == End::Server {
-                    // What was not opened in time is not made up for.
+                    // Missed connections are not caught up.
                     pace = Pace { since: Instant::now(), opened: 0, ..pace };
                     break;
                 }
@@ -330,7 +330,7 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
                     holding.end(oldest);
                 }
             }
-            // Without a port or a descriptor it goes on with those that it has.
+            // Without a port or a descriptor the attacker continues with its open connections.
             let _ = holding.open(settings.server, source, nth);
             (pace.opened, nth) = (pace.opened + 1, nth + 1);
         }
@@ -349,10 +349,10 @@ fn attack(settings: &Settings, script: &Script) -> Result<()> {
     }
 }
 
-/// Prepares, answers, and attacks from the order to go until standard input ends.
+/// Prepares, answers, and attacks from the order to begin until standard input ends.
 ///
 /// # Errors
-/// An honest client does not come up before the attack.
+/// The connection of the recorded honest client fails before the attack.
 pub fn run(settings: &Settings) -> Result<()> {
     let script = Script::new(settings)?;
     answer(&Report::default())?;

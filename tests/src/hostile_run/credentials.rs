@@ -1,4 +1,4 @@
-//! What a process needs to prove who it is.
+//! The credentials of a process.
 
 use rdma_reactor::{Security, SecurityMode, Tls, TlsIdentity};
 use serde::{Deserialize, Serialize};
@@ -9,10 +9,10 @@ use crate::identities::{Authority, psk};
 /// The name in the certificates.
 const NAME: &str = "node";
 
-/// The way in which connections are secured, with certificates and a key that are made for one run and thrown away.
+/// The security of connections, with certificates and a key that are created for one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Credentials {
-    /// Nothing.
+    /// No security.
     Plain,
     /// TLS in both directions.
     Tls {
@@ -28,10 +28,10 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    /// Makes new ones.
+    /// Creates new credentials.
     ///
     /// # Panics
-    /// When no certificate can be made.
+    /// Panics if no certificate can be created.
     #[must_use]
     pub fn new(mode: SecurityMode) -> Self {
         match mode {
@@ -45,7 +45,7 @@ impl Credentials {
         }
     }
 
-    /// The settings of a reactor.
+    /// Returns the settings of a reactor.
     ///
     /// # Errors
     /// The certificates are damaged.

@@ -1,4 +1,4 @@
-//! An honest client that is connected, and asks for one echo after another.
+//! An honest client that is connected, and requests echoes sequentially.
 
 use std::time::Instant;
 
@@ -8,13 +8,13 @@ use super::newcomers::{Outcome, Settings};
 use super::server::GUARD;
 use super::{Result, config};
 
-/// Length of what is asked, bytes; in shared memory it is copied to memory that the other side maps.
+/// The length of a request, bytes. In shared memory the server copies it to memory that the client maps.
 const LEN: usize = 2000;
 
 #[derive(Debug)]
 struct Client {
     settings: Settings,
-    /// The connection, and the time at which it asked.
+    /// The connection, and the time of the last request.
     asked: Option<(ConnectionId, Instant)>,
     outcome: Outcome,
 }
@@ -22,11 +22,11 @@ struct Client {
 impl Client {
     fn ask(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.asked = Some((conn, Instant::now()));
-        // A window has room for one message.
+        // The window has room for one message.
         let _ = cx.send(conn, &self.question());
     }
 
-    /// No question is as the one before.
+    /// Returns a request that differs from the previous one.
     fn question(&self) -> Vec<u8> {
         vec![self.outcome.up() as u8; LEN]
     }
@@ -39,7 +39,7 @@ impl Client {
 
 impl Handler for Client {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // The server keeps memory for this side alone, and looks whether nobody else writes it.
+        // The server keeps memory for this client alone, and checks that nobody else writes it.
         if self.settings.within_host {
             let _ = cx.send(conn, GUARD);
         }
@@ -48,7 +48,7 @@ impl Handler for Client {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, _: ConnectionId, message: Message<'_>) {
         if *message != *self.question() {
-            return self.ended(cx, "the echo is not what was asked");
+            return self.ended(cx, "the echo differs from the request");
         }
         if let Some((_, asked)) = self.asked {
             self.outcome.micros.push(asked.elapsed().as_micros() as u64);
@@ -75,7 +75,7 @@ impl Handler for Client {
     }
 }
 
-/// Connects, and asks for so many echoes with a pause between them.
+/// Connects, and requests this number of echoes with a pause between them.
 ///
 /// # Errors
 /// The reactor fails.

@@ -15,7 +15,7 @@ use crate::floods::{Floods, Kind};
 pub struct Settings {
     /// The server.
     pub server: SocketAddr,
-    /// What to send.
+    /// The kind of messages to send.
     pub kind: Kind,
 }
 
@@ -51,12 +51,12 @@ impl Handler<Order> for Flooder {
     }
 }
 
-/// Answers, and floods from the order to go until standard input ends.
+/// Answers, and floods from the order to begin until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.
 pub fn run(settings: &Settings) -> Result<()> {
-    // Who waits for credits leaves the processors to the others.
+    // Sleeping while it waits for credits leaves the processors to the others.
     let config = Floods::config(config(Security::Plain, false)).wait(Wait::Event);
     let mut reactor: Reactor<Order> = Reactor::with_messages(config)?;
     obey(reactor.handle());

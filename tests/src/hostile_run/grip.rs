@@ -1,5 +1,5 @@
-//! What an attacker has of a connection in shared memory, beside the reactor that has opened it: the memory that both sides have mapped,
-//! its files, and the Unix socket.
+//! The resources of a connection in shared memory that an attacker holds besides its reactor: the memory that both sides map, its files,
+//! and the Unix socket.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -22,31 +22,31 @@ use rustix::net::{
 use crate::gate::net::Onlooker;
 use crate::sim::rng::Rng;
 
-/// The most descriptors that the kernel takes with one packet.
+/// The largest number of descriptors that the kernel accepts with one packet.
 const MOST: usize = 253;
-/// The first octet of a packet that announces a window, and the rights to read it.
+/// The first byte of a packet that announces a window, and the rights to read it.
 const WINDOW: u8 = 2;
 
-/// What an attacker does with a connection.
+/// The means of an attack on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// Random octets in random places.
+    /// Random bytes at random positions.
     Octets,
     /// Positions, doorbells and tables.
     Words,
-    /// Records that could be, one after another, with keys, lengths and windows that are right or wrong.
+    /// Plausible records, with keys, lengths and windows that are right or wrong.
     Records,
-    /// Pages are given back that both sides have mapped.
+    /// Holes in pages that both sides map.
     Holes,
-    /// Doorbells are read, and `O_NONBLOCK` is cleared.
+    /// Reads of doorbells, and `O_NONBLOCK` cleared.
     Doorbells,
     /// Packets with many descriptors.
     Descriptors,
-    /// Strangers who come to the door where the peer has come.
+    /// Strangers who connect to the peer's listener for shared memory.
     Strangers,
-    /// Everything.
+    /// All of them.
     All,
-    /// Nothing but what the program may ask for, with keys that are of others.
+    /// Only requests that a program may make, with keys of others.
     Requests,
 }
 
@@ -65,22 +65,22 @@ impl Means {
     ];
 }
 
-/// See the [module](self).
+/// The held resources of a connection. See the [module](self).
 #[derive(Debug, Default)]
 struct Grip {
     door: Vec<u8>,
     doorbell: Option<OwnedFd>,
     hello: Vec<u8>,
     segment: Option<MappedSegment>,
-    /// Memory beside the segment that this process may write.
+    /// Other memory that this process may write.
     others: Vec<(MappedSegment, usize)>,
     files: Vec<OwnedFd>,
 }
 
-/// What to do now.
+/// The current plan.
 #[derive(Debug)]
 pub struct Plan {
-    /// With all connections.
+    /// The means of the attack on all connections.
     pub means: Means,
     /// The keys that the server has told, and the addresses.
     pub keys: Vec<(u32, u64)>,
@@ -91,7 +91,7 @@ pub struct Plan {
 pub struct Grips {
     plan: Mutex<Plan>,
     grips: Mutex<BTreeMap<SocketId, Grip>>,
-    /// Memory that the peer lets this side read, and that could be changed.
+    /// The number of times that memory could be changed that the peer lets this side only read.
     reached: AtomicU64,
 }
 
@@ -99,20 +99,21 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Another mapping of a file, if it may be written.
+/// Maps a file again, if it may be written.
 fn writable(file: &OwnedFd) -> Option<(MappedSegment, usize)> {
     let len = usize::try_from(fstat(file).ok()?.st_size).ok()?;
     Some((MappedSegment::new(Window::map(file, len, Sharing::Write).ok()?.into_memory().ok()?), len))
 }
 
-/// The descriptor of this process that was connected last to a Unix socket for packets.
+/// Returns the last connected Unix packet socket of this process.
 fn newest_doorbell() -> Option<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").ok()?;
     let mut numbers: Vec<i32> = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     numbers.into_iter().rev().find_map(|number| {
         // SAFETY: the number was a descriptor's a moment ago. Sockets of this kind are closed by the thread of the reactor, which is in
-        // this call, and by the one that attacks, with the lock that the caller has; what else the number may be now is not used.
+        // this call, and by the attacking thread, with the lock that the caller holds. If the number names another object now, it is not
+        // used.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let is_doorbell = socket_type(fd) == Ok(SocketType::SEQPACKET)
             && socket_domain(fd) == Ok(AddressFamily::UNIX)
@@ -140,7 +141,8 @@ impl Onlooker for Grips {
         if !matches!(locked(&self.plan).means, Means::Octets | Means::Holes | Means::All) {
             return None;
         }
-        // What this side lends is sealed. A hostile peer lends what it can write, and give back. What the reactor sends from there is lost.
+        // Memory that this side lends is sealed. A hostile peer lends memory that it can write, and punch holes into. Messages that the
+        // reactor sends from there are lost.
         let len = usize::try_from(fstat(&file).ok()?.st_size).ok()?;
         let memory = Memory::new_shared(len, Sharing::Write).ok()?;
         let other = memory.file()?.try_clone_to_owned().ok()?;
@@ -172,18 +174,18 @@ impl Onlooker for Grips {
     }
 }
 
-/// Gives pages of a file back. Returns whether that was possible.
+/// Punches a hole into a file. Returns true if that was possible.
 fn hole(file: &OwnedFd, at: u64, len: u64) -> bool {
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).is_ok()
 }
 
-/// Sends a packet with so many descriptors.
+/// Sends a packet with these descriptors.
 fn send_all(socket: BorrowedFd<'_>, packet: &[u8], files: &[BorrowedFd<'_>]) {
     let mut room = [MaybeUninit::uninit(); 16 + 8 * (MOST + 1)];
     let mut control = SendAncillaryBuffer::new(&mut room);
     control.push(SendAncillaryMessage::ScmRights(files));
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    // A peer that is not read, or has gone, has no room.
+    // A peer that does not read, or has ended, accepts nothing.
     let _ = sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags);
 }
 
@@ -191,14 +193,14 @@ fn octets(rng: &mut Rng, most: usize) -> Vec<u8> {
     (0..1 + rng.index(most)).map(|_| rng.bits() as u8).collect()
 }
 
-/// One of the first ones most of the time, and of all now and then.
+/// Returns one of the first ones most of the time, and one of all now and then.
 fn pick(rng: &mut Rng, of: &[u64], first: usize) -> u64 {
     let among = if rng.below(8) == 0 { of.len() } else { first };
     of[rng.index(among)]
 }
 
 impl Grip {
-    /// Acts once.
+    /// Runs one step of the attack.
     fn act(&self, means: Means, keys: &[(u32, u64)], rng: &mut Rng) {
         let Some(segment) = &self.segment else { return };
         match means {
@@ -247,13 +249,13 @@ impl Grip {
         }
     }
 
-    /// Descriptors to send: of one file, as often as it goes.
+    /// Returns descriptors to send: one file, as often as possible.
     fn many(&self, rng: &mut Rng) -> Vec<BorrowedFd<'_>> {
         let count = [1, 2, MOST][rng.index(3)];
         self.files.get(rng.index(self.files.len().max(1))).map(|file| vec![file.as_fd(); count]).unwrap_or_default()
     }
 
-    /// Goes to the door as somebody else, with the secret of this connection, which is spent, or with another one.
+    /// Connects to the listener as a stranger, with the spent secret of this connection, or with another one.
     fn come(&self, rng: &mut Rng) -> rustix::io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let stranger = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -273,7 +275,7 @@ impl Grip {
         Ok(())
     }
 
-    /// Puts a record behind the last one. The own side of the connection must not do so meanwhile.
+    /// Puts a record behind the last one. The reactor of this side must not write records at the same time.
     fn record(&self, segment: &MappedSegment, keys: &[(u32, u64)], rng: &mut Rng) {
         let half = SegmentSide::Active.outgoing();
         let head = segment.load(half + HEAD);
@@ -313,18 +315,18 @@ impl Default for Grips {
 }
 
 impl Grips {
-    /// What to do now.
+    /// Returns the current plan.
     pub fn plan(&self) -> MutexGuard<'_, Plan> {
         locked(&self.plan)
     }
 
-    /// Acts a few times on each connection.
+    /// Runs a few steps on each connection.
     pub fn act(&self, rng: &mut Rng) {
         let (means, keys) = {
             let plan = self.plan();
             (plan.means, plan.keys.clone())
         };
-        // Before it knows the keys, the connection comes up; some do not.
+        // Attacks rarely before the keys are known, so that most connections are established.
         if keys.is_empty() && rng.below(64) != 0 {
             return;
         }
@@ -336,7 +338,7 @@ impl Grips {
         }
     }
 
-    /// The times that memory could be changed that this side may only read.
+    /// Returns the number of times that memory could be changed that this side may only read.
     #[must_use]
     pub fn reached(&self) -> u64 {
         self.reached.load(Ordering::Relaxed)

@@ -1,8 +1,8 @@
-//! Attacks on the way to a connection, by real processes over the loopback: the parts of `rdma-hostile`.
+//! Attacks during connection setup, by real processes over the loopback: the parts of `rdma-hostile`.
 //!
-//! A server ([`server`]), the attackers ([`attacker`]; [`flooder`] for those that are connected, and [`scribbler`] for those in shared
-//! memory) and the honest clients beside them ([`newcomers`]; [`established`] for one that is connected) are separate processes of one program ([`process`]). [`row`] has the
-//! attacks and runs one of them, [`verdict`] compares the outcome with the targets, and [`table`] prints it.
+//! A server ([`server`]), the attackers ([`attacker`]; [`flooder`] for connected ones, and [`scribbler`] for those in shared memory) and
+//! the honest clients ([`newcomers`]; [`established`] for a connected one) are separate processes of one program ([`process`]). [`row`] has
+//! the attacks and runs one of them, [`verdict`] compares the outcome with the targets, and [`table`] prints it.
 #![allow(clippy::disallowed_methods, reason = "a program, not the library")]
 
 pub mod attacker;
@@ -26,12 +26,14 @@ use rdma_reactor::{Config, ProviderChoice, Security};
 /// The result of a part of the program.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The limit of connections that are accepted and not up, and below it that of all: the defaults of the library.
+/// The limit of connections that are accepted and not established. Below it: the limit of all connections. Both are the
+/// defaults of the library.
 pub const MAX_PENDING: u32 = 1024;
 /// See above.
 pub const MAX_CONNECTIONS: u32 = 10_000;
 
-/// The settings of the server and of its clients: the defaults, on the embedded provider, over TCP or in shared memory.
+/// Returns the settings of the server and of its clients: the defaults, on the embedded provider, over TCP or in shared
+/// memory.
 #[must_use]
 pub fn config(security: Security, within_host: bool) -> Config {
     Config::default()

@@ -1,4 +1,4 @@
-//! Honest clients that connect one after another, ask for an echo, and leave.
+//! Honest clients that connect sequentially, request an echo, and close.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,49 +15,49 @@ use super::{Result, config};
 pub struct Settings {
     /// The server.
     pub server: SocketAddr,
-    /// What the clients prove who they are with.
+    /// The credentials of the clients.
     pub credentials: Credentials,
-    /// Number of clients.
+    /// The number of clients.
     pub count: usize,
-    /// Time from the beginning of one to that of the next.
+    /// The time from the start of one client to that of the next.
     pub every: Duration,
-    /// The most that are on their way at a time: a client that has no processor for a while does not become a crowd.
+    /// The largest number of simultaneous clients: a process without a processor for a while does not become a crowd.
     pub at_once: usize,
-    /// Time that a client has for coming up.
+    /// The time limit of a client.
     pub patience: Duration,
     /// The connections are in shared memory.
     pub within_host: bool,
 }
 
-/// What became of the clients.
+/// The results of the clients.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Microseconds from connecting to the echo, ascending, of those who came up.
+    /// The times from connecting to the echo, microseconds, ascending, of the successful clients.
     pub micros: Vec<u64>,
-    /// How many did not, by the reason.
+    /// The number of failed clients, by the reason.
     pub failed: BTreeMap<String, usize>,
 }
 
 impl Outcome {
-    /// Number of clients that came up.
+    /// Returns the number of successful clients.
     #[must_use]
     pub fn up(&self) -> usize {
         self.micros.len()
     }
 
-    /// Number of clients.
+    /// Returns the number of clients.
     #[must_use]
     pub fn all(&self) -> usize {
         self.up() + self.failed.values().sum::<usize>()
     }
 
-    /// The share of those that came up: 0 to 1.
+    /// Returns the share of successful clients: 0 to 1.
     #[must_use]
     pub fn share(&self) -> f64 {
         self.up() as f64 / self.all().max(1) as f64
     }
 
-    /// The time within which this share of those who came up had their echo, microseconds.
+    /// Returns the time within which this share of the successful clients had their echo, microseconds.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let nth = (share * self.up() as f64).ceil() as usize;
@@ -107,7 +107,7 @@ impl Handler for Clients {
     }
 
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // A new connection has room.
+        // The window of a new connection has room.
         let _ = cx.send(conn, b"hello");
     }
 
@@ -120,7 +120,7 @@ impl Handler for Clients {
     }
 
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {
-        self.ended(cx, conn, &format!("up, and without an echo: {reason}"));
+        self.ended(cx, conn, &format!("connected, and without an echo: {reason}"));
     }
 
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
@@ -128,7 +128,7 @@ impl Handler for Clients {
     }
 }
 
-/// Connects as the settings say, until all clients have an outcome.
+/// Connects as the settings require, until all clients have a result.
 ///
 /// # Errors
 /// The reactor fails.

@@ -21,24 +21,24 @@ pub const GO: &str = "go";
 /// Writes a line of JSON to standard output.
 ///
 /// # Errors
-/// Nobody reads it.
+/// Standard output is closed.
 pub fn answer(what: &impl Serialize) -> Result<()> {
     let mut stdout = std::io::stdout().lock();
     writeln!(stdout, "{}", serde_json::to_string(what)?)?;
     Ok(stdout.flush()?)
 }
 
-/// The real-time priority of a process that is first.
+/// The real-time priority of a prioritized process.
 const PRIORITY: &str = "10";
 
-/// Returns true if `chrt` with the policy of first in, first out does what it is told.
+/// Runs `chrt` with the policy SCHED_FIFO. Returns true if it succeeded.
 fn chrt(args: &[&str]) -> bool {
     let mut command = Command::new("chrt");
     command.arg("-f").args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Returns true if this user may give real-time priorities to processes.
+/// Returns true if this user may assign real-time priorities to processes.
 #[must_use]
 pub fn may_be_first() -> bool {
     chrt(&[PRIORITY, "true"])
@@ -55,7 +55,7 @@ pub enum Order {
     End,
 }
 
-/// Passes the orders on standard input on to a reactor.
+/// Forwards the orders on standard input to a reactor.
 pub fn obey(remote: ReactorHandle<Order>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
@@ -68,7 +68,7 @@ pub fn obey(remote: ReactorHandle<Order>) {
     });
 }
 
-/// A process. Killed when it is dropped.
+/// A process. It is killed when it is dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -93,13 +93,13 @@ impl Process {
     /// Waits for the next answer.
     ///
     /// # Errors
-    /// The process has ended, or says something else.
+    /// The process has ended, or prints something else.
     pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = self.lines.next().ok_or("a process of this program has ended early")??;
         serde_json::from_str(&line).map_err(|error| format!("{line}: {error}").into())
     }
 
-    /// Gives an order.
+    /// Sends an order.
     ///
     /// # Errors
     /// The process has ended.
@@ -107,43 +107,43 @@ impl Process {
         Ok(writeln!(self.orders, "{order}")?)
     }
 
-    /// Asks for a report.
+    /// Requests a report.
     ///
     /// # Errors
-    /// As [`Self::order`] and [`Self::answer`].
+    /// The errors of [`Self::order`] and [`Self::answer`].
     pub fn report<T: DeserializeOwned>(&mut self) -> Result<T> {
         self.order(REPORT)?;
         self.answer()
     }
 
-    /// Has the process run whenever it can, before all that have no real-time priority. See [`may_be_first`].
+    /// Gives the process a real-time priority, so that it runs before all processes without one. See [`may_be_first`].
     ///
     /// # Errors
-    /// This user may not do that.
+    /// This user is not allowed to assign it.
     pub fn be_first(&self) -> Result<()> {
         match chrt(&["-p", PRIORITY, &self.child.id().to_string()]) {
             true => Ok(()),
-            false => Err("chrt gives no real-time priority".into()),
+            false => Err("chrt cannot assign a real-time priority".into()),
         }
     }
 
-    /// The time for which the process was ready and had no processor.
+    /// Returns the time for which the process was ready and had no processor.
     ///
     /// # Errors
-    /// `/proc` does not say.
+    /// `/proc` does not contain it.
     pub fn waited(&self) -> Result<Duration> {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.child.id()))?;
         let ns = text.split_whitespace().nth(1).and_then(|field| field.parse().ok());
         Ok(Duration::from_nanos(ns.ok_or("/proc/PID/schedstat has no time of waiting")?))
     }
 
-    /// The processor time that the process has used.
+    /// Returns the processor time that the process has used.
     ///
     /// # Errors
-    /// `/proc` does not say.
+    /// `/proc` does not contain it.
     pub fn processor_time(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name of the program may have blanks; the fields behind it are the third and following.
+        // The name of the program may contain blanks; the fields behind it are the third and following.
         let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok()).ok_or("no time");
         // Linux counts in hundredths of a second for every program.
@@ -158,10 +158,10 @@ impl Drop for Process {
     }
 }
 
-/// Asks again and again until there is an answer.
+/// Calls `ask` until it returns an answer.
 ///
 /// # Errors
-/// There is none within [`PATIENCE`], or asking fails.
+/// There is none within [`PATIENCE`], or `ask` fails.
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

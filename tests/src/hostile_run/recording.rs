@@ -1,4 +1,4 @@
-//! The octets with which an honest client comes up, for attackers who send a part of them again.
+//! The bytes with which an honest client connects, for attackers who send a part of them again.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,12 +11,12 @@ use super::Result;
 use super::credentials::Credentials;
 use super::newcomers::{self, Settings};
 
-/// Time that the client has for coming up.
+/// The time limit of the client.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Length of an MPA request or reply without its private data.
+/// The length of an MPA request or reply without its private data.
 pub const MPA_HEADER: usize = 20;
 
-/// What the client sends.
+/// The bytes that the client sends.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// The MPA request with the greeting.
@@ -26,7 +26,7 @@ pub struct Recording {
     pub frames: Vec<Vec<u8>>,
 }
 
-/// The length of an MPA request or reply that begins so, once it is known.
+/// Returns the length of an MPA request or reply from its first bytes, once it is known.
 #[must_use]
 pub fn startup_len(octets: &[u8]) -> Option<usize> {
     let len = octets.get(18..MPA_HEADER)?;
@@ -34,10 +34,10 @@ pub fn startup_len(octets: &[u8]) -> Option<usize> {
 }
 
 impl Recording {
-    /// Has a client connect to the server through a relay that keeps what it sends.
+    /// Connects a client to the server through a relay that records the client's bytes.
     ///
     /// # Errors
-    /// The client does not come up.
+    /// The client does not connect.
     pub fn of(server: SocketAddr, credentials: &Credentials) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let relay = listener.local_addr()?;
@@ -57,7 +57,7 @@ impl Recording {
         })?;
         match up? {
             1 => Self::parse(&octets?).ok_or_else(|| "what the client sent is no connection of MPA".into()),
-            _ => Err("a client does not come up before the attack".into()),
+            _ => Err("a client does not connect before the attack".into()),
         }
     }
 
@@ -73,7 +73,7 @@ impl Recording {
     }
 }
 
-/// Copies both directions of one connection until both have ended; returns what the client has sent.
+/// Copies both directions of one connection until both have ended. Returns the bytes that the client has sent.
 fn relayed(listener: &TcpListener, server: SocketAddr) -> io::Result<Vec<u8>> {
     let (client, _) = listener.accept()?;
     let server = TcpStream::connect(server)?;

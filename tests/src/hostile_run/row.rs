@@ -15,43 +15,44 @@ use super::process::{GO, Process, until};
 use super::{flooder, scribbler, server};
 use crate::floods::Kind;
 
-/// Time after the last connection within which the pool of a server is to be as small as before: twice the default of
-/// `Timeouts::pool_idle`.
+/// The time after the last connection within which the pool of a server must be as small as before: twice the default
+/// of `Timeouts::pool_idle`.
 pub const POOL_TIME: Duration = Duration::from_secs(60);
-/// Time after the honest clients for what attackers have to do at least.
+/// The time limit after the honest clients for the least work of attackers.
 const LEAST_TIME: Duration = Duration::from_secs(600);
-/// The most echoes of a control.
+/// The largest number of echoes of a control.
 const CONTROL: usize = 60_000;
-/// Buffers of the pool of a server that has nothing to do: those of four connections with default settings.
+/// The number of buffers in the pool of an idle server: those of four connections with default settings.
 pub const POOL_BUFFERS: usize = 4 * 130;
 
-/// What attackers do.
+/// The action of attackers.
 #[derive(Clone, Copy, Debug)]
 pub enum Attack {
-    /// They connect, and do not go on. The honest clients are newcomers.
+    /// They connect, and stop at some stage. The honest clients are newcomers.
     Connects(Plan),
     /// They are connected, and send within their credits. The honest client is connected, too.
     Flood(Kind),
-    /// They are connected in shared memory, and write over all that they may map. So is the honest client.
+    /// They are connected in shared memory, and overwrite all memory that they map. The honest client is in shared
+    /// memory, too.
     Scribbles,
 }
 
-/// An attack, and the honest clients beside it.
+/// An attack, with the honest clients next to it.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// How the server secures its connections.
+    /// The security of the server's connections.
     pub security: SecurityMode,
-    /// What each attacker does.
+    /// The action of each attacker.
     pub attack: Attack,
     /// The server and the honest clients run before all other processes. Attackers of a real server do not compute on its processors.
     pub is_first: bool,
-    /// Number of processes that attack.
+    /// The number of attacking processes.
     pub attackers: usize,
-    /// Number of connections (messages of a flood) of attackers after which the honest clients begin.
+    /// The number of connections (messages of a flood) of attackers after which the honest clients begin.
     pub warm: u64,
-    /// Number of connections of attackers before which the attack does not end.
+    /// The number of connections of attackers before which the attack does not end.
     pub least: u64,
-    /// Number of newcomers, or of echoes of the client that is connected, and the time from one to the next.
+    /// The number of newcomers, or of echoes of the connected client. Below it: the time from one to the next.
     pub count: usize,
     /// See above.
     pub every: Duration,
@@ -60,11 +61,11 @@ pub struct Row {
 /// A run of a server under attack.
 #[derive(Clone, Debug)]
 pub struct Attacked {
-    /// What the honest clients saw.
+    /// The results of the honest clients.
     pub honest: Outcome,
-    /// What the attackers did, in all.
+    /// The counters of all attackers together.
     pub attackers: attacker::Report,
-    /// What the server says at the end.
+    /// The report of the server at the end.
     pub server: server::Report,
     /// The share of one processor that the server used.
     pub load: f64,
@@ -75,34 +76,36 @@ pub struct Attacked {
 /// The memory of a server after an attack.
 #[derive(Clone, Copy, Debug)]
 pub struct Left {
-    /// Time from the end of the last connection until the pool was small again, `None` if it was not within [`POOL_TIME`].
+    /// The time from the end of the last connection until the pool was small again, `None` if it was not within [`POOL_TIME`].
     pub pool: Option<Duration>,
-    /// The memory of the process then, KiB.
+    /// The memory of the process at that time, KiB.
     pub resident_kib: u64,
 }
 
-/// The outcome of a row.
+/// The result of a row.
 #[derive(Debug)]
 pub struct Measured {
     /// The row.
     pub row: Row,
-    /// The honest clients of a server that nobody attacks, while the attack is on another one. Only in the full form.
+    /// The honest clients of a server that nobody attacks, while the attack is directed at another one. Only in the
+    /// full form.
     pub control: Option<Outcome>,
     /// The attack.
     pub attacked: Attacked,
-    /// What is left of it. Only in the full form, and not of a flood.
+    /// The memory after the attack. Only in the full form, and not of a flood.
     pub left: Option<JoinHandle<std::result::Result<Left, String>>>,
 }
 
 impl Row {
-    /// Whether enough of the honest clients have to come up. Beside several processes that connect as fast as it goes, the kernel drops
-    /// connects in front of a server that gets no processor: who comes up is then a matter of time, unless the server runs before all others.
+    /// Returns true if enough of the honest clients must connect. When several processes connect as fast as possible, the kernel drops
+    /// connects to a server that gets no processor. The number of successful clients is then a matter of time, unless the server runs
+    /// before all others.
     #[must_use]
     pub const fn counts_newcomers(&self) -> bool {
         self.is_first || self.attackers == 1 || !matches!(self.attack, Attack::Connects(_))
     }
 
-    /// The name of the attack, without the security of the server.
+    /// Returns the name of the attack, without the security of the server.
     #[must_use]
     pub fn name(&self) -> String {
         let Plan { stage, rate, source, end, .. } = match self.attack {
@@ -139,8 +142,8 @@ impl Row {
         matches!(self.attack, Attack::Scribbles)
     }
 
-    /// Returns true if honest clients must hardly notice the attack: the attackers are connected, or have one address, which no honest
-    /// client has. Their part of the processors must not count.
+    /// Returns true if honest clients must hardly be affected: the attackers are connected, or have one address, which no honest client
+    /// has. The processors that the attackers use must not count.
     #[must_use]
     pub const fn is_unnoticed(&self) -> bool {
         let is_elsewhere = match self.attack {
@@ -151,29 +154,29 @@ impl Row {
     }
 }
 
-/// The plan of an attack whose connections are held.
+/// Returns the plan of an attack whose connections are held.
 const fn holding(stage: Stage, rate: u32, source: Source) -> Plan {
     Plan { stage, held: 6000, rate: Some(rate), source, end: End::Server }
 }
 
-/// The plan of an attack whose connections are reset, as fast as it goes.
+/// Returns the plan of an attack whose connections are reset, as fast as possible.
 const fn resetting(stage: Stage, source: Source) -> Plan {
     Plan { stage, held: 256, rate: None, source, end: End::Reset }
 }
 
-/// A row of one process that connects so.
+/// Returns a row of one process with this plan.
 fn row(security: SecurityMode, plan: Plan, warm: u64) -> Row {
     let every = Duration::from_millis(30);
     let attack = Attack::Connects(plan);
     Row { security, attack, is_first: false, attackers: 1, warm, least: 0, count: 300, every }
 }
 
-/// A row of three processes that connect as fast as it goes.
+/// Returns a row of three processes that connect as fast as possible.
 fn flood(security: SecurityMode, stage: Stage, source: Source) -> Row {
     Row { attackers: 3, ..row(security, resetting(stage, source), 3000) }
 }
 
-/// A row of three processes in shared memory, beside a client that asks for so many echoes.
+/// Returns a row of three processes in shared memory, next to a client that requests this number of echoes.
 #[must_use]
 pub const fn scribbles(count: usize) -> Row {
     let (attack, every) = (Attack::Scribbles, Duration::from_millis(1));
@@ -181,12 +184,12 @@ pub const fn scribbles(count: usize) -> Row {
     Row { security, attack, is_first, attackers: 3, warm: 20, least: 0, count, every }
 }
 
-/// A few attacks, with few newcomers, for twenty seconds in all.
+/// Returns a few attacks, with few newcomers, for twenty seconds together.
 #[must_use]
 pub fn short() -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};
     let mut rows = Vec::new();
-    // Half of the places are one address's. Handshakes come at a rate that a slow machine computes, too.
+    // One address gets half of the slots at most. The rate of handshakes is one that a slow machine can compute, too.
     for (source, warm) in [(Source::One, 600), (Source::Many, 1100)] {
         rows.push(row(Plain, holding(Stage::Started, 1000, source), 1500));
         rows.push(row(Tls, holding(Stage::HalfSecured, 500, source), warm));
@@ -200,7 +203,7 @@ pub fn short() -> Vec<Row> {
     rows
 }
 
-/// All attacks. `may_be_first`: the servers run before all other processes, but in the last rows.
+/// Returns all attacks. `may_be_first`: the servers run before all other processes, except in the last rows.
 #[must_use]
 pub fn all(may_be_first: bool) -> Vec<Row> {
     use SecurityMode::{Plain, Psk, Tls};
@@ -241,12 +244,12 @@ pub fn all(may_be_first: bool) -> Vec<Row> {
         rows.iter_mut().for_each(|row| row.is_first = true);
     }
     rows.extend(floods);
-    // A minute, and 400,000 connections for each of three processes: more than the server has time for.
+    // The attack lasts a minute, with 400,000 connections for each of three processes: more than the server can handle.
     rows.push(Row { least: 1_200_000, count: 2000, ..flood(Plain, Stage::Requested, One) });
     rows
 }
 
-/// A server of its own for one phase.
+/// The server of one phase.
 struct Server {
     process: Process,
     address: SocketAddr,
@@ -265,7 +268,7 @@ impl Server {
     }
 }
 
-/// Attacks one server while honest clients go to another one, or to the same.
+/// Attacks one server while honest clients connect to another one, or to the same.
 fn phase(
     program: &Path,
     row: &Row,
@@ -301,7 +304,7 @@ fn phase(
     };
     until("the attack has begun", || Ok((all()?.opened >= row.warm).then_some(())))?;
     let Row { count, every, .. } = *row;
-    // A server that waits for a processor answers late, and its clients are not to be a crowd because of that.
+    // A server that waits for a processor answers late, and its clients must not become a crowd because of that.
     let (patience, at_once) = if row.is_first { (10, usize::MAX) } else { (60, 8) };
     let patience = Duration::from_secs(patience);
     let (within_host, credentials) = (row.is_within_host(), credentials.clone());
@@ -318,7 +321,7 @@ fn phase(
     let begin = Instant::now();
     loop {
         let report = all()?;
-        // The control is about the honest clients alone.
+        // The control measures only the honest clients.
         if report.opened >= row.least || of != to || begin.elapsed() > LEAST_TIME {
             return Ok((outcome, report));
         }
@@ -326,10 +329,10 @@ fn phase(
     }
 }
 
-/// Runs an attack. `has_control`: after honest clients of a server that nobody attacks; and the memory is looked at afterwards.
+/// Runs an attack. `has_control`: first measures honest clients of a server that nobody attacks, and checks the memory afterwards.
 ///
 /// # Errors
-/// A process fails, or something does not happen within [`crate::patience::PATIENCE`].
+/// A process fails, or an expected event does not happen within [`crate::patience::PATIENCE`].
 pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> {
     let credentials = Credentials::new(row.security);
     let control = if has_control {
@@ -346,13 +349,13 @@ pub fn measure(program: &Path, row: Row, has_control: bool) -> Result<Measured> 
     let share = |time: Duration| time.as_secs_f64() / begin.elapsed().as_secs_f64();
     let (load, waited) = (share(server.process.processor_time()?), share(server.process.waited()?));
     let attacked = Attacked { honest, attackers, server: server.process.report()?, load, waited };
-    // Those who are connected have taken nothing.
+    // Attackers that were connected have used no memory.
     let takes = has_control && matches!(row.attack, Attack::Connects(_));
     let left = takes.then(|| std::thread::spawn(move || left(&mut server.process).map_err(|error| error.to_string())));
     Ok(Measured { row, control, attacked, left })
 }
 
-/// Waits until the server has no more buffers than one that has nothing to do.
+/// Waits until the server has no more buffers than an idle one.
 fn left(server: &mut Process) -> Result<Left> {
     until("all connections have ended", || {
         let report: server::Report = server.report()?;

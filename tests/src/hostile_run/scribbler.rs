@@ -1,5 +1,5 @@
-//! An attacker in shared memory. Its reactor connects, and does what programs do; another thread of it writes meanwhile over all that the
-//! connection has mapped, and misuses its descriptors ([`super::grip`]).
+//! An attacker in shared memory. Its reactor connects, and makes the calls of a usual program. Another thread meanwhile overwrites all
+//! memory that the connection maps, and misuses its descriptors ([`super::grip`]).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ use crate::sim::rng::Rng;
 pub struct Settings {
     /// The server.
     pub server: SocketAddr,
-    /// Decides what the attacker does.
+    /// The seed of the attack.
     pub seed: u64,
 }
 
@@ -38,16 +38,16 @@ struct Scribbler {
     /// The regions of the server.
     theirs: Vec<RemoteRegion>,
     own: Option<Region>,
-    /// Reads and atomic operations under way that must fail.
+    /// The reads and atomic operations in flight that must fail.
     wrong: BTreeSet<SendId>,
     opened: u64,
     reached: u64,
-    /// The connection now.
+    /// The current connection.
     conn: Option<ConnectionId>,
 }
 
 impl Scribbler {
-    /// Begins another connection.
+    /// Opens another connection.
     fn begin(&mut self, cx: &mut Context<'_>) {
         let means = Means::EACH[self.rng.index(Means::EACH.len())];
         *self.grips.plan() = Plan { means, keys: Vec::new() };
@@ -59,7 +59,7 @@ impl Scribbler {
         }
     }
 
-    /// Does one thing that a program may ask for, with what it may use or not.
+    /// Makes one call of a program, with a key that it may or may not use.
     fn step(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let (Some(own), true) = (&mut self.own, self.theirs.len() >= READABLE) else { return };
         // A wrong request ends the connection.
@@ -71,7 +71,7 @@ impl Scribbler {
         };
         let nth = self.rng.index(if is_right { may } else { self.theirs.len() });
         let theirs = self.theirs[nth];
-        // What cannot be sent now is not sent.
+        // Operations that cannot be sent now are dropped.
         let done = match kind {
             0 => cx.write(conn, theirs, own, 0..REGION),
             1 => cx.read(conn, theirs, own, 0..REGION),
@@ -84,7 +84,7 @@ impl Scribbler {
         }
     }
 
-    /// Whether the program sends, too. It is silent where the other thread puts records in its place.
+    /// Returns true if the program sends, too. It is silent if the other thread writes records in its place.
     fn is_talking(&self) -> bool {
         self.grips.plan().means != Means::Records
     }
@@ -114,7 +114,7 @@ impl Handler<Order> for Scribbler {
     }
 
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {
-        // Where the other thread writes, an answer may be its own.
+        // While the other thread writes, an answer may be one that it made.
         if self.wrong.remove(&send) && outcome.is_sent() && self.grips.plan().means == Means::Requests {
             self.reached += 1;
         }
@@ -157,7 +157,7 @@ impl Handler<Order> for Scribbler {
     }
 }
 
-/// A reactor whose connections this program has a grip on.
+/// Returns a reactor whose connections are recorded in `grips`.
 fn reactor(grips: &Arc<Grips>) -> Result<Reactor<Order>> {
     let mut settings = IwarpConfig::default();
     (settings.extensions, settings.shared_memory) = (true, SharedMemoryPolicy::Require);
@@ -171,7 +171,7 @@ fn reactor(grips: &Arc<Grips>) -> Result<Reactor<Order>> {
     )?)
 }
 
-/// Answers, and attacks from the order to go until standard input ends.
+/// Answers, and attacks from the order to begin until standard input ends.
 ///
 /// # Errors
 /// The reactor fails.

@@ -1,4 +1,4 @@
-//! The server that is attacked: it echoes, and knows the largest number of connections that it had.
+//! The attacked server: it echoes, and records the largest number of connections that it had.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,62 +18,62 @@ use crate::usage::{descriptors, resident_kib};
 /// The state of the server.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Connections now, in any state.
+    /// The present number of connections, in any state.
     pub current: usize,
-    /// The largest number of connections in any state.
+    /// The largest number of connections, in any state.
     pub highest: usize,
-    /// The largest number of connections that the program does not know: they are coming up, or end without having been up.
+    /// The largest number of connections that the program does not know: they are being established, or ended before that.
     pub highest_unknown: usize,
-    /// Connections that came up.
+    /// The number of established connections.
     pub connected: u64,
-    /// Connections that were refused or did not come up.
+    /// The number of connections that were refused or failed.
     pub refused: u64,
-    /// Buffers in the pool.
+    /// The number of buffers in the pool.
     pub pool_buffers: usize,
-    /// Memory of the process, KiB.
+    /// The memory of the process, KiB.
     pub resident_kib: u64,
-    /// Descriptors of the process.
+    /// The number of descriptors of the process.
     pub descriptors: usize,
-    /// Regions that were written by somebody who may not.
+    /// The number of regions that were written without the right.
     pub touched: usize,
 }
 
 /// The settings of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// What the server proves who it is with.
+    /// The credentials of the server.
     pub credentials: Credentials,
     /// The connections are in shared memory.
     pub within_host: bool,
 }
 
-/// A message that asks for memory that the server keeps for this client alone.
+/// A message that requests memory that the server keeps for this client alone.
 pub const GUARD: &[u8] = b"guard";
-/// A message that asks for the keys of all that there is.
+/// A message that requests the keys of all regions.
 pub const KEYS: &[u8] = b"keys";
-/// Of the regions that [`KEYS`] is answered with, the first ones, which the client may read.
+/// The number of regions in the answer to [`KEYS`], from the first on, that the client may read.
 pub const READABLE: usize = 3;
-/// Those among them that it may write, too.
+/// The number of those regions that the client may write, too.
 pub const WRITABLE: usize = 2;
-/// Length of a region, bytes.
+/// The length of a region, bytes.
 pub const REGION: usize = 4096;
-/// What the regions are full of that nobody may write.
+/// The content of the regions that nobody may write.
 const CONTENT: [u8; REGION] = [0xa5; REGION];
 
 #[derive(Debug, Default)]
 struct Server {
-    /// Connections that came up and have not ended.
+    /// The number of established connections that have not ended.
     known: usize,
     highest: usize,
     highest_unknown: usize,
-    /// The regions of each client that has asked for some. Nobody may write the last one.
+    /// The regions of each client that has requested some. Nobody may write the last one.
     regions: BTreeMap<ConnectionId, [Region; 3]>,
-    /// Memory of an honest client, which does not write it.
+    /// The memory of an honest client, which does not write it.
     guarded: Option<Region>,
     touched: usize,
 }
 
-/// Whether a region is as it was made.
+/// Returns true if a region has its initial content.
 fn is_whole(region: &Region) -> bool {
     let mut now = [0; REGION];
     region.copy_to(0, &mut now);
@@ -81,8 +81,8 @@ fn is_whole(region: &Region) -> bool {
 }
 
 impl Server {
-    /// The keys of all regions: of memory that a client may write, by a copy of this side and directly, that it may read, and that is of
-    /// somebody else.
+    /// Returns the keys of all regions: of memory that the client may write, by a copy of the server and directly, of memory that it may
+    /// read, and of memory of another client.
     fn keys(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<Vec<u8>, Error> {
         if let Entry::Vacant(free) = self.regions.entry(conn) {
             let all = RegionOptions::new().allow(Access::REMOTE);
@@ -127,7 +127,7 @@ impl Server {
 
 impl Handler<Order> for Server {
     fn on_connect_request(&mut self, cx: &mut Context<'_>, _: ConnectRequest<'_>) -> Decision {
-        // Only here the number grows: by one if there is a place, and otherwise another connection gives way or this one is refused.
+        // The number grows only here: by one if a slot is free; otherwise another connection is evicted or this one is refused.
         let connections = cx.connections();
         let has_place = connections.saturating_sub(self.known) < MAX_PENDING as usize;
         self.look(connections + usize::from(has_place));
@@ -183,7 +183,7 @@ pub fn run(settings: &Settings) -> super::Result<()> {
     let config = config(settings.credentials.security()?, settings.within_host);
     let mut reactor: Reactor<Order> = Reactor::with_messages(config)?;
     let listener = reactor.context().listen(SocketAddr::from(([127, 0, 0, 1], 0)))?;
-    answer(&reactor.context().local_address(listener).ok_or("the listener is gone")?)?;
+    answer(&reactor.context().local_address(listener).ok_or("the listener is closed")?)?;
     obey(reactor.handle());
     Ok(reactor.run(&mut Server::default())?)
 }

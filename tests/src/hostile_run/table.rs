@@ -1,8 +1,8 @@
-//! The table.
+//! The table of results.
 
 use super::verdict::{Times, Verdict};
 
-/// The head of the table.
+/// Returns the head of the table.
 #[must_use]
 pub fn head() -> String {
     format!(
@@ -29,7 +29,7 @@ fn ms(time: Option<u64>) -> String {
     time.map_or_else(|| "-".into(), |us| format!("{:.2}", us as f64 / 1e3))
 }
 
-/// The row of one attack, and a line for each target that is missed.
+/// Returns the row of one attack, and a line for each missed target.
 #[must_use]
 pub fn row(verdict: &Verdict) -> String {
     let Times { asked, up, p50_us, p99_us, max_us, .. } = verdict.attacked;

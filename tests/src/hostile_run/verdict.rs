@@ -1,4 +1,4 @@
-//! The targets of a row, and those that it misses.
+//! The targets of a row, and the missed ones.
 
 use std::collections::BTreeMap;
 
@@ -8,26 +8,26 @@ use super::newcomers::Outcome;
 use super::row::{Attacked, Left, Measured, POOL_TIME, Row};
 use super::{MAX_PENDING, Result, attacker, server};
 
-/// Share of newcomers that come up beside attackers from many addresses or from their own, or where the server waits for processors.
+/// The share of newcomers that must connect if attackers have many addresses or their own, or if the server waits for processors.
 pub const SHARE: f64 = 0.9;
-/// Largest ratio of the p99 to that of the control, where honest clients must not notice the attack.
+/// The largest ratio of the p99 to that of the control, if honest clients must not be affected by the attack.
 pub const RATIO: f64 = 3.0;
-/// The same, beside attackers in shared memory.
+/// The same ratio for attackers in shared memory.
 pub const RATIO_WITHIN_HOST: f64 = 2.0;
 
-/// Most memory of a server after an attack, KiB.
+/// The largest memory of a server after an attack, KiB.
 pub const RESIDENT_KIB: u64 = 64 << 10;
 
 /// The times of honest clients, as they are printed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Times {
-    /// Number of newcomers or echoes, and of those newcomers who came up or echoes that came.
+    /// The number of newcomers or echoes. Below it: the number of successful newcomers or received echoes.
     pub asked: usize,
     /// See above.
     pub up: usize,
-    /// Why the others did not, and how many.
+    /// The reasons of the failures, with their numbers.
     pub failed: std::collections::BTreeMap<String, usize>,
-    /// Median, 99th percentile and maximum of the time to the echo, microseconds.
+    /// The median, the 99th percentile and the maximum of the time to the echo, microseconds.
     pub p50_us: Option<u64>,
     /// See above.
     pub p99_us: Option<u64>,
@@ -52,7 +52,7 @@ impl Times {
 /// A row that was measured and judged.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// How the server secures its connections.
+    /// The security of the server's connections.
     pub security: String,
     /// The attack.
     pub attack: String,
@@ -62,25 +62,25 @@ pub struct Verdict {
     pub control: Option<Times>,
     /// Honest clients of the server that is attacked.
     pub attacked: Times,
-    /// How many of them did not come up, by the reason.
+    /// The number of clients that did not connect, by the reason.
     pub not_up: BTreeMap<String, usize>,
-    /// What the attackers did.
+    /// The counters of the attackers.
     pub attackers: attacker::Report,
     /// The server at the end of the attack.
     pub server: server::Report,
     /// The share of one processor that the server used.
     pub load: f64,
-    /// The share of the time in which it was ready and had no processor.
+    /// The share of the time in which the server was ready and had no processor.
     pub waited: f64,
-    /// Time until the pool was small again, seconds.
+    /// The time until the pool was small again, seconds.
     pub pool_seconds: Option<f64>,
-    /// Memory of the server's process after that, KiB.
+    /// The memory of the server's process after that, KiB.
     pub resident_kib: Option<u64>,
-    /// The targets that are missed.
+    /// The missed targets.
     pub missed: Vec<String>,
 }
 
-/// Compares an outcome with the targets.
+/// Compares a result with the targets.
 fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Option<Left>) -> Vec<String> {
     let Attacked { honest, attackers, server, .. } = attacked;
     let mut missed = Vec::new();
@@ -122,10 +122,10 @@ fn missed(row: &Row, attacked: &Attacked, control: Option<&Outcome>, left: Optio
 }
 
 impl Verdict {
-    /// Judges a row; waits until it has seen what is left of the attack.
+    /// Judges a row. Waits for the memory after the attack.
     ///
     /// # Errors
-    /// The server does not say.
+    /// The server does not report.
     pub fn of(measured: Measured) -> Result<Self> {
         let Measured { row, control, attacked, left } = measured;
         let left = left.map(|left| left.join().map_err(|_| "a thread has panicked")?).transpose()?;
