@@ -63,7 +63,7 @@ impl Capture {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: made above, for this owner.
+        // SAFETY: the descriptor was created above and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let name = CString::new(netdev)?;
         // SAFETY: all fields are numbers, for which zero is valid.

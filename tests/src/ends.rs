@@ -194,7 +194,7 @@ impl End {
         let mut bytes = Vec::new();
         self.station.read(range, &mut bytes).expect("a part of the memory");
         let wrong = bytes.iter().enumerate().find(|&(at, &byte)| byte != octet(at, salt));
-        assert_eq!(wrong, None, "{what}: octet {:?} of {}", wrong.map(|(at, _)| at), bytes.len());
+        assert_eq!(wrong, None, "{what}: byte {:?} of {}", wrong.map(|(at, _)| at), bytes.len());
     }
 
     /// Checks that a part of the memory is zero.

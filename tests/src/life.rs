@@ -1,5 +1,6 @@
-//! A program whose connections live through everything once, and check it: messages, memory that the peer writes and reads, a list of
-//! transfers, messages past one buffer in both directions, which land in the program's memory on one side, timers, and a close. Others are asked for an echo over and over.
+//! A program whose connections do everything once, and check it: messages, memory that the peer writes and reads, a list of transfers,
+//! messages larger than one buffer in both directions, which land in the program's memory on one side, timers, and a close. Other
+//! connections request echoes repeatedly.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -67,7 +67,7 @@ struct Id {
     deadline: Option<Instant>,
 }
 
-/// What one provider has.
+/// The state of one provider.
 #[derive(Debug)]
 struct Side {
     address: IpAddr, cqs: CompletionQueues, keys: KeyTable, events: VecDeque<CmEvent>,
@@ -157,7 +157,7 @@ impl Shared {
         unseen.into_iter().for_each(|request| self.destroy(request));
     }
 
-    /// Posts a receive. After the end it is flushed at once.
+    /// Posts a receive. After the end it is flushed immediately.
     fn post_recv(&mut self, side: Key, qp: Key, wr: &RecvWr) -> Result<()> {
         let ended = self.id(side, qp)?.state == State::Ended;
         let (queues, side) = self.queues(qp).ok_or(NO_QUEUE_PAIR)?;
@@ -282,8 +282,8 @@ fn post<T>(chain: &[T], one: impl FnMut(&T) -> Result<()>) -> std::result::Resul
 }
 
 // SAFETY: a send is read in `Shared::carry_out`, before its completion is pushed. A receive is written while it is in the queue, and leaves
-// that when its completion is pushed. `Shared::destroy` drops the queues, also for `Drop`. Regions are looked up for each use, under the lock
-// that `deregister` takes. Handles are keys of slabs.
+// the queue when its completion is pushed. `Shared::destroy` drops the queues, also for `Drop`. Regions are looked up for each use, under
+// the lock that `deregister` takes. Handles are keys of slabs.
 unsafe impl Provider for Loopback {
     fn name(&self) -> &'static str { NAME }
 

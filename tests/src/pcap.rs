@@ -364,7 +364,7 @@ mod tests {
         assert!(parse(&file(&other)).unwrap_err().contains("packet 5: of another connection"));
         let mut cut = whole.clone();
         cut[24 + 12] += 1;
-        assert!(parse(&cut).unwrap_err().contains("octets captured"));
+        assert!(parse(&cut).unwrap_err().contains("bytes captured"));
         let mut again = awkward();
         again.push(packet(true, 5, SYN, b""));
         assert!(parse(&file(&again)).unwrap_err().contains("a second connection"));

@@ -299,7 +299,7 @@ impl Peer {
     /// Panics if the stream ends earlier.
     pub fn read(&mut self, target: &mut Target, len: usize) -> Vec<u8> {
         let (mut bytes, mut at) = (vec![0; len], 0);
-        target.until("octets", |_| {
+        target.until("bytes", |_| {
             self.flush();
             match self.stream.read(&mut bytes[at..]) {
                 Ok(0) if at < len => panic!("the end after {at} of {len} bytes"),

@@ -1,4 +1,4 @@
-//! The other process of the tests of faults. The tests kill it, stop it, and remove its device.
+//! The other process of the tests of faults, which kill it, stop it, and remove its device.
 //!
 //! - `rdma-peer serve ADDR...` listens and echoes;
 //! - `rdma-peer connect ADDR COUNT MESSAGES` opens connections and keeps this number of messages in flight on each;

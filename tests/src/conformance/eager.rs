@@ -105,7 +105,7 @@ pub fn each_side_decides_what_it_sends(setup: &Setup) {
     (p.s.large, p.c.large) = (true, true);
     let conn = p.connect();
     p.client.context().send(conn, &pattern(1, LIMIT)).expect("room");
-    p.until("one at once", |p| p.s.received == 1 && p.c.sent == 1);
+    p.until("one sent immediately", |p| p.s.received == 1 && p.c.sent == 1);
     assert_eq!(registrations(&p), 0);
     let there = p.s.connection().expect("the server was told");
     p.server.context().send(there, &pattern(2, LIMIT)).expect("room");

@@ -124,7 +124,7 @@ pub fn full_windows_both_ways_do_not_deadlock(setup: &Setup) {
 pub(super) fn welcome(p: &mut Pair) {
     let there = p.s.connection().expect("connected");
     p.server.context().send(there, b"welcome").expect("room");
-    p.until("the client has heard of the server", |p| p.c.received == 1);
+    p.until("the client has received a message", |p| p.c.received == 1);
 }
 
 /// Sends messages, which the server keeps, until the window is closed and all of them have arrived. Returns their number. The answer to an

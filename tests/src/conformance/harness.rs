@@ -126,7 +126,7 @@ impl Setup {
         let address = std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: run `make test-rdma`"));
         let ip: std::net::IpAddr = address.parse().unwrap_or_else(|_| panic!("{name} is no address: {address}"));
         let scale = Scale { connections: 500, echoes: 10, cycles: 200 };
-        // The kernel's siw never asks for the right to read.
+        // The kernel's siw never checks the right to read.
         let reads_anything = kind == "SIW";
         Self {
             provider: ProviderChoice::Verbs,

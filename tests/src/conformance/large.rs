@@ -58,7 +58,7 @@ pub fn regions_are_sent_without_a_copy(setup: &Setup) {
     cx.send_region(conn, &private, 7..BUFFER + 7).expect("it fits a buffer");
     cx.send_region(conn, &region, 0..0).expect("nothing, either");
     cx.send_region(conn, &region, 100..len).expect("room");
-    cx.send_region(conn, &region, 5..2_000_000).expect("twice at once");
+    cx.send_region(conn, &region, 5..2_000_000).expect("two sends of one region");
     // The region is dropped while the peer is fetching it; the fetching continues.
     drop((region, private));
     p.until("all four", |p| p.s.received == 4 && p.c.sent == 4);
@@ -180,7 +180,7 @@ pub fn what_follows_registers_nothing(setup: &Setup) {
         // The number of simultaneous messages may differ a little.
         send(&mut p, 2);
         let before = registered(&p);
-        assert!(before.iter().all(|&count| count <= at_once + 1), "{before:?} for {at_once} at once");
+        assert!(before.iter().all(|&count| count <= at_once + 1), "{before:?} for {at_once} at a time");
         send(&mut p, messages);
         println!("{len} bytes: {before:?} registrations, then {:?} for {messages} times {at_once}", registered(&p));
         assert_eq!(registered(&p), before, "the memory of earlier ones serves");

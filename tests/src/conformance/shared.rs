@@ -151,7 +151,7 @@ pub fn windows_follow_use(setup: &Setup) {
     await_window(&mut p, busy, LEAST);
     let alone = pour(&mut p, busy, 400);
     // Half of the 41 unclaimed receives, and the minimum.
-    assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} at once");
+    assert!((10..=22 + MIN_CLAIM - 3).contains(&alone), "{alone} without a pause");
     for &conn in &idle {
         // On a slow machine, a ping uses a credit for a moment, and its answer brings that of the hello.
         let has = p.client.context().writable(conn);
@@ -161,7 +161,7 @@ pub fn windows_follow_use(setup: &Setup) {
     assert!((20..=30).contains(&left), "{left} are left");
     // A second one gets as much, from the receives that the first has left and gives up.
     let second = pour(&mut p, idle[0], 400);
-    assert!(second > LEAST + 4, "{second} at once");
+    assert!(second > LEAST + 4, "{second} without a pause");
     // A refused send on a full window is followed by one notification of room.
     while p.client.context().send(busy, b"full").is_ok() {}
     assert_eq!(p.client.context().send(busy, b"more"), Err(SendErrorKind::WouldBlock(Blocked::Window)));

@@ -122,7 +122,7 @@ pub fn lists_have_one_end(setup: &Setup) {
         assert_eq!((end.is_done(), end.there, end.unknown), (true, BLOCKS, 0));
         assert!(copy(&b.local) == bytes);
         b.p.until("the news of it", |p| p.s.count(|e| matches!(e, Event::Immediate(_, 7, 48_000))) == 1);
-        assert_eq!(b.p.c.count(|e| matches!(e, Event::Sent(..))), 0, "no piece is told of on its own");
+        assert_eq!(b.p.c.count(|e| matches!(e, Event::Sent(..))), 0, "no piece is reported separately");
         b.finish();
     }
 }

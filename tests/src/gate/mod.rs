@@ -140,7 +140,7 @@ struct Fault {
 #[derive(Debug, Default)]
 struct State {
     counts: BTreeMap<Call, u32>,
-    /// The calls that fail, by kind.
+    /// The calls that are to fail, by kind.
     faults: BTreeMap<Call, Fault>,
     failed: BTreeMap<Call, u32>,
     objects: Objects,
@@ -154,7 +154,7 @@ struct State {
     moves: bool,
     /// The address of the next connection of this side fails to resolve.
     unresolved: Option<Unresolved>,
-    /// The keys of the peer that the next messages take back.
+    /// The keys of the peer that the next messages invalidate.
     taken_back: VecDeque<RemoteKey>,
     /// All memory that was registered so far.
     memories: Vec<Weak<Memory>>,
@@ -218,7 +218,7 @@ impl Gate {
         self.state().unplugged
     }
 
-    /// From now on drops the `Established` events of accepted connections.
+    /// Drops all further `Established` events of accepted connections.
     pub fn lose_beginnings(&self) {
         self.state().loses_beginnings = true;
     }

@@ -82,7 +82,7 @@ struct Grip {
 pub struct Plan {
     /// The means of the attack on all connections.
     pub means: Means,
-    /// The keys that the server has told, and the addresses.
+    /// The keys that the server has sent, with the addresses.
     pub keys: Vec<(u32, u64)>,
 }
 

@@ -47,11 +47,11 @@ pub fn may_be_first() -> bool {
 /// An order, as a message to the reactor of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// To begin.
+    /// The order to begin.
     Go,
-    /// To report.
+    /// The order to report.
     Report,
-    /// To end: standard input has ended.
+    /// The order to end: standard input has ended.
     End,
 }
 
