@@ -14,8 +14,8 @@ use rdma_reactor_tests::device::{Peer, config};
 conformance!(adapter, rdma_reactor_tests::conformance::Setup::adapter());
 conformance!(shared adapter_shared, rdma_reactor_tests::conformance::Setup::adapter().shared(128));
 
-/// H10: one listener on an unspecified address, under `Auto`, serves a client on the device; and one on the loopback at the same
-/// time, unless a device of iWARP has the port of TCP.
+/// H10: one listener on an unspecified address, under `Auto`, serves a client on the device, and another on the loopback at the same time,
+/// unless an iWARP device uses the port of TCP.
 #[test]
 fn a_wildcard_listener_serves_the_device_and_the_loopback() {
     with_watchdog("a_wildcard_listener_serves_the_device_and_the_loopback", || {
@@ -42,10 +42,10 @@ fn a_wildcard_listener_serves_the_device_and_the_loopback() {
     });
 }
 
-/// Number of connections that a fault hits.
+/// The number of connections that a fault hits.
 const HIT: usize = 8;
 
-/// A process that dies, and one that stands still, end each of their connections once, and the loop goes on.
+/// A process that dies, and one that stalls, end each of their connections once, and the loop continues.
 fn end_by(signal: &str, reason: &DisconnectReason) {
     let mut reactor = Reactor::new(config()).expect("a reactor");
     let mut probe = Probe::default();

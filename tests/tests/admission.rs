@@ -1,4 +1,4 @@
-//! Peers that wait until the program has looked at who they are: the callback on virtual time, and `PendingPeers` of `aio`.
+//! Peers that wait until the program has checked their identity: the callback on virtual time, and `PendingPeers` of `aio`.
 #![allow(clippy::disallowed_methods, reason = "clients in a thread of their own")]
 
 use std::cell::RefCell;
@@ -24,12 +24,12 @@ const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
 
-/// The time that the server of the tests on virtual time has a peer wait.
+/// The time for which the server of the tests on virtual time lets a peer wait.
 const WAIT: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// The peers that this side was asked about, and those that were answered for late.
+    /// The peers that this side was asked about. Below it: those that were answered late.
     asked: Vec<ConnectionId>,
     answered: Vec<bool>,
     up: Vec<ConnectionId>,
@@ -64,7 +64,7 @@ impl Handler for Side {
         let mut seen = self.seen.borrow_mut();
         let conn = *seen.asked.last().expect("a peer");
         let answer = self.answer.clone().expect("an answer");
-        // The second one comes too late.
+        // The second answer is too late.
         let first = cx.judge(conn, answer);
         seen.answered.extend([first, cx.judge(conn, Ok(()))]);
     }
@@ -83,7 +83,7 @@ impl Handler for Side {
     }
 }
 
-/// Lets a client connect; returns the virtual time that it took until `done`, and the connections that are left on the server.
+/// Connects a client. Returns the virtual time until `done`, and the number of remaining connections on the server.
 fn connect(config: Config, sides: [&Side; 2], done: impl Fn(&Seen, &Seen) -> bool) -> (Duration, usize) {
     let fabric = network(2);
     let mut nodes = [SERVER, CLIENT]
@@ -171,7 +171,7 @@ fn refused(result: Result<AsyncConnection, ConnectError>) -> String {
     }
 }
 
-/// A client with a certificate of the authority for this name.
+/// Returns a client with a certificate of the authority for this name.
 fn known_as(authority: &Authority, name: &str) -> ConnectOptions {
     let tls = Tls::mutual(&authority.identity(name), authority.pem().as_bytes()).expect("settings");
     ConnectOptions::new().security(Security::Tls(tls.server_name("server").expect("a name")))
@@ -192,7 +192,7 @@ fn a_task_decides_by_name_who_is_let_in_while_others_wait() {
             let [alice, mallory] = both;
             assert!(alice.peer_address().is_some_and(|peer| peer.ip() == HERE.ip()));
             assert_eq!(mallory.identity().names()[0], PeerName::Dns("mallory.example".into()));
-            // Turns are taken meanwhile, and neither of them is up.
+            // Turns run meanwhile, and neither connection is established.
             net.sleep(Duration::from_millis(20)).await;
             assert_eq!(net.with(|cx| cx.stats().connections.connected), 0);
             alice.accept();
@@ -226,7 +226,7 @@ fn who_gets_no_answer_is_refused() {
         };
         let (result, ()) = join(net.connect(address), gone).await;
         assert_eq!(refused(result), "nobody decides here who is let in");
-        // It is gone when the peer comes.
+        // `PendingPeers` has been dropped when the peer arrives.
         assert_eq!(refused(net.connect(address).await), "nobody decides here who is let in");
     });
 }
@@ -241,14 +241,14 @@ fn a_listener_that_is_dropped_ends_its_gate() {
     });
 }
 
-/// Stops when each attempt has proven who it is, or has failed.
+/// A program that stops when each attempt has proven its identity, or has failed.
 struct Flood {
     left: usize,
 }
 
 impl Flood {
     fn one_is_done(&mut self, cx: &mut Context<'_>) {
-        // One that is refused counts twice.
+        // A refused attempt counts twice.
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
             cx.stop();
@@ -267,7 +267,7 @@ impl Handler for Flood {
     }
 }
 
-/// Peers that give up leave nothing behind but their numbers, and those are bounded. A task that looks at last finds who is there.
+/// Peers that give up leave only their numbers behind, and those are bounded. A task that checks late finds the waiting peers.
 #[test]
 fn peers_that_nobody_looks_at_are_bounded() {
     const AT_ONCE: usize = 200;
@@ -275,7 +275,7 @@ fn peers_that_nobody_looks_at_are_bounded() {
     with_approval("a flood", small(), |net, listener, peers| async move {
         let to = listener.local_address().expect("it listens");
         let mut attempts = 0;
-        // Until one is one too many.
+        // Until one exceeds the limit.
         while net.with(|cx| cx.stats().connections.insecure) == 0 {
             let flood = std::thread::spawn(move || {
                 let mut reactor = Reactor::new(small()).expect("a reactor");

@@ -27,21 +27,21 @@ fn config() -> Config {
     Setup::iwarp().config()
 }
 
-/// A reactor that listens to itself.
+/// Returns a reactor that listens and connects to itself.
 fn net(config: Config) -> (AsyncReactor, AsyncListener) {
     let net = AsyncReactor::new(config).unwrap();
     let listener = net.listen(Setup::iwarp().address).unwrap();
     (net, listener)
 }
 
-/// Two ends of a connection.
+/// Returns two ends of a connection.
 async fn pair(net: &AsyncReactor, listener: &AsyncListener) -> (AsyncConnection, AsyncConnection) {
     let address = listener.local_address().unwrap();
     let (here, there) = join(net.connect(address), listener.accept()).await;
     (here.unwrap(), there.unwrap())
 }
 
-/// Runs a future on a reactor that listens to itself; nothing is left when it is done.
+/// Runs a future on a reactor that listens and connects to itself. No state remains when the future is done.
 fn run<F: Future<Output = ()>>(
     name: &'static str,
     config: Config,
@@ -56,7 +56,7 @@ fn run<F: Future<Output = ()>>(
     });
 }
 
-/// Takes turns until no connection is left and every buffer is back in its pool.
+/// Runs turns until no connection is left and every buffer is in its pool.
 fn assert_settles(net: &AsyncReactor) {
     let settled = |net: &AsyncReactor| {
         let stats = net.with(|cx| cx.stats());
@@ -67,7 +67,7 @@ fn assert_settles(net: &AsyncReactor) {
     }
 }
 
-/// Answers everybody until the reactor is drained.
+/// Echoes on all connections until the reactor is drained.
 async fn echo(listener: &AsyncListener) {
     let mut served = FuturesUnordered::new();
     loop {
@@ -92,7 +92,7 @@ async fn echo(listener: &AsyncListener) {
     }
 }
 
-/// Runs `future`, and `beside` for as long as that takes.
+/// Runs `future`, and `beside` at the same time.
 async fn with_server<T>(future: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
     match select(pin!(future), pin!(beside)).await {
         Either::Left((output, _)) => output,
@@ -141,7 +141,7 @@ fn a_sender_waits_for_the_receiver() {
         };
         let receive = async {
             for number in 0..1000_u32 {
-                // Time passes, and nobody receives: no more is taken than the window has room for.
+                // Time passes without a receive: no more messages are accepted than the window has room for.
                 if number % 250 == 0 {
                     net.sleep(Duration::from_millis(5)).await;
                     assert!(sent.get() <= number + 8, "{} are sent, {number} received", sent.get());
@@ -173,7 +173,7 @@ fn thousand_tasks_share_a_reactor() {
     });
 }
 
-/// Tasks that send on one connection all the time, and what each of them has sent since all have begun.
+/// Tasks that send on one connection without pause, and the messages of each since all have begun.
 struct Senders {
     begun: Cell<usize>,
     counts: Vec<Cell<usize>>,
@@ -192,7 +192,7 @@ impl Senders {
         self.begun.set(self.begun.get() + 1);
         while self.all.get() < tasks * 50 {
             conn.send(&[7; 64]).await.unwrap();
-            // The task that came first had the window for itself.
+            // The first task had the window for itself.
             if self.begun.get() == tasks {
                 self.counts[task].set(self.counts[task].get() + 1);
                 self.all.set(self.all.get() + 1);
@@ -207,7 +207,7 @@ impl Senders {
     }
 }
 
-/// A task that sends all the time leaves as much to the others as it has itself. `aio_fair.rs` has other executors.
+/// A task that sends without pause leaves as much to the others as it uses itself. `aio_fair.rs` has other executors.
 #[test]
 fn tasks_that_run_share_a_connection() {
     run("tasks_that_run", config(), |net, listener| async move {
@@ -225,7 +225,7 @@ fn tasks_that_run_share_a_connection() {
     });
 }
 
-/// The same, with tasks of tokio.
+/// Tests the same with tasks of tokio.
 #[test]
 fn tasks_of_tokio_share_a_connection() {
     with_watchdog("tasks_of_tokio", || {
@@ -281,7 +281,7 @@ fn memory_is_read_written_and_counted_up() {
         let word = remote.part(0, 8).unwrap();
         here.operate(|cx| cx.fetch_add(here.id(), word, &mut local, 0, 2)).await.unwrap();
         assert_eq!((local.load(0), shared.load(0)), (40, 42));
-        // More operations than the queue has places wait for each other.
+        // More operations than the queue has slots for wait for each other.
         join_all((0..500).map(|_| here.write(word, &local, 0..8))).await.into_iter().for_each(|done| done.unwrap());
         let refused = here.write(remote, &local, 4000..4097).await;
         assert!(matches!(refused, Err(OperationError::Refused(SendErrorKind::OutOfBounds { .. }))), "{refused:?}");
@@ -294,7 +294,7 @@ fn an_end_is_told_with_its_reason() {
         let address = listener.local_address().unwrap();
         let nobody = net.connect(([127, 0, 0, 1], 1).into()).await;
         assert!(matches!(nobody, Err(ConnectError::Transport(_))), "{nobody:?}");
-        // A close here, seen from both sides; what was sent before arrives.
+        // A close on this side, seen from both sides; earlier messages arrive.
         let (here, there) = pair(&net, &listener).await;
         here.send(b"last words").await.unwrap();
         here.close();
@@ -311,7 +311,7 @@ fn an_end_is_told_with_its_reason() {
         assert_eq!(there.recv().await.unwrap()[..], b"still open"[..]);
         drop(second);
         assert_eq!(there.closed().await, DisconnectReason::Closed);
-        // Tasks that wait for a message, room or the end are told when a peer is lost.
+        // Tasks that wait for a message, room or the end are notified when a peer is lost.
         let (here, there) = pair(&net, &listener).await;
         let full = async { while here.send(&[0; 8192]).await.is_ok() {} };
         let lost = async {
@@ -357,7 +357,7 @@ fn streams_end_each_way_on_their_own() {
             stream.close().await.unwrap();
         };
         join(write, read).await;
-        // A peer that goes without an end is an error behind its bytes.
+        // A peer that disconnects without an end causes an error behind its bytes.
         let (here, there) = pair(&net, &listener).await;
         let (mut writer, mut reader) = (AsyncStream::from(here), AsyncStream::from(there));
         writer.write_all(b"half").await.unwrap();
@@ -369,7 +369,7 @@ fn streams_end_each_way_on_their_own() {
     });
 }
 
-/// Sends back what it reads, and then its end.
+/// A program that returns the bytes that it reads, and then its end.
 #[derive(Default)]
 struct Mirror {
     closed: u32,
@@ -422,7 +422,7 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
             read.unwrap();
             assert!(got == bytes);
         });
-        // The server's turns are taken between those of the client.
+        // The server's turns run between those of the client.
         let both = poll_fn(|task: &mut Task<'_>| {
             server.turn(&mut mirror, Duration::ZERO).unwrap();
             let done = client.as_mut().poll(task);
@@ -438,8 +438,7 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
     });
 }
 
-/// Takes turns as an executor of others does, until a drain has ended; returns the number of turns in which nothing was left to do
-/// before that.
+/// Runs turns as another executor does, until a drain has ended. Returns the number of turns without remaining work before that.
 fn turns_until_drained(net: &AsyncReactor) -> u32 {
     let mut idle = 0;
     let waker = std::task::Waker::noop();
@@ -452,7 +451,7 @@ fn turns_until_drained(net: &AsyncReactor) -> u32 {
     idle
 }
 
-/// The turn that ends a drain says so, and no deadline is left behind: a task that asks `is_drained` before its turns does not sleep.
+/// The turn that ends a drain reports it, and leaves no deadline: a task that checks `is_drained` before its turns does not sleep.
 #[test]
 fn a_drain_without_connections_ends_with_its_turn() {
     with_watchdog("a drain", || {
@@ -473,7 +472,7 @@ fn a_drain_without_connections_ends_with_its_turn() {
     });
 }
 
-/// What a future sends last goes out though no turn follows, and a shutdown ends its connections in order.
+/// The last send of a future is posted though no turn follows, and a shutdown ends its connections in order.
 #[test]
 fn the_last_word_of_a_future_is_sent() {
     with_watchdog("the last word", || {
@@ -532,7 +531,7 @@ fn a_host_by_name_several_addresses_and_sends_that_do_not_wait() {
     });
 }
 
-/// Polls a future at most `polls` times; `None` if it is not done then.
+/// Polls a future at most `polls` times. Returns `None` if it is not done then.
 async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     let mut future: Pin<Box<dyn Future<Output = T> + '_>> = Box::pin(future);
     let mut left = polls;
@@ -542,7 +541,7 @@ async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> 
         }
         left -= 1;
         match future.as_mut().poll(task) {
-            // The last poll was in vain: the future is dropped.
+            // The last poll returned nothing: the future is dropped.
             Poll::Pending if left == 0 => Poll::Ready(None),
             other => other.map(Some),
         }
@@ -550,9 +549,9 @@ async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> 
     .await
 }
 
-/// Something of everything, one after another.
+/// Runs each kind of operation sequentially.
 async fn everything(net: &AsyncReactor, listener: &AsyncListener, name: u64) {
-    // A connection of a future that was dropped may be there to be accepted: it has another name.
+    // A connection of a dropped future may wait to be accepted: it has another name.
     let address = listener.local_address().unwrap();
     let connect = async {
         let here = net.connect(address).await.unwrap();
@@ -605,7 +604,7 @@ fn a_future_may_be_dropped_at_every_await() {
     run("dropped_at_every_await", config().receive_depth(8).send_depth(8), |net, listener| async move {
         let mut polls = 1;
         while abandon(everything(&net, &listener, 2 * polls as u64), polls).await.is_none() {
-            // What was dropped has taken nothing with it.
+            // The dropped futures have consumed nothing.
             everything(&net, &listener, 2 * polls as u64 + 1).await;
             polls += 1;
         }
@@ -614,7 +613,7 @@ fn a_future_may_be_dropped_at_every_await() {
     });
 }
 
-/// A future that is dropped while it waits leaves what it waited for to the next one.
+/// A future that is dropped while it waits leaves its turn to the next one.
 #[test]
 fn what_a_dropped_future_waited_for_is_not_lost() {
     run("nothing_is_lost", config().receive_depth(8), |net, listener| async move {

@@ -1,5 +1,4 @@
-//! Tasks that wait for the same connection or listener have their turns in the order in which they came, whatever the order in which
-//! their executor polls them. On virtual time.
+//! Tasks that wait for the same connection or listener get their turns in the order of their arrival, in every executor. On virtual time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -23,7 +22,7 @@ use rdma_reactor_tests::sim::swarm::MS;
 /// The address of node 0, which listens.
 const SERVER: ([u8; 4], u16) = ([10, 0, 0, 1], 7471);
 
-/// Number of steps without progress of a test.
+/// The number of steps of a test without progress.
 const STEPS: u64 = 200_000;
 
 /// The order in which an executor polls the tasks that were woken.
@@ -38,9 +37,9 @@ const ORDERS: [Order; 2] = [Order::FirstWokenFirst, Order::LastWokenFirst];
 /// The tasks that were woken.
 #[derive(Default)]
 struct Woken {
-    /// Those that the executor has not polled since, in order.
+    /// The woken tasks that the executor has not polled since, in order.
     queue: Mutex<VecDeque<usize>>,
-    /// All, if anybody looks at them.
+    /// All woken tasks, if a test requests them.
     all: Mutex<Option<Vec<usize>>>,
 }
 
@@ -68,7 +67,7 @@ impl Wake for Bell {
     }
 }
 
-/// A task, and what wakes it.
+/// A task, and its waker.
 type Spawned = (Pin<Box<dyn Future<Output = ()>>>, Arc<Bell>);
 
 /// A server and a client on virtual time, and tasks of both.
@@ -96,7 +95,7 @@ impl World {
         self.nodes[1].0.clone()
     }
 
-    /// Adds a task; returns what says how often it was woken, except for the first time.
+    /// Adds a task. Returns its waker, which counts the wake-ups after the first one.
     fn spawn(&mut self, task: impl Future<Output = ()> + 'static) -> Arc<Bell> {
         let woken = Arc::clone(&self.woken);
         let bell = Arc::new(Bell { task: self.tasks.len(), rung: false.into(), wakes: 0.into(), woken });
@@ -106,7 +105,7 @@ impl World {
         bell
     }
 
-    /// Polls the tasks that were woken, and takes the turns that are due. If there is nothing to do, time passes.
+    /// Polls the tasks that were woken, and runs the turns that are due. If there is nothing to do, time passes.
     fn step(&mut self) {
         let woken = std::mem::take(&mut *self.woken.queue.lock().unwrap());
         let mut idle = woken.is_empty();
@@ -149,7 +148,7 @@ impl World {
         panic!("not in {STEPS} steps: {what}");
     }
 
-    /// Lets everything happen that can, for a while.
+    /// Runs everything that can run, for a while.
     fn settle(&mut self) {
         let until = lock(&self.fabric).now() + 20 * MS;
         while lock(&self.fabric).now() < until {
@@ -157,7 +156,7 @@ impl World {
         }
     }
 
-    /// Runs a future, and returns what it returns.
+    /// Runs a future, and returns its result.
     #[track_caller]
     fn wait<T: 'static>(&mut self, what: &str, future: impl Future<Output = T> + 'static) -> T {
         let done = self.begin(future);
@@ -165,7 +164,7 @@ impl World {
         done.take().expect("it is done")
     }
 
-    /// Begins a future; what it returns will be in the cell.
+    /// Begins a future, whose result is stored in the cell.
     fn begin<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> Rc<RefCell<Option<T>>> {
         let done = Rc::new(RefCell::new(None));
         let output = Rc::clone(&done);
@@ -173,7 +172,7 @@ impl World {
         done
     }
 
-    /// The ends of a connection at the client and at the server.
+    /// Returns the ends of a connection at the client and at the server.
     fn pair(&mut self) -> (AsyncConnection, AsyncConnection) {
         let listener = self.server().listen(SocketAddr::from(SERVER)).unwrap();
         let client = self.client();
@@ -189,23 +188,24 @@ fn poll_once<T>(future: impl Future<Output = T>, waker: &Waker) -> Poll<T> {
     pin!(future).poll(&mut Task::from_waker(waker))
 }
 
-/// Makes a task receive everything.
+/// Starts a task that receives everything.
 fn receive_all(world: &mut World, conn: &AsyncConnection) {
     let conn = conn.clone();
     world.spawn(async move { while conn.recv().await.is_ok() {} });
 }
 
-/// What tasks that send on one connection have done.
+/// The results of tasks that send on one connection.
 struct Sends {
-    /// Number of messages of each task since all of them have begun.
+    /// The number of messages of each task since all of them have begun.
     counts: Vec<u64>,
-    /// Number of wake-ups of all.
+    /// The number of wake-ups of all.
     wakes: u64,
-    /// The most messages that one task has sent while another one waited to send one.
+    /// The largest number of messages that one task has sent while another one waited to send one.
     overtakes: u64,
 }
 
-/// The tasks that wait to send, by their time of arrival, with what each of the others had sent then.
+/// The tasks that wait to send, by their time of arrival, with the messages that each of the others had sent at that
+/// time.
 #[derive(Default)]
 struct Waiting {
     line: BTreeMap<u64, usize>,
@@ -214,7 +214,7 @@ struct Waiting {
     overtakes: u64,
 }
 
-/// Lets tasks send on one connection, and checks that those that wait are called in the order in which they came.
+/// Runs tasks that send on one connection, and checks that waiting tasks are woken in the order of their arrival.
 fn sends_by_each(order: Order, tasks: usize, total: u64, len: usize) -> Sends {
     let mut world = World::new(order, Config::default(), Config::default());
     let (here, there) = world.pair();
@@ -237,7 +237,7 @@ fn sends_by_each(order: Order, tasks: usize, total: u64, len: usize) -> Sends {
                 begun.set(begun.get() + 1);
                 while sent.get() < total {
                     send().await;
-                    // The task that came first had the window for itself.
+                    // The first task had the window for itself.
                     if begun.get() == tasks {
                         count.set(count.get() + 1);
                     }
@@ -252,7 +252,7 @@ fn sends_by_each(order: Order, tasks: usize, total: u64, len: usize) -> Sends {
     Sends { counts: counts.iter().map(|count| count.get()).collect(), wakes, overtakes }
 }
 
-/// Sends, and notes when the task comes to wait, when it is called, and what others have sent meanwhile.
+/// Sends, and notes when the task begins to wait, when it is woken, and the messages of others meanwhile.
 async fn in_line(
     task: usize,
     first: usize,
@@ -263,7 +263,7 @@ async fn in_line(
     let (mut send, mut came, mut before) = (pin!(send), None, Vec::new());
     let sent = poll_fn(|cx| {
         let state = &mut *waiting.borrow_mut();
-        // Those that were called since the last look were the first in line.
+        // The tasks woken since the last check were the first in the queue.
         for called in woken.all.lock().unwrap().iter_mut().flat_map(|all| all.drain(..)) {
             let Some(called) = called.checked_sub(first).filter(|&called| called < state.done.len()) else { continue };
             if let Some((_, next)) = state.line.pop_first() {
@@ -277,7 +277,7 @@ async fn in_line(
                 before.clone_from(&state.done);
                 state.arrivals
             });
-            // If it was called and refused, it waits where it has waited.
+            // A task that was woken and refused keeps its position in the queue.
             state.line.insert(arrival, task);
         } else {
             let others = state.done.iter().zip(&before).map(|(done, before)| done - before);
@@ -289,14 +289,13 @@ async fn in_line(
     sent.await.unwrap();
 }
 
-/// Tasks that wait are called in the order in which they came, in any executor, so that nobody sends more than twice while another
-/// one waits once. One that polls the tasks in the order in which they were woken has them come in that order again, and so each sends
-/// as much as any other. One that polls the last one first turns the order of those that were called together around each time, and
-/// lets some come twice as often as others.
+/// Waiting tasks are woken in the order of their arrival, in any executor, so that nobody sends more than twice while another task waits
+/// once. An executor that polls the tasks in the order of their wake-ups preserves their order, so each sends as much as any other. One
+/// that polls the last one first reverses the order of those that were woken together, and lets some send twice as often as others.
 #[test]
 fn tasks_that_send_on_one_connection_send_as_much_as_each_other() {
     for order in ORDERS {
-        // Past `LargeMessageSettings::eager_limit` 16 messages at a time are under way.
+        // Past `LargeMessageSettings::eager_limit` 16 messages at a time are in flight.
         for (tasks, each, len) in [(2, 100, 64), (10, 100, 64), (100, 100, 64), (1000, 100, 64), (40, 200, 300_000)] {
             let Sends { counts, overtakes, .. } = sends_by_each(order, tasks, tasks as u64 * each, len);
             let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
@@ -319,7 +318,7 @@ fn a_message_costs_one_wake_up_however_many_tasks_wait() {
     }
 }
 
-/// Fills the window of a connection whose peer receives nothing; returns the number of messages.
+/// Fills the window of a connection whose peer receives nothing. Returns the number of messages.
 fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     let (mut sent, mut quiet) = (0_u32, 0);
     while quiet < 3 {
@@ -333,7 +332,7 @@ fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     sent
 }
 
-/// A send that waits and is dropped, with its turn or without it, is in nobody's way.
+/// A waiting send that is dropped, with its turn or without it, blocks nobody.
 #[test]
 fn a_dropped_send_passes_its_turn_on() {
     for drop_with_turn in [false, true] {
@@ -354,7 +353,7 @@ fn a_dropped_send_passes_its_turn_on() {
         if !drop_with_turn {
             first = Box::pin(std::future::pending());
         }
-        // Room for some messages; the first task has its turn, and does not use it.
+        // There is room for some messages; the first task has its turn, and does not use it.
         let receiver = there.clone();
         world.wait("room", async move {
             for _ in 0..filled {
@@ -371,7 +370,7 @@ fn a_dropped_send_passes_its_turn_on() {
     }
 }
 
-/// Those that wait have what room there is; what does not wait gets the rest.
+/// Waiting tasks get the room first; a send that does not wait gets the remaining room.
 #[test]
 fn room_for_tasks_that_wait_is_theirs() {
     let config = || Config::default().receive_depth(8).send_depth(8);
@@ -402,7 +401,7 @@ fn room_for_tasks_that_wait_is_theirs() {
     let late = world.begin(async move { late.send(b"late").await });
     world.step();
     assert!(late.borrow().is_none(), "a newcomer overtakes {} that wait", waiting.len());
-    // They have their turns still, and in the end the newcomer has one.
+    // They still have their turns, and in the end the new task has one.
     receive_all(&mut world, &there);
     for send in waiting {
         world.wait("a message that has waited", send).unwrap();
@@ -410,7 +409,7 @@ fn room_for_tasks_that_wait_is_theirs() {
     world.until("the newcomer", || late.borrow().is_some());
 }
 
-/// Futures that have their turns, and are not polled, keep room for one message each; others go on with the rest.
+/// Futures that have their turns, and are not polled, keep room for one message each; others use the remaining room.
 #[test]
 fn a_task_that_does_not_use_its_turn_holds_nobody_up() {
     let config = || Config::default().receive_depth(16).send_depth(16);
@@ -435,7 +434,7 @@ fn a_task_that_does_not_use_its_turn_holds_nobody_up() {
     drop(idle);
 }
 
-/// A task that waits for the peer does not hold up one that does not need it.
+/// A task that waits for the peer does not block one that does not need it.
 #[test]
 fn operations_pass_messages_that_wait_for_the_peer() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -469,7 +468,7 @@ fn operations_pass_messages_that_wait_for_the_peer() {
     world.until("the messages", || waiting.borrow().is_some() && operation.borrow().is_some());
 }
 
-/// Large messages that wait for each other, or for memory, do not hold up small ones.
+/// Large messages that wait for each other, or for memory, do not block small ones.
 #[test]
 fn small_messages_pass_large_ones_that_wait() {
     for memory in [1 << 20, 64 << 20] {
@@ -477,7 +476,7 @@ fn small_messages_pass_large_ones_that_wait() {
             .large_messages(|l| l.eager_limit = 0)
             .large_messages(|l| l.max_message = 1 << 20)
             .large_messages(|l| l.memory = memory);
-        // The server receives nothing, so it fetches what it has memory for.
+        // The server receives nothing, so it fetches as much as its memory allows.
         let server =
             Config::default().large_messages(|l| l.max_message = 1 << 20).large_messages(|l| l.memory = 1 << 20);
         let mut world = World::new(Order::FirstWokenFirst, server, client);
@@ -500,7 +499,7 @@ fn small_messages_pass_large_ones_that_wait() {
     }
 }
 
-/// A connection that is closed here tells those that wait, and those that come.
+/// A close on this side is reported to waiting tasks, and to later ones.
 #[test]
 fn tasks_that_wait_hear_of_a_close() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -516,7 +515,7 @@ fn tasks_that_wait_hear_of_a_close() {
     assert_eq!((waiting.take(), late.take()), (Some(Err(SendErrorKind::Closed)), Some(Err(SendErrorKind::Closed))));
 }
 
-/// Tasks get messages in the order in which they came, and a task that is dropped with its turn passes it on.
+/// Tasks get messages in the order of their arrival, and a task that is dropped with its turn passes it on.
 #[test]
 fn tasks_that_receive_have_their_turns() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -542,7 +541,7 @@ fn tasks_that_receive_have_their_turns() {
     world.until("all messages", || got.borrow().len() == 50);
     let expected: Vec<_> = (0..50).map(|number| (number % 5, number)).collect();
     assert_eq!(*got.borrow(), expected);
-    // One that was woken is dropped.
+    // A woken task is dropped.
     let bell = Arc::new(Bell { task: 0, rung: true.into(), wakes: 0.into(), woken: Arc::default() });
     let waker = Waker::from(Arc::clone(&bell));
     let conn = there.clone();
@@ -592,7 +591,7 @@ fn tasks_that_accept_have_their_turns() {
     assert_eq!(*accepted.borrow(), [0, 1, 2]);
 }
 
-/// A task that counts how many there are.
+/// A task that counts the existing ones.
 struct Counted(Arc<AtomicU64>);
 
 impl Counted {
@@ -612,7 +611,7 @@ impl Drop for Counted {
     }
 }
 
-/// Futures that are dropped on an idle connection leave nothing behind: no waker, no memory.
+/// Futures that are dropped on an idle connection leave neither wakers nor memory behind.
 #[test]
 fn a_hundred_thousand_dropped_futures_leave_nothing() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -638,7 +637,7 @@ fn a_hundred_thousand_dropped_futures_leave_nothing() {
     let used = allocation_counter::measure(|| give_up(100_000));
     assert_eq!(tasks.load(Ordering::Relaxed), 0, "wakers of dropped futures are kept");
     assert!(used.bytes_current <= 0, "{} bytes are kept", used.bytes_current);
-    // What was waited for is there for others.
+    // Others receive the awaited messages.
     receive_all(&mut world, &there);
     world.wait("a message", async move { here.send(b"there is room").await }).unwrap();
 }

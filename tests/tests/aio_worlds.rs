@@ -1,6 +1,6 @@
-//! Futures on virtual time, over a network that is slow in all ways, each of them dropped at random while it waits. What a
-//! future says of its cancellation holds: nothing is lost, nothing comes twice, and nothing is left over. Several tasks send and receive
-//! on each connection: each has its turn, whatever the others do.
+//! Futures on virtual time, over a network that is slow in all ways, each of them dropped at random while it waits. The documented effects
+//! of cancellation hold: nothing is lost, nothing arrives twice, and no state remains. Several tasks send and receive on each connection:
+//! each has its turn, regardless of the others.
 //!
 //! `AIO_WORLDS=100` sets the number of worlds (default: 4,000), and `AIO_SEED=7` runs that one only.
 
@@ -27,7 +27,7 @@ use rdma_reactor_tests::sim::seeds::each_world;
 use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// Number of steps that a world may take.
+/// The number of steps that a world may take.
 const STEPS: u64 = 200_000;
 
 /// The address of node 0, which listens.
@@ -42,7 +42,7 @@ impl Wake for Bell {
     }
 }
 
-/// The chance by which futures are dropped, and how many were.
+/// The chance of dropping futures, and the number of dropped ones.
 #[derive(Clone)]
 struct Fate {
     rng: Rc<RefCell<Rng>>,
@@ -54,7 +54,7 @@ impl Fate {
         from(&mut self.rng.borrow_mut())
     }
 
-    /// Lets a future have at most so many polls; `None` if it is dropped.
+    /// Polls a future at most this number of times. Returns `None` if it is dropped.
     async fn polls<T>(&self, polls: u64, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         let mut left = polls;
@@ -69,7 +69,7 @@ impl Fate {
         .await
     }
 
-    /// Makes a future and drops it while it waits, again and again with more patience, until one comes to its end.
+    /// Creates a future and drops it while it waits, repeatedly with more patience, until one completes.
     async fn insist<T, F: Future<Output = T>>(&self, mut make: impl FnMut() -> F) -> T {
         let mut patience = 1;
         loop {
@@ -79,7 +79,7 @@ impl Fate {
             }
             *self.dropped.borrow_mut() += 1;
             patience *= 2;
-            // Others have their turn; what wakes this task meanwhile must not be lost with the future.
+            // Others have their turn; a wake-up of this task meanwhile must not be lost with the future.
             let mut yielded = false;
             poll_fn(|task| {
                 if std::mem::replace(&mut yielded, true) {
@@ -93,14 +93,14 @@ impl Fate {
     }
 }
 
-/// Those that wait to send on an end of a connection messages that need the same: the number of each by arrival, and how many of those
-/// that came later have sent theirs since.
+/// The tasks that wait on an end of a connection to send messages of equal needs: the number of each by arrival, and the number of later
+/// tasks that have sent theirs since.
 #[derive(Clone, Default)]
 struct Line(Rc<RefCell<(u64, BTreeMap<u64, usize>)>>);
 
 impl Line {
-    /// Sends a message beside those of other tasks. Each of these may have its turn together with this one and be polled first, and once
-    /// more if this one is refused then, because the reactor has sent a grant since the room was counted.
+    /// Sends a message concurrently with those of other tasks. Each of these may have its turn together with this one and be polled first.
+    /// It may do so once more if this one is refused then, because the reactor has sent a grant since the room was counted.
     async fn send(&self, conn: &AsyncConnection, message: &[u8], others: usize) -> Result<SendId, SendErrorKind> {
         let mut place = InLine { line: self, number: None };
         let mut send = pin!(conn.send(message));
@@ -127,7 +127,7 @@ impl Line {
     }
 }
 
-/// A message that waits.
+/// A waiting message.
 struct InLine<'a> {
     line: &'a Line,
     number: Option<u64>,
@@ -141,7 +141,8 @@ impl Drop for InLine<'_> {
     }
 }
 
-/// The numbers of tasks on each connection: those that send questions, those that receive answers, and those that answer.
+/// The numbers of tasks on each connection: those that send requests, those that receive answers, and those that
+/// answer.
 #[derive(Clone, Copy)]
 struct Tasks {
     ask: u8,
@@ -149,7 +150,7 @@ struct Tasks {
     answer: u8,
 }
 
-/// The content of a message of a task of a client.
+/// Returns the content of a message of a task of a client.
 fn content(client: u8, task: u8, number: u32, len: usize) -> Vec<u8> {
     let mut bytes = vec![client; len.max(6)];
     bytes[1] = task;
@@ -157,7 +158,8 @@ fn content(client: u8, task: u8, number: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Those that wait on an end of a connection: with messages that fit one buffer of the peer, and with longer ones.
+/// The waiting tasks on an end of a connection: with messages that fit into one buffer of the peer, and with longer
+/// ones.
 #[derive(Clone)]
 struct Lines {
     buffer: usize,
@@ -175,7 +177,7 @@ impl Lines {
     }
 }
 
-/// Sends back what comes on a connection, until its end.
+/// Echoes on a connection, until its end.
 async fn echo(conn: AsyncConnection, lines: Lines, others: usize, fate: Fate) -> DisconnectReason {
     loop {
         let message = match fate.insist(|| conn.recv()).await {
@@ -185,14 +187,14 @@ async fn echo(conn: AsyncConnection, lines: Lines, others: usize, fate: Fate) ->
         let line = lines.of(message.len());
         match fate.insist(|| line.send(&conn, &message, others)).await {
             Ok(_) => {}
-            // The rest is received, and then the reason.
+            // The remaining messages are received, and then the reason.
             Err(SendErrorKind::Closed) => {}
             Err(other) => panic!("an answer: {other}"),
         }
     }
 }
 
-/// Serves everybody.
+/// Echoes on all connections.
 async fn serve(net: AsyncReactor, listener: AsyncListener, tasks: Tasks, fate: Fate) {
     let mut echoes: FuturesUnordered<Pin<Box<dyn Future<Output = DisconnectReason>>>> = FuturesUnordered::new();
     let next = || fate.insist(|| listener.accept());
@@ -213,12 +215,12 @@ async fn serve(net: AsyncReactor, listener: AsyncListener, tasks: Tasks, fate: F
     }
 }
 
-/// Connects, and gets one answer to each of its messages; in order, if one task answers and one receives.
+/// Connects, and receives one answer to each of its messages; in order, if one task answers and one receives.
 async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, tasks: Tasks, fate: Fate) {
     let conn = loop {
         match fate.insist(|| net.connect(SERVER.into())).await {
             Ok(conn) => break conn,
-            // The network loses requests.
+            // The network drops connect requests.
             Err(_) => fate.insist(|| net.sleep(Duration::from_millis(5))).await,
         }
     };
@@ -237,7 +239,7 @@ async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, tasks: 
             }
         }
     };
-    // The numbers of the messages of each task that have no answer yet.
+    // The numbers of the messages of each task without an answer.
     let open: Vec<_> = (0..tasks.ask).map(|_| (0..messages).collect::<VecDeque<_>>()).collect();
     let open = RefCell::new(open);
     let left = Cell::new(u32::from(tasks.ask) * messages);
@@ -283,7 +285,7 @@ impl Node {
         Self { net, task: Some(Box::pin(task)), bell: Arc::new(Bell(AtomicBool::new(true))), more: true }
     }
 
-    /// Polls the task if it was woken; whether it was.
+    /// Polls the task if it was woken. Returns true if it was.
     fn poll(&mut self) -> bool {
         let Some(task) = &mut self.task else { return false };
         if !self.bell.0.swap(false, Ordering::AcqRel) {
@@ -304,7 +306,7 @@ impl Node {
     }
 }
 
-/// Polls each task that was woken, and takes each turn that is due. If there is nothing to do, time passes.
+/// Polls each task that was woken, and runs each turn that is due. If there is nothing to do, time passes.
 fn step(fabric: &Shared, nodes: &mut [Node]) {
     let now = lock(fabric).now();
     let mut next = lock(fabric).next();
@@ -324,7 +326,7 @@ fn step(fabric: &Shared, nodes: &mut [Node]) {
     }
 }
 
-/// Runs a world; returns the number of futures that were dropped.
+/// Runs a world. Returns the number of dropped futures.
 fn world(seed: u64) -> u64 {
     let options = Options::draw(seed);
     let faults = FaultOptions { every: 0, kinds: Vec::new() };

@@ -1,4 +1,4 @@
-//! Messages in a steady state take no memory from the system, and say nothing in the log.
+//! Messages in a steady state allocate no memory of the system, and write nothing to the log.
 #![allow(clippy::disallowed_methods, reason = "a thread with a name tells whose lines they are")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,12 +9,12 @@ use rdma_reactor_tests::steady::{Side, Steady, Work};
 
 const TIMES: u64 = 10_000;
 
-/// Longest search for a round without an allocation.
+/// The largest number of rounds in search of one without an allocation.
 const ROUNDS: usize = 50;
 
-/// Counts the allocations of both sides while something is done ten thousand times, in the best of some rounds; a round without
-/// any ends the search. As many times before do not count. A queue may grow to a length that it did not have before, when the system is slow to carry octets on a busy machine.
-/// It keeps that length, whereas code that allocates for each message does so in every round.
+/// Counts the allocations of both sides while an operation runs ten thousand times, in the best of some rounds. A round without any ends
+/// the search. As many times before do not count. A queue may grow to a new length when the system is slow to carry bytes on a busy
+/// machine. It keeps that length, whereas code that allocates for each message does so in every round.
 fn allocations(work: Work, mode: SecurityMode) -> u64 {
     let mut steady = Steady::secured(work, Side::Client, mode);
     steady.repeat(TIMES);
@@ -44,14 +44,14 @@ fn sealing_and_opening_a_message_allocate_nothing() {
     }
 }
 
-/// The counter of allocations works.
+/// Checks that the counter of allocations works.
 #[test]
 fn an_allocation_is_counted() {
     let counted = allocation_counter::measure(|| drop(std::hint::black_box(vec![0_u8; 100])));
     assert_eq!(counted.count_total, 1);
 }
 
-/// Counts the lines of the log.
+/// A logger that counts the lines.
 struct Lines(AtomicU64);
 
 impl log::Log for Lines {
@@ -70,7 +70,7 @@ impl log::Log for Lines {
 
 static LINES: Lines = Lines(AtomicU64::new(0));
 
-/// A log that is slow, or stands, does not slow down messages: at the finest level there is no line for any of them.
+/// A log that is slow, or stalls, does not delay messages: at the finest level there is no line for any of them.
 #[test]
 fn messages_log_nothing() {
     log::set_logger(&LINES).expect("the first logger");

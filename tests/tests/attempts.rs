@@ -1,4 +1,4 @@
-//! Attempts to connect that cannot succeed, on virtual time: how they end, when, and what they leave.
+//! Attempts to connect that cannot succeed, on virtual time: their results, their times, and the remaining state.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rdma_transport::cm::ConnectFailure;
 /// The default of [`Timeouts::connect`], ms.
 const TIMEOUT: u64 = 10_000;
 
-/// A server that takes nobody, and says why.
+/// A server that refuses all connections, with a reason.
 struct Refuses;
 
 impl Handler for Refuses {
@@ -21,7 +21,7 @@ impl Handler for Refuses {
     }
 }
 
-/// A server with this program and these settings, and a client.
+/// Returns a server with this program and these settings, and a client.
 fn pair(config: Config, server: Box<dyn Handler>) -> (Shared, [Node; 2], Attempts) {
     let (fabric, attempts) = (network(2), Attempts::default());
     let nodes = [
@@ -31,7 +31,7 @@ fn pair(config: Config, server: Box<dyn Handler>) -> (Shared, [Node; 2], Attempt
     (fabric, nodes, attempts)
 }
 
-/// Connects, and returns the error of the attempt and the time that it took, ns.
+/// Connects. Returns the error of the attempt and the time that it took, ns.
 fn fails(fabric: &Shared, nodes: &mut [Node; 2], attempts: &Attempts) -> (ConnectError, u64) {
     let begun = lock(fabric).now();
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
@@ -44,7 +44,7 @@ fn fails(fabric: &Shared, nodes: &mut [Node; 2], attempts: &Attempts) -> (Connec
     (error, lock(fabric).now() - begun)
 }
 
-/// Row 11. Where nobody listens, a connect is refused at once.
+/// Row 11. At an address without a listener, a connect is refused immediately.
 #[test]
 fn nobody_listens() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::<Attempts>::default());
@@ -54,7 +54,7 @@ fn nobody_listens() {
     assert_eq!(nodes[1].reactor.stats().connections.current, 0);
 }
 
-/// Row 12. A connect that is never answered, by the host or by a process that stands still, ends after `Timeouts::connect`.
+/// Row 12. A connect that is never answered, by the host or by a stalled process, ends after `Timeouts::connect`.
 #[test]
 fn nobody_answers() {
     for stops in [false, true] {
@@ -72,7 +72,7 @@ fn nobody_answers() {
     }
 }
 
-/// Row 14. A rejection arrives with what the program says, and is counted.
+/// Row 14. A rejection arrives with the private data of the program, and is counted.
 #[test]
 fn the_program_rejects() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::new(Refuses));
@@ -85,8 +85,8 @@ fn the_program_rejects() {
     assert_eq!((stats.refused, stats.connected, stats.current), (1, 0, 0), "{stats:?}");
 }
 
-/// Row 24. A connection past `max_connections` is refused as busy by the server, and by its own side at once; another one fits
-/// when one has ended.
+/// Row 24. A connection past `max_connections` is refused as busy by the server, and by its own side immediately; another one fits when one
+/// has ended.
 #[test]
 fn connections_are_limited_in_number() {
     const MOST: u32 = 3;
@@ -110,8 +110,7 @@ fn connections_are_limited_in_number() {
     until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == MOST as usize + 1);
 }
 
-/// Row 24. A handshake that its client does not finish gives its place up after `Timeouts::handshake`, also when it had the only
-/// one.
+/// Row 24. An unfinished handshake of a client releases its slot after `Timeouts::handshake`, even if it had the only one.
 #[test]
 fn an_unfinished_handshake_gives_its_place_up() {
     let limited = Config::default().max_pending(1).timeouts(|t| t.handshake = Duration::from_millis(50));
@@ -119,7 +118,7 @@ fn an_unfinished_handshake_gives_its_place_up() {
     nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the answer is on its way", |nodes| nodes[0].reactor.stats().connections.current == 1);
-    // The client says nothing more, so its handshake stays unfinished.
+    // The client sends nothing more, so its handshake stays unfinished.
     nodes[1].dead = true;
     until(&fabric, &mut nodes, "it is given up", |nodes| nodes[0].reactor.stats().connections.current == 0);
     assert_eq!(nodes[0].reactor.stats().connections.refused, 1);

@@ -21,27 +21,28 @@ const MESSAGES: u64 = 400;
 /// The time between two messages of a publisher that is not refused.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// A message: its number, and bytes that depend on it.
+/// Returns a message: its number, and bytes that depend on it.
 fn message(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![number as u8; len];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes
 }
 
-/// What the publisher has seen.
+/// The results of the publisher.
 #[derive(Debug, Default)]
 struct Log {
     up: usize,
     published: u64,
     refused: u64,
-    /// Added up.
+    /// The sum of the results.
     outcomes: Published,
     tallies: BTreeMap<u8, Tally>,
-    /// All was published, and nothing is on its way to those who are still there.
+    /// Everything was published, and nothing is in flight to the remaining receivers.
     done: bool,
 }
 
-/// Publishes when all receivers are up. A receiver names its policy and its number when it connects.
+/// A program that publishes when all receivers are connected. A receiver sends its policy and its number when it
+/// connects.
 struct Publisher {
     broadcast: Broadcast,
     receivers: usize,
@@ -74,7 +75,7 @@ impl Publisher {
         }
     }
 
-    /// Looks whether all is done, and goes on if it was refused.
+    /// Checks for the end, and continues if a message was refused.
     fn go_on(&mut self, cx: &mut Context<'_>) {
         if self.log.borrow().refused > 0 {
             while self.log.borrow().published < MESSAGES && self.publish(cx) {}
@@ -127,14 +128,14 @@ impl Handler for Publisher {
     }
 }
 
-/// What a receiver has got.
+/// The messages of a receiver.
 #[derive(Debug, Default)]
 struct Got {
     numbers: Vec<u64>,
     end: Option<DisconnectReason>,
 }
 
-/// Reads at once, or keeps messages and has time for one in each `pace`.
+/// A program that reads immediately, or keeps messages and handles one in each `pace`.
 struct Reader {
     pace: Option<Duration>,
     kept: Vec<DetachedMessage>,
@@ -167,19 +168,19 @@ impl Handler for Reader {
     }
 }
 
-/// What has become of a broadcast.
+/// The results of a broadcast.
 struct History {
     log: Log,
     got: Vec<Vec<u64>>,
     /// The virtual time from the first message to the last one.
     took: Duration,
-    /// Largest number of regions of the publisher, and of messages past one buffer that it has copied.
+    /// The largest number of regions of the publisher, and of messages larger than one buffer that it has copied.
     regions: usize,
     copied: usize,
 }
 
-/// Lets readers, each with a policy and a pace, hear a broadcast to its end. `meanwhile` changes the world: it is told how many messages
-/// were published.
+/// Runs a broadcast to its end, with readers that each have a policy and a pace. `meanwhile` changes the world; its argument is the number
+/// of published messages.
 fn broadcast(
     config: &Config,
     broadcast: Broadcast,
@@ -203,7 +204,7 @@ fn broadcast(
         nodes.push(node);
     }
     let (mut begin, mut end, mut regions, mut copied) = (0, 0, 0, 0);
-    // The program of a node is borrowed while it takes a turn only.
+    // The program of a node is borrowed only during a turn.
     while !log.borrow().done {
         let (published, before) = (log.borrow().published, lock(&fabric).now());
         meanwhile(published, &mut nodes);
@@ -244,7 +245,7 @@ fn config() -> Config {
     Config::default().receive_depth(16)
 }
 
-/// The time that the publisher takes if nobody holds it back, with room for the resolution of timers.
+/// The time of the publisher if nobody delays it, with a margin for the resolution of timers.
 const UNDISTURBED: Duration = PERIOD.saturating_mul(MESSAGES as u32 * 3 / 2);
 
 #[test]
@@ -281,14 +282,14 @@ fn a_slow_receiver_that_is_waited_for_holds_the_publisher_back() {
     for (reader, got) in of.got.iter().enumerate() {
         assert_eq!(*got, all(), "reader {reader}");
     }
-    // What the slow one has not handled at the end: a window, and the queue.
+    // The messages that the slow one has not handled at the end: a window, and the queue.
     let handled = MESSAGES as u32 - 3 * DEPTH as u32;
     assert!(of.log.refused > 0 && of.took > SLOW.unwrap_or_default() * handled, "{:?}", of.took);
     assert_eq!((of.log.outcomes.dropped, of.log.outcomes.closed), (0, 0));
 }
 
-/// Nothing of two receivers ends, because their TCP takes nothing: one stops at the beginning, and one later. They hold all places, and
-/// others get every message in time.
+/// No send to two receivers completes, because their TCP accepts nothing: one stops at the beginning, and one later. They occupy all slots,
+/// and others get every message in time.
 #[test]
 fn receivers_that_are_stuck_hold_nobody_back() {
     const LEN: usize = 8000;
@@ -301,14 +302,15 @@ fn receivers_that_are_stuck_hold_nobody_back() {
     assert!(of.got[1] == all() && of.got[3] == all() && of.took < UNDISTURBED, "{:?}", of.took);
     assert_eq!(of.log.refused, 0);
     let [first, second] = [1, 3].map(|number| of.log.tallies[&number]);
-    // More is on its way to the first than there are places.
+    // More messages are in flight to the first than there are slots.
     assert!(first.sent > 20 && first.dropped > 0 && first.lost > 2 * DEPTH as u64, "{first:?}");
     assert_eq!(first.sent + first.dropped + first.lost, MESSAGES, "{first:?}");
     assert!(second.sent > 150 && second.dropped == 0 && second.lost > 0, "{second:?}");
     assert_eq!(of.log.outcomes.closed, 1);
 }
 
-/// Past one buffer, receivers fetch from the one copy if they may, and get one each otherwise.
+/// Messages larger than one buffer are fetched from the one copy if receivers have the right, and copied for each
+/// otherwise.
 #[test]
 fn long_messages_are_copied_once_if_receivers_may_fetch_them() {
     const LEN: usize = 100 << 10;
@@ -333,7 +335,7 @@ fn secured_receivers_get_the_same() {
     }
 }
 
-/// Leaves after half of the messages, and is back for the last ones.
+/// A receiver disconnects after half of the messages, and returns for the last ones.
 #[test]
 fn a_receiver_may_leave_and_come_back() {
     use rdma_reactor_tests::conformance::Setup;

@@ -1,5 +1,5 @@
-//! What a reactor does on a provider that breaks its word, by a panic or by a handle that names two objects. `fail_once.rs` has the
-//! errors that a provider may return.
+//! The reactor on a provider that violates its contract, by a panic or by a handle that names two objects. `fail_once.rs` has the errors
+//! that a provider may return.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -21,8 +21,8 @@ fn pair() -> Pair {
     Pair::new(&Setup::iwarp(), config(), Probe::echo(), Probe::default())
 }
 
-/// A panic of a provider leaves the turn, whatever `Config::contain_panics` says. Later turns are errors, and dropping the reactor frees
-/// all that the provider was asked for. The peer hears of the end and goes on.
+/// A panic of a provider leaves the turn, regardless of `Config::contain_panics`. Later turns are errors, and dropping the reactor releases
+/// all objects of the provider. The peer is notified of the end and continues.
 #[test]
 fn a_panic_of_a_provider_ends_its_reactor_and_no_other() {
     with_watchdog("a_panic_of_a_provider_ends_its_reactor_and_no_other", || {
@@ -44,7 +44,7 @@ fn a_panic_of_a_provider_ends_its_reactor_and_no_other() {
                 (p.client, p.c) = (Reactor::new(config()).expect("a reactor"), Probe::default());
                 let objects = gate.objects();
                 assert_eq!(objects, Default::default(), "{call:?} leaves {objects:?}");
-                p.until("the peer hears of the end", |p| p.s.live() == 0);
+                p.until("the peer is notified of the end", |p| p.s.live() == 0);
                 p.connect();
                 p.finish();
             }
@@ -52,8 +52,8 @@ fn a_panic_of_a_provider_ends_its_reactor_and_no_other() {
     });
 }
 
-/// The reactor does not notice that a handle names two objects: what the provider reports for it counts for the one that got it last. So
-/// the two may fail in any way, but nothing panics, and others do not notice.
+/// The reactor does not notice that a handle names two objects: the events of the provider for it count for the second object. So the two
+/// may fail in any way, but nothing panics, and others are not affected.
 #[test]
 fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
     with_watchdog("a_handle_that_is_handed_out_twice_costs_the_two_that_have_it", || {
@@ -83,7 +83,7 @@ fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
             let received = p.c.received;
             p.client.context().send(third, b"not for the others").expect("room");
             p.until("it is back", |p| p.c.received == received + 1);
-            // What is left ends with the reactor.
+            // The remaining objects are released with the reactor.
             (p.client, p.c) = (Reactor::new(self::config()).expect("a reactor"), Probe::default());
             p.until("the peer hears of the ends", |p| p.s.live() == 0);
             p.finish();

@@ -1,5 +1,5 @@
-//! Calls on virtual time, over a network that is slow in all ways, between sides that stop, close, are killed, drained or cut off. Each call
-//! has exactly one end, within its time; its answer is its own; a call that is said to be unserved was not served.
+//! Calls on virtual time, over a network that is slow in all ways, between sides that stop, close, are killed, drained or aborted. Each
+//! call ends exactly once, within its time; its answer is its own; a call that is reported as unserved was not served.
 //!
 //! `CALL_WORLDS=100` sets the number of worlds (default: 4,000), and `CALL_SEED=7` runs that one only.
 
@@ -20,28 +20,28 @@ use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// Acts of a world, and steps in which everything has to be over.
+/// The number of acts of a world. Below it: the number of steps in which everything must end.
 const ACTS: u64 = 150;
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
-/// Time that a turn may be late, ns.
+/// The time by which a turn may be late, ns.
 const LATE: u64 = 5 * MS;
-/// Nodes.
+/// The nodes.
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
 
-/// A call that was made.
+/// A call.
 #[derive(Clone, Debug)]
 struct Made {
-    /// The node that has made it.
+    /// The node of the caller.
     node: usize,
-    /// Latest time of its end, ns.
+    /// The latest time of its end, ns.
     until: u64,
     payload: Vec<u8>,
     id: CallId,
 }
 
-/// What has become of calls.
+/// The results of calls.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     answered: u64,
@@ -54,20 +54,20 @@ struct Tally {
     unmatched: u64,
 }
 
-/// What the world knows.
+/// The state of the world.
 #[derive(Default)]
 struct Book {
     next: u64,
     made: BTreeMap<u64, Made>,
-    /// Calls that a program of the peer has seen.
+    /// The calls that a program of the peer has seen.
     served: BTreeSet<u64>,
-    /// Calls that were said to be unserved, and calls that had no time.
+    /// The calls that were reported as unserved, and calls without time.
     never: BTreeSet<u64>,
     tally: Tally,
     wrong: Vec<String>,
 }
 
-/// The number in the first octets of a payload.
+/// Returns the number in the first bytes of a payload.
 fn number(payload: &[u8]) -> Option<u64> {
     payload.first_chunk().map(|octets| u64::from_le_bytes(*octets))
 }
@@ -109,7 +109,7 @@ impl Book {
     }
 }
 
-/// A side, which makes calls and serves those of the other one.
+/// A side, which makes calls and serves those of the peer.
 #[derive(Clone)]
 struct Side {
     node: usize,
@@ -121,7 +121,7 @@ struct State {
     calls: Calls<u64>,
     up: Vec<ConnectionId>,
     held: Vec<(RequestId, Vec<u8>)>,
-    /// Largest number of requests, of all connections and of one, and of their bytes.
+    /// The limits on requests: of all connections, of one connection, and on their bytes.
     most: [usize; 3],
 }
 
@@ -208,7 +208,7 @@ struct World {
     nodes: [(Reactor, Side); 2],
     config: Config,
     more: [bool; 2],
-    /// The server takes no turns until then, ns.
+    /// The server runs no turns until then, ns.
     stopped: u64,
 }
 
@@ -243,7 +243,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Gives each node that is due one turn, or lets time pass.
+    /// Gives one turn to each node that is due, or lets time pass.
     fn step(&mut self) {
         let now = self.now();
         let (mut next, mut idle) = (lock(&self.fabric).next(), true);
@@ -267,7 +267,7 @@ impl World {
         self.look();
     }
 
-    /// Looks whether everything that was promised holds.
+    /// Checks all promises.
     fn look(&self) {
         let (book, now) = (self.book.borrow(), self.now());
         assert!(book.wrong.is_empty(), "{:?}", book.wrong);
@@ -281,10 +281,10 @@ impl World {
     fn act(&mut self) {
         let ups = [SERVER, CLIENT].map(|node| self.nodes[node].1.state.borrow().up.clone());
         if ups[CLIENT].len() < 3 && (ups[CLIENT].is_empty() || self.rng.chance(100)) {
-            // It may fail at once, for want of descriptors.
+            // The connect may fail immediately, if no descriptors are left.
             let _ = self.nodes[CLIENT].0.context().connect(address(SERVER, PORT));
         }
-        // The client acts more often. A server that is stopped does nothing.
+        // The client acts more often. A stopped server does nothing.
         let is_stopped = self.now() < self.stopped;
         let node = if !is_stopped && self.rng.chance(400) { SERVER } else { CLIENT };
         self.more = [true; 2];
@@ -307,7 +307,7 @@ impl World {
             96..97 => self.restart(),
             97..98 => {
                 self.stopped = self.now() + self.rng.skewed(MS..=300 * MS);
-                // What the server has called ends when it goes on.
+                // Calls of the server end when it continues.
                 let until = self.stopped + LATE;
                 let mut book = self.book.borrow_mut();
                 let own = book.made.values_mut().filter(|made| made.node == SERVER);
@@ -352,7 +352,7 @@ impl World {
         }
     }
 
-    /// Ends some of the requests that are held.
+    /// Answers or drops some of the held requests.
     fn answer(&mut self, node: usize) {
         let (reactor, side) = &mut self.nodes[node];
         let (state, mut cx) = (&mut *side.state.borrow_mut(), reactor.context());
@@ -364,7 +364,7 @@ impl World {
             if self.rng.chance(50) {
                 state.calls.dismiss(&mut cx, request);
             } else {
-                // Its caller may have gone.
+                // Its caller may have disconnected.
                 let _ = state.calls.answer(&mut cx, request, &payload);
             }
         }
@@ -379,7 +379,7 @@ impl World {
         let tag = own[self.rng.index(own.len())];
         let (reactor, side) = &mut self.nodes[node];
         let cancelled = side.state.borrow_mut().calls.cancel(&mut reactor.context(), book.made[&tag].id);
-        // Its end may wait to be looked at.
+        // The end may wait to be processed.
         if cancelled.is_some() {
             assert_eq!(cancelled, Some(tag));
             book.made.remove(&tag);
@@ -408,7 +408,7 @@ impl World {
         self.book.borrow_mut().made.retain(|_, made| made.node == CLIENT);
         let side = Side::new(SERVER, &self.book, &mut self.rng);
         self.book.borrow_mut().tally.unmatched += self.nodes[SERVER].1.state.borrow().calls.stats().unmatched;
-        // The old one goes first, with its sockets.
+        // The old server is dropped first, with its sockets.
         let idle = reactor(SERVER, &self.fabric, self.config.clone());
         drop(std::mem::replace(&mut self.nodes[SERVER], (idle, side)));
         self.listen();

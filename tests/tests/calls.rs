@@ -1,5 +1,5 @@
-//! Calls in virtual time: a server with more requests than it can answer, and answers without room. And calls as futures, on the tasks'
-//! own thread and from other threads.
+//! Calls in virtual time: a server with more requests than it can answer, and answers that exceed the window. Also calls as futures, on the
+//! tasks' own thread and from other threads.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -21,13 +21,13 @@ use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
 const PORT: u16 = 7471;
-/// The time that a request takes to be served, and the number of requests that may wait.
+/// The time to serve a request. Below it: the number of requests that may wait.
 const WORK: Duration = Duration::from_millis(1);
 const QUEUE: usize = 20;
-/// Longest time of a call.
+/// The time limit of a call.
 const WITHIN: Duration = Duration::from_millis(100);
 
-/// Serves a request each millisecond, in order.
+/// A server that serves a request each millisecond, in order.
 struct Server {
     calls: Calls,
     queue: VecDeque<RequestId>,
@@ -57,7 +57,7 @@ impl Handler for Server {
     }
 }
 
-/// What the client has seen.
+/// The results of the client.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     made: u32,
@@ -68,7 +68,7 @@ struct Seen {
     slowest: u64,
 }
 
-/// Makes so many calls, one each `period`.
+/// A client that makes this number of calls, one each `period`.
 struct Client {
     calls: Calls<u64>,
     conn: Option<ConnectionId>,
@@ -131,7 +131,7 @@ impl Handler for Client {
     }
 }
 
-/// Makes calls at a rate; returns what has become of them, the answers per second, and the counters of the server.
+/// Makes calls at a rate. Returns their results, the answers per second, and the counters of the server.
 fn load(calls: u32, period: Duration) -> (Seen, f64, CallStats) {
     let fabric = network(2);
     let config = Config::default();
@@ -152,7 +152,8 @@ fn load(calls: u32, period: Duration) -> (Seen, f64, CallStats) {
     (seen.get(), f64::from(seen.get().answered) / seconds, stats.get())
 }
 
-/// At twice what it can do, a server goes on answering as many, and refuses the rest within 10 ms; no call runs into its deadline.
+/// At twice its capacity, a server continues to answer at its capacity, and refuses the other requests within 10 ms; no call reaches its
+/// deadline.
 #[test]
 fn a_server_at_twice_its_capacity_keeps_its_throughput() {
     let (calm, alone, _) = load(2000, WORK * 10 / 9);
@@ -169,7 +170,7 @@ fn a_server_at_twice_its_capacity_keeps_its_throughput() {
     assert_eq!((stats.overloaded, stats.admitted), (u64::from(seen.overloaded), u64::from(seen.answered)));
 }
 
-/// Holds requests until there are enough, and answers all of them in one callback.
+/// A server that holds requests until it has enough, and answers all of them in one callback.
 struct Hoarder {
     calls: Calls,
     held: Vec<RequestId>,
@@ -191,7 +192,7 @@ impl Handler for Hoarder {
     }
 }
 
-/// More answers than there is room for wait, and none is lost.
+/// Answers that exceed the window wait, and none is lost.
 #[test]
 fn answers_that_find_no_room_are_sent_later() {
     let fabric = network(2);
@@ -208,7 +209,7 @@ fn answers_that_find_no_room_are_sent_later() {
     assert_eq!(seen.get().answered, 300);
 }
 
-/// Requests without end from a peer that takes no answers: it keeps every message.
+/// A peer that sends requests without end and accepts no answers: it keeps every message.
 struct Flood {
     left: u32,
     kept: Vec<DetachedMessage>,
@@ -216,7 +217,7 @@ struct Flood {
 
 impl Flood {
     fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // A request with all the time that there is.
+        // A request with the longest time limit.
         const REQUEST: [u8; 16] = [0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0];
         while self.left > 0 && cx.send(conn, &REQUEST).is_ok() {
             self.left -= 1;
@@ -236,7 +237,7 @@ impl Handler for Flood {
     }
 }
 
-/// A peer that takes no answers cannot make the server keep more than 1,024 refusals.
+/// A peer that accepts no answers cannot make the server keep more than 1,024 refusals.
 #[test]
 fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     let fabric = network(2);
@@ -251,7 +252,7 @@ fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     let flood = Flood { left: 3000, kept: Vec::new() };
     let mut nodes = [Node::new(server, Box::new(server_side)), Node::new(client, Box::new(flood))];
     until(&fabric, &mut nodes, "all requests have arrived", |_| stats.get().overloaded == 3000);
-    // A few went out before the window was closed.
+    // A few were sent before the window was closed.
     let dropped = stats.get().refusals_dropped;
     assert!((3000 - 1024 - 64..=3000 - 1024).contains(&dropped), "{:?}", stats.get());
 }
@@ -276,7 +277,8 @@ fn run_both<C: Future<Output = ()>, S: Future<Output = ()>>(
     .expect("turns");
 }
 
-/// A thousand tasks call on one connection. A task keeps the requests, another one answers them, the last one first.
+/// A thousand tasks call on one connection. A task keeps the requests, and another one answers them, the last one
+/// first.
 #[test]
 fn a_thousand_tasks_call_on_one_connection() {
     with_watchdog("a_thousand_tasks_call_on_one_connection", || {
@@ -287,7 +289,7 @@ fn a_thousand_tasks_call_on_one_connection() {
                     let calls = calls.clone();
                     async move { calls.call(&n.to_le_bytes(), PATIENCE).await }
                 });
-                // They are all kept until the last one is there.
+                // All requests are kept until the last one has arrived.
                 for (n, answer) in (0_u64..).zip(join_all(answers).await) {
                     assert_eq!(answer, Ok((n * 2).to_le_bytes().to_vec()));
                 }
@@ -307,7 +309,7 @@ fn a_thousand_tasks_call_on_one_connection() {
     });
 }
 
-/// A future that is dropped cancels its call; a request that is dropped and a deadline that passes are errors.
+/// A dropped future cancels its call; a dropped request and an expired deadline are errors.
 #[test]
 fn futures_that_are_dropped_end_their_calls() {
     with_watchdog("futures_that_are_dropped_end_their_calls", || {
@@ -326,7 +328,7 @@ fn futures_that_are_dropped_end_their_calls() {
                 let mut kept = None;
                 while let Ok(request) = calls.next().await {
                     match &request[..] {
-                        // If it was cancelled before it was taken, it is not seen here.
+                        // A request that was cancelled before it was accepted does not appear here.
                         b"lost" => {
                             while request.time_left().is_some() {
                                 net.sleep(Duration::from_millis(1)).await;
@@ -344,7 +346,7 @@ fn futures_that_are_dropped_end_their_calls() {
     });
 }
 
-/// A drain answers what was asked before, and refuses the rest.
+/// A drain answers earlier requests, and refuses the others.
 #[test]
 fn a_drain_answers_what_was_asked() {
     with_watchdog("a_drain_answers_what_was_asked", || {
@@ -379,7 +381,7 @@ fn a_drain_answers_what_was_asked() {
     });
 }
 
-/// Answers in capitals, each request on a task of its own.
+/// A server that answers in capitals, each request on a separate task.
 async fn serve(mut requests: Requests) {
     while let Ok(request) = requests.next().await {
         tokio::spawn(async move {
@@ -417,7 +419,7 @@ fn tasks_of_several_threads_call_and_serve() {
                 let (n, answer) = task.await.expect("a task");
                 assert_eq!(answer.as_deref(), Ok(format!("CALL {n}").as_bytes()));
             }
-            // Its time is over before it is made.
+            // The time of this call has expired before the call.
             assert_eq!(caller.call("in vain", Duration::ZERO).await, Err(CallError::Deadline));
             server.drain(PATIENCE);
             server.ended().await.expect("a drain");

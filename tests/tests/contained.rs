@@ -1,5 +1,5 @@
 //! Panics of a program in the middle of a call that it makes: `fill` of `Context::append` and of `Stream::write_with`
-//! (`Config::contain_panics`). Nothing of the reactor is lost by them, however many there are.
+//! (`Config::contain_panics`). They lose no resources of the reactor, however many they are.
 
 use std::cell::RefCell;
 use std::io::Read;
@@ -21,13 +21,13 @@ fn config() -> Config {
     life::config().contain_panics(true)
 }
 
-/// What a node has lived through.
+/// The record of a node.
 #[derive(Debug, Default)]
 struct Book {
     up: Vec<ConnectionId>,
     gone: Vec<DisconnectReason>,
     panics: usize,
-    /// Calls of `fill` that put `TEXT` into the room.
+    /// The number of calls of `fill` that wrote `TEXT`.
     filled: usize,
     received: Vec<u8>,
 }
@@ -36,14 +36,14 @@ struct Book {
 #[derive(Clone, Debug, Default)]
 struct Program {
     book: Rc<RefCell<Book>>,
-    /// It panics in `on_connect`, too, which ends the connection.
+    /// The program also panics in `on_connect`, which ends the connection.
     at_connect: bool,
-    /// So many of eight panics come over a message that bytes were put into before.
+    /// Of eight panics, this many concern a message that already has bytes.
     after: usize,
 }
 
 impl Program {
-    /// The bytes of `TEXT`, unless this call panics.
+    /// Writes the bytes of `TEXT`, unless this call panics.
     fn fill(&self, room: &mut [u8], panics: bool) -> usize {
         room[..TEXT.len()].copy_from_slice(TEXT);
         if panics {
@@ -102,7 +102,7 @@ impl StreamHandler for Program {
     }
 }
 
-/// A node with this program that has two connections to a server.
+/// Returns a node with this program that has two connections to a server.
 fn connected(program: &Program, handler: Box<dyn Handler>) -> (Shared, Vec<Node>, Program) {
     let (fabric, server) = (network(2), Program::default());
     let mut nodes = vec![
@@ -119,7 +119,7 @@ fn connected(program: &Program, handler: Box<dyn Handler>) -> (Shared, Vec<Node>
     (fabric, nodes, server)
 }
 
-/// Closes both connections. All buffers are free then.
+/// Closes both connections. All buffers are free afterwards.
 fn close(fabric: &Shared, nodes: &mut [Node], program: &Program) {
     for &conn in &program.book.borrow().up {
         nodes[0].reactor.context().close(conn);
@@ -129,7 +129,7 @@ fn close(fabric: &Shared, nodes: &mut [Node], program: &Program) {
     assert_eq!(all, free, "buffers of connections that are gone");
 }
 
-/// Has timers panic, eight in each millisecond, until there were enough panics.
+/// Makes timers panic, eight in each millisecond, until there were enough panics.
 fn panic_often(fabric: &Shared, nodes: &mut [Node], program: &Program) {
     for nth in 0..8 {
         nodes[0].reactor.context().set_timer(PAUSE, nth);
@@ -146,11 +146,11 @@ fn panics_in_fill_lose_no_buffer() {
         panic_often(&fabric, &mut nodes, &program);
         let filled = program.book.borrow().filled;
         until(&fabric, &mut nodes, "what was sent", |_| server.book.borrow().received.len() >= filled * TEXT.len());
-        // What was filled before a panic has arrived, and nothing of what a panic has left in the room.
+        // The bytes written before a panic have arrived, and none that a panic left in the buffer.
         let chunks = server.book.borrow().received.len() / TEXT.len();
         assert_eq!(server.book.borrow().received, TEXT.repeat(chunks));
         assert_eq!((chunks, chunks > 100), (filled, after > 0));
-        // Both connections carry as many messages as there is room for.
+        // Both connections carry as many messages as the window has room for.
         let up = program.book.borrow().up.clone();
         let mut sent = 0;
         for conn in up {
@@ -158,7 +158,7 @@ fn panics_in_fill_lose_no_buffer() {
                 sent += 1;
             }
         }
-        // A peer that owes no grant has left room for one message at least.
+        // A peer without a due grant has left room for at least one message.
         assert!(sent >= 2, "{sent} messages had room");
         until(&fabric, &mut nodes, "traffic afterwards", |_| {
             server.book.borrow().received.len() == (chunks + sent) * TEXT.len()
@@ -181,7 +181,7 @@ fn panics_of_streams_lose_no_buffer() {
     close(&fabric, &mut nodes, &program);
 }
 
-/// The connection of a callback that has panicked ends, and its room is that of the next one.
+/// The connection of a callback that has panicked ends, and the next one gets its room.
 #[test]
 fn panics_in_fill_cost_their_connections_only() {
     let fabric = network(2);
@@ -203,7 +203,7 @@ fn panics_in_fill_cost_their_connections_only() {
     }
     let (all, free) = nodes[0].reactor.pool_levels();
     assert_eq!(all, free, "buffers of connections that are gone");
-    // The last ones to connect have all that they are promised.
+    // The last ones to connect have all receives that they were granted.
     nodes[0].handler = Box::<Program>::default();
     let conn = nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
     let arrived = server.book.borrow().received.len();

@@ -1,10 +1,10 @@
-//! Datagrams of whole reactors on virtual time: endpoints that open, look for each other, join groups, send and close, while packets are
-//! lost, doubled, damaged, late and out of order, sockets have no room, and paths are silent for a while.
+//! Datagrams of whole reactors on virtual time: endpoints that open, look each other up, join groups, send and close, while packets are
+//! lost, duplicated, damaged, late and out of order, sockets are full, and paths are silent for a while.
 //!
-//! What `DatagramHandler` promises is checked: each datagram that is taken ends once and in order; what comes was sent to whom it comes to,
-//! byte by byte, and not more often than the network can have doubled it; each search and each join ends once, within its time; a refusal
-//! is followed by one call when there is room; an endpoint that is closed ends within its time, and nothing comes after that. When the
-//! network is mended, everybody is found and heard. In the end no socket is left.
+//! The promises of `DatagramHandler` are checked. Each accepted datagram completes once and in order. A received datagram was sent to this
+//! endpoint, byte by byte, and arrives no more often than the network can have duplicated it. Each lookup and each join ends once, within
+//! its time. A refusal is followed by one call when there is room. A closed endpoint ends within its time, and no callback follows. After
+//! the network is restored, all endpoints are found and receive. In the end no socket remains.
 //!
 //! `ENDPOINT_WORLDS=100` sets the number of worlds (default: 2000), and `ENDPOINT_SEED=7` runs that one only.
 
@@ -30,16 +30,16 @@ use rdma_reactor_tests::sim::trace::Trace;
 use rdma_reactor_tests::sim::udp::UdpOptions;
 
 const NODES: usize = 3;
-/// Acts of a world, and steps in which everything has to be over.
+/// The number of acts of a world. Below it: the number of steps in which everything must end.
 const ACTS: u64 = 150;
 const STEPS: u64 = 400_000;
-/// Endpoints of a node at a time.
+/// The number of endpoints of a node at a time.
 const ENDPOINTS: usize = 2;
-/// Time of a search, and of the end of an endpoint, ns; and what a turn may be late.
+/// The time limits of a lookup, of the end of an endpoint, and of a late turn, ns.
 const CONNECT: u64 = 1_500 * MS;
 const CLOSE: u64 = 200 * MS;
 const LATE: u64 = 60 * MS;
-/// Shortest payload: the number of the datagram. Every byte behind it follows from the number.
+/// The shortest payload: the number of the datagram. Every byte behind it is derived from the number.
 const HEAD: usize = 8;
 
 fn group(nth: u64) -> IpAddr {
@@ -52,19 +52,19 @@ fn payload(number: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Where a datagram is sent to.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Target {
     Endpoint(SocketAddr),
     Group(IpAddr),
 }
 
-/// What all nodes of a world have sent.
+/// The datagrams of all nodes of a world.
 #[derive(Default)]
 struct Post {
-    /// By number: the length, and where it went.
+    /// The length and the destination, by number.
     sent: BTreeMap<u64, (usize, Target)>,
-    /// How often each came to an endpoint.
+    /// The number of times that each was received by an endpoint.
     heard: BTreeMap<(u64, EndpointId), u32>,
     wrong: Vec<String>,
 }
@@ -73,14 +73,14 @@ struct Post {
 struct Known {
     address: SocketAddr,
     max: usize,
-    /// Datagrams that were taken and have not ended.
+    /// The accepted datagrams that have not completed.
     pending: VecDeque<SendId>,
     peers: Vec<(PeerId, Target)>,
-    /// Searches and joins that have not ended, with the latest time of their ends.
+    /// The lookups and joins that have not ended, with their latest times.
     searches: Vec<(SocketAddr, u64)>,
     joins: Vec<(IpAddr, u64)>,
     groups: BTreeSet<IpAddr>,
-    /// All groups that it was in: what had come before it left one comes to the program later.
+    /// All groups that the endpoint was in: datagrams that arrived before it left one are delivered later.
     were: BTreeSet<IpAddr>,
     /// A refusal that no call has followed.
     refused: bool,
@@ -91,7 +91,7 @@ struct Known {
 #[derive(Default)]
 struct Book {
     endpoints: BTreeMap<EndpointId, Known>,
-    /// Endpoints that are gone.
+    /// The closed endpoints.
     gone: BTreeSet<EndpointId>,
     looks_back: bool,
     found: u64,
@@ -109,7 +109,7 @@ impl Program {
         }
     }
 
-    /// Has a known endpoint do something; a call for one that is gone is an error.
+    /// Makes a call on a known endpoint; a call on a closed one is an error.
     fn of<T>(&self, cx: &Context<'_>, id: EndpointId, what: &str, act: impl FnOnce(&mut Known) -> T) -> Option<T> {
         let book = &mut *self.0.borrow_mut();
         book.now = virtual_ns(cx.now());
@@ -156,7 +156,7 @@ impl DatagramHandler for Program {
         if self.0.borrow().looks_back {
             let origin = datagram.origin();
             let back = cx.datagrams().peer_of(id, &origin);
-            // From a datagram to a group, nobody finds back.
+            // A datagram to a group has no origin to answer.
             let expected = matches!(target, Target::Endpoint(_));
             self.check(back.is_ok() == expected, || format!("the way back to {origin} from {target:?}: {back:?}"));
             if let Ok(peer) = back {
@@ -292,7 +292,7 @@ impl World {
         let depths = (self.rng.skewed(1..=32) as u32, self.rng.skewed(1..=16) as u32);
         let options = EndpointOptions::new().receive_depth(depths.0).send_depth(depths.1);
         let mut cx = self.nodes[node].reactor.context();
-        // There may be no descriptors.
+        // No descriptors may be left.
         let Ok(id) = cx.datagrams().open(address(node, 0), options) else { return };
         let address = cx.datagrams().address(id).expect("it is open");
         let known = Known {
@@ -310,7 +310,7 @@ impl World {
         self.programs[node].0.borrow_mut().endpoints.insert(id, known);
     }
 
-    /// An address at which there is an endpoint, or was, or never was.
+    /// Returns an address with an endpoint, with a closed one, or without one.
     fn somewhere(&mut self) -> SocketAddr {
         let node = self.rng.index(NODES);
         let all: Vec<SocketAddr> =
@@ -353,7 +353,7 @@ impl World {
                     known.refused = true;
                     return;
                 }
-                // It was left since.
+                // The group was left since.
                 Err(SendErrorKind::Closed) if matches!(target, Target::Group(_)) => {}
                 Err(error) => panic!("{id} to {target:?}: {error:?}"),
             }
@@ -386,7 +386,7 @@ impl World {
                 known.were.insert(group);
                 known.joins.push((group, until));
             }
-            // No descriptors.
+            // No descriptors are left.
             (false, Err(_)) => {}
         }
     }
@@ -429,7 +429,7 @@ impl World {
         self.programs.iter().all(|program| program.0.borrow().endpoints.values().all(&holds))
     }
 
-    /// The network is mended: everybody finds everybody, and is heard.
+    /// Restores the network: all endpoints find each other, and receive.
     fn calm(&mut self) {
         let mut fabric = lock(&self.fabric);
         fabric.mend();

@@ -1,5 +1,5 @@
-//! What devices and the connection manager say at the wrong time, or never, on virtual time: each event at each step of a life,
-//! in which connections come up both ways, exchange everything ([`rdma_reactor_tests::life`]), and end.
+//! Events of devices and of the connection manager at the wrong time, or never, on virtual time: each event at each step of a life, in
+//! which connections are established in both directions, exchange everything ([`rdma_reactor_tests::life`]), and end.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,11 +25,11 @@ use rdma_transport::event::DeviceEventKind;
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 use rdma_transport::wc::{Failure, WcStatus};
 
-/// Virtual time in which a life has to be over, ns, and steps.
+/// The virtual time in which a life must end, ns. Below it: the number of steps.
 const PATIENCE: u64 = 30_000 * MS;
 const STEPS: u64 = 300_000;
 
-/// A node whose device says things, and a peer.
+/// A node whose device produces events, and a peer.
 struct World {
     fabric: Shared,
     gate: Gate,
@@ -55,7 +55,7 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow().open(kind)).sum()
     }
 
-    /// Two lives, one each way. At the step `at`, the device says something, and again a step later.
+    /// Runs two lives, one in each direction. At the step `at`, the device produces an event, and again a step later.
     fn round(&mut self, at: Option<u64>, said: Said, what: &str) {
         for from in 0..2 {
             self.programs[from].open(&mut self.nodes[from].reactor.context(), address(1 - from, 7471), Kind::Life);
@@ -72,12 +72,12 @@ impl World {
         }
     }
 
-    /// The ends of the node under test that did not come in order.
+    /// Returns the ends of the node under test that were not in order.
     fn undone(&self) -> Vec<Ended> {
         self.programs[0].0.borrow().ended.iter().filter(|ended| !ended.done).cloned().collect()
     }
 
-    /// Everything is given back at the end of the last close.
+    /// Checks that everything is released at the end of the last close.
     fn check(&mut self, what: &str) {
         until(&self.fabric, &mut self.nodes, what, |nodes| {
             let left = |node: &Node| (node.reactor.stats().connections.current, node.reactor.stats().memory.regions);
@@ -93,8 +93,8 @@ impl World {
     }
 }
 
-/// Lives a life for each step of one in which nothing happens, with the device saying something there; returns how many ends did
-/// not come in order in all of them.
+/// Runs a life for each step of an undisturbed one, with the event of the device at that step. Returns the number of ends that were not in
+/// order in all of them.
 fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     let mut quiet = World::new();
     quiet.round(None, said, "nothing happens");
@@ -108,7 +108,7 @@ fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
             assert!(is_true(&ended.how), "{what}: {:?}", ended.how);
         }
         ends += undone.len();
-        // What ends takes the time of a flush, and a listener that is lost is made anew within a second.
+        // An end takes the time of a flush, and a lost listener is created again within a second.
         let calm = lock(&world.fabric).now() + 1_500 * MS;
         world.gate.plug_in();
         until(&world.fabric, &mut world.nodes, &what, |_| lock(&world.fabric).now() > calm);
@@ -121,8 +121,8 @@ fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     ends
 }
 
-/// Rows 6, 10 and 30. A queue pair that fails, or an address that cannot be reached any more, ends the connections that have a
-/// queue pair, with the device's reason, whatever they were doing.
+/// Rows 6, 10 and 30. A failed queue pair, or an address that became unreachable, ends the connections with a queue pair, with the device's
+/// reason, in any activity.
 #[test]
 fn the_device_says_that_connections_have_failed() {
     const WHY: &str = "the queue pair failed";
@@ -134,8 +134,8 @@ fn the_device_says_that_connections_have_failed() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Row 32. A completion queue that overruns ends its connections, with that reason, and each send ends although its completion is
-/// lost. New connections get another queue, and the failed one is given back.
+/// Row 32. A completion queue that overruns ends its connections, with that reason, and each send completes although its completion is
+/// lost. New connections get another queue, and the failed one is destroyed.
 #[test]
 fn the_completion_queue_overruns() {
     let ends = at_each_step(Said::Overrun, |how| match how {
@@ -146,8 +146,8 @@ fn the_completion_queue_overruns() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Rows 28 and 29. A device that is removed takes its connections with it, also those that are coming up, and its listener
-/// serves again when the device is back.
+/// Rows 28 and 29. The removal of a device ends its connections, also those that are being established, and its listener serves again when
+/// the device is added again.
 #[test]
 fn the_device_is_removed() {
     let ends = at_each_step(Said::Removal, |how| match how {
@@ -158,13 +158,13 @@ fn the_device_is_removed() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Row 20. A TIMEWAIT that is told early, and again, changes nothing; one that never comes is what the quiet life has.
+/// Row 20. An early or repeated TIMEWAIT event changes nothing; the undisturbed life has none.
 #[test]
 fn the_end_of_timewait_is_told_too_early_and_twice() {
     assert_eq!(at_each_step(Said::Timewait, |_| false), 0);
 }
 
-/// Notes what devices say.
+/// A program that notes the events of devices.
 #[derive(Clone, Default)]
 struct Listener(Rc<RefCell<Vec<DeviceEvent>>>);
 
@@ -174,7 +174,7 @@ impl Handler for Listener {
     }
 }
 
-/// Row 30. Events of a port and unknown ones are told to the program in order, with the name of the device, and end nothing.
+/// Row 30. Events of a port and unknown ones are reported to the program in order, with the name of the device, and end nothing.
 #[test]
 fn events_of_a_port_are_told_and_end_nothing() {
     let (fabric, gate, told) = (network(2), Gate::default(), Listener::default());
@@ -201,8 +201,7 @@ fn events_of_a_port_are_told_and_end_nothing() {
     assert_eq!(nodes[0].reactor.stats().connections.current, 1, "the connection goes on");
 }
 
-/// Row 18. A connection of which the connection manager never says that it is up comes up with its first message, and lives as
-/// others do.
+/// Row 18. A connection without an `Established` event is established with its first message, and works as others do.
 #[test]
 fn a_beginning_that_is_never_told_is_that_of_the_first_message() {
     let mut world = World::new();
@@ -213,7 +212,7 @@ fn a_beginning_that_is_never_told_is_that_of_the_first_message() {
     world.check("lost beginnings");
 }
 
-/// A peer without this library, which says hello or nothing, and closes or stays.
+/// A peer without this library, which sends a hello or nothing, and closes or stays.
 struct Rude {
     says_hello: bool,
     closes: bool,
@@ -230,8 +229,8 @@ impl Handler for Rude {
     }
 }
 
-/// Row 18. If the beginning is never told, an end behind a first message is an end behind a beginning, and one without is
-/// nothing that the program hears of.
+/// Row 18. Without an `Established` event, a disconnect behind a first message follows an `on_connect`, and one without
+/// a message is not reported to the program.
 #[test]
 fn an_end_without_a_beginning_is_told_to_nobody() {
     for (says_hello, closes) in [(false, false), (false, true), (true, true)] {
@@ -245,13 +244,13 @@ fn an_end_without_a_beginning_is_told_to_nobody() {
         let stats = world.nodes[0].reactor.stats().connections;
         let told = u64::from(says_hello);
         assert_eq!((stats.connected, stats.disconnected, stats.refused), (told, told, 1 - told), "{stats:?}");
-        // The program's book fails if a callback comes twice, or an end before its beginning.
+        // The program's record fails if a callback is called twice, or an end before the beginning.
         assert_eq!(world.programs[0].0.borrow().ended.len() as u64, told);
         world.check("an end without a beginning");
     }
 }
 
-/// Sends some messages, and notes how they and the connection end.
+/// A program that sends some messages, and notes their results and that of the connection.
 #[derive(Clone, Default)]
 struct Sender {
     messages: usize,
@@ -271,8 +270,8 @@ impl Handler for Sender {
     }
 }
 
-/// Rows 6 and 7. When a device has tried often enough, the reason of the end has its status: nobody has answered, or the peer
-/// has had no receive.
+/// Rows 6 and 7. When the retries of a device are exhausted, the reason of the end has its status: the peer did not answer, or had no
+/// receive.
 #[test]
 fn retries_that_are_used_up_are_the_reason_of_the_end() {
     for status in [WcStatus::RetryExceeded, WcStatus::ReceiverNotReady] {
@@ -295,7 +294,7 @@ fn retries_that_are_used_up_are_the_reason_of_the_end() {
     }
 }
 
-/// Keeps every message, and notes how the connection ends.
+/// A program that keeps every message, and notes the end of the connection.
 struct Keeper(Vec<DetachedMessage>, Rc<RefCell<Option<DisconnectReason>>>);
 
 impl Handler for Keeper {
@@ -335,7 +334,7 @@ fn a_message_without_a_receive_is_the_reason_of_the_end() {
     assert_eq!(sender.outcomes.borrow().len(), 8, "each send ends once");
 }
 
-/// A node whose device flushes so late that nobody waits for it.
+/// Returns a node whose device flushes so late that nobody waits for it.
 fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     let options = HardwareOptions {
         late: 0,
@@ -362,11 +361,11 @@ fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     Reactor::with_parts(config(), parts).expect("settings in range")
 }
 
-/// Row 35. Completions that come when their connection is gone are counted, and nothing else happens; a device that takes them
-/// back with the queue pair leaves none.
+/// Row 35. Completions that arrive after the end of their connection are counted, without another effect; a device that discards them with
+/// the queue pair leaves none.
 #[test]
 fn completions_of_connections_that_are_gone_are_counted() {
-    // The receives that are posted: not those of the hello and of the goodbye.
+    // The posted receives, without those of the hello and of the goodbye.
     for (purge, stale) in [(0, 6), (1000, 0)] {
         let fabric = network(2);
         let mut nodes = [
@@ -383,7 +382,7 @@ fn completions_of_connections_that_are_gone_are_counted() {
         assert_eq!((stats.connections.disconnected, stats.completions.stale), (1, stale), "{stats:?}");
         let (all, free) = nodes[0].reactor.pool_levels();
         assert_eq!(all, free, "the receives are free");
-        // The places of the completions are free again, so that many more connections fit on the queue.
+        // The entries of the completions are free again, so that many more connections fit on the queue.
         for _ in 0..200 {
             let conn = nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
             until(&fabric, &mut nodes, "it is up", |nodes| nodes[0].reactor.stats().connections.current == 1);

@@ -1,5 +1,5 @@
-//! Public functions of the reactor that take more than one argument have an example, or name the place of one that calls them. Each
-//! error has a row in the guide. The page on providers shows files as they are, and its numbers are true.
+//! Public functions of the reactor with more than one argument have an example, or a link to one. Each error has a row in the guide. The
+//! page on providers shows files unchanged, and its numbers are true.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +13,10 @@ use syn::{
     Attribute, Expr, FnArg, ImplItemFn, Item, ItemFn, ItemMod, ItemStruct, ItemTrait, Lit, Meta, Signature, Visibility,
 };
 
-/// Before the name of the place.
+/// The text in front of the link.
 const LINK: &str = "Example: [";
 
-/// The text of an item's documentation.
+/// Returns the text of an item's documentation.
 fn documentation(attributes: &[Attribute]) -> String {
     let line = |attribute: &Attribute| match &attribute.meta {
         Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
@@ -31,7 +31,7 @@ fn documentation(attributes: &[Attribute]) -> String {
     attributes.iter().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The code of a text in Markdown.
+/// Returns the code of a text in Markdown.
 fn code(text: &str) -> String {
     text.split("```").skip(1).step_by(2).collect()
 }
@@ -43,7 +43,7 @@ struct Function {
     text: String,
 }
 
-/// What is documented.
+/// The documented items.
 #[derive(Default)]
 struct Items {
     file: PathBuf,
@@ -68,7 +68,7 @@ impl Items {
         }
     }
 
-    /// The text that an example is in: `rest` follows [`LINK`].
+    /// Returns the text that contains an example: `rest` follows [`LINK`].
     fn linked(&self, rest: &str) -> String {
         let place = rest.split(']').next().expect("a first part").trim_matches('`');
         if let Some(page) = rest.split("(crate::guide::").nth(1).and_then(|page| page.split(')').next()) {
@@ -81,7 +81,7 @@ impl Items {
         self.texts.get(name).cloned().unwrap_or_default()
     }
 
-    /// The functions of several arguments that no example calls.
+    /// Returns the functions of several arguments that no example calls.
     fn bare(&self) -> Vec<String> {
         let shown = |function: &Function| {
             let call = format!("{}(", function.name);
@@ -109,7 +109,7 @@ impl<'ast> Visit<'ast> for Items {
         self.add(item.ident.to_string(), &item.attrs);
     }
 
-    // What a program implements is shown with the trait.
+    // Functions that a program implements are shown with the trait.
     fn visit_item_trait(&mut self, item: &'ast ItemTrait) {
         self.add(item.ident.to_string(), &item.attrs);
     }
@@ -160,7 +160,7 @@ fn a_function_without_an_example_is_found() {
     );
 }
 
-/// The variants of an enum, by its file, and the table that has a row for each of them, by its page and the beginning of its heading.
+/// The variants of an enum, by its file, and the table with a row for each of them, by its page and the beginning of its heading.
 const TABLES: [(&str, &str, &str, &str); 7] = [
     ("reactor/src/error.rs", "Error", "docs/guide/errors.md", "## `Error`"),
     ("reactor/src/error.rs", "SendErrorKind", "docs/guide/errors.md", "## `SendErrorKind`"),
@@ -171,7 +171,7 @@ const TABLES: [(&str, &str, &str, &str); 7] = [
     ("reactor/src/error.rs", "Blocked", "docs/guide/flow-control.md", "# Flow control"),
 ];
 
-/// The variants of an enum of a source file.
+/// Returns the variants of an enum of a source file.
 fn variants(source: &str, name: &str) -> Vec<String> {
     let items = syn::parse_file(source).expect("Rust").items;
     let found = items.into_iter().find_map(|item| match item {
@@ -181,7 +181,7 @@ fn variants(source: &str, name: &str) -> Vec<String> {
     found.into_iter().flatten().map(|variant| variant.ident.to_string()).collect()
 }
 
-/// What the rows of the tables below a heading are about: the names in code in their first cells.
+/// Returns the names in code in the first cells of the tables below a heading.
 fn rows<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     let lines =
         page.lines().skip_while(|line| !line.starts_with(heading)).skip(1).take_while(|line| !line.starts_with('#'));
@@ -211,12 +211,12 @@ fn an_error_without_a_row_is_found() {
     assert_eq!(rows(page, "## `E`"), ["A", "B", "D"]);
 }
 
-/// A file of this workspace.
+/// Returns a file of this workspace.
 fn file(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).expect("a file")
 }
 
-/// The blocks of a page whose first line is this.
+/// Returns the blocks of a page with this first line.
 fn blocks<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
     let blocks = page.split("```").skip(1).step_by(2);
     blocks.filter_map(|block| block.strip_prefix(head)?.strip_prefix('\n')).collect()

@@ -1,5 +1,6 @@
 //! Immediate data and atomics of the embedded provider. They are offered in the greeting, and never sent to a peer that
-//! has not agreed in its own greeting. Raw framing has no greeting: there the program says whether its peer has them.
+//! has not agreed in its own greeting. Raw framing has no greeting: there the program declares the extensions of its
+//! peer.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,12 +15,11 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::patience::{PATIENCE, patient};
 
-/// Length of the greeting, and below it the offset of its features.
+/// The length of the greeting. Below it: the offset of its features.
 const GREETING: usize = 20;
 const FEATURES: usize = 7;
-/// What this version offers: the extensions, that it joins messages in several buffers, that it wants to hear of parts that were
-/// fetched, that it ends a connection when it gets a goodbye, that it understands when its peer waits for memory, and tags and refusals
-/// of offers.
+/// The features of this version: the extensions; joining messages in several buffers; notices of fetched parts; ending a connection at a
+/// goodbye; notices of a peer that waits for memory; tags and refusals of offers.
 const OFFERED: u8 = 0b1100_1111;
 
 #[derive(Default)]
@@ -35,7 +35,7 @@ impl Handler for Client {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {}
 }
 
-/// A peer that is nothing but a socket, and answers with `features`; with raw framing there is no greeting that could have them.
+/// A peer that is a bare socket, and answers with `features`; with raw framing no greeting carries them.
 struct Peer {
     stream: TcpStream,
 }
@@ -106,7 +106,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 
 #[test]
 fn not_without_the_peers_word() {
-    // Bits of other versions do not mean these features. The bits 4 and 5 say how connections are secured: not at all.
+    // Bits of other versions do not mean these features. The bits 4 and 5 encode the security: none.
     for features in [0, 0xc0] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, patient(Config::default()));
         let has = reactor.context().capabilities(conn).unwrap().features;
@@ -151,7 +151,7 @@ fn with_raw_framing_the_program_knows() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The first message comes before those of the program.
+        // The first message precedes those of the program.
         let wanted = if known {
             &[Opcode::Write, Opcode::Write, Opcode::Immediate, Opcode::Send][..]
         } else {
@@ -161,7 +161,7 @@ fn with_raw_framing_the_program_knows() {
     }
 }
 
-/// With a greeting, the peer decides, whatever the program says.
+/// With a greeting, the peer decides, regardless of the program.
 #[test]
 fn with_a_greeting_the_peer_knows() {
     let options = ConnectOptions::new().extensions(true);
@@ -170,7 +170,7 @@ fn with_a_greeting_the_peer_knows() {
     assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
 }
 
-/// Only the message that is marked solicits an event, not a write, and not the reactor's own messages meanwhile.
+/// Only the marked message solicits an event, not a write, and not the reactor's own messages meanwhile.
 #[test]
 fn the_next_message_solicits_an_event() {
     for features in [0, 1] {

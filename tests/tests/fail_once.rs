@@ -1,9 +1,9 @@
-//! Every fallible call below a reactor fails once, with each error that it can have, at each place of a scripted life. The life
-//! is that of a server and client of two peers: it listens, connections come up both ways and live through everything
-//! ([`rdma_reactor_tests::life`]), while another connection is asked for echoes. Callbacks panic in the same way.
+//! Every fallible call below a reactor fails once, with each error that it can return, at each step of a scripted life. The life is that of
+//! a server and client of two peers: it listens, connections are established in both directions and do everything
+//! ([`rdma_reactor_tests::life`]), while another connection requests echoes. Callbacks panic in the same way.
 //!
-//! After each failure: nothing panics or hangs; each connection has ended once, with a true reason; connections that the failed
-//! call was not for have gone on; new connections work; and nothing is left.
+//! After each failure: nothing panics or hangs; each connection has ended once, with a true reason; connections without the failed call
+//! have continued; new connections work; and no state remains.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,17 +21,17 @@ use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 
 use Failure::{Errno, Full, LastErrno, LastFull};
 
-/// The node under test, a peer whose connections live through everything, and a neighbour that asks for echoes.
+/// The node under test, a peer whose connections do everything, and a neighbour that requests echoes.
 const UNDER_TEST: usize = 0;
 const PEER: usize = 1;
 const NEIGHBOUR: usize = 2;
-/// Time that reactors have to drain, although nothing is left to be drained.
+/// The time that reactors have to drain, although nothing is left to drain.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Virtual time in which a round has to be over, ns.
+/// The virtual time in which a round must end, ns.
 const PATIENCE: u64 = 30_000_000_000;
-/// Virtual time in which the ends that a failure brings have begun, ns.
+/// The virtual time in which all ends caused by a failure have begun, ns.
 const CALM: u64 = 200_000_000;
-/// Steps that a round may take.
+/// The number of steps that a round may take.
 const STEPS: u32 = 300_000;
 
 fn port(node: usize) -> SocketAddr {
@@ -42,20 +42,20 @@ fn config(shared: Option<u32>) -> Config {
     life::config().completions(|c| c.queue = 64 + shared.unwrap_or(0)).shared_receives(shared).contain_panics(true)
 }
 
-/// What a failed call may cost.
+/// The largest cost of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cost {
-    /// Nothing that a program sees.
+    /// Nothing that a program notices.
     Nothing,
-    /// One connection, or a call of the program that says so.
+    /// One connection, or a call of the program that returns an error.
     One,
     /// The connections of the device.
     Device,
-    /// The turn, which says so. The next one goes on.
+    /// The turn, which returns an error. The next one continues.
     Turn,
 }
 
-/// The errors of a call (the manual pages of librdmacm, libibverbs and the system calls), and what each may cost.
+/// The errors of a call (the manual pages of librdmacm, libibverbs and the system calls), and the cost of each.
 #[rustfmt::skip]
 const FAILURES: &[(Call, &[Failure], Cost)] = &[
     (Call::Listen, &[Errno(libc::EADDRINUSE), Errno(libc::EADDRNOTAVAIL), Errno(libc::ENOMEM), Errno(libc::ENODEV)], Cost::Nothing),
@@ -103,7 +103,7 @@ struct World {
     fabric: Shared,
     nodes: Vec<Node>,
     programs: Vec<Program>,
-    /// Turns of the node under test that failed.
+    /// The failed turns of the node under test.
     turns_failed: Vec<String>,
 }
 
@@ -163,14 +163,14 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow()).collect()
     }
 
-    /// Two lives, one each way, from beginning to end.
+    /// Runs two lives, one in each direction, from beginning to end.
     fn round(&mut self, what: &str) {
         self.open(PEER, UNDER_TEST, Kind::Life);
         self.open(UNDER_TEST, PEER, Kind::Life);
         self.until(what, |world| world.books(Kind::Life) == 0);
     }
 
-    /// Ends what is left.
+    /// Ends the remaining connections.
     fn end(&mut self) {
         for program in &self.programs {
             program.0.borrow_mut().quiet = true;
@@ -182,7 +182,7 @@ impl World {
         self.until("drained", |world| world.nodes.iter().all(|node| node.reactor.is_drained()));
     }
 
-    /// Connections that did not come to their ends in order, on each node.
+    /// Returns the number of connections that did not end in order, on each node.
     fn undone(&self) -> usize {
         let of = |program: &Program| {
             let book = program.0.borrow();
@@ -201,7 +201,7 @@ impl World {
     }
 }
 
-/// Lives one life in which one call fails, if any; returns the number of calls, by kind.
+/// Runs one life in which one call fails, if any. Returns the number of calls, by kind.
 fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
     let gate = Gate::default();
     if let Some((call, nth, failure, _)) = fault {
@@ -216,7 +216,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let open = world.books(Kind::Ping);
         open == 0 || open == 2 && world.programs[NEIGHBOUR].0.borrow().echoes > before + 5
     });
-    // A device that has failed takes no connections until its old ones are gone.
+    // A failed device accepts no connections until its old ones have ended.
     let calm = lock(&world.fabric).now() + CALM;
     world.until("the ends", |world| {
         let open = world.programs[UNDER_TEST].0.borrow().open(Kind::Ping);
@@ -229,11 +229,11 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
             Cost::One => assert!(undone <= 1, "one connection: {}", world.reasons()),
             Cost::Device => {}
         }
-        // The embedded provider looks at the sockets of connections again when it could not.
+        // The embedded provider retries the sockets of connections after a failed poll.
         let may_fail = usize::from(cost == Cost::Turn);
         let must_fail = if call == Call::NetPoll { 0 } else { may_fail };
         assert!((must_fail..=may_fail).contains(&world.turns_failed.len()), "{:?}", world.turns_failed);
-        // The second round is perfect.
+        // The second round has no failures.
         if world.books(Kind::Ping) == 0 {
             world.open(NEIGHBOUR, UNDER_TEST, Kind::Ping);
         }
@@ -249,7 +249,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let (all, free) = node.reactor.pool_levels();
         let stats = node.reactor.stats();
         assert_eq!(stats.connections.current, 0, "{stats:?}");
-        // A queue pair that the device keeps has its buffers and the regions of its operations for good.
+        // A queue pair that the device keeps holds its buffers and the regions of its operations forever.
         if stats.connections.undestroyed == 0 {
             assert_eq!((all, stats.memory.regions), (free, 0), "{stats:?}");
             assert_eq!((stats.memory.fetched_bytes, stats.memory.copied_bytes), (0, 0), "{stats:?}");
@@ -273,10 +273,10 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
     assert_eq!(lock(&fabric).sockets(), 0, "sockets");
     let left = gate.objects();
     let undestroyed = left.ids.abs() + left.regions.abs() + left.completion_queues.abs() + left.shared_queues.abs();
-    // What could not be destroyed is left, and what a shared receive queue uses with it: its completion queue, and its memory.
+    // Objects that could not be destroyed remain, and so do the completion queue and the memory of a shared receive queue.
     let allowed = match fault {
         Some((Call::Deregister | Call::DestroyCq, ..)) => 1,
-        // What a queue pair uses is left with it.
+        // The objects that a queue pair uses remain with it.
         Some((Call::DestroySrq | Call::DestroyQp, ..)) => 3,
         _ => 0,
     };
@@ -284,7 +284,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
     gate.counts()
 }
 
-/// A panic that leaves the turn in any callback, and takes the reactors with it while it unwinds, leaves nothing behind.
+/// A panic that leaves the turn in any callback, and drops the reactors while it unwinds, leaves no state behind.
 #[test]
 fn dropped_in_an_unwind() {
     let config = config(None).contain_panics(false);
@@ -300,7 +300,7 @@ fn dropped_in_an_unwind() {
             world.end();
         }));
         assert_eq!(life.is_err(), gate.failed() == 1, "callback {nth} has panicked");
-        // The id of a connect request that the program was asked about goes with the provider.
+        // The id of an unanswered connect request is destroyed with the provider.
         let Objects { ids, regions, completion_queues, shared_queues } = gate.objects();
         assert!((0..=1).contains(&ids), "{ids} ids after a panic of callback {nth}");
         assert_eq!((regions, completion_queues, shared_queues), (0, 0, 0), "after a panic of callback {nth}");
@@ -312,7 +312,7 @@ fn dropped_in_an_unwind() {
     }
 }
 
-/// A program that catches the panic of a callback outside of the reactor cannot go on with the reactor.
+/// A program that catches the panic of a callback outside of the reactor cannot continue with the reactor.
 #[test]
 fn a_turn_that_a_panic_has_ended_is_the_last() {
     let config = config(None).contain_panics(false);
@@ -328,7 +328,7 @@ fn a_turn_that_a_panic_has_ended_is_the_last() {
     assert!(matches!(again, Err(Error::Panicked)), "{again:?}");
 }
 
-/// The reasons that the node under test was given are those of the failure.
+/// Checks that the reasons that the node under test received are those of the failure.
 fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     let Some((_, _, failure, cost)) = fault else { return };
     let text = failure.system().to_string();
@@ -336,7 +336,7 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     let book = world.programs[UNDER_TEST].0.borrow();
     for ended in book.ended.iter().filter(|ended| !ended.done) {
         let is_true = match &ended.how {
-            // The program has given the connection up, because it was told of the failure.
+            // The program has closed the connection, because it was notified of the failure.
             How::Disconnected(DisconnectReason::Local { .. }) => book.refused.iter().any(|why| names(why)),
             How::Disconnected(DisconnectReason::DeviceRemoved) => cost == Cost::Device,
             How::NotConnected(ConnectError::Local(why)) if cost == Cost::Device => names(why) || why.contains("device"),
@@ -347,7 +347,7 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
             | How::NotConnected(ConnectError::Transport(
                 ConnectFailure::System(why) | ConnectFailure::Unreachable(why),
             )) => names(why),
-            // What the network says of the peer.
+            // The network's report about the peer.
             How::Disconnected(DisconnectReason::Lost)
             | How::NotConnected(ConnectError::Transport(ConnectFailure::Refused | ConnectFailure::PeerClosed)) => {
                 matches!(failure, Errno(libc::ECONNRESET | libc::EPIPE | libc::ECONNREFUSED))
@@ -359,7 +359,7 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     }
 }
 
-/// The lives to live: all, or the one that `FAIL_ONCE` names, as `PostSend 3 1` does.
+/// Runs all lives, or the one that `FAIL_ONCE` names, as `PostSend 3 1` does.
 fn every_call_fails_once(config: &Config) {
     let only = std::env::var("FAIL_ONCE").ok();
     let counts = live(config, None);

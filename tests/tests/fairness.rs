@@ -1,5 +1,5 @@
-//! A flood on one connection, and messages on another, in virtual time. Nothing here depends on how busy the machine
-//! is.
+//! A flood on one connection, and messages on another, in virtual time. The results do not depend on the load of the
+//! machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rdma_reactor_tests::sim::neighbour::{EmptyWrites, Flood, Ping, Server, Stree
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// Messages of the flood on their way at once.
+/// The number of messages of the flood in flight.
 const FLOOD: u32 = 2_000;
 
 /// Measures the 99th percentile of the echo's time, ns, with or without a flood next to it, and the number of
@@ -24,8 +24,8 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
     (p99, street.stats().completions.deferred)
 }
 
-/// The silence of a peer is judged on its own. Work of others, be it messages or writes of nothing, neither delays nor
-/// hurries the verdict.
+/// The silence of a peer is judged separately. The work of others, be it messages or writes of zero bytes, neither
+/// delays nor hastens the verdict.
 #[test]
 fn a_dead_peer_is_given_up_beside_a_flood() {
     const TIMEOUT: Duration = Duration::from_millis(30);
@@ -51,7 +51,7 @@ fn a_dead_peer_is_given_up_beside_a_flood() {
         let stats = nodes[0].reactor.stats().connections;
         assert_eq!((stats.keepalive_timeouts, stats.current), (1, 1), "the flood is alive: {stats:?}");
         println!("given up after {took:?}");
-        // The first question is due after 10 ms, and the flush of a queue pair takes a moment.
+        // The first ping is due after 10 ms, and the flush of a queue pair takes a moment.
         assert!(took >= TIMEOUT - Duration::from_millis(1) && took < TIMEOUT * 3, "given up after {took:?}");
     }
 }
@@ -67,7 +67,7 @@ fn a_flood_leaves_its_neighbour_alone() {
         assert_eq!(none, 0, "who is alone does not wait");
         assert!(deferred > 1_000, "a flood waits: {deferred}");
         assert!(beside <= 2 * alone, "{name}: p99 is {beside} ns beside a flood, {alone} ns alone");
-        // Without a bound on one connection the times are worse, so the test can fail.
+        // Without a limit on one connection the times are worse, so the test can fail.
         let (unfair, _) = p99(&config.fairness(u32::MAX, usize::MAX), true);
         println!("{name}: p99 beside an unbounded flood {unfair} ns");
         assert!(unfair > 2 * alone, "{name}: p99 is {unfair} ns beside an unbounded flood, {alone} ns alone");

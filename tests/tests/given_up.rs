@@ -1,5 +1,5 @@
-//! Messages and buffers that a program has when their device is given up, because it has failed or was removed, and that come
-//! back when the device is used again, with another pool.
+//! Messages and buffers that a program holds when their device is given up, because it has failed or was removed, and that are returned
+//! when the device is in use again, with another pool.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -71,7 +71,7 @@ impl World {
         until(&self.fabric, &mut self.nodes, what, done);
     }
 
-    /// A new connection: its names here and there.
+    /// Opens a connection. Returns its ids on the client and on the server.
     fn connect(&mut self) -> (ConnectionId, ConnectionId) {
         let (server, client) = (self.server.clone(), self.client.clone());
         let before = (server.0.borrow().up.len(), client.0.borrow().up.len());
@@ -82,7 +82,7 @@ impl World {
         (server.0.borrow().up[before.0], client.0.borrow().up[before.1])
     }
 
-    /// The server's device is given up, and is there again.
+    /// Gives up the server's device, and adds it again.
     fn give_up(&mut self, how: How) {
         let (server, gone) = (self.server.clone(), self.server.0.borrow().up.len());
         match how {
@@ -94,13 +94,13 @@ impl World {
         }
         lock(&self.fabric).ring(0);
         self.until("the end", |_| server.0.borrow().gone == gone);
-        // The last id on the device is gone: its channel becomes readable.
+        // The last id on the device was destroyed: its channel becomes readable.
         lock(&self.fabric).ring(0);
         let gate = self.gate.clone();
         self.until("the device is given up", |_| gate.objects().completion_queues == 0);
         self.gate.heal();
         self.gate.plug_in();
-        // A listener whose device was removed is made anew within a second.
+        // A listener whose device was removed is created again within a second.
         let calm = lock(&self.fabric).now() + 2_000_000_000;
         let fabric = self.fabric.clone();
         self.until("a listener", |_| lock(&fabric).now() > calm);
@@ -110,14 +110,14 @@ impl World {
         (0..count).map(|_| self.nodes[0].reactor.context().buffer(conn).expect("memory")).collect()
     }
 
-    /// A few turns.
+    /// Runs a few turns.
     fn settle(&mut self) {
         let (calm, fabric) = (lock(&self.fabric).now() + 10_000_000, self.fabric.clone());
         self.nodes.iter_mut().for_each(|node| node.more = true);
         self.until("some time", |_| lock(&fabric).now() > calm);
     }
 
-    /// The client sends a message on each of its connections that is open, and the server gets it.
+    /// The client sends a message on each open connection, and the server receives it.
     fn exchange(&mut self, conn: ConnectionId) {
         let (server, before) = (self.server.clone(), self.server.0.borrow().received);
         self.nodes[1].reactor.context().send(conn, b"traffic").expect("room");
@@ -126,7 +126,7 @@ impl World {
         server.0.borrow_mut().kept.pop();
     }
 
-    /// Closes everything. All buffers are free then, and all memory that exists is registered.
+    /// Closes everything. All buffers are free afterwards, and all existing memory is registered.
     fn finish(mut self) {
         self.server.0.borrow_mut().kept.clear();
         for node in &mut self.nodes {
@@ -169,7 +169,7 @@ fn two_buffers_are_never_the_same_memory() {
         world.give_up(how);
         let (conn, there) = world.connect();
         let mut new = world.buffers(conn, 1);
-        // Half of the old ones go home, to a pool that does not exist any more.
+        // Half of the old ones are returned, to a pool that does not exist any more.
         old.truncate(25);
         world.settle();
         new.extend(world.buffers(conn, 120));
@@ -214,8 +214,8 @@ fn a_buffer_of_a_device_that_was_given_up_is_refused() {
     });
 }
 
-/// A device that keeps a shared receive queue may still write into what is posted there. The queue is counted, and the memory of the
-/// buffers stays registered, and so is never freed.
+/// A device that keeps a shared receive queue may still write into posted receives. The queue is counted, and the memory of the buffers
+/// stays registered, and so is never freed.
 #[test]
 fn the_memory_of_a_shared_queue_that_the_device_keeps_is_not_freed() {
     let mut world = World::new(life::config().shared_receives(Some(64)));
@@ -233,8 +233,8 @@ fn the_memory_of_a_shared_queue_that_the_device_keeps_is_not_freed() {
     assert_eq!(world.gate.memories(), unreleased);
 }
 
-/// If the device takes only a part of the first shared receives and then keeps the queue, too, nothing is taken back from that: the
-/// connection is refused, and later ones have the queue.
+/// If the device accepts only a part of the first shared receives and then also keeps the queue, those receives are not released. The
+/// connection is refused, and later ones use the queue.
 #[test]
 fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
     let mut world = World::new(life::config().shared_receives(Some(64)));
@@ -251,7 +251,7 @@ fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
 
 #[test]
 fn messages_outlive_their_device() {
-    // The memory that messages in several buffers are joined in is accounted for, or they keep their buffers.
+    // The memory in which messages in several buffers are joined is accounted for, or they keep their buffers.
     for transfer_memory in [1 << 20, 4 << 10] {
         each_way(|how, config| {
             let mut world = World::new(

@@ -1,4 +1,5 @@
-//! Hostile peers beside an honest one: tapes of bytes that say what a peer sends ([`rdma_reactor_tests::sim::hostile`]).
+//! Hostile peers next to an honest one: tapes of bytes that select the messages of a peer
+//! ([`rdma_reactor_tests::sim::hostile`]).
 //!
 //! `HOSTILE_TAPES=N` sets the number of tapes (default: 3,000), `HOSTILE_TAPE=N` plays the one of that number.
 
@@ -32,7 +33,7 @@ fn no_tape_disturbs_an_honest_peer() {
         answered += u64::from(outcome.answered > 0);
     }
     println!("{count} tapes: {connected} connections came up, {messages} messages, {answered} tapes were answered");
-    // Most tapes get past the startup, or the test would show little.
+    // Most tapes must get past the startup, or the test would show little.
     assert!(
         count < 100 || connected > count / 2 && messages > count / 4,
         "{connected} connections, {messages} messages"

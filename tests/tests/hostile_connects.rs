@@ -1,5 +1,5 @@
-//! Attacks on the way to a connection, and in shared memory, by real processes of this host: `rdma-hostile` in its short form. It counts
-//! who comes up and what was done without the right, and measures no time; `make hostile` does.
+//! Attacks during connection setup, and in shared memory, by real processes of this host: `rdma-hostile` in its short form. The test counts
+//! the successful clients and the operations without the right, and measures no time; `make hostile` does.
 
 use std::process::Command;
 

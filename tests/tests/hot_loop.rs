@@ -1,7 +1,7 @@
-//! A reactor with completions all the time serves everything else, too; and a reactor that spins in vain lets its peer run.
+//! A reactor with continuous completions serves all other work, too; and a reactor that spins without result lets its peer run.
 //!
-//! The load is a message that a device sends back each time, so that polling always finds something. Time passes with the readings of
-//! the clock.
+//! The load is a message that a device returns each time, so that polling always finds something. Time passes with the readings of the
+//! clock.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ const LATE: u64 = 1_000_000;
 
 const SPIN: Wait = Wait::Spin(Duration::from_secs(60));
 
-/// What a program asks for under load, and waits for.
+/// A request of a program under load, which it waits for.
 enum Wanted {
     /// Its own descriptor becomes readable.
     Edge(UnixStream),
@@ -31,7 +31,7 @@ enum Wanted {
     Call(ReactorHandle),
 }
 
-/// A program with one message on its way all the time.
+/// A program with one message in flight all the time.
 struct Loaded {
     wanted: Wanted,
     conn: Option<ConnectionId>,
@@ -77,7 +77,7 @@ impl Handler for Loaded {
     }
 }
 
-/// A program that says nothing, and counts what it gets.
+/// A program that sends nothing, and counts the messages that it receives.
 #[derive(Default)]
 struct Peer {
     conn: Option<ConnectionId>,
@@ -93,7 +93,7 @@ impl Handler for Peer {
     }
 }
 
-/// Runs a reactor under load until what is wanted has come, or is late.
+/// Runs a reactor under load until the request is served, or is late.
 fn served_under_load(wanted: impl FnOnce(&mut Reactor) -> Wanted) {
     let config = Config::default().wait(SPIN);
     let ([mut client, mut server], mirror) = Null::reactors(&config, || Box::new(Steps::new()));
@@ -132,7 +132,7 @@ fn a_call_is_heard_under_load() {
     served_under_load(|reactor| Wanted::Call(reactor.handle()));
 }
 
-/// Nothing but the turns themselves tells the reactor that there is room again.
+/// Only the turns themselves show the reactor that there is room again.
 #[test]
 fn sends_of_other_threads_go_out_when_there_is_room() {
     const SENDS: u64 = 1_000;
@@ -142,7 +142,7 @@ fn sends_of_other_threads_go_out_when_there_is_room() {
     client.context().connect(address).expect("an attempt");
     let (mut program, mut peer) = (Peer::default(), Peer::default());
     let mut turns = |program: &mut Peer, peer: &mut Peer| {
-        // `turn` would call the reactor, as another thread does.
+        // `turn` would wake the reactor, as another thread does.
         client.step(program, Duration::ZERO).expect("a turn");
         server.step(peer, Duration::ZERO).expect("a turn");
         client.handle()
@@ -160,10 +160,10 @@ fn sends_of_other_threads_go_out_when_there_is_room() {
     assert_eq!(peer.received, SENDS);
 }
 
-/// Sends a message to and fro so many times; `None` sends each one back.
+/// A program that sends a message back and forth this number of times; `None` sends each one back.
 struct Shuttle {
     left: Option<u64>,
-    /// Rounds of polling up to the first message, and up to the last one.
+    /// The rounds of polling up to the first message, and up to the last one.
     spins: Option<(u64, u64)>,
 }
 

@@ -1,5 +1,5 @@
-//! The cost of a reactor that has little to do, on virtual time. There, time passes within a turn only with looks at the clock and
-//! calls of the provider, so busy polling and needless work show as time that turns take.
+//! The cost of a reactor with little to do, on virtual time. Time passes within a turn only with readings of the clock and calls of the
+//! provider, so busy polling and needless work appear as the time of turns.
 
 use std::time::Duration;
 
@@ -48,12 +48,12 @@ impl Handler for Program {
 struct World {
     fabric: Shared,
     nodes: [Node; 2],
-    /// Time within the turns of each, ns.
+    /// The time within the turns of each, ns.
     busy: [u64; 2],
 }
 
 impl World {
-    /// Connects the two so many times; the client sends a message per `pace` on one of the connections.
+    /// Connects the two this number of times; the client sends a message per `pace` on one of the connections.
     fn new(wait: Wait, connections: usize, pace: Option<Duration>) -> Self {
         let fabric = network(2);
         let program = |pace| Box::new(Program { pace, conn: None });
@@ -79,7 +79,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Gives each node that is due a turn in which it may sleep. A sleep ends at once, and time passes here.
+    /// Gives each node that is due a turn in which it may sleep. A sleep returns immediately, and time passes here.
     fn step(&mut self) {
         let (now, mut idle) = (self.now(), true);
         let mut next = lock(&self.fabric).next();
@@ -89,7 +89,7 @@ impl World {
                 lock(&self.fabric).seen(index);
                 let from = lock(&self.fabric).now();
                 let turn = node.reactor.turn(&mut *node.handler, None).expect("a turn");
-                // Only a turn that finds nothing to do has come to its sleep.
+                // Only a turn without work has reached its sleep.
                 node.more = turn.more || turn.progressed;
                 self.busy[index] += lock(&self.fabric).now() - from;
                 idle = false;
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Lives for `time`, after as long a time that does not count; returns the share of it that the turns of each took, and the
+    /// Runs for `time`, after an equally long time that does not count. Returns the share of it that the turns of each took, and the
     /// counters at its beginning and at its end.
     fn live(&mut self, time: Duration) -> ([f64; 2], [[Stats; 2]; 2]) {
         let time = time.as_nanos() as u64;
@@ -124,7 +124,7 @@ impl World {
     }
 }
 
-/// In a round of keepalive, each connection costs a question and an answer each way at most.
+/// In a keepalive interval, each connection costs at most a ping and an answer in each direction.
 #[test]
 fn a_thousand_idle_connections_take_next_to_nothing() {
     const CONNECTIONS: u64 = 1000;

@@ -19,14 +19,14 @@ use rdma_transport::{Access, DeviceId, DisconnectCause, Provider, RemoteKey, Sen
 
 const NONE: SendFlags = SendFlags::empty();
 const LARGEST: usize = 16 << 20;
-/// Offset of the source of payload; below it the offset of the sink, and the size of the memory. Source and sink begin
-/// a page, because `siw` sends a small payload that crosses a page wrong.
+/// The offset of the source of payloads. Below it: the offset of the sink, and the size of the memory. Source and sink
+/// begin at a page, because `siw` sends a small payload that crosses a page wrong.
 const SOURCE: usize = 0;
 const SINK: usize = LARGEST + (1 << 20);
 const MEMORY: usize = 2 * SINK;
 /// No memory, in one entry, because `siw` refuses a receive without entries.
 const EMPTY: [std::ops::Range<usize>; 1] = [0..0];
-/// Number of octets behind a payload that must not change.
+/// The number of bytes behind a payload that must not change.
 const GUARD: usize = 64;
 
 fn variable(name: &str) -> IpAddr {
@@ -55,14 +55,14 @@ fn config(crc: CrcPolicy) -> IwarpConfig {
     config
 }
 
-/// Which end is the embedded provider.
+/// The end of the embedded provider.
 const ROLES: [Side; 2] = [Side::Active, Side::Passive];
 
 fn other(side: Side) -> Side {
     if side == Side::Active { Side::Passive } else { Side::Active }
 }
 
-/// Makes a connection with the embedded provider at the end `ours`.
+/// Returns a connection with the embedded provider at the end `ours`.
 fn pair_of(ours: Side, config: IwarpConfig, memory: usize, depth: u16) -> Pair {
     let (embedded, kernel) = (End::new(embedded(config), memory), End::new(kernel(), memory));
     match ours {
@@ -71,17 +71,17 @@ fn pair_of(ours: Side, config: IwarpConfig, memory: usize, depth: u16) -> Pair {
     }
 }
 
-/// The segment size between the two addresses.
+/// Returns the segment size between the two addresses.
 fn segment_size() -> usize {
     let listener = TcpListener::bind((variable("RDMA_SIW_PEER"), 0)).unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     socket2::SockRef::from(&stream).tcp_mss().unwrap() as usize
 }
 
-/// The sizes that matter: none, small, around a segment and the payloads of one FPDU in it, large.
+/// Returns the relevant sizes: none, small, around a segment and the payloads of one FPDU in it, large.
 fn sizes() -> Vec<usize> {
     let mss = segment_size();
-    // Tagged and untagged overhead is 20 and 24 octets; both ends may round down to 4 or 8.
+    // The tagged and untagged overhead is 20 and 24 bytes; both ends may round down to 4 or 8.
     let mut sizes: Vec<usize> = vec![0, 1, 3, 4, 1024, mss - 1, mss, mss + 1, 64 << 10, 1 << 20, LARGEST];
     sizes.extend((mss - 32..=mss - 18).step_by(3));
     sizes.sort_unstable();
@@ -135,7 +135,7 @@ fn read(pair: &mut Pair, from: Side, len: usize, salt: u8) {
     sink.check_clear(SINK + len..SINK + len + GUARD, &what);
 }
 
-/// Every operation of every size, both ways, over one connection.
+/// Runs every operation of every size, in both directions, over one connection.
 fn everything(pair: &mut Pair, ours: Side) {
     let mut salt = 1;
     for len in sizes() {
@@ -143,8 +143,8 @@ fn everything(pair: &mut Pair, ours: Side) {
             salt = u8::wrapping_add(salt, 17);
             send(pair, from, SendOp::Send, len, NONE, salt);
             write(pair, from, len, salt ^ 0x55);
-            // The answer of siw to a Read of nothing depends on its messages before. The embedded provider sends no
-            // such Read.
+            // The answer of siw to a Read of zero bytes depends on its previous messages. The embedded provider sends
+            // no such Read.
             if len > 0 || from == ours {
                 read(pair, from, len, salt ^ 0xaa);
             }
@@ -187,8 +187,8 @@ fn embedded_server_without_crc() {
     matrix(Side::Passive, CrcPolicy::Off);
 }
 
-/// Starts a relay that hangs up on the first connection, like a peer that does not know revision 2, and passes the
-/// second connection on octet by octet. Returns the revision octets of the second connection.
+/// Starts a relay that closes the first connection, like a peer that does not know revision 2, and forwards the second
+/// connection byte by byte. Returns the revision bytes of the second connection.
 fn old_peer(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<[u8; 2]>) {
     let listener = TcpListener::bind((variable("RDMA_SIW_ADDR"), 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -219,7 +219,7 @@ fn old_peer(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<[u8; 2]>) {
     (address, relay)
 }
 
-/// Tests MPA revision 1, which `siw` answers and never begins with.
+/// Tests MPA revision 1, which `siw` answers but never starts with.
 #[test]
 fn embedded_client_of_revision_1() {
     for crc in [CrcPolicy::Require, CrcPolicy::Off] {
@@ -246,7 +246,7 @@ fn embedded_client_of_revision_1() {
     }
 }
 
-/// Up to four entries are used on each side, cut differently.
+/// Up to four entries are used on each side, with different splits.
 #[test]
 fn vectored() {
     for (ours, crc) in ROLES.into_iter().zip([CrcPolicy::Require, CrcPolicy::Off]) {
@@ -260,7 +260,7 @@ fn vectored() {
                 let (source, sink) = pair.ends(from);
                 source.fill(0..len, 77);
                 sink.clear(0..512 << 10);
-                // The parts lie in reverse order in the sink's memory.
+                // The parts are in reverse order in the sink's memory.
                 let mut ends = [0, landings[0], landings[1], landings[2], len];
                 let places: Vec<_> = ends.windows(2).map(|w| (512 << 10) - w[1]..(512 << 10) - w[0]).collect();
                 sink.recv(1, &places);
@@ -295,7 +295,7 @@ fn vectored() {
     }
 }
 
-/// Octets that a Read brings are sent on at once, behind a fence.
+/// The bytes of a Read are sent immediately, behind a fence.
 #[test]
 fn fenced() {
     const LEN: usize = 100_000;
@@ -323,7 +323,7 @@ fn fenced() {
     }
 }
 
-/// If there are many more Reads than may be outstanding, they wait, and complete in order.
+/// Reads beyond the limit of outstanding ones wait, and complete in order.
 #[test]
 fn reads_behind_the_limit() {
     const LEN: usize = 8192;
@@ -353,7 +353,7 @@ fn reads_behind_the_limit() {
     }
 }
 
-/// Many Reads of both ends and many messages go at once.
+/// Many Reads of both ends and many messages are in flight together.
 #[test]
 fn both_ways_at_once() {
     const LEN: usize = 30_000;
@@ -391,12 +391,12 @@ fn both_ways_at_once() {
     }
 }
 
-/// An invalidated key is reported, and of no use afterwards, whichever side invalidates it.
+/// An invalidated key is reported, and unusable afterwards, whichever side invalidates it.
 #[test]
 fn invalidated() {
     for ours in ROLES {
         let theirs = other(ours);
-        // First siw's message invalidates the key, then this side does. siw learns of it with a Terminate.
+        // First siw's message invalidates the key, then this side does. siw is notified by a Terminate.
         for remotely in [true, false] {
             let mut pair = pair_of(ours, config(CrcPolicy::Require), 1 << 16, 4);
             let (region, remote) = pair.end(ours).expose(ALL, 4096);
@@ -422,7 +422,7 @@ fn invalidated() {
             }
             pair.end(ours).check_clear(4096..4196, "an invalidated region");
         }
-        // Our message invalidates the key, and siw's Terminate reaches us.
+        // Our message invalidates the key, and siw's Terminate arrives.
         let mut pair = pair_of(ours, config(CrcPolicy::Off), 1 << 16, 4);
         let (_, remote) = pair.end(theirs).expose(ALL, 4096);
         send_small(&mut pair, ours, SendOp::SendInvalidate(remote.key));
@@ -442,7 +442,7 @@ fn send_small(pair: &mut Pair, from: Side, op: SendOp) {
     pair.success(from, 2, WcOpcode::Send);
 }
 
-/// Memory without the right is not reached, and the other end learns why.
+/// Memory without the right is not accessed, and the other end receives the reason.
 #[test]
 fn out_of_reach() {
     for ours in ROLES {
@@ -473,7 +473,7 @@ fn out_of_reach() {
     }
 }
 
-/// The rights of our regions hold against siw, though it has no regard for them itself.
+/// The rights of our regions hold against siw, though siw itself does not check rights.
 #[test]
 fn rights_of_our_regions() {
     for (access, op) in [(Access::REMOTE_READ, "write"), (Access::REMOTE_WRITE, "read"), (Access::LOCAL_WRITE, "both")]
@@ -489,7 +489,7 @@ fn rights_of_our_regions() {
     }
 }
 
-/// Connections from siw to a server of ours take their receives from one queue.
+/// Connections from siw to a server of ours use receives of one queue.
 #[test]
 fn shared_receives() {
     const LEN: usize = 3000;
@@ -522,7 +522,7 @@ fn shared_receives() {
         next[client] += 4;
     }
     assert_eq!(next, [40, 41, 42, 43]);
-    // Receives that were not used stay, though the connections go.
+    // Unused receives stay, though the connections end.
     for &(id, ..) in &clients {
         pair.active.station.provider().disconnect(id, std::time::Instant::now()).unwrap();
     }
@@ -539,7 +539,7 @@ fn send_small_to_shared(pair: &mut Pair) {
     pair.until("message", |pair| pair.passive.done.pop().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// A client, and then a server, goes away in the middle of a large message.
+/// A client, and then a server, disconnects in the middle of a large message.
 #[test]
 fn gone_in_the_middle() {
     for ours in ROLES {
@@ -557,10 +557,10 @@ fn gone_in_the_middle() {
             end.station.provider().destroy_id(id, std::time::Instant::now()).unwrap();
             let stayed = other(leaver);
             let wc = pair.completion(stayed, 1);
-            // The whole message may have been handed over before.
+            // The whole message may have been delivered before.
             assert!(matches!(wc.status, WcStatus::Flushed | WcStatus::Success), "{wc:?}");
             let cause = pair.disconnected(stayed);
-            // The embedded provider tells whether the message was cut off; the kernel does not.
+            // The embedded provider reports if the message was cut off; the kernel does not.
             let cut = stayed == ours && wc.status == WcStatus::Flushed;
             let truncated = cut && cause == DisconnectCause::Truncated;
             assert!(truncated || cause == DisconnectCause::Peer, "{wc:?}: {cause:?}");

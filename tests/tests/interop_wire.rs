@@ -1,5 +1,5 @@
-//! The embedded provider against peers that misbehave, octet by octet over TCP. The provider answers with the Terminate
-//! of the RFCs, touches nothing outside of the regions, and serves the next peer as usual.
+//! The embedded provider against peers that misbehave, byte by byte over TCP. The provider answers with the Terminate
+//! of the RFCs, changes nothing outside of the regions, and serves the next peer as usual.
 
 use std::time::Duration;
 
@@ -127,7 +127,7 @@ fn headers_that_are_unknown() {
     peer.finish(&mut target);
 }
 
-/// Row 54: a peer that reads for ever and takes no answers costs a bounded amount, and harms nobody.
+/// Row 54: a peer that reads forever and accepts no answers has a bounded cost, and harms nobody.
 #[test]
 fn a_peer_that_asks_and_never_reads() {
     let mut target = Target::new(plain());
@@ -139,11 +139,11 @@ fn a_peer_that_asks_and_never_reads() {
     for _ in 0..1000 {
         target.turn();
     }
-    // The answers wait, and another peer does not.
+    // The answers wait, but another peer is served.
     let other = target.region(16, REMOTE);
     let memory = target.inspect(&other);
     assert_eq!(memory.len(), target.inspect(&other).len());
-    // The depth that was agreed on is 64, and one more is let through.
+    // The agreed depth is 64, and one more is accepted.
     for msn in 5..=68 {
         peer.send(&fpdu_read(msn, &read(&region, region.base, 1), false));
     }
@@ -155,12 +155,12 @@ fn a_peer_that_asks_and_never_reads() {
     assert!(cause.contains(&Cause::RDMAP_STREAM_CATASTROPHIC.to_string()), "{cause}");
 }
 
-/// Row 55: a handshake and a frame arrive octet by octet.
+/// Row 55: a handshake and a frame arrive byte by byte.
 #[test]
 fn slow_handshakes_have_an_end() {
     let (mut target, region) = target();
     let mut peer = Peer::open(target.address, false);
-    // Its time counts from when it is accepted.
+    // The time limit begins when the connection is accepted.
     target.until("a deadline of the handshake", |target| target.iwarp.next_deadline());
     for octet in request(&[0x10, 2, 0, 4]) {
         peer.send(&[octet]);
@@ -172,7 +172,7 @@ fn slow_handshakes_have_an_end() {
     target.inspect(&region);
 }
 
-/// Row 56: every guess of an STag costs the connection.
+/// Row 56: every guess of an STag ends the connection.
 #[test]
 fn guesses() {
     let (mut target, region) = target();
@@ -218,7 +218,7 @@ fn cve_2026_98365_address_wrap() {
     }
 }
 
-/// Row 57: regions of others, without the right, and taken back.
+/// Row 57: regions of others, without the right, and invalidated.
 #[test]
 fn regions_that_are_not_the_peers() {
     let mut target = Target::new(plain());
@@ -257,7 +257,7 @@ fn regions_that_are_not_the_peers() {
     expect(&mut target, &region, 1, true, &fpdu_untagged(&take, b"", true), Cause::RDMAP_CANNOT_INVALIDATE);
 }
 
-/// Row 58: a region that is gone before the rest of a Write to it has come.
+/// Row 58: a region that is deregistered before the remaining part of a Write to it has arrived.
 #[test]
 fn a_region_gone_under_a_write() {
     for crc in [true, false] {
@@ -272,7 +272,7 @@ fn a_region_gone_under_a_write() {
             }
             target.iwarp.deregister(region.inner.id).unwrap();
             let before = target.inspect(&region);
-            // Without CRC, segments from before may be placed. With CRC, a Write is placed as a whole or not at all.
+            // Without CRC, earlier segments may be placed. With CRC, a Write is placed as a whole or not at all.
             assert!(!crc || before.iter().all(|&byte| byte == 0));
             peer.send(&octets[cut..]);
             assert_eq!(peer.terminated(&mut target), Cause::DDP_TAGGED_INVALID_STAG, "{cut}");
@@ -283,7 +283,7 @@ fn a_region_gone_under_a_write() {
 }
 
 /// Row 59: a peer that writes memory while it reads that memory gets some mixture with correct frames and CRCs. Each
-/// octet is from before or after the write.
+/// byte is from before or after the write.
 #[test]
 fn a_region_written_while_it_is_read() {
     let mut target = Target::new(plain());
@@ -306,7 +306,7 @@ fn a_region_written_while_it_is_read() {
     peer.finish(&mut target);
 }
 
-/// Row 68: sockets that take little at a time. No frame is mixed with another, and all of them are whole.
+/// Row 68: sockets that accept little at a time. No frame is mixed with another, and all of them are whole.
 #[test]
 fn short_writes() {
     let mut settings = TcpConfig::default();
@@ -336,7 +336,7 @@ fn short_writes() {
     peer.finish(&mut target);
 }
 
-/// Row 60: startup frames of every wrong kind; the peer is closed and nobody else notices.
+/// Row 60: startup frames with every fault; the connection of the peer is closed and nobody else is affected.
 #[test]
 fn cve_2026_74345_malformed_mpa() {
     let (mut target, region) = target();
@@ -362,7 +362,7 @@ fn cve_2026_74345_malformed_mpa() {
             assert!(target.events.is_empty(), "{frame:?}");
         }
     }
-    // The request is cut off anywhere.
+    // The request is cut at any position.
     let whole = request(&[0x10, 2, 0, 6, 0, 1, 0, 1, 1, 2]);
     for len in 0..whole.len() {
         let mut peer = Peer::open(target.address, false);
@@ -406,7 +406,7 @@ fn cve_2026_64102_length_underflow() {
     expect(&mut target, &region, 1, false, &seal(fpdu, false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// The content of a pad, of four octets or less as with rxe, is not looked at, and never becomes payload.
+/// The content of a pad, of at most four bytes as with rxe, is ignored, and never becomes payload.
 #[test]
 fn cve_2026_46043_pad_underflow() {
     let (mut target, region) = target();
@@ -424,7 +424,7 @@ fn cve_2026_46043_pad_underflow() {
     assert_eq!(answer[16..28], [0, 9, 9, 9, 9, 9, 9, 9, 9, 9, 0, 0]);
 }
 
-/// Row 62: a header in two segments, cut anywhere.
+/// Row 62: a header in two segments, cut at any position.
 #[test]
 fn cve_2026_98323_split_header() {
     for crc in [true, false] {
@@ -450,7 +450,7 @@ fn cve_2026_98323_split_header() {
     }
 }
 
-/// Row 63: answers and the rest of messages that never began.
+/// Row 63: answers, and remaining parts of messages that never began.
 #[test]
 fn cve_2026_23242_opcode_before_context() {
     let (mut target, region) = target();
@@ -477,7 +477,7 @@ fn cve_2026_23242_opcode_before_context() {
     }
 }
 
-/// Row 64: an answer that nobody asked for, into memory that the peer may even write.
+/// Row 64: an answer without a request, into memory that the peer may even write.
 #[test]
 fn cve_2026_64268_read_response_unasked() {
     let (mut target, region) = target();
@@ -488,12 +488,12 @@ fn cve_2026_64268_read_response_unasked() {
     }
 }
 
-/// Row 65: any damaged octet of a Write with CRC: nothing of it is placed.
+/// Row 65: any damaged byte of a Write with CRC: nothing of it is placed.
 #[test]
 fn damaged_octets() {
     let (mut target, region) = target();
     let whole = write(&region, region.base, &[0xee; 100], true);
-    // The length is left out, because a larger length is only a frame that is not over yet.
+    // The length is left out, because a larger length only makes a frame that has not ended.
     for at in (2..whole.len()).step_by(7) {
         let mut octets = whole.clone();
         octets[at] ^= 0x10;
@@ -516,7 +516,7 @@ fn sequences_and_depths() {
     let elsewhere = Untagged { opcode: Opcode::ReadRequest, queue: 0, ..SEND };
     let octets = fpdu_untagged(&elsewhere, &read(&region, region.base, 1).emit(), true);
     expect(&mut target, &region, 0, true, &octets, Cause::INVALID_QN);
-    // For a Read of nothing, nothing may be checked.
+    // For a Read of zero bytes, nothing may be checked.
     let nowhere = Region { stag: 5, base: 3, ..region };
     let mut peer = target.connect(3, true);
     for _ in 0..3 {
@@ -535,7 +535,7 @@ fn sequences_and_depths() {
     peer.finish(&mut target);
 }
 
-/// Row 67: both sides give up at once, in every order; one event each.
+/// Row 67: both sides end the connection at the same time, in every order; one event each.
 #[test]
 fn terminates_and_ends_in_any_order() {
     let (mut target, region) = target();

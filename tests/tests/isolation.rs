@@ -1,4 +1,4 @@
-//! The faults of one connection, one peer or one device do not disturb others, and end with it.
+//! The faults of one connection, one peer or one device do not affect others, and end with it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -25,12 +25,12 @@ fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
     probe.events.iter().find_map(|e| if let Event::Disconnect(_, reason) = e { Some(reason.clone()) } else { None })
 }
 
-/// A completion queue that cannot be polled, or cannot be armed, costs the connections of its device. The reactor goes
-/// on: its timers fire, the device serves new connections when it is well again, and the reactor can be shut down.
+/// A completion queue that cannot be polled, or cannot be armed, ends the connections of its device. The reactor
+/// continues: its timers fire, the device serves new connections when it works again, and the reactor can be shut down.
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     let breaks = [Call::PollCq, Call::ReqNotify];
-    // Some polls look for work before sleeping, and others take the work.
+    // Some polls check for work before sleeping, and others process the work.
     for (call, more) in breaks.into_iter().flat_map(|call| (0..8).map(move |more| (call, more))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).timeouts(|t| t.flush = Duration::from_millis(20));
@@ -62,7 +62,8 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     }
 }
 
-/// The listener of an address that moves to another device, as that of a bond does, is made anew, and the others stay.
+/// The listener of an address that moves to another device, as that of a bond does, is created again, and the others
+/// stay.
 #[test]
 fn a_listener_follows_its_address() {
     with_watchdog("a_listener_follows_its_address", || {
@@ -90,7 +91,7 @@ fn a_listener_follows_its_address() {
     });
 }
 
-/// A program that is told of a failed operation cannot begin another one: the connection is ending already.
+/// A program that is notified of a failed operation cannot begin another one: the connection is ending already.
 #[test]
 fn nothing_is_accepted_behind_a_failed_operation() {
     with_watchdog("nothing_is_accepted_behind_a_failed_operation", || {
@@ -112,7 +113,8 @@ fn nothing_is_accepted_behind_a_failed_operation() {
     });
 }
 
-/// The reason of an end that comes from a device names the device and its code, which the vendor can explain.
+/// The reason of an end that is caused by a device has the name of the device and its code, which the vendor can
+/// explain.
 #[test]
 fn a_failed_work_request_says_what_the_device_calls_it() {
     with_watchdog("a_failed_work_request_says_what_the_device_calls_it", || {
@@ -134,8 +136,8 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
     });
 }
 
-/// A remote key that the device keeps, whatever was to end the rights to it: the memory is not lent, the call says so, and it is
-/// counted. Once the device takes the key back, the memory is lent.
+/// A device keeps a remote key after any event that ends the rights to it: the memory is not lent, the call returns an error, and the key
+/// is counted. Once the device releases the key, the memory is lent.
 #[test]
 fn a_remote_key_that_the_device_keeps_is_reported() {
     with_watchdog("a_remote_key_that_the_device_keeps_is_reported", || {
@@ -158,7 +160,7 @@ fn a_remote_key_that_the_device_keeps_is_reported() {
         }
         p.until("the lease is over", |p| p.client.stats().memory.unrevoked == 3);
         p.client.context().close(conn);
-        // Of the two that were for the peer.
+        // The two regions for the peer.
         p.until("the connection has ended", |p| p.client.stats().memory.unrevoked == 5);
         for region in [&mut asked, &mut of_peer, &mut leased] {
             assert!(region.bytes().is_none() && region.bytes_mut().is_none(), "peers may write it");
@@ -176,7 +178,7 @@ fn a_remote_key_that_the_device_keeps_is_reported() {
     });
 }
 
-/// A time that is longer than any clock can tell means no limit.
+/// A time that exceeds every clock means no limit.
 #[test]
 fn a_shutdown_may_take_for_ever() {
     with_watchdog("a_shutdown_may_take_for_ever", || {
@@ -187,7 +189,7 @@ fn a_shutdown_may_take_for_ever() {
     });
 }
 
-/// A shutdown waits for a peer that does nothing, and does not spin meanwhile.
+/// A shutdown waits for a peer that does nothing, without spinning.
 #[test]
 fn a_shutdown_sleeps_while_a_peer_does_nothing() {
     with_watchdog("a_shutdown_sleeps_while_a_peer_does_nothing", || {
@@ -198,7 +200,7 @@ fn a_shutdown_sleeps_while_a_peer_does_nothing() {
         let conn = p.connect();
         p.client.context().send(conn, &vec![1; 4 << 20]).expect("room");
         let before = p.client.stats().turns.taken;
-        // The server, which does not take a turn, would have to fetch the message.
+        // The server, which runs no turn, would have to fetch the message.
         p.client.shutdown(&mut p.c, Duration::MAX).expect("it ends");
         let turns = p.client.stats().turns.taken - before;
         assert!(turns < 50, "{turns} turns in 300 ms");
@@ -218,8 +220,8 @@ impl Handler for Late {
     }
 }
 
-/// Memory that only the peer of a connection may reach cannot be registered when that connection is over. Nobody would
-/// be left for the rights, and nobody would take them back.
+/// Memory that only the peer of a connection may access cannot be registered after that connection has ended. Nobody
+/// could use the rights, and nobody would revoke them.
 #[test]
 fn no_rights_for_a_peer_that_is_gone() {
     with_watchdog("no_rights_for_a_peer_that_is_gone", || {
@@ -236,7 +238,7 @@ fn no_rights_for_a_peer_that_is_gone() {
     });
 }
 
-/// What a program was told that the tests below look at.
+/// The notifications that the tests below check.
 #[derive(Clone, Default)]
 struct Told {
     up: Rc<RefCell<Vec<ConnectionId>>>,
@@ -256,7 +258,7 @@ impl Handler for Told {
     }
 }
 
-/// A server and two clients on virtual time. Both are connected, and the first one takes no turns any more.
+/// Returns a server and two clients on virtual time. Both are connected, and the first one runs no turns any more.
 fn beside_a_silent_client(config: &Config) -> (Shared, [Node; 3], [Told; 3]) {
     let (fabric, told) = (network(3), <[Told; 3]>::default());
     let mut nodes = [0, 1, 2].map(|node| {
@@ -274,8 +276,8 @@ fn beside_a_silent_client(config: &Config) -> (Shared, [Node; 3], [Told; 3]) {
     (fabric, nodes, told)
 }
 
-/// A peer that fetches none of its offered messages gets at most half of the memory for copies. A neighbour sends large
-/// messages all the same, and the peer loses its connection when its messages have stood still for too long.
+/// A peer that fetches none of its offered messages gets at most half of the memory for copies. A neighbour can still
+/// send large messages, and the peer loses its connection when its messages have stalled for too long.
 #[test]
 fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
     const SIZE: usize = 1 << 20;
@@ -297,8 +299,8 @@ fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
     until(&fabric, &mut nodes, "its memory is free", |nodes| nodes[0].reactor.stats().memory.copied_bytes == 0);
 }
 
-/// A peer that offers a lot and answers no read gets what is given on trust of the memory for fetched messages. The messages of
-/// another peer arrive all the same.
+/// A peer that makes many offers and answers no read gets only the part of the memory for fetched messages that is available without
+/// progress. The messages of another peer still arrive.
 #[test]
 fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
     with_watchdog("a_peer_that_answers_no_read_takes_a_quarter_of_the_memory", || {
@@ -311,7 +313,7 @@ fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
         for nth in 0..16 {
             p.client.context().send(first, &pattern(nth, SIZE)).expect("room for the offers");
         }
-        // The offers go out, and the first peer takes no turn any more.
+        // The offers are sent, and the first peer runs no turn any more.
         p.client.turn(&mut p.c, Duration::ZERO).expect("a turn");
         let _silent = other_client(&mut p, config);
         p.c.large = true;
@@ -323,7 +325,7 @@ fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
     });
 }
 
-/// Puts another client into the pair; returns the old one, which takes no turns any more.
+/// Puts another client into the pair. Returns the old one, which runs no turns any more.
 fn other_client(p: &mut Pair, config: Config) -> (Reactor, Probe) {
     let client = Reactor::new(config).expect("a reactor");
     (std::mem::replace(&mut p.client, client), std::mem::take(&mut p.c))

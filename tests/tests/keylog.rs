@@ -1,5 +1,5 @@
 //! `Tls::log_keys`: the file that `SSLKEYLOGFILE` names, and the warning. The variable belongs to the process, so each case runs in a
-//! process of its own.
+//! separate process.
 #![allow(clippy::disallowed_methods, reason = "a test of processes")]
 
 use std::fs;
@@ -11,10 +11,10 @@ use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Handler, Provide
 use rdma_reactor_tests::identities::Authority;
 use rdma_reactor_tests::patience::patient;
 
-/// Names the case to the process.
+/// The variable that passes the case to the process.
 const CASE: &str = "KEYLOG_CASE";
 
-/// Stops when a connection is up.
+/// A program that stops when a connection is established.
 struct Brief;
 
 impl Handler for Brief {
@@ -46,7 +46,7 @@ fn one_connection() {
     let (done, is_done) = channel();
     let serving = std::thread::spawn(move || {
         server.run(&mut Brief).expect("turns");
-        // The last of the handshake may be what the client waits for.
+        // The client may still wait for the last part of the handshake.
         while is_done.try_recv().is_err() {
             server.turn(&mut Brief, std::time::Duration::from_millis(10)).expect("a turn");
         }
@@ -57,7 +57,7 @@ fn one_connection() {
     serving.join().expect("the server ends");
 }
 
-/// Runs a case with the variable set to `file`; returns what was logged.
+/// Runs a case with the variable set to `file`. Returns the logged lines.
 fn run(case: &str, file: Option<&Path>) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
     command.args(["--exact", "one_connection", "--nocapture"]).env(CASE, case).env_remove("SSLKEYLOGFILE");

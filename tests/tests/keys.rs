@@ -1,4 +1,4 @@
-//! Pre-shared keys are overwritten before their memory is given back to the system.
+//! Pre-shared keys are overwritten before their memory is freed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,23 +9,23 @@ use rdma_reactor_tests::sim::tcp::address;
 
 const KEY: [u8; 32] = *b"not overwritten in freed memory!";
 
-/// The allocator of the system, which looks for the key in all memory that is given back to it.
+/// The allocator of the system, which searches all freed memory for the key.
 struct Watching;
 
-/// Number of times that the key was there.
+/// The number of times that the key was found.
 static FOUND: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all calls go to the allocator of the system as they are.
+// SAFETY: all calls are forwarded to the allocator of the system.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the memory is the caller's until the call below, and has that length.
+        // SAFETY: the memory belongs to the caller until the call below, and has that length.
         let found = unsafe { libc::memmem(memory.cast(), layout.size(), KEY.as_ptr().cast(), KEY.len()) };
         FOUND.fetch_add(usize::from(!found.is_null()), Ordering::Relaxed);
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -33,15 +33,15 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// How often the key is found in freed memory meanwhile.
+/// Returns the number of times that the key is found in freed memory during `act`.
 fn found(act: impl FnOnce()) -> usize {
     let before = FOUND.load(Ordering::Relaxed);
     act();
     FOUND.load(Ordering::Relaxed) - before
 }
 
-/// A key that is read, or given, copied, and used for a handshake on either side, wherever its list grows. The one test of this
-/// file, because the allocator is that of the process.
+/// A key that is read, or given, copied, and used for a handshake on either side, when its list grows at any step. This file has one test,
+/// because the allocator is that of the process.
 #[test]
 fn a_key_is_overwritten_before_its_memory_is_given_back() {
     assert_eq!(found(|| drop(std::hint::black_box(KEY.to_vec()))), 1, "what is not overwritten is found");

@@ -1,5 +1,5 @@
-//! Limits in time, memory and number that peers run into, on virtual time. Most peers here speak the protocol by hand
-//! (`docs/wire.md`), and are honest but for one thing.
+//! Limits on time, memory and number that peers reach, on virtual time. Most peers here speak the protocol by hand
+//! (`docs/wire.md`), and are honest in all but one respect.
 
 mod limits {
     mod connections;
@@ -33,14 +33,14 @@ use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::iwarp::wire::Untagged;
 
-/// Octets in front of the payload of a frame, at most.
+/// The largest number of bytes in front of the payload of a frame.
 const HEADER: u64 = 24;
-/// Kinds of messages.
+/// The kinds of messages.
 const DATA: u8 = 0;
 const PING: u8 = 3;
 const PONG: u8 = 4;
 const FRAGMENT: u8 = 10;
-/// Silence after which a peer is asked, and after which it is given up, ms.
+/// The silence after which a peer is pinged, and after which its connection ends, ms.
 const INTERVAL: u64 = 50;
 const TIMEOUT: u64 = 150;
 const SLACK: u64 = 15;
@@ -53,11 +53,11 @@ fn config() -> Config {
         .timeouts(|t| t.close = ms(20))
 }
 
-/// How the connections of a program have ended, and when, ns.
+/// The reasons and the times of the ends of a program's connections, ns.
 #[derive(Clone, Default)]
 struct Ends(Rc<RefCell<Vec<(u64, DisconnectReason)>>>);
 
-/// A program that does one thing when a connection is up, and notes how connections end.
+/// A program that runs one action when a connection is established, and notes how connections end.
 struct Honest<F> {
     fabric: Shared,
     ends: Ends,
@@ -74,10 +74,10 @@ impl<F: FnMut(&mut Context<'_>, ConnectionId)> Handler for Honest<F> {
     }
 }
 
-/// A peer by hand. It answers questions, and never grants anything; or it sends the beginning of something, and nothing behind
-/// it but Writes of nothing, which are signs of life.
+/// A hand-made peer. It answers pings, and never grants credits; or it sends the beginning of a message, and then only Writes of zero
+/// bytes, which are signs of life.
 struct Rude {
-    /// Signs of life: answers, and Writes of nothing.
+    /// The signs of life: answers, and Writes of zero bytes.
     signs: Rc<Cell<u32>>,
     first: Vec<u8>,
     region: Option<Region>,
@@ -108,7 +108,7 @@ impl Handler for Rude {
     }
 }
 
-/// A server with this program, and a peer by hand, which has begun to connect.
+/// Returns a server with this program, and a hand-made peer, which has begun to connect.
 fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude: Rude) -> [Node; 2] {
     let mut nodes =
         [Node::new(reactor(0, fabric, server), program), Node::new(reactor(1, fabric, config()), Box::new(rude))];
@@ -118,7 +118,7 @@ fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude:
     nodes
 }
 
-/// Opens a stream and reads nothing of it.
+/// A program that opens a stream and reads nothing of it.
 struct Deaf;
 
 impl StreamHandler for Deaf {
