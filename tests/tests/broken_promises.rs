@@ -85,7 +85,7 @@ fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
             p.until("it is back", |p| p.c.received == received + 1);
             // The remaining objects are released with the reactor.
             (p.client, p.c) = (Reactor::new(self::config()).expect("a reactor"), Probe::default());
-            p.until("the peer hears of the ends", |p| p.s.live() == 0);
+            p.until("the peer is notified of the ends", |p| p.s.live() == 0);
             p.finish();
         }
     });

@@ -13,7 +13,7 @@ use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::quiet::{Node, gated, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// How a device comes to be given up.
+/// The way in which a device is given up.
 #[derive(Clone, Copy, Debug)]
 enum How {
     /// A call fails once.

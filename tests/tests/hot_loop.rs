@@ -15,7 +15,8 @@ use rdma_reactor_tests::null::Null;
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::steady::Steps;
 
-/// Round trips of the load before anything else is asked for, and after which that is late: some hundred intervals between two looks.
+/// The number of round trips of the load before another request. Below it: the number after which that request is late, some hundred polls
+/// for edges.
 const BEFORE: u64 = 10_000;
 const LATE: u64 = 1_000_000;
 

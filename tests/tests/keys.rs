@@ -45,7 +45,7 @@ fn found(act: impl FnOnce()) -> usize {
 #[test]
 fn a_key_is_overwritten_before_its_memory_is_given_back() {
     assert_eq!(found(|| drop(std::hint::black_box(KEY.to_vec()))), 1, "what is not overwritten is found");
-    let digits: String = KEY.iter().map(|octet| format!("{octet:02x}")).collect();
+    let digits: String = KEY.iter().map(|byte| format!("{byte:02x}")).collect();
     let text: String = (0..100).map(|nth| format!("key-{nth}: {digits}\n")).collect();
     let read = || Psk::parse(&text).expect("good lines");
     assert_eq!(found(|| drop(read().clone())), 0, "a list that has grown");

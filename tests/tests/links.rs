@@ -1,4 +1,4 @@
-//! The links between the project's documents lead somewhere: to a file that is there, and to a heading that it has.
+//! The links between the project's documents point to existing files and headings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,10 +6,10 @@ use std::path::{Component, Path, PathBuf};
 
 use pulldown_cmark::{BrokenLink, Event, LinkType, Options, Parser, Tag, TagEnd};
 
-/// Folders that have no documents of the project.
+/// Folders without documents of the project.
 const SKIPPED: [&str; 2] = ["target", ".git"];
 
-/// A document: its links, and the anchors that its headings make.
+/// A document: its links, and the anchors of its headings.
 #[derive(Default)]
 struct Document {
     links: Vec<String>,
@@ -43,13 +43,13 @@ impl Document {
     }
 }
 
-/// The anchor of a heading, as GitHub makes it.
+/// Returns the anchor of a heading, as GitHub builds it.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// The documents below a folder.
+/// Collects the documents below a folder.
 fn documents(folder: &Path, found: &mut BTreeMap<PathBuf, Document>) {
     for entry in fs::read_dir(folder).expect("a folder of the project") {
         let entry = entry.expect("an entry");
@@ -68,7 +68,7 @@ fn documents(folder: &Path, found: &mut BTreeMap<PathBuf, Document>) {
     }
 }
 
-/// A path without `.` and `..`.
+/// Returns a path without `.` and `..`.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -81,7 +81,7 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// What is wrong with a link of a document; `None`: nothing, or the link leads out of the project.
+/// Returns the fault of a link of a document; `None` if it has none, or points out of the project.
 fn fault(of: &Path, link: &str, documents: &BTreeMap<PathBuf, Document>) -> Option<String> {
     if link.starts_with("https://") {
         return None;
@@ -129,8 +129,8 @@ fn a_link_that_leads_nowhere_is_found() {
     }
 }
 
-/// What is wrong with the links of a page that rustdoc includes too, where its files are not beside it. `overrides`: the labels
-/// that are defined before it.
+/// Returns the faults of the links of a page that rustdoc includes too, without the files next to it. `overrides`: the labels that are
+/// defined before it.
 fn faults_in_rustdoc(page: &str, overrides: &BTreeSet<String>) -> Vec<String> {
     let (mut faults, mut used) = (Vec::new(), BTreeSet::new());
     let mut undefined = Vec::new();
@@ -165,7 +165,7 @@ fn faults_in_rustdoc(page: &str, overrides: &BTreeSet<String>) -> Vec<String> {
     faults
 }
 
-/// The pages that a source file includes, each with the labels that are defined before it.
+/// Returns the pages that a source file includes, each with the labels that are defined before it.
 fn included(source: &str) -> Vec<(String, BTreeSet<String>)> {
     let (mut pages, mut labels) = (Vec::new(), BTreeSet::new());
     for line in source.lines() {
@@ -183,7 +183,7 @@ fn included(source: &str) -> Vec<(String, BTreeSet<String>)> {
     pages
 }
 
-/// The guide is read as files, and in rustdoc.
+/// The guide is read both as files and in rustdoc.
 #[test]
 fn links_of_the_guide_lead_somewhere_in_rustdoc() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -219,7 +219,7 @@ fn a_link_that_leads_nowhere_in_rustdoc_is_found() {
     assert_eq!(included(source), [("a.md".to_owned(), labels(&["z.md"])), ("guide/b.md".to_owned(), labels(&[]))]);
 }
 
-/// The code of the tests and of what they test, below a folder.
+/// Collects the code of the tests and of the tested libraries, below a folder.
 fn sources(folder: &Path, all: &mut String) {
     for entry in fs::read_dir(folder).expect("a folder of the project").flatten() {
         let path = entry.path();

@@ -1,5 +1,5 @@
-//! Echoes of an honest client beside a hostile one, on virtual time: the 99th percentile is at most twice that of a quiet
-//! network, whatever the other one does.
+//! Echoes of an honest client next to a hostile one, on virtual time: the 99th percentile is at most twice that of a
+//! quiet network, for every behaviour of the hostile one.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use rdma_reactor_tests::sim::tcp::address;
 
 /// Nanoseconds per microsecond.
 const US: u64 = 1_000;
-/// Time that a program needs for each octet that it receives, ps: about 60 ns for the smallest frames.
+/// The time that a program needs for each byte that it receives, ps: about 60 ns for the smallest frames.
 const TOLL: u64 = 2_000;
 
 fn config() -> Config {
@@ -29,7 +29,7 @@ fn config() -> Config {
         .max_memory(512 << 20)
 }
 
-/// The echoes take no longer than twice as long as they do alone. `act` is called every `pause` ns. Returns the counters of the
+/// Checks that the echoes take at most twice as long as they do alone. `act` is called every `pause` ns. Returns the counters of the
 /// server.
 fn beside(what: &str, pause: u64, join: impl FnOnce(&mut Street), mut act: impl FnMut(&Shared, &mut [Node])) -> Stats {
     let toll = |street: &Street| lock(&street.fabric).toll = TOLL;
@@ -47,7 +47,7 @@ fn beside(what: &str, pause: u64, join: impl FnOnce(&mut Street), mut act: impl 
     stats
 }
 
-/// As [`beside`], with hostile sockets. Each of them acts in turn, with the number of its act.
+/// Does the same as [`beside`], with hostile sockets. Each of them acts in turn, with the number of its act.
 fn beside_sockets(what: &str, count: usize, pause: u64, act: impl Fn(&mut Hostile, u64)) -> Stats {
     let (mut sockets, mut acts) = (Vec::new(), 0_u64);
     beside(
@@ -71,7 +71,7 @@ fn server() -> std::net::SocketAddr {
     address(0, 7471)
 }
 
-/// A hundred handshakes come octet by octet.
+/// A hundred handshakes arrive byte by byte.
 #[test]
 fn slow_handshakes_delay_nobody() {
     let frame = startup_frame(&greeting(16));
@@ -82,7 +82,7 @@ fn slow_handshakes_delay_nobody() {
     assert_eq!(stats.connections.connected, 1, "none of them is up yet");
 }
 
-/// Connections bring junk in place of a startup frame, and are opened anew.
+/// Connections send junk in place of a startup frame, and are opened again.
 #[test]
 fn junk_delays_nobody() {
     let stats = beside_sockets("junk", 20, 10 * US, |socket, nth| match nth % 8 {
@@ -93,7 +93,7 @@ fn junk_delays_nobody() {
     assert_eq!(stats.connections.connected, 1);
 }
 
-/// A new connection comes every 10 us, and none says anything.
+/// A new connection arrives every 10 us, and none sends anything.
 #[test]
 fn silent_connections_delay_nobody() {
     let stats = beside_sockets("silent connections", 2_000, 10 * US, |socket, nth| {
@@ -104,7 +104,7 @@ fn silent_connections_delay_nobody() {
     assert_eq!(stats.connections.connected, 1);
 }
 
-/// Row 23. Connections come up and are closed again, one every 100 us.
+/// Row 23. Connections are established and closed again, one every 100 us.
 #[test]
 fn churn_delays_nobody() {
     let stats = beside_sockets("churn", 10, 10 * US, |socket, nth| match nth % 10 {
@@ -116,7 +116,7 @@ fn churn_delays_nobody() {
     assert!(stats.connections.connected > 50, "{stats:?}");
 }
 
-/// Row 23. A new connection is asked for every 20 us, in a good startup frame, and each stays.
+/// Row 23. A new connection is requested every 20 us, with a valid startup frame, and each stays.
 #[test]
 fn a_flood_of_connects_delays_nobody() {
     let stats = beside_sockets("connects", 200, 10 * US, |socket, nth| match nth {
@@ -127,7 +127,7 @@ fn a_flood_of_connects_delays_nobody() {
     assert!(stats.connections.connected > 100, "{stats:?}");
 }
 
-/// Writes without payload come as fast as TCP takes them. They need no credit and no right.
+/// Writes without payload arrive as fast as TCP accepts them. They need no credit and no right.
 #[test]
 fn writes_of_nothing_delay_nobody() {
     let stats =
@@ -135,7 +135,7 @@ fn writes_of_nothing_delay_nobody() {
     assert_eq!(stats.connections.connected, 2);
 }
 
-/// Frames of messages come octet by octet, on fifty connections.
+/// Frames of messages arrive byte by byte, on fifty connections.
 #[test]
 fn frames_octet_by_octet_delay_nobody() {
     let frame = fpdu_untagged(&SEND, &message(0, 16, &[1; 100]), true);
@@ -148,7 +148,7 @@ fn frames_octet_by_octet_delay_nobody() {
     assert!(stats.connections.connected > 40, "{stats:?}");
 }
 
-/// A peer asks for echoes and never grants anything.
+/// A peer requests echoes and never grants anything.
 #[test]
 fn grants_that_never_come_delay_nobody() {
     let stats = beside_sockets("no grants", 20, 5 * US, |socket, nth| match nth {
@@ -160,7 +160,7 @@ fn grants_that_never_come_delay_nobody() {
     assert!(stats.connections.connected > 15, "{stats:?}");
 }
 
-/// Offers messages all the time, and its reactor answers no Read, because it takes no turn any more.
+/// A program that offers messages all the time, and whose reactor answers no Read, because it runs no turn any more.
 struct Offers;
 
 impl Handler for Offers {
@@ -184,7 +184,7 @@ fn offers_that_are_never_fetched_delay_nobody() {
     assert!(stats.memory.fetched_bytes > 0 && stats.memory.fetched_bytes <= 4 << 20, "{stats:?}");
 }
 
-/// Reads the peer's memory at full depth, all the time.
+/// A program that reads the peer's memory at full depth, all the time.
 #[derive(Default)]
 struct Reads(Option<(Region, RemoteRegion)>);
 
@@ -213,14 +213,14 @@ impl Handler for Reads {
     }
 }
 
-/// A server that echoes, and lets each peer read its memory.
+/// A server that echoes, and allows each peer to read its memory.
 struct Library(Server, Vec<Region>);
 
 impl Handler for Library {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
         let region = cx.register(conn, 65_536, &options).expect("a region");
-        // The honest client would take the name for an echo.
+        // The honest client would mistake the key for an echo.
         if !self.1.is_empty() {
             cx.send(conn, &region.remote().to_bytes()).expect("room");
         }
@@ -232,13 +232,13 @@ impl Handler for Library {
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {}
 }
 
-/// Reads of 64 KiB are asked for at full depth.
+/// Reads of 64 KiB are posted at full depth.
 #[test]
 fn reads_at_full_depth_delay_nobody() {
     let library = |fabric: &Shared| Box::new(Library(Server(Arc::clone(fabric)), Vec::new())) as Box<dyn Handler>;
     let alone = Street::new(&config(), library).p99(u64::MAX, |_| {});
     let mut street = Street::new(&config(), library);
-    // A copy with its CRC goes at about 10 GB/s.
+    // A copy with its CRC runs at about 10 GB/s.
     lock(&street.fabric).toll = 100;
     street.until(10, u64::MAX, |_| {});
     street.add(&config(), Box::<Reads>::default());
@@ -248,7 +248,7 @@ fn reads_at_full_depth_delay_nobody() {
     assert!(beside <= 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// A server that echoes short messages, and keeps long ones for ever.
+/// A server that echoes short messages, and keeps long ones forever.
 struct Keeps(Server, Vec<DetachedMessage>);
 
 impl Handler for Keeps {
@@ -261,7 +261,7 @@ impl Handler for Keeps {
     }
 }
 
-/// Sends one-buffer messages and larger ones, as many as there is room for.
+/// A program that sends one-buffer messages and larger ones, as many as fit.
 struct Hoard;
 
 impl Handler for Hoard {
@@ -289,7 +289,7 @@ fn kept_messages_delay_nobody() {
     assert!(beside <= 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// A neighbour without a bound on its share of a turn delays the others, so that these tests can fail.
+/// A neighbour without a limit on its share of a turn delays the others, so that these tests can fail.
 #[test]
 fn the_measurement_sees_a_delay() {
     let slow = |pause: u64| {
@@ -304,8 +304,8 @@ fn the_measurement_sees_a_delay() {
     assert!(beside > 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// Four peers send messages without payload, immediates, questions or grants, as fast as their credits allow. An echo waits for
-/// their shares of two turns at most, and these cost next to nothing unless the program is called for them.
+/// Four peers send messages without payload, immediates, pings or grants, as fast as their credits allow. An echo waits for their shares of
+/// two turns at most, and these cost next to nothing unless the program is called for them.
 #[test]
 fn floods_within_credits_delay_nobody_beyond_their_shares() {
     const PEERS: u64 = 4;

@@ -1,4 +1,4 @@
-//! What happens to the process around a reactor: signals, a fork, ten thousand timers at once.
+//! Events of the process around a reactor: signals, a fork, ten thousand timers of one time.
 #![allow(clippy::disallowed_methods, reason = "threads are what is tested")]
 
 use std::cell::RefCell;
@@ -37,8 +37,8 @@ fn signals_interrupt_nothing() {
     });
 }
 
-/// A child that lives longer has every descriptor of its parent. A connection that ends in the parent ends for the peer all the
-/// same, whether it is closed or its reactor is dropped.
+/// A child that lives longer inherits every descriptor of its parent. A connection that ends in the parent still ends for the peer, whether
+/// it is closed or its reactor is dropped.
 #[test]
 fn a_forked_child_keeps_no_connection_alive() {
     with_watchdog("a_forked_child_keeps_no_connection_alive", || {
@@ -46,12 +46,13 @@ fn a_forked_child_keeps_no_connection_alive() {
             let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
             let conn = p.connect();
             let (reader, writer) = UnixStream::pair().expect("two sockets");
-            // SAFETY: the child of this process with several threads calls `read` and `_exit` only, which may be called there.
+            // SAFETY: the child of this process with several threads calls only `read` and `_exit`, which are allowed there.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let mut byte = 0_u8;
-                // The child has the writing end, too, so it ends when it is killed.
                 // SAFETY: the byte is valid for a write of one.
+                //
+                // The child has the writing end, too, so it ends when it is killed.
                 unsafe {
                     libc::read(std::os::fd::AsRawFd::as_raw_fd(&reader), (&raw mut byte).cast(), 1);
                     libc::_exit(0);
@@ -72,7 +73,7 @@ fn a_forked_child_keeps_no_connection_alive() {
             });
             assert_eq!(told, Some(reason));
             drop(writer);
-            // SAFETY: the child is this test's own, and nobody has waited for it.
+            // SAFETY: the child belongs to this test, and nobody has waited for it.
             let ended = unsafe {
                 libc::kill(child, libc::SIGKILL);
                 libc::waitpid(child, ptr::null_mut(), 0)
@@ -82,7 +83,7 @@ fn a_forked_child_keeps_no_connection_alive() {
     });
 }
 
-/// Notes the timers that have fired, and the turn in which each did.
+/// A program that notes the timers that have fired, and the turn of each.
 #[derive(Clone, Default)]
 struct Fired(Rc<RefCell<Vec<u64>>>);
 
@@ -92,7 +93,7 @@ impl Handler for Fired {
     }
 }
 
-/// Ten thousand timers that are due at once fire once each, in the order in which they were set, at most 1,024 in a turn.
+/// Ten thousand timers of one time fire once each, in the order in which they were set, at most 1,024 in a turn.
 #[test]
 fn ten_thousand_timers_at_one_time() {
     const TIMERS: u64 = 10_000;
@@ -102,7 +103,7 @@ fn ten_thousand_timers_at_one_time() {
     for number in 0..TIMERS {
         cx.set_timer(Duration::from_secs(1), number);
     }
-    // Each was set a little later than the one before.
+    // Each was set a little later than the previous one.
     let all_due = lock(&fabric).now() + 2_000 * MS;
     lock(&fabric).advance(all_due);
     let fired = Fired::default();

@@ -1,4 +1,4 @@
-//! Providers with planted defects, each of which the test suite of the contract must find.
+//! Providers with planted defects, each of which the conformance suite of providers must find.
 
 use rdma_reactor_tests::contract::mutant;
 use rdma_reactor_tests::mutant::Defect;

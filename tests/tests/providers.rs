@@ -1,4 +1,4 @@
-//! Several providers in one reactor: which of them carries what.
+//! Several providers in one reactor: the provider of each connection and listener.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::{Gate, Unresolved};
 use rdma_reactor_tests::patience::patient;
 
-/// A plain server, and a client on three providers. Over the loopback the last of them is tried first.
+/// Returns a plain server, and a client on three providers. Over the loopback the last of them is tried first.
 fn pair(config: Config) -> (Pair, [Gate; 3]) {
     let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::echo(), Probe::default());
     let gates: [Gate; 3] = Default::default();
@@ -22,8 +22,8 @@ fn ids(gates: &[Gate; 3]) -> [i64; 3] {
     [0, 1, 2].map(|nth| gates[nth].objects().ids)
 }
 
-/// A connection goes over the first provider that resolves the peer's address. Those that were tried before keep nothing, whether they
-/// refuse or say nothing for `Timeouts::resolve`.
+/// A connection uses the first provider that resolves the peer's address. Those that were tried before keep no state, whether they refuse
+/// or report nothing for `Timeouts::resolve`.
 #[test]
 fn a_connection_goes_over_the_first_provider_that_leads_there() {
     with_watchdog("a_connection_goes_over_the_first_provider_that_leads_there", || {
@@ -56,7 +56,7 @@ fn a_connection_goes_over_the_first_provider_that_leads_there() {
     });
 }
 
-/// An attempt that is given up while an address is being resolved leaves nothing on any provider.
+/// An attempt that is closed while an address is being resolved leaves no state on any provider.
 #[test]
 fn an_attempt_that_is_given_up_leaves_nothing() {
     with_watchdog("an_attempt_that_is_given_up_leaves_nothing", || {
@@ -73,7 +73,7 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
     });
 }
 
-/// The program hears of the last attempt when no provider leads to the peer, once.
+/// The program is notified of the last attempt when no provider reaches the peer, once.
 #[test]
 fn one_error_is_told_when_none_leads_there() {
     with_watchdog("one_error_is_told_when_none_leads_there", || {
@@ -90,7 +90,7 @@ fn one_error_is_told_when_none_leads_there() {
     });
 }
 
-/// A connection that names its source goes over a provider that can choose it, or not at all.
+/// A connection that names its source uses a provider that can choose it, or fails.
 #[test]
 fn a_chosen_source_is_never_ignored() {
     with_watchdog("a_chosen_source_is_never_ignored", || {
@@ -105,8 +105,8 @@ fn a_chosen_source_is_never_ignored() {
     });
 }
 
-/// A listener on a certain address is on one provider. On an unspecified address it is on each that can have the port: here all of
-/// them use TCP, so that it is the first one alone.
+/// A listener on a specific address is on one provider. On an unspecified address it is on each that can own the port: here all of them use
+/// TCP, so that it is the first one alone.
 #[test]
 fn a_listener_is_on_the_providers_that_have_the_address() {
     with_watchdog("a_listener_is_on_the_providers_that_have_the_address", || {
@@ -124,7 +124,7 @@ fn a_listener_is_on_the_providers_that_have_the_address() {
     });
 }
 
-/// A provider of the program is asked before those that the configuration asks for. `rdma_auto.rs` has the same with devices.
+/// A provider of the program is tried before those that the configuration selects. `rdma_auto.rs` has the same with devices.
 #[test]
 fn a_provider_of_the_program_carries_what_is_its_own() {
     with_watchdog("a_provider_of_the_program_carries_what_is_its_own", || {

@@ -1,5 +1,5 @@
-//! `ProviderChoice::Auto` on a host with RDMA devices: which provider carries what. On the kernel's siw and
-//! rxe; `make test-rdma` runs these tests. `rdma_without_siw.rs` has the rest.
+//! `ProviderChoice::Auto` on a host with RDMA devices: the provider of each connection and listener. On the kernel's
+//! siw and rxe; `make test-rdma` runs these tests. `rdma_without_siw.rs` has the others.
 #![cfg(feature = "verbs")]
 
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use rdma_reactor_tests::auto::{IN_PROCESS, connect_to, device_of, each_where_it_
 use rdma_reactor_tests::conformance::harness::{Event, Probe, with_watchdog};
 use rdma_reactor_tests::device::{RXE, SIW};
 
-/// An iWARP device has the port in TCP, so that the devices listen alone.
+/// An iWARP device uses the port in TCP, so that the devices listen alone.
 #[test]
 fn an_iwarp_device_keeps_the_port_for_itself() {
     with_watchdog("an_iwarp_device_keeps_the_port_for_itself", || {
@@ -58,7 +58,7 @@ fn three_providers_carry_each_what_is_theirs() {
     });
 }
 
-/// An address that no device resolves in time is tried over TCP; here nobody has it, so that this fails, too, as it does there.
+/// An address that no device resolves in time is tried over TCP. Here no host has it, so that this fails, too.
 #[test]
 fn what_does_not_resolve_in_time_is_tried_over_tcp() {
     with_watchdog("what_does_not_resolve_in_time_is_tried_over_tcp", || {

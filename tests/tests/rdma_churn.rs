@@ -1,4 +1,4 @@
-//! Memory and descriptors stay flat over 10,000 connections, one after another, on each of the kernel's devices.
+//! Memory and descriptors stay constant over 10,000 sequential connections on each of the kernel's devices.
 //! `RDMA_CYCLES` sets another number, at least 4,000, because the first half fills pools, arenas and the kernel's
 //! lists.
 #![cfg(feature = "verbs")]
@@ -13,15 +13,15 @@ use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, open_des
 use rdma_reactor_tests::device::{Device, RXE, SIW, config};
 use rdma_reactor_tests::usage::resident_kib;
 
-/// Number of connections at once.
+/// The number of simultaneous connections.
 const AT_ONCE: u64 = 16;
-/// Smallest number of cycles that gives a result.
+/// The smallest number of cycles that gives a result.
 const LEAST: u64 = 4000;
-/// Memory that may be added after the first half, KiB. The kernel makes huge pages of used memory in steps of 2 MiB,
-/// when it finds the time. The value is far less than a page for each connection.
+/// The memory that may be added after the first half, KiB. The kernel makes huge pages of used memory in steps of 2
+/// MiB, when it finds the time. The value is far less than a page for each connection.
 const SLACK: u64 = 8 << 10;
 
-/// Connects, gets one echo, and closes, again and again.
+/// Connects, receives one echo, and closes, repeatedly.
 fn churn(device: Device) {
     let cycles: u64 = std::env::var("RDMA_CYCLES").map_or(10_000, |n| n.parse().expect("RDMA_CYCLES is a number"));
     assert!(cycles >= LEAST, "RDMA_CYCLES is {cycles}: it must be {LEAST} at least");

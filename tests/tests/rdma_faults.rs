@@ -1,5 +1,5 @@
 //! Faults on the kernel's siw and rxe: a peer that dies or falls silent, a link that goes down, and a device that is
-//! removed. Each connection ends once, in time and with its reason, everything is given back, and the loop goes on.
+//! removed. Each connection ends once, in time and with its reason, everything is released, and the loop continues.
 //! `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 
@@ -19,13 +19,13 @@ use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
 use rdma_reactor_tests::witness::{Baseline, Witness};
 
 const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
-/// Number of connections that a fault hits.
+/// The number of connections that a fault hits.
 const HIT: usize = 8;
-/// Number of connections that are coming up when a fault hits.
+/// The number of connections that are being established when a fault hits.
 const RISING: usize = 4;
-/// Number of messages that each side has on their way on each connection, and below it their length in bytes. Even if
-/// all of them go one way, there are credits for them: 16, less 3 for control, less at most half that the peer has not
-/// told of.
+/// The number of messages that each side has in flight on each connection. Below it: their length in bytes. Even if all
+/// of them are in one direction, there are credits for them: 16, less 3 for control, less at most half that the peer
+/// has not granted yet.
 const MESSAGES: usize = 2;
 const SIZE: usize = 1000;
 
@@ -41,33 +41,33 @@ impl Load {
         if self == Self::Traffic { MESSAGES } else { 0 }
     }
 
-    /// Whether this reason may take the place of the expected one. siw tells of a message that it could not send to the
-    /// end before it tells of the connection's end, if the message was on its way.
+    /// Returns true if this reason may replace the expected one. siw reports a message that it could not send before it
+    /// reports the end of the connection, if the message was in flight.
     fn may_cut(self, device: Device, reason: &DisconnectReason) -> bool {
         self == Self::Traffic
             && matches!(reason, DisconnectReason::WorkRequest { device: name, failure }
                 if device == SIW && *name == SIW.name() && failure.status == WcStatus::LocalQpOperationError)
     }
 
-    /// Whether a connection may end so when its device is removed. The kernel decides whether an end hears first of the
-    /// removal, or of the other end's disconnect.
+    /// Returns true if a connection may end with this reason when its device is removed. The kernel decides whether an
+    /// end is notified first of the removal, or of the other end's disconnect.
     fn fits_removal(self, device: Device, reason: &DisconnectReason) -> bool {
         matches!(reason, DisconnectReason::DeviceRemoved | DisconnectReason::Lost) || self.may_cut(device, reason)
     }
 }
 
-/// This process's end: a reactor, and its events.
+/// The end in this process: a reactor, and its events.
 struct Side {
     reactor: Reactor,
     probe: Probe,
-    /// Number of messages that came, by connection.
+    /// The number of received messages, by connection.
     heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>>,
     /// The neighbour of the connections that a fault hits, on the same device.
     witness: Option<Witness>,
 }
 
 impl Side {
-    /// Makes a side that sends so many messages on each connection that comes up, and sends returned messages again. No silence of a busy
+    /// Returns a side that sends this number of messages on each new connection, and sends returned messages again. No silence of a busy
     /// machine ends its connections.
     fn new(messages: usize) -> Self {
         Self::with(config().timeouts(|t| t.keepalive = PATIENCE), messages)
@@ -93,7 +93,7 @@ impl Side {
         Self { reactor: Reactor::new(config).expect("a reactor"), probe, heard, witness: None }
     }
 
-    /// Has an honest neighbour look on.
+    /// Adds an honest neighbour.
     fn witnessed(mut self, device: Device) -> Self {
         let witness = Witness::start(device, config(), 1);
         witness.watch(&mut self.reactor, 0);
@@ -102,7 +102,7 @@ impl Side {
         self
     }
 
-    /// Waits until the neighbour has had some more echoes.
+    /// Waits until the neighbour has received some more echoes.
     fn goes_on(&mut self) {
         let further = self.witness.as_ref().map(Witness::further).unwrap_or_default();
         self.until("the neighbour's echoes go on", |side| {
@@ -133,7 +133,7 @@ impl Side {
         self.reactor.context().connect(to).expect("connecting")
     }
 
-    /// Opens connections, and waits until they are up and, if there is traffic, have heard from the peer.
+    /// Opens connections, and waits until they are established and, if there is traffic, have received something.
     fn connected(&mut self, to: SocketAddr, count: usize, load: Load) -> Vec<ConnectionId> {
         let conns: Vec<_> = (0..count).map(|_| self.connect(to)).collect();
         self.until("all are up", |side| conns.iter().all(|conn| side.is_up(*conn)));
@@ -143,7 +143,7 @@ impl Side {
         conns
     }
 
-    /// Waits until messages have gone round several times on all of these connections.
+    /// Waits until messages have made several round trips on all of these connections.
     fn hears(&mut self, conns: &[ConnectionId]) {
         let before = self.heard.borrow().clone();
         let enough = |side: &Self| {
@@ -162,7 +162,7 @@ impl Side {
         self.ends(conn).len() == 1
     }
 
-    /// The ends that a connection has had: one, or none yet.
+    /// Returns the disconnects of a connection: one, or none yet.
     fn ends(&self, conn: ConnectionId) -> Vec<&Event> {
         let of_it = |event: &&Event| match event {
             Event::Disconnect(id, _) | Event::ConnectError(id, _) => *id == conn,
@@ -183,18 +183,19 @@ impl Side {
         }
     }
 
-    /// Waits until each of these connections has ended, whether it had come up or not.
+    /// Waits until each of these connections has ended, whether or not it had been established.
     fn all_over(&mut self, conns: &[ConnectionId]) {
         self.until("connections that were coming up end", |side| conns.iter().all(|conn| side.has_ended(*conn)));
     }
 
-    /// Number of events of a device and a kind.
+    /// Returns the number of events of a device and a kind.
     fn said(&self, device: Device, kind: DeviceEventKind) -> usize {
         let name = device.name();
         self.probe.count(|event| matches!(event, Event::Device(told) if told.kind == kind && told.device == name))
     }
 
-    /// Opens an endpoint for datagrams in a group, with itself as a peer; `None` if the device has no datagrams.
+    /// Opens an endpoint for datagrams in a group, with itself as a peer. Returns `None` if the device has no
+    /// datagrams.
     fn endpoint(&mut self, device: Device) -> Option<(EndpointId, PeerId)> {
         if device == SIW {
             return None;
@@ -223,7 +224,7 @@ impl Side {
             > 0
     }
 
-    /// Ends in order, and checks that everything is home and each accepted message has completed.
+    /// Ends in order, and checks that all buffers are in their pools and each accepted message has completed.
     fn finish(mut self) {
         self.goes_on();
         self.witness.iter().for_each(Witness::leave);
@@ -249,7 +250,7 @@ fn killed_server(device: Device, load: Load) {
     side.all_end(device, load, &conns, &DisconnectReason::Lost);
     println!("all know after {:?}", killed.elapsed());
     side.all_over(&rising);
-    // The loop goes on.
+    // The loop continues.
     let (peer, to) = Peer::serve(PEER, &[device.address()]);
     let conns = side.connected(to[0], 1, load);
     assert!(side.is_up(conns[0]));
@@ -280,7 +281,7 @@ fn killed_client(device: Device, load: Load) {
     before.check();
 }
 
-/// Stops a peer, so that it neither speaks nor dies. Its kernel answers, and its program does not.
+/// Stops a peer, so that it neither sends nor dies. Its kernel answers, and its program does not.
 fn stopped_peer(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
@@ -297,8 +298,8 @@ fn stopped_peer(device: Device, load: Load) {
     before.check();
 }
 
-/// Takes the network device down and up. siw drops its connections at once. rxe cannot send any more, and finds out
-/// when a message or a ping goes out.
+/// Sets the network device down and up. siw drops its connections immediately. rxe cannot send any more, and notices it
+/// at the next message or ping.
 fn link_down(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
@@ -327,7 +328,7 @@ fn link_down(device: Device, load: Load) {
             }
         }
         side.until("the peer knows", |_| peer.count("down: ") == already + HIT);
-        // siw's connections go through the loopback, which is up; rxe has no way to ask the peer.
+        // siw's connections use the loopback, which is up; rxe cannot reach the peer.
         let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
         side.until("connects have an answer", |s| rising.iter().all(|conn| s.is_up(*conn) || s.has_ended(*conn)));
         for conn in &rising {
@@ -340,7 +341,7 @@ fn link_down(device: Device, load: Load) {
             }
             side.reactor.context().close(*conn);
         }
-        // Connections on the other device have not noticed.
+        // Connections on the other device are not affected.
         assert!(others.iter().all(|conn| side.is_up(*conn)));
         if load == Load::Traffic {
             side.hears(&others);
@@ -349,13 +350,13 @@ fn link_down(device: Device, load: Load) {
         side.until("the port is up", |_| device.is_active());
         // rxe reports it twice.
         side.until("the port is said to be up", |side| side.said(device, up) > before);
-        // Nothing was on its way, so the endpoint has not noticed.
+        // Nothing was in flight, so the endpoint is not affected.
         if let Some((endpoint, peer)) = endpoint {
             let text = [round as u8; 10];
             side.reactor.context().datagrams().send(endpoint, peer, &text).expect("there is room");
             side.until("datagrams go on", |side| side.hears_datagram(endpoint, &text));
         }
-        // The listener has stayed, and serves again.
+        // The listener still exists, and serves again.
         let again = side.connected(to[0], 1, load);
         for conn in [again[0], others[0], others[1]] {
             side.reactor.context().close(conn);
@@ -395,7 +396,7 @@ fn removed(device: Device, load: Load) {
             );
         }
         println!("all know after {:?}", start.elapsed());
-        // Those that were coming up know why, too, and have not waited for their time limit.
+        // Connections that were being established get the reason, too, before their time limit.
         for conn in rising.iter().chain([&silent]) {
             side.all_over(&[*conn]);
             match side.ends(*conn)[..] {
@@ -415,26 +416,26 @@ fn removed(device: Device, load: Load) {
             side.turn();
         }
         println!("gone after {:?}", start.elapsed());
-        // The server has lost as many connections, and those that were coming up.
+        // The server has lost as many connections, and those that were being established.
         side.until("the peer knows", |_| peer.count("down: ") >= already + HIT);
-        // At least one end of each knows why, except where a message was cut short.
+        // At least one end of each gets the reason, except if a message was cut short.
         let why = |event: &Event| match event {
             Event::Disconnect(_, reason) => *reason != DisconnectReason::Lost && load.fits_removal(device, reason),
             _ => false,
         };
         let cut = if load == Load::Traffic { peer.count("local queue pair operation error") } else { 0 };
         assert!(side.probe.count(why) + cut + peer.count("down: the device was removed") >= round * HIT);
-        // Connections on the other device have not noticed, and there is room for more.
+        // Connections on the other device are not affected, and more can be opened.
         assert!(others.iter().all(|conn| side.is_up(*conn)));
         if load == Load::Traffic {
             side.hears(&others);
         }
         let more = side.connected(to[1], 1, load);
-        // Nothing leads to the device.
+        // No device reaches the address.
         let lost = side.connect(to[0]);
         side.all_over(&[lost]);
         assert!(matches!(side.ends(lost)[..], [Event::ConnectError(..)]));
-        // The device comes back, and the server listens again.
+        // The device is added again, and the server listens again.
         device.add();
         let mut conn = side.connect(to[0]);
         let deadline = now() + PATIENCE;
@@ -442,8 +443,8 @@ fn removed(device: Device, load: Load) {
         while !side.is_up(conn) {
             assert!(now() < deadline, "the server does not listen again: {:?}", side.probe);
             side.turn();
-            // The tries are not too frequent, because a siw that is asked while it begins to listen answers nobody in
-            // time any more.
+            // The attempts are not too frequent, because a siw that gets a request while it begins to listen stops
+            // answering in time.
             if side.has_ended(conn) && tried.elapsed() > Duration::from_millis(200) {
                 tried = now();
                 conn = side.connect(to[0]);

@@ -1,5 +1,5 @@
-//! How reactors use the queues and the memory of a device: completion vectors, one completion queue for all connections, and
-//! memory of large messages that is kept. On the kernel's siw and rxe; `make test-rdma-full` runs these tests.
+//! The use of a device's queues and memory by reactors: completion vectors, one completion queue for all connections, and kept memory for
+//! large messages. On the kernel's siw and rxe; `make test-rdma-full` runs these tests.
 #![cfg(feature = "verbs")]
 
 use std::time::Duration;
@@ -48,11 +48,11 @@ fn connections_share_one_completion_queue(device: Device) {
     p.finish();
 }
 
-/// Messages of one length, sent one after another with the memory of earlier ones kept or not.
+/// Messages of one length, sent sequentially, with or without kept memory of earlier ones.
 struct Run {
     pair: Pair,
     conn: rdma_reactor::ConnectionId,
-    /// Seconds and registrations of each part of the run.
+    /// The seconds and the registrations of each part of the run.
     parts: Vec<(f64, u64)>,
 }
 
@@ -84,7 +84,7 @@ impl Run {
     }
 }
 
-/// The memory of earlier messages serves those that follow, which register nothing. Without that, each message registers
+/// Later messages use the memory of earlier ones, and register nothing. Without kept memory, each message registers
 /// memory on both sides. The two alternate in one run, and the times are printed.
 fn kept_memory_is_registered_once(device: Device) {
     const ROUNDS: usize = 5;

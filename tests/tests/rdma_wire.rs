@@ -1,5 +1,4 @@
-//! What two rxe devices send each other over a wire, as `tests/vm/wire.sh` sets it up in the guest; `make test-rdma` runs these
-//! tests.
+//! The packets between two rxe devices over a wire, as `tests/vm/wire.sh` sets it up in the guest; `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 
 use std::collections::BTreeSet;
@@ -13,10 +12,10 @@ use rdma_reactor_tests::conformance::harness::{Pair, Probe, with_watchdog};
 const HERE: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 1);
 const BETWEEN: &str = "v1";
-/// Octets of the IP, UDP and transport headers and the checksum of a packet in the middle of a message.
+/// The lengths of the IP, UDP and transport headers and of the checksum of a packet in the middle of a message, bytes.
 const HEADERS: usize = 20 + 8 + 12 + 4;
 
-/// A server on rxe1 and a client on rxe0.
+/// Returns a server on rxe1 and a client on rxe0.
 fn pair(options: ListenOptions) -> Pair {
     let config = Config::default().provider(ProviderChoice::Verbs);
     let [mut server, client] = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
@@ -26,7 +25,7 @@ fn pair(options: ListenOptions) -> Pair {
     Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None }
 }
 
-/// Has messages of 5,000 octets echoed, and returns the packets of their connection.
+/// Echoes messages of 5,000 bytes. Returns the packets of their connection.
 fn exchange(p: &mut Pair, options: ConnectOptions) -> Vec<Packet> {
     let capture = Capture::on(BETWEEN).expect("the right to capture");
     let options = options.source(Source::Address(IpAddr::V4(HERE)));
@@ -41,8 +40,8 @@ fn exchange(p: &mut Pair, options: ConnectOptions) -> Vec<Packet> {
     packets
 }
 
-/// The type of service is in the IP header of each packet of the connection, acknowledgements included. The side that connects
-/// decides for both: the listener gets it with the request, and what it asks for itself is not used on RoCE.
+/// The type of service is in the IP header of each packet of the connection, including acknowledgements. The side that connects decides for
+/// both: the listener gets it with the request, and its own setting has no effect on RoCE.
 #[test]
 fn the_type_of_service_is_on_the_wire() {
     with_watchdog("the_type_of_service_is_on_the_wire", || {
@@ -66,7 +65,7 @@ fn the_type_of_service_is_on_the_wire() {
     });
 }
 
-/// The connection manager takes the path MTU from the network device: 1024 for an MTU of 1500.
+/// The connection manager derives the path MTU from the network device: 1024 for an MTU of 1500.
 #[test]
 fn the_path_mtu_is_that_of_the_network_device() {
     with_watchdog("the_path_mtu_is_that_of_the_network_device", || {

@@ -1,6 +1,6 @@
-//! Faults on the kernel's siw and rxe beside an honest neighbour on the same reactors and the same device. Each connection ends
-//! once, in time and with its reason, each accepted message completes once before, the neighbour is not disturbed, and everything
-//! that is open on the device is given back. `make test-rdma` runs these tests.
+//! Faults on the kernel's siw and rxe next to an honest neighbour on the same reactors and the same device. Each connection ends once, in
+//! time and with its reason, each accepted message completes once before, the neighbour is not affected, and all open objects on the device
+//! are released. `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the process around a reactor is what is tested")]
 
@@ -32,7 +32,7 @@ fn echoing(device: Device) -> Pair {
     Pair::new(&setup, setup.config(), Probe::echo(), Probe::default())
 }
 
-/// Row 12. A connect that nobody answers ends at its time limit, and the loop goes on meanwhile.
+/// Row 12. A connect without an answer ends at its time limit, and the loop continues meanwhile.
 fn nobody_answers(device: Device) {
     let setup = Setup::witnessed(device);
     let limit = ms(1500);
@@ -52,7 +52,7 @@ fn nobody_answers(device: Device) {
     p.finish();
 }
 
-/// Row 7. A peer that posts no receive ends its connection: siw's as a message that could not be sent, rxe's by its silence.
+/// Row 7. A peer that posts no receive ends its connection: on siw because a message could not be sent, on rxe because of its silence.
 fn no_receive_is_posted(device: Device) {
     let setup = Setup::witnessed(device);
     let server = setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (ms(500), ms(5000)));
@@ -86,7 +86,7 @@ fn no_receive_is_posted(device: Device) {
         }
         let up = p.s.connection();
         if let Some(conn) = up.filter(|_| p.s.sent == 0 && p.s.received == 0) {
-            // Nothing is taken any more once the connection has ended.
+            // Nothing is accepted any more once the connection has ended.
             let _ = p.server.context().send(conn, b"to the void");
         }
         ended = p.s.events.iter().find_map(|event| match event {
@@ -110,7 +110,7 @@ fn no_receive_is_posted(device: Device) {
     p.finish();
 }
 
-/// A limit of the process, as it was before a test and is again after it.
+/// A limit of the process, which is restored after a test.
 struct Limit {
     resource: rlimit::Resource,
     before: (u64, u64),
@@ -130,7 +130,8 @@ impl Drop for Limit {
     }
 }
 
-/// Row 40. Without descriptors no reactor can be made, and says why. Those that are there go on, and open connections.
+/// Row 40. Without descriptors no reactor can be created, and the error names the reason. Existing reactors continue,
+/// and open connections.
 fn no_descriptors(device: Device) {
     let mut p = echoing(device);
     let old = p.connect();
@@ -166,7 +167,7 @@ fn signals_interrupt_nothing(device: Device) {
     let setup = Setup::witnessed(device);
     let mut p = Pair::new(&setup, setup.config().wait(Wait::Event), Probe::echo(), Probe::default());
     let signals = Signals::start(Duration::from_micros(500));
-    // Connections come up and end among the signals, too. They go on until enough signals have come.
+    // Connections are established and end during the signals, too, until enough signals have arrived.
     let (mut cycles, begun) = (0, now());
     while cycles < 5 || signals.caught() <= 100 {
         assert!(begun.elapsed() < PATIENCE, "there were few signals: {}", signals.caught());
@@ -190,8 +191,8 @@ fn signals_interrupt_nothing(device: Device) {
     p.finish();
 }
 
-/// Row 80. The whole process stands still for longer than its timers and both of its timeouts. Nobody is given up for that, each
-/// timer fires once, and the connections go on.
+/// Row 80. The whole process stalls for longer than its timers and both of its timeouts. No connection ends because of it, each timer fires
+/// once, and the connections continue.
 fn the_process_stands_still(device: Device) {
     let setup = Setup::witnessed(device);
     let config = setup

@@ -1,5 +1,5 @@
 //! Four reactors on two cores serve 1,000 connections. The load is within 10 % of even, in connections and in messages,
-//! also after many have gone and others have come.
+//! also after many connections were replaced.
 #![allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
 
 use std::net::SocketAddr;
@@ -121,7 +121,7 @@ fn a_thousand_connections_are_shared_evenly() {
             let messages: Vec<_> = counts.iter().map(|count| count.swap(0, Ordering::Relaxed)).collect();
             assert_even("messages", &messages, CONNECTIONS * ECHOES);
             if round == 0 {
-                // All connections of one reactor go, and a tenth of the others'.
+                // All connections of one reactor end, and a tenth of the others'.
                 let mut gone = client.live.clone();
                 gone.retain(|&conn| reactor.context().private_data(conn) == [1] || conn.to_string().ends_with("0.1"));
                 gone.iter().for_each(|&conn| reactor.context().close(conn));

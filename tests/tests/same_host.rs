@@ -1,4 +1,4 @@
-//! Connections in shared memory whose peer is another process: it is killed, stopped, or has none.
+//! Connections in shared memory whose peer is another process: the process is killed, stopped, or has no shared memory.
 #![allow(clippy::disallowed_methods, reason = "other processes are what is tested")]
 
 use std::io::{BufRead, BufReader};
@@ -16,7 +16,7 @@ use rdma_reactor_tests::patience::PATIENCE;
 
 const CONNECTIONS: usize = 3;
 
-/// Echoes, and notes what happens.
+/// A program that echoes, and records its events.
 #[derive(Default)]
 struct Server {
     up: Vec<ConnectionId>,
@@ -32,7 +32,7 @@ impl Handler for Server {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window of a peer that goes on sending has room; one that has ended needs no echo.
+        // The window of an active peer has room; one that has ended needs no echo.
         let _ = cx.send(conn, &message);
         self.echoes += 1;
     }
@@ -73,11 +73,11 @@ struct Peer {
     said: Option<BufReader<ChildStdout>>,
 }
 
-/// What a process has.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     descriptors: usize,
-    /// Length of what it has mapped together with others, bytes.
+    /// The length of its shared mappings, bytes.
     segments: u64,
 }
 
@@ -98,7 +98,7 @@ impl Peer {
         Self { child, said }
     }
 
-    /// The next lines that it says.
+    /// Returns the next lines that it prints.
     fn lines(&mut self, count: usize) -> Vec<String> {
         let said = self.said.as_mut().expect("nobody else reads it");
         said.lines().take(count).map(|line| line.expect("its output")).collect()
@@ -118,7 +118,7 @@ impl Peer {
 
     fn signal(&self, signal: libc::c_int) {
         let pid = libc::pid_t::try_from(self.child.id()).expect("a process id");
-        // SAFETY: a signal to a child that nobody has waited for.
+        // SAFETY: sends a signal to a child that nobody has waited for.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 }
@@ -130,7 +130,7 @@ impl Drop for Peer {
     }
 }
 
-/// The end of the peer's socket is the end of the connection: no timeout is waited for, and the server serves others.
+/// The end of the peer's socket ends the connection without a timeout, and the server serves others.
 #[test]
 fn a_killed_peer_is_lost_at_once() {
     with_watchdog("a_killed_peer_is_lost_at_once", || {
@@ -148,7 +148,7 @@ fn a_killed_peer_is_lost_at_once() {
     });
 }
 
-/// What a process has of a connection: a descriptor, and 32 KiB that its peer has, too.
+/// The resources of a process for a connection: a descriptor, and 32 KiB that it shares with its peer.
 #[test]
 fn an_idle_connection_costs_its_rings_and_a_descriptor_of_each_side() {
     const FEW: usize = 10;
@@ -177,7 +177,7 @@ fn an_idle_connection_costs_its_rings_and_a_descriptor_of_each_side() {
     });
 }
 
-/// A stopped peer takes nothing: the ring fills, sends are refused until there is room, and nothing ends but by the keepalive.
+/// A stopped peer consumes nothing: the ring fills, sends are refused until there is room, and connections end only by the keepalive.
 #[test]
 fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
     with_watchdog("a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive", || {
@@ -208,7 +208,8 @@ fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
     });
 }
 
-/// A side that requires shared memory does not talk over TCP to a peer that has none, whichever of them has connected.
+/// A side that requires shared memory does not fall back to TCP with a peer that has none, whichever of them has
+/// connected.
 #[test]
 fn a_peer_without_shared_memory_is_not_talked_to_where_it_is_required() {
     with_watchdog("a_peer_without_shared_memory_is_not_talked_to_where_it_is_required", || {

@@ -1,9 +1,9 @@
-//! Somebody on the path between two secured reactors ([`rdma_reactor_tests::sim::middleman`]): nothing wrong is ever
-//! delivered, and what was changed is noticed.
+//! An attacker on the path between two secured reactors ([`rdma_reactor_tests::sim::middleman`]): no wrong message is
+//! ever delivered, and changes are noticed.
 //!
-//! `FLIP_STEP=N` changes every `N`th octet only (default: 1 with a pre-shared key, 7 with TLS).
+//! `FLIP_STEP=N` changes every `N`th byte only (default: 1 with a pre-shared key, 7 with TLS).
 //!
-//! And the last word of a peer, on devices that tell of a connection's end before they tell of what came earlier.
+//! Also the last message of a peer, on devices that report the end of a connection before earlier events.
 
 use std::cell::RefCell;
 use std::os::fd::AsFd;
@@ -32,7 +32,7 @@ use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
 
-/// Octets of each direction that are changed, one in each connection.
+/// The number of bytes of each direction that are changed, one in each connection.
 const OCTETS: usize = 10_000;
 
 fn undisturbed(mode: SecurityMode, segment: usize) -> History {
@@ -41,7 +41,7 @@ fn undisturbed(mode: SecurityMode, segment: usize) -> History {
     outcome
 }
 
-/// Somebody who only passes octets on is not noticed, however they are cut.
+/// A middleman who only forwards bytes is not noticed, however the bytes are split.
 #[test]
 fn octets_may_be_cut_anywhere() {
     for mode in MODES {
@@ -52,7 +52,7 @@ fn octets_may_be_cut_anywhere() {
     }
 }
 
-/// Checks an outcome after something was changed.
+/// Checks a result after a change.
 fn check(attack: Attack, outcome: &History) {
     if let Some(wrong) = outcome.wrong() {
         panic!("{attack:?}: {wrong}: {outcome:?}");
@@ -63,7 +63,8 @@ fn check(attack: Attack, outcome: &History) {
             assert!(!outcome.seen[SERVER].connected && !outcome.is_whole(), "{attack:?}: {outcome:?}");
         }
         Some(Hit::Sealed) => assert!(!outcome.is_whole(), "{attack:?} is not noticed: {outcome:?}"),
-        // A grant of the handshake may be changed without harm, and so may what fills up the tags of a large message.
+        // A grant of the handshake may be changed without harm, and so may the padding behind the tags of a large
+        // message.
         Some(Hit::Fetched | Hit::Handshake | Hit::Transport) | None => {}
     }
 }
@@ -108,7 +109,7 @@ fn no_changed_octet_is_delivered_with_tls() {
     flips(SecurityMode::Tls, 7);
 }
 
-/// Messages that are dropped, repeated, moved, cut, changed, or made by somebody else, at every place in both directions.
+/// Messages that are dropped, repeated, moved, cut, changed, or invented, at every position in both directions.
 #[test]
 fn no_message_is_dropped_repeated_moved_or_made() {
     for mode in MODES {
@@ -136,14 +137,14 @@ fn no_message_is_dropped_repeated_moved_or_made() {
                     if let Some(wrong) = outcome.wrong() {
                         panic!("{mode:?}, {attack:?}: {wrong}: {outcome:?}");
                     }
-                    // Nothing comes behind the last message that would show that it is missing, or twice.
+                    // No message follows the last one that would show that it is missing, or duplicated.
                     let last = nth + 1 >= whole[from].1;
                     let soft = how == How::Stall || last && matches!(how, How::Drop | How::Swap | How::Repeat);
                     let cut = last && matches!(how, How::Drop | How::Swap) && from == CLIENT;
                     assert!(!cut || !outcome.is_whole(), "{mode:?}, {attack:?}: a cut is not told from a goodbye");
                     if outcome.hit == Some(Hit::Sealed) && !soft {
                         assert!(!outcome.is_whole(), "{mode:?}, {attack:?} is not noticed: {outcome:?}");
-                        // A side that was not told of the connection hears nothing of its end.
+                        // A side that was not notified of the connection is not notified of its end.
                         let seen = outcome.seen.iter().any(|seen| seen.noticed || !seen.connected);
                         assert!(seen, "{mode:?}, {attack:?} is not noticed as what it is: {outcome:?}");
                         noticed += 1;
@@ -160,7 +161,7 @@ fn no_message_is_dropped_repeated_moved_or_made() {
     }
 }
 
-/// A device of which completions arrive up to two milliseconds late, and news of connections at once.
+/// A device with completions up to two milliseconds late, and immediate connection-manager events.
 const HASTY: HardwareOptions = HardwareOptions {
     late: 500,
     late_by: 2 * MS,
@@ -176,7 +177,7 @@ const HASTY: HardwareOptions = HardwareOptions {
     keeps: 0,
 };
 
-/// What the side that connects hears.
+/// The events of the side that connects.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     messages: Vec<Vec<u8>>,
@@ -184,7 +185,7 @@ struct Heard {
     error: Option<ConnectError>,
 }
 
-/// A side that listens and refuses its peers, or says something to them and closes; and the side that connects to it.
+/// A side that listens and refuses its peers, or sends them a message and closes; and the side that connects to it.
 #[derive(Clone, Default)]
 struct Brief {
     refuses: bool,
@@ -219,7 +220,7 @@ impl Handler for Brief {
     }
 }
 
-/// Lets a side connect to another one on hasty devices; returns what it hears.
+/// Connects a side to another one on such devices. Returns its events.
 fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
     let (fabric, brief) = (network(2), Brief { refuses, ..Brief::default() });
     let config = Config::default().wait(Wait::Event).max_memory(8 << 20).security(security(mode));
@@ -243,7 +244,8 @@ fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
     brief
 }
 
-/// The side that connects hears why it is refused, or gets what was said to it, though its device tells of the end first.
+/// The side that connects receives the reason of a refusal, or the message sent to it, though its device reports the
+/// end first.
 #[test]
 fn the_last_word_is_heard_behind_the_end() {
     for mode in MODES {
@@ -259,7 +261,8 @@ fn the_last_word_is_heard_behind_the_end() {
     }
 }
 
-/// Sends a large part of a device's memory, which cannot be sealed, and large messages before and behind it.
+/// A program that sends a large part of a device's memory, which cannot be sealed, and large messages before and after
+/// it.
 #[derive(Default)]
 struct SendsDeviceMemory {
     got: Vec<usize>,
@@ -288,7 +291,8 @@ impl Handler for SendsDeviceMemory {
     }
 }
 
-/// A send of memory that cannot be sealed is refused and leaves the connection as it was: the next large messages open.
+/// A send of memory that cannot be sealed is refused and does not affect the connection: the next large messages are
+/// accepted.
 #[test]
 fn a_refused_region_leaves_the_next_message_whole() {
     for mode in MODES {

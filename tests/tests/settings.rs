@@ -1,5 +1,5 @@
-//! Each setting arrives where it is to take effect. `transport/tests/verbs/settings.rs` reads the same ones back from the queue
-//! pairs of devices.
+//! Each setting reaches the place where it takes effect. `transport/tests/verbs/settings.rs` reads the same ones back from the queue pairs
+//! of devices.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ fn pair() -> Pair {
     Pair::new(&Setup::iwarp(), config(), Probe::default(), Probe::default())
 }
 
-/// A pair whose client is on a device with these limits.
+/// Returns a pair whose client is on a device with these limits.
 fn recorded(config: Config, limits: impl FnOnce(&mut Capabilities)) -> (Pair, Record) {
     let (mut p, record) = (pair(), Record::default());
     p.client = Forward::recording(config, limits, &record);
@@ -40,7 +40,7 @@ fn queue_pair(asked: &[Asked]) -> QpAttr {
     asked.iter().find_map(made).expect("a queue pair was made")
 }
 
-/// The entries and the completion vector of the first completion queue.
+/// Returns the entries and the completion vector of the first completion queue.
 fn completion_queue(asked: &[Asked]) -> (u32, u32) {
     let made =
         |asked: &Asked| if let Asked::CompletionQueue(size, vector) = *asked { Some((size, vector)) } else { None };
@@ -86,7 +86,7 @@ fn options_of_a_listener_arrive_with_each_connection() {
     });
 }
 
-/// What no device has is refused at once, by the name of the setting. Nothing is opened for it.
+/// Settings that no device supports are refused immediately, by the name of the setting. Nothing is opened for them.
 #[test]
 fn options_out_of_range_are_refused() {
     let mut p = pair();
@@ -120,7 +120,7 @@ fn options_out_of_range_are_refused() {
     assert_eq!(p.client.context().connections(), 0);
 }
 
-/// Depths and the inline size are used as configured, or as the device has them if that is less; and a connection works so.
+/// Depths and the inline size are used as configured, or as the device supports them if that is less; and a connection works with them.
 #[test]
 fn queues_are_cut_to_the_device() {
     with_watchdog("queues_are_cut_to_the_device", || {
@@ -139,7 +139,7 @@ fn queues_are_cut_to_the_device() {
             let (size, _) = completion_queue(&asked);
             assert_eq!((max_send_wr, max_recv_wr, max_inline, size), expected);
             assert_eq!(max_recv_sge, 1, "receives are of one piece");
-            // More than either queue has places for, both ways.
+            // More than either queue has slots for, in both directions.
             for sent in 0..500 {
                 while p.client.context().send(conn, b"there and back").is_err() {
                     p.turn();
@@ -152,7 +152,7 @@ fn queues_are_cut_to_the_device() {
     });
 }
 
-/// Reactors are spread over the completion vectors of a device, one after another, unless a vector is asked for.
+/// Reactors are spread over the completion vectors of a device in turn, unless a vector is selected.
 #[test]
 fn completion_vectors_are_spread_or_chosen() {
     with_watchdog("completion_vectors_are_spread_or_chosen", || {
@@ -167,7 +167,7 @@ fn completion_vectors_are_spread_or_chosen() {
             assert_eq!(vector(4, config().completions(|c| c.vector = Some(wanted))), wanted);
         }
         assert_eq!(vector(1, config().completions(|c| c.vector = Some(3))), 0, "there is no choice");
-        // Other tests make reactors meanwhile, so the numbers have gaps.
+        // Other tests create reactors meanwhile, so the numbers have gaps.
         let mut spread = std::collections::BTreeSet::new();
         while spread.len() < 2 {
             spread.insert(vector(4, config()));
@@ -184,15 +184,15 @@ fn completion_vectors_are_spread_or_chosen() {
     });
 }
 
-/// The first and the last connection that a probe was told of.
+/// Returns the first and the last connection that `on_connect` announced to a probe.
 fn first_and_last(probe: &Probe) -> (ConnectionId, ConnectionId) {
     let connected = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     let all: Vec<_> = probe.events.iter().filter_map(connected).collect();
     (*all.first().expect("it was told of a connection"), all[all.len() - 1])
 }
 
-/// On a device whose sinks of Reads are open to peers, large messages are read into such sinks, each peer's into sinks of its
-/// own, and delivered in memory that no peer can reach. Elsewhere no sink is open.
+/// On a device whose sinks of Reads are open to peers, large messages are read into such sinks, each peer's into separate sinks, and
+/// delivered in memory that no peer can access. On other devices no sink is open.
 #[test]
 fn sinks_of_reads_are_open_only_where_they_must_be() {
     with_watchdog("sinks_of_reads_are_open_only_where_they_must_be", || {
@@ -256,8 +256,8 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
     });
 }
 
-/// A host outside of the networks that may connect is turned away by the embedded provider before it is read from, and by
-/// the reactor on a provider that does not look.
+/// A host outside of the allowed networks is refused by the embedded provider before it is read from, and by the
+/// reactor on a provider that does not check it.
 #[test]
 fn only_allowed_networks_may_connect() {
     with_watchdog("only_allowed_networks_may_connect", || {
@@ -297,8 +297,8 @@ fn only_allowed_networks_may_connect() {
     });
 }
 
-/// Of the silent connections of one address, the oldest gives way to the next client when there are more than may be, and it
-/// has had its grace. By default there may be two thousand, and each has half a second.
+/// Of the silent connections of one address, the oldest is evicted for the next client at the limit, after its grace time. By default the
+/// limit is two thousand, and the grace time is half a second.
 #[test]
 fn handshakes_of_one_address_are_limited_as_configured() {
     with_watchdog("handshakes_of_one_address_are_limited_as_configured", || {
@@ -374,7 +374,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     assert!((LIMIT * MS..(LIMIT + 2 * ATTEMPT) * MS).contains(&took), "{took} ns");
 }
 
-/// Takes long over each message, in virtual time.
+/// A program that handles each message slowly, in virtual time.
 struct Slow(Shared, Rc<Cell<u32>>);
 
 impl Handler for Slow {
@@ -385,7 +385,7 @@ impl Handler for Slow {
     }
 }
 
-/// Sends ten large messages, and closes.
+/// A program that sends ten large messages, and closes.
 struct Sender(Rc<Cell<u32>>);
 
 impl Handler for Sender {
@@ -406,7 +406,7 @@ fn a_closed_connection_has_its_time_for_each_message() {
     let mut server = reactor(0, &fabric, Config::default());
     let address = ([10, 0, 0, 1], 7471).into();
     server.context().listen(address).expect("listening");
-    // That is enough for one message, and not for ten.
+    // The time is enough for one message, and not for ten.
     let mut client = reactor(1, &fabric, Config::default().timeouts(|t| t.close = Duration::from_secs(1)));
     client.context().connect(address).expect("connecting");
     let slow = Slow(Arc::clone(&fabric), Rc::clone(&taken));
@@ -418,8 +418,8 @@ fn a_closed_connection_has_its_time_for_each_message() {
     assert_eq!((sent.get(), taken.get()), (10, 10));
 }
 
-/// On a device that may place what peers have written after they have lost the right, as siw, the memory is copied and not lent,
-/// for good. What peers could only read is lent again.
+/// On a device that may place a peer's data after the peer has lost the right, as siw, the memory is copied instead of lent, permanently.
+/// Memory that peers could only read is lent again.
 #[test]
 fn memory_that_peers_may_write_late_is_not_lent_again() {
     for late in [false, true] {

@@ -19,8 +19,8 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
     bytes
 }
 
-/// The pool for 500 idle connections at default settings (8 KiB messages, 64 receives and 64 sends each), with receives
-/// of their own and with 2,880 shared ones, and also with fewer sends, which suits idle connections.
+/// The pool for 500 idle connections at default settings (8 KiB messages, 64 receives and 64 sends each), with separate
+/// receives and with 2,880 shared ones, and also with fewer sends, which suits idle connections.
 #[test]
 fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {

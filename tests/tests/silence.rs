@@ -1,4 +1,5 @@
-//! Peers that fall silent: their path is dead one way or both, their process is stopped or killed. All times are virtual.
+//! Peers that fall silent: their path is dead in one direction or both, their process is stopped or killed. All times
+//! are virtual.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,10 +17,10 @@ use rdma_reactor_tests::sim::quiet::{Node, network, reactor, step, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 
-/// Silence after which a peer is asked, and after which it is given up, ms: a hundredth of the defaults.
+/// The silence after which a peer is pinged, and after which its connection ends, ms: a hundredth of the defaults.
 const INTERVAL: u64 = 50;
 const TIMEOUT: u64 = 150;
-/// Time beyond the timeout in which both sides have been told, ms: that of a flush, and some turns.
+/// The time beyond the timeout in which both sides are notified, ms: that of a flush, and some turns.
 const SLACK: u64 = 11;
 
 fn config() -> Config {
@@ -39,14 +40,14 @@ fn config() -> Config {
         .large_messages(|l| l.max_message = 1 << 20)
 }
 
-/// What a connection does when its path breaks.
+/// The activity of a connection when its path breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
-    /// Nothing.
+    /// No activity.
     Idle,
-    /// One message each way per millisecond.
+    /// One message in each direction per millisecond.
     Echoes,
-    /// As many messages as go.
+    /// As many messages as possible.
     Flood,
     /// Messages that the peer fetches.
     Offers,
@@ -57,8 +58,7 @@ enum Traffic {
 }
 
 impl Traffic {
-    /// Ages of a connection at which something breaks, ns: at once, while it is busy, and if it is idle then, around the times
-    /// of its questions.
+    /// Ages of a connection at which a fault occurs, ns: immediately, while it is busy, and for an idle one around the times of its pings.
     const fn ages(self) -> &'static [u64] {
         match self {
             Self::Idle | Self::Kept => &[0, 3 * MS, 49 * MS, 50 * MS, 51 * MS, 60 * MS, 99 * MS, 111 * MS, 149 * MS],
@@ -70,11 +70,11 @@ impl Traffic {
 const ALL: [Traffic; 6] =
     [Traffic::Idle, Traffic::Echoes, Traffic::Flood, Traffic::Offers, Traffic::Writes, Traffic::Kept];
 
-/// What a program was told.
+/// The notifications of a program.
 #[derive(Debug, Default)]
 struct Book {
     up: u32,
-    /// Sends that were accepted and have not completed.
+    /// The accepted sends that have not completed.
     sends: BTreeSet<SendId>,
     received: u64,
     ended: Vec<Result<DisconnectReason, ConnectError>>,
@@ -193,7 +193,7 @@ impl World {
         Self { fabric, nodes, books }
     }
 
-    /// A world whose connection is up, and has been so for a while.
+    /// Returns a world with an established connection of this age.
     fn up(traffic: Traffic, config: &Config, age: u64) -> Self {
         let mut world = Self::new(traffic, config);
         until(&world.fabric, &mut world.nodes, "it is up", |_| world.books.iter().all(|book| book.borrow().up == 1));
@@ -218,7 +218,7 @@ impl World {
         [0, 1].map(|node| self.books[node].borrow().ended.len())
     }
 
-    /// The time until each side was told of the end, ns.
+    /// Returns the time until each side was notified of the end, ns.
     fn times(&mut self, what: &str) -> [u64; 2] {
         let (begun, mut times) = (self.now(), [0; 2]);
         let Self { fabric, nodes, books } = self;
@@ -233,7 +233,7 @@ impl World {
         times
     }
 
-    /// Everything that a connection had is given back, and it has ended once.
+    /// Checks that all resources of a connection are released, and that it has ended once.
     fn check(&self, nodes: &[usize]) {
         for &node in nodes {
             let book = self.books[node].borrow();
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// The path works again, and so does a new connection.
+    /// Checks that the path works again, and so does a new connection.
     fn serve_again(&mut self) {
         lock(&self.fabric).mend();
         for book in &self.books {
@@ -257,7 +257,7 @@ impl World {
     }
 }
 
-/// Rows 2 and 4. Both sides are told at the end of the timeout, whichever way is dead, and whatever they were doing.
+/// Rows 2 and 4. Both sides are notified at the end of the timeout, for each dead direction, and in each activity.
 #[test]
 fn a_dead_path_is_noticed_by_both_sides_in_time() {
     for traffic in ALL {
@@ -275,7 +275,7 @@ fn a_dead_path_is_noticed_by_both_sides_in_time() {
                 for time in times {
                     assert!(time <= (TIMEOUT + SLACK) * MS, "{what}: {times:?} ns");
                 }
-                // Nobody was heard for the whole timeout by the side that gave the other one up.
+                // The side that ended the connection had received nothing for the whole timeout.
                 assert!(times.iter().all(|&time| time >= (TIMEOUT - INTERVAL) * MS), "{what}: {times:?} ns");
                 world.pass(10 * MS);
                 world.check(&[0, 1]);
@@ -297,7 +297,7 @@ fn a_dead_path_is_noticed_after_15_seconds_by_default() {
     }
 }
 
-/// Rows 2 and 4. A path that dies at any moment while a connection comes up leaves no half of it behind.
+/// Rows 2 and 4. A path that breaks at any moment during connection setup leaves no half-open connection.
 #[test]
 fn a_path_that_dies_in_a_handshake_leaves_nothing() {
     for mode in [SecurityMode::Plain, SecurityMode::Psk] {
@@ -321,7 +321,7 @@ fn a_path_that_dies_in_a_handshake_leaves_nothing() {
     }
 }
 
-/// Row 3. A process that is stopped for less than the timeout, counted from the last word of it, loses nothing.
+/// Row 3. A process that is stopped for less than the timeout, counted from its last message, loses nothing.
 #[test]
 fn a_stop_shorter_than_the_timeout_ends_nothing() {
     for traffic in ALL {
@@ -344,7 +344,8 @@ fn a_stop_shorter_than_the_timeout_ends_nothing() {
     }
 }
 
-/// Row 8. A path that comes back before the timeout, one way or both, ends nothing, and what was on its way arrives.
+/// Row 8. A path that is restored before the timeout, in one direction or both, ends nothing, and messages in flight
+/// arrive.
 #[test]
 fn a_path_that_comes_back_in_time_ends_nothing() {
     for traffic in ALL {
@@ -365,7 +366,7 @@ fn a_path_that_comes_back_in_time_ends_nothing() {
     }
 }
 
-/// Row 3. A longer stop ends the connection: the other side is told in time, and the stopped one when it runs again.
+/// Row 3. A longer stop ends the connection: the peer is notified in time, and the stopped side when it runs again.
 #[test]
 fn a_stop_longer_than_the_timeout_is_noticed_by_both_sides() {
     for traffic in ALL {
@@ -379,13 +380,13 @@ fn a_stop_longer_than_the_timeout_is_noticed_by_both_sides() {
             assert_eq!(reason, Ok(DisconnectReason::KeepaliveTimeout), "{traffic:?}");
             world.nodes[node].dead = false;
             world.pass(SLACK * MS);
-            assert_eq!(world.ends(), [1, 1], "{traffic:?}: the stopped one has heard of it");
+            assert_eq!(world.ends(), [1, 1], "{traffic:?}: the stopped one is notified of it");
             world.check(&[0, 1]);
         }
     }
 }
 
-/// Row 1. The kernel closes the sockets of a process that is killed, and the peer is told within a second.
+/// Row 1. The kernel closes the sockets of a killed process, and the peer is notified within a second.
 #[test]
 fn a_killed_peer_is_noticed_within_a_second() {
     for traffic in ALL {
@@ -403,7 +404,7 @@ fn a_killed_peer_is_noticed_within_a_second() {
     }
 }
 
-/// Row 82. A reactor that shuts down cuts off what is left at its deadline, also connections whose peers are dead.
+/// Row 82. A reactor that shuts down aborts the remaining connections at its deadline, also those with dead peers.
 #[test]
 fn a_shutdown_does_not_wait_for_dead_peers() {
     const DEADLINE: u64 = 40;

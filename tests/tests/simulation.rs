@@ -1,16 +1,15 @@
-//! The simulation: real reactors over the embedded provider, in worlds where everything goes wrong.
+//! The simulation: real reactors over the embedded provider, in worlds with every fault.
 //!
-//! `SIM_SEEDS=N` sets the number of worlds (default: 4,000, half of that within one host, and a tenth for each way to secure connections),
-//! and `SIM_FIRST=N` the first one. `SIM_SECURITY=tls`, `psk` or `plain` sets how `replay` secures connections: only what is
-//! encrypted differs then from one run to the next. A world that fails
-//! prints the command that shows it again.
+//! `SIM_SEEDS=N` sets the number of worlds (default: 4,000, half of that within one host, and a tenth for each security mode), and
+//! `SIM_FIRST=N` the first one. `SIM_SECURITY=tls`, `psk` or `plain` sets the security of `replay`: only the ciphertext then differs
+//! between runs. A failing world prints the command that replays it.
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
 use rdma_reactor_tests::sim::world::Variant;
 
-/// Worlds unless `SIM_SEEDS` says how many.
+/// The number of worlds unless `SIM_SEEDS` sets it.
 const WORLDS: u64 = 4_000;
 
 fn number(name: &str) -> Option<u64> {
@@ -29,8 +28,8 @@ fn every_promise_is_kept_in_every_world() {
     }
 }
 
-/// Worlds of one host, whose connections are in shared memory if nothing goes wrong. The stores of a node are seen by the others late, so
-/// two sides interleave at each of them.
+/// Worlds of one host, whose connections are in shared memory if no fault occurs. The stores of a node become visible to the others late,
+/// so two sides interleave at each of them.
 #[test]
 fn every_promise_is_kept_within_one_host() {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS / 2));
@@ -43,7 +42,7 @@ fn every_promise_is_kept_within_one_host() {
     }
 }
 
-/// Worlds with a reactor on two devices that give equal keys, fail, are removed, and refuse to take back what they gave.
+/// Worlds with a reactor on two devices that assign equal keys, fail, are removed, and refuse to release objects.
 #[test]
 fn every_promise_is_kept_on_two_devices() {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS));

@@ -1,4 +1,4 @@
-//! A program that spawns a future of `aio` on a runtime of several threads does not compile. The compiler's message names the cure.
+//! A program that spawns a future of `aio` on a runtime of several threads does not compile. The compiler's message contains the cure.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 const SPAWN: &str = "#![allow(dead_code)]\n\
     fn spawn<F: std::future::Future + Send + 'static>(_: F) {}\n";
 
-/// The libraries of the reactor that were built beside this test, the newest first: other builds may have left theirs.
+/// Returns the libraries of the reactor next to this test, the newest first: other builds may have left theirs.
 fn libraries(folder: &Path) -> Vec<PathBuf> {
     let files = folder.read_dir().expect("the folder of this test").map(|entry| entry.expect("an entry").path());
     let is_library = |path: &PathBuf| {
@@ -22,13 +22,13 @@ fn libraries(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The compiler's messages about a program; `None` if no library has `aio`, or none is of this compiler.
+/// Returns the compiler's messages about a program; `None` if no library has `aio`, or none is of this compiler.
 fn compile(name: &str, program: &str) -> Option<String> {
     let own = std::env::current_exe().expect("a path");
     let folder = own.parent().expect("a folder");
     let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.rs", std::process::id()));
     std::fs::write(&source, format!("{SPAWN}{program}")).expect("room");
-    // Not /dev/null: the compiler puts a file of its own in the place of what it writes.
+    // Not /dev/null: the compiler replaces its output file by a new one.
     let compiled = source.with_extension("rmeta");
     let messages = libraries(folder).into_iter().find_map(|library| {
         let output = Command::new("rustc")
@@ -40,12 +40,12 @@ fn compile(name: &str, program: &str) -> Option<String> {
             .output()
             .expect("rustc");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Of another compiler, or without the feature.
+        // The library is of another compiler, or without the feature.
         let unfit = text.contains("E0514") || text.contains("E0432") || text.contains("E0433");
         (!unfit).then_some(text)
     });
     std::fs::remove_file(&source).expect("it is there");
-    // What does not compile has left none.
+    // A program that does not compile leaves no output.
     let _ = std::fs::remove_file(&compiled);
     messages
 }

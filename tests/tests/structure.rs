@@ -1,5 +1,5 @@
 //! The structure of the source, as `docs/design/layers.md` and `docs/design/walks.md` describe it: the order of the layers, circles, the
-//! walks of a message, the names of types and their width. `outside.rs` has visibility. These tests need no device.
+//! walks of a message, the names of types and their width. `outside.rs` checks visibility. These tests need no device.
 
 mod structure {
     pub(crate) mod names;
@@ -26,22 +26,22 @@ const PUBLIC_ITEMS: &str = "tests/data/public-items.txt";
 /// The names that still name several types. `DOUBLED_NAMES=write` removes those that name one now.
 const DOUBLED_NAMES: &str = "tests/data/doubled-names.txt";
 
-/// Largest number of lines of the reactor that name the type of the program's handler. Code with that type is compiled
-/// once per program.
+/// The largest number of lines of the reactor that name the type of the program's handler. Code with that type is
+/// compiled once per program.
 const HANDLER_LINES: usize = 12;
-/// Largest number of fields of a type outside of `config/mod.rs`.
+/// The largest number of fields of a type outside of `config/mod.rs`.
 const FIELDS: usize = 20;
 /// The walks of the reactor, each with the largest number of files that a message passes.
 const WALKS: [(&str, usize); 3] = [("A message in", 4), ("A message past one buffer, in", 5), ("A message out", 2)];
 /// The walks of the embedded provider.
 const EMBEDDED_WALKS: [(&str, usize); 2] =
     [("The embedded provider: a message in", 4), ("The embedded provider: a message out", 4)];
-/// The ways in which the reactor and the embedded provider find a connection.
+/// The ways in which the reactor and the embedded provider look up a connection.
 const LOOK_UPS: Ways = Ways { functions: &["of_work", "at", "at_with_provider", "input"], field: "table" };
 const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["endpoint"], field: "endpoints" };
-/// Largest number of methods of `Provider` that return no role, and of a role.
+/// The largest number of methods of `Provider` that return no role. Below it: the same for a role.
 const SEAM: [usize; 2] = [25, 10];
-/// Largest number of booleans of a type that need no explanation.
+/// The largest number of booleans of a type without an explanation.
 const BOOLEANS: usize = 1;
 /// The types with more booleans, and the reason why no two of them exclude each other.
 const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
@@ -157,7 +157,7 @@ fn layers_use_only_what_stands_below_them() {
     none(&order::violations(&transport(), &written(LAYERS_PAGE, "Layers of the transport")));
 }
 
-/// What is public has to be kept: whoever adds to it says why in the list, which `PUBLIC_ITEMS=write` brings up to date below its history.
+/// Public items must be kept: a new one needs a reason in the list. `PUBLIC_ITEMS=write` writes the list anew below its history.
 #[test]
 fn the_public_items_are_listed() {
     let path = workspace().join(PUBLIC_ITEMS);
@@ -249,7 +249,7 @@ fn the_seam_is_narrow_and_has_no_default() {
     none(&seam::faults(module("provider.rs"), module("roles.rs"), SEAM[0], SEAM[1]));
 }
 
-/// Tests of the checks: each one finds the fault that it is for.
+/// Tests of the checks: each check finds its fault.
 mod checks {
     use super::*;
 

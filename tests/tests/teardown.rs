@@ -1,4 +1,4 @@
-//! A reactor and everything that a program holds of it go away in every order, on virtual time.
+//! A reactor and all objects that a program holds of it are dropped in every order, on virtual time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use rdma_reactor_tests::sim::fabric::lock;
 use rdma_reactor_tests::sim::quiet::{Node, gated, network, reactor, step, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// What a program holds.
+/// The objects that a program holds.
 #[derive(Default)]
 struct Held {
     conn: Option<ConnectionId>,
@@ -21,7 +21,7 @@ struct Held {
     messages: Vec<DetachedMessage>,
 }
 
-/// Keeps whatever it can have.
+/// A program that keeps every object that it can get.
 #[derive(Clone, Default)]
 struct Holder(Rc<RefCell<Held>>);
 
@@ -49,7 +49,7 @@ impl Handler for Giver {
     }
 }
 
-/// The things that go.
+/// The dropped objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thing {
     Connection,
@@ -60,7 +60,7 @@ enum Thing {
     Reactor,
 }
 
-/// All orders of some things.
+/// Returns all orders of some objects.
 fn orders(things: &[Thing]) -> Vec<Vec<Thing>> {
     if things.is_empty() {
         return vec![Vec::new()];
@@ -72,7 +72,7 @@ fn orders(things: &[Thing]) -> Vec<Vec<Thing>> {
     things.iter().flat_map(with).collect()
 }
 
-/// Lives until everything is there, and takes it down in one order, with some steps after each thing or none.
+/// Runs until all objects exist, and drops them in one order, with some steps after each object or none.
 fn take_down(order: &[Thing], steps: u32) {
     let what = format!("{order:?}, {steps} steps");
     let (fabric, gate, holder) = (network(2), Gate::default(), Holder::default());
@@ -104,7 +104,7 @@ fn take_down(order: &[Thing], steps: u32) {
             Thing::Reactor => nodes[0] = None,
         }
         for _ in 0..steps {
-            // Nobody needs a turn without the first node.
+            // Without the first node nobody needs a turn.
             if nodes[0].is_none() {
                 break;
             }
@@ -121,7 +121,8 @@ fn take_down(order: &[Thing], steps: u32) {
     assert_eq!(lock(&fabric).sockets(), 0, "{what}");
 }
 
-/// Row 44. In every order in which a connection, its peer, a region, a buffer, messages of all kinds and the reactor go, nothing
+/// Row 44. A connection, its peer, a region, a buffer, messages of all kinds and the reactor are dropped in every order: nothing panics,
+/// and no object of the provider remains.
 /// panics, and nothing of the provider is left.
 #[test]
 fn everything_may_go_in_any_order() {

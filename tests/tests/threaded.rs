@@ -1,5 +1,5 @@
-//! A reactor on a thread of its own, used from tasks of several threads. No test assumes how fast time goes: each waits for what is to
-//! happen, and a watchdog ends a test that hangs.
+//! A reactor on a separate thread, used from tasks of several threads. No test assumes how fast time passes: each waits for its event, and
+//! a watchdog ends a test that hangs.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ fn on_threads<F: Future>(threads: usize, test: F) -> F::Output {
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") })
 }
 
-/// Two reactors with one connection: its active side, then its passive one.
+/// Returns two reactors with one connection: its active side, then its passive one.
 async fn pair(config: Config) -> (ThreadedReactor, ThreadedConnection, ThreadedReactor, ThreadedConnection) {
     let (here, there) = (ThreadedReactor::start(config.clone()).unwrap(), ThreadedReactor::start(config).unwrap());
     let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
@@ -36,7 +36,7 @@ async fn pair(config: Config) -> (ThreadedReactor, ThreadedConnection, ThreadedR
     (here, conn, there, accepted)
 }
 
-/// Sends each message of each connection back, until its reactor is drained.
+/// Echoes on each connection, until its reactor is drained.
 async fn serve(reactor: ThreadedReactor) -> SocketAddr {
     let mut listener = reactor.listen(LOOPBACK.into()).await.unwrap();
     let address = listener.local_address();
@@ -115,7 +115,7 @@ fn tasks_share_a_connection_and_keep_their_order() {
     });
 }
 
-/// A peer that takes nothing stops the sender after the queue, the window and what is between them.
+/// A peer that consumes nothing stops the sender after the queue, the window and the buffers between them.
 #[test]
 fn a_sender_waits_for_a_peer_that_does_not_receive() {
     on_threads(2, async {
@@ -127,7 +127,7 @@ fn a_sender_waits_for_a_peer_that_does_not_receive() {
                 here.with(|_| ()).await.unwrap();
                 continue;
             }
-            // It waits: for the peer's program, once all that went out has arrived, and before that for the peer's thread.
+            // The sender waits for the peer's program, once everything sent has arrived, and before that for the peer's thread.
             let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
             if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
                 break;
@@ -135,7 +135,7 @@ fn a_sender_waits_for_a_peer_that_does_not_receive() {
         }
         assert!(sent >= 64, "{sent}");
         println!("{sent} messages until the sender waits");
-        // A future that was dropped has sent nothing, and nothing is lost.
+        // A dropped future has sent nothing, and nothing is lost.
         for expected in 0..sent {
             assert_eq!(accepted.recv().await.unwrap()[..], expected.to_le_bytes());
         }
@@ -183,7 +183,7 @@ fn deliver_waits_until_the_message_is_sent() {
         accepted.peer_address().expect("it has an address");
         let id = accepted.id();
         there.with(move |cx| cx.abort(id)).await.unwrap();
-        // It breaks now or later; from then on nothing is delivered.
+        // The connection breaks now or later; from then on nothing is delivered.
         let end = loop {
             match conn.sender().deliver("two").await {
                 Ok(()) => tokio::task::yield_now().await,
@@ -252,7 +252,7 @@ fn a_panic_on_the_thread_ends_every_wait() {
         assert_eq!(sender.send("nobody is there").await, Err(ConnectionEnd::Reactor));
         assert!(here.connect(([127, 0, 0, 1], 9).into()).await.is_err());
         assert!(here.listen(LOOPBACK.into()).await.is_err());
-        // The peer hears of it.
+        // The peer is notified of it.
         assert!(accepted.recv().await.is_err());
         end(there).await;
     });
@@ -274,7 +274,7 @@ fn a_drain_ends_what_waits() {
     });
 }
 
-/// The thread ends when nobody holds it; that is seen by its listener.
+/// The thread ends when no handle is left; its listener shows that.
 #[test]
 fn the_thread_ends_with_its_last_holder() {
     on_threads(2, async {
@@ -283,7 +283,7 @@ fn the_thread_ends_with_its_last_holder() {
         let mut conn = here.connect(listener.local_address()).await.unwrap();
         let accepted = listener.accept().await.unwrap();
         drop((there, listener));
-        // The connection holds it.
+        // The connection holds a handle.
         accepted.send("still here").await.unwrap();
         assert_eq!(&conn.recv().await.unwrap()[..], b"still here");
         drop(accepted);
@@ -303,7 +303,7 @@ fn without_an_executor_a_thread_waits() {
     let message = server.block_on(accepted.recv()).unwrap().unwrap();
     server.block_on(accepted.send(message)).unwrap().unwrap();
     assert_eq!(&client.block_on(conn.recv()).unwrap().unwrap()[..], b"hello");
-    // On the reactor's own thread that would wait for ever.
+    // On the reactor's own thread that would wait forever.
     let own = client.clone();
     let refused = client.block_on(client.with(move |_| own.block_on(async {}))).unwrap().unwrap();
     assert_eq!(refused, Err(OwnThread));
@@ -313,7 +313,7 @@ fn without_an_executor_a_thread_waits() {
     }
 }
 
-/// An attempt that nobody waits for any more is given up.
+/// An attempt without a waiting task is closed.
 #[test]
 fn a_dropped_connect_leaves_nothing() {
     on_threads(2, async {

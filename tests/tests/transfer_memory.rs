@@ -1,9 +1,10 @@
-//! One message of 4 GiB between two processes, neither of which takes more than 64 MiB beyond the memory that holds it.
+//! One message of 4 GiB between two processes, neither of which uses more than 64 MiB besides the memory of the
+//! message.
 //!
 //! The memory of each process is its high-water mark of resident memory (`VmHWM`), which counts every page that was
-//! ever there at once. The sender's source is a region that is sent without a copy, and the receiver's target is a
-//! region, too. In each process, these 4 GiB count as the buffer. Everything else is under the limit: program, stacks,
-//! pools, and data on its way.
+//! ever resident. The sender's source is a region that is sent without a copy, and the receiver's target is a region,
+//! too. In each process, these 4 GiB count as the buffer. Everything else is under the limit: program, stacks, pools,
+//! and data in flight.
 #![allow(clippy::disallowed_methods, reason = "processes and time are what is measured")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -19,25 +20,25 @@ use rdma_reactor_tests::patience::{TEST, patient};
 
 const LEN: usize = 4 << 30;
 const BEYOND: usize = 64 << 20;
-/// Variable that is set in the sending process, to the receiver's address.
+/// The variable with the receiver's address, which is set in the sending process.
 const ROLE: &str = "TRANSFER_TO";
 
 fn config() -> Config {
-    // Comparing 4 GiB in a callback may take longer than the silence for which a peer is given up.
+    // Comparing 4 GiB in a callback may take longer than the keepalive timeout.
     patient(Config::default())
         .provider(ProviderChoice::Iwarp)
         .large_messages(|l| l.max_message = LEN as u64)
         .large_messages(|l| l.memory = LEN)
 }
 
-/// The most memory that this process ever had, bytes.
+/// Returns the high-water mark of this process's memory, bytes.
 fn high_water() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("the system's account of this process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a high-water mark");
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("KiB") << 10
 }
 
-/// The `nth` word of the message. All words differ.
+/// Returns the `nth` word of the message. All words differ.
 const fn word(nth: u64) -> u64 {
     nth.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

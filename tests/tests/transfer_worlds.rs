@@ -1,6 +1,6 @@
-//! Transfers of lists on virtual time, over a network that is slow in all ways, and beside peers that stop, close, are cut off or name
-//! wrong memory. Nothing is in progress for ever: each transfer has one end, within its time and that of a flush, and what its
-//! account says of the pieces is true of the memory.
+//! Transfers of lists on virtual time, over a network that is slow in all ways, with peers that stop, close, are aborted or name wrong
+//! memory. Nothing is in progress forever: each transfer ends once, within its time and that of a flush, and its report about the pieces is
+//! true of the memory.
 //!
 //! `TRANSFER_WORLDS=100` sets the number of worlds (default: 4,000), and `TRANSFER_SEED=7` runs that one only.
 
@@ -23,35 +23,35 @@ use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// Acts of a world, and steps in which everything has to be over.
+/// The number of acts of a world. Below it: the number of steps in which everything must end.
 const ACTS: u64 = 120;
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
-/// Time that a device has to flush, and what a turn may be late, ns.
+/// The time that a device needs to flush. Below it: the time by which a turn may be late, ns.
 const FLUSH: u64 = 50 * MS;
 const LATE: u64 = 5 * MS;
-/// Length of the memory of a transfer on each side, bytes, and number of transfers of a world.
+/// The length of the memory of a transfer on each side, bytes. Below it: the number of transfers of a world.
 const ROOM: usize = 4096;
 const TRANSFERS: usize = 40;
-/// What memory has before anything is transferred: on this side, and on the other one.
+/// The content of memory before the transfers: the local one. Below it: that of the peer.
 const HERE: u8 = 0xee;
 const THERE: u8 = 0xdd;
 
 /// A transfer that has begun.
 #[derive(Clone, Debug)]
 struct Begun {
-    /// Its number, which names its memory.
+    /// The number of the transfer, which names its memory.
     number: usize,
     reads: bool,
     confirms: bool,
     list: Vec<Piece>,
-    /// Latest time of its end, ns.
+    /// The latest time of its end, ns.
     until: u64,
-    /// Index of a piece with a wrong key.
+    /// The index of a piece with a wrong key.
     wrong: Option<usize>,
 }
 
-/// What the world has seen.
+/// The figures of the world.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     done: u64,
@@ -61,28 +61,28 @@ struct Tally {
     messages: u64,
 }
 
-/// What the client knows.
+/// The state of the client.
 #[derive(Default)]
 struct Book {
     up: Vec<ConnectionId>,
     begun: BTreeMap<(ConnectionId, TransferId), Begun>,
-    /// Memory of this side, by the number of the transfer.
+    /// The local memory, by the number of the transfer.
     locals: BTreeMap<usize, Region>,
-    /// Memory of the peer, as the peer has it.
+    /// The memory of the peer, as the peer holds it.
     remote: Option<Rc<RefCell<Region>>>,
     tally: Tally,
     wrong: Vec<String>,
-    /// Nothing happens to this world.
+    /// This world has no faults.
     calm: bool,
 }
 
-/// The byte of a transfer's payload at an offset of its memory.
+/// Returns the byte of a transfer's payload at an offset of its memory.
 fn byte(number: usize, at: usize) -> u8 {
     ((number * 31 + at * 7) % 199) as u8
 }
 
 impl Book {
-    /// The bytes where a piece of a transfer gets, unless the program has dropped that memory.
+    /// Returns the bytes at the destination of a piece, unless the program has dropped that memory.
     fn target(&self, begun: &Begun, piece: &Piece) -> Option<Vec<u8>> {
         let mut bytes = vec![0; piece.len()];
         if begun.reads {
@@ -93,7 +93,7 @@ impl Book {
         Some(bytes)
     }
 
-    /// Compares what an account says with the memory.
+    /// Compares a report with the memory.
     fn judge(&mut self, conn: ConnectionId, transfer: TransferId, now: u64, end: &TransferEnd) -> Result<(), String> {
         let begun = self.begun.remove(&(conn, transfer)).ok_or("it had ended, or was never begun")?;
         if now > begun.until {
@@ -132,7 +132,7 @@ impl Book {
                 return Err(format!("piece {nth} was touched: {end:?}"));
             }
         }
-        // The lease is over.
+        // The lease has ended.
         let local = self.locals.get_mut(&begun.number);
         if local.is_some_and(|local| local.copy_from(0, &[0; ROOM]).is_err()) {
             return Err("its memory is still lent".into());
@@ -164,7 +164,7 @@ impl Handler for Client {
     }
 }
 
-/// Has the memory. Each message names a transfer, all of whose bytes are there if it is a write.
+/// The owner of the memory. Each message names a transfer, all of whose bytes have arrived if it is a write.
 #[derive(Clone, Default)]
 struct Server(Rc<RefCell<Served>>);
 
@@ -205,7 +205,7 @@ struct World {
     client: (Reactor, Client),
     server: (Reactor, Server),
     more: [bool; 2],
-    /// The server takes no turns until then, ns.
+    /// The server runs no turns until then, ns.
     stopped: u64,
     next: usize,
 }
@@ -246,7 +246,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Gives each node that is due one turn, or lets time pass.
+    /// Gives one turn to each node that is due, or lets time pass.
     fn step(&mut self) {
         let now = self.now();
         let (mut next, mut idle) = (lock(&self.fabric).next(), true);
@@ -274,7 +274,7 @@ impl World {
         self.look();
     }
 
-    /// Looks whether everything that was promised holds.
+    /// Checks all promises.
     fn look(&self) {
         let (book, now) = (self.client.1.0.borrow(), self.now());
         assert!(book.wrong.is_empty(), "{:?}", book.wrong);
@@ -289,7 +289,7 @@ impl World {
     fn act(&mut self) {
         let up = self.client.1.0.borrow().up.clone();
         if up.len() < 2 && (up.is_empty() || self.rng.chance(100)) {
-            // It may fail at once, for want of descriptors.
+            // The connect may fail immediately, if no descriptors are left.
             let _ = self.client.0.context().connect(address(0, PORT));
         }
         let Some(&conn) = up.get(self.rng.index(up.len().max(1))) else { return };
@@ -300,7 +300,7 @@ impl World {
                 let begun: Vec<_> = self.client.1.0.borrow().begun.keys().copied().collect();
                 if !begun.is_empty() {
                     let (conn, transfer) = begun[self.rng.index(begun.len())];
-                    // It may have ended, and the program is to hear of that in the next turn.
+                    // The transfer may have ended, and the program is notified in the next turn.
                     self.client.0.context().cancel_transfer(conn, transfer);
                 }
             }
@@ -342,7 +342,7 @@ impl World {
             list.push(Piece::new(at, remote.part((number * ROOM + at) as u64, len).expect("inside")));
             at += len as usize;
         }
-        // In any order.
+        // The pieces are in any order.
         for nth in 1..list.len() {
             list.swap(nth, rng.index(nth + 1));
         }
@@ -392,7 +392,7 @@ impl World {
             book.begun.insert((conn, transfer), Begun { number, reads, confirms, list, until, wrong });
             book.locals.insert(number, local);
         }
-        // Some owners do not wait: what they have dropped stays alive for the transfer.
+        // Some owners do not wait: dropped memory stays alive for the transfer.
         if self.rng.chance(100) {
             book.locals.remove(&number);
         }

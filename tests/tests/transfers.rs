@@ -1,4 +1,4 @@
-//! Transfers of lists beside peers that stop, are killed, or are closed, and futures that are dropped, on the embedded provider.
+//! Transfers of lists with peers that stop, are killed, or are closed, and futures that are dropped, on the embedded provider.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use rdma_reactor::{
 use rdma_reactor_tests::conformance::harness::{Event, PATIENCE, Pair, Probe, Setup, now};
 use rdma_reactor_tests::patience::patient;
 
-/// Length of a block, bytes, and their number.
+/// The length of a block, bytes. Below it: their number.
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 10_000;
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// A peer that takes no turns answers no Read: at its deadline the transfer ends with the connection, within the time to flush.
-/// Another connection of the same reactor goes on, and its memory is untouched.
+/// A peer that runs no turns answers no Read: at its deadline the transfer ends with the connection, within the time to flush. Another
+/// connection of the same reactor continues, and its memory is untouched.
 #[test]
 fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
     let setup = Setup::iwarp();
@@ -37,7 +37,7 @@ fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
         assert!(begun.elapsed() < PATIENCE, "the transfer is in progress for ever");
         p.client.turn(&mut p.c, Some(Duration::from_millis(5))).expect("a turn");
     }
-    // Not before its time. How long after it that is depends on the machine; the worlds on virtual time are exact.
+    // Not before its time. The delay after it depends on the machine; the worlds on virtual time are exact.
     assert!(begun.elapsed() >= within);
     let Some(Event::Transferred(_, _, end)) = p.c.events.iter().find(|event| matches!(event, Event::Transferred(..)))
     else {
@@ -53,7 +53,7 @@ fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
     p.finish();
 }
 
-/// As a list of 10,000 blocks with a wrong key at piece 7,000: what is there is exact for a read.
+/// A list of 10,000 blocks has a wrong key at piece 7,000: the report is exact for a read.
 #[test]
 fn a_wrong_key_at_piece_7000_is_found_there() {
     let setup = Setup::iwarp();
@@ -74,7 +74,7 @@ fn a_wrong_key_at_piece_7000_is_found_there() {
         p.c.events.iter().filter_map(|event| if let Event::Transferred(_, _, end) = event { Some(end) } else { None });
     let ends: Vec<_> = ends.collect();
     let [end] = ends[..] else { panic!("{} ends", ends.len()) };
-    // Pieces before it in its batch may have come and not have been told of.
+    // Earlier pieces of its batch may have arrived without having been reported.
     assert!((6900..=7000).contains(&end.there) && end.there + end.unknown > 7000, "{} there", end.there);
     assert!(end.untouched() > 2900, "{} untouched", end.untouched());
     let bytes = local.bytes().expect("nobody uses it");
@@ -84,7 +84,7 @@ fn a_wrong_key_at_piece_7000_is_found_there() {
     p.finish();
 }
 
-/// A transfer as a future. One that is dropped is cancelled: its memory comes back, and its message is never sent.
+/// A transfer as a future. A dropped one is cancelled: its memory is returned, and its message is never sent.
 #[test]
 fn a_transfer_is_a_future_and_cancelled_when_it_is_dropped() {
     let net = AsyncReactor::new(patient(Config::default().provider(ProviderChoice::Iwarp))).expect("a reactor");
@@ -111,7 +111,7 @@ fn a_transfer_is_a_future_and_cancelled_when_it_is_dropped() {
         let options = TransferOptions::within(PATIENCE);
         let (never, source) = (options.clone().message(b"never"), [&local]);
         let dropped = conn.transfer(Transfer::Write(&source), list, &never);
-        // One poll, and then no more.
+        // The future is polled once, and then dropped.
         match select(Box::pin(dropped), Box::pin(std::future::ready(()))).await {
             Either::Left(_) => panic!("10,000 blocks in no time"),
             Either::Right(((), dropped)) => drop(dropped),

@@ -1,8 +1,8 @@
 //! No wake-up is lost. Messages are sent at random times, in each wait mode, over TCP and in shared memory, and a watchdog counts late
-//! ones. In shared memory, the side that has the doorbell rung decides that by words that both sides write.
+//! ones. In shared memory, the two sides decide about ringing the doorbell by words that both write.
 //!
-//! `WAKEUP_MESSAGES=N` sets the number per mode (default: 20,000; `make soak` takes 1,000,000). In shared memory with `Wait::Event`, that is
-//! the least number of sleeps of each side as well.
+//! `WAKEUP_MESSAGES=N` sets the number per mode (default: 20,000; `make soak` uses 1,000,000). In shared memory with `Wait::Event`, that is
+//! also the least number of sleeps of each side.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +16,11 @@ use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::sim::rng::Rng;
 
-/// Longest time of a message and its echo on a busy machine. A lost wake-up would take until the next keepalive, which
-/// never comes in this test.
+/// The longest time of a message and its echo on a busy machine. A lost wake-up would last until the next keepalive,
+/// which never occurs in this test.
 const LATE: Duration = Duration::from_secs(60);
 
-/// An echo, and the number of sleeps of its reactor.
+/// An echoing program, and the number of sleeps of its reactor.
 struct Echo(Arc<AtomicU64>);
 
 impl Handler for Echo {
@@ -30,12 +30,12 @@ impl Handler for Echo {
     }
 }
 
-/// A client that sends one message after another. Before each it rests for a random time: not at all, for less than a
-/// spin, for about as long as arming takes, or long enough for both sides to sleep. It goes on until both have slept often.
+/// A client that sends messages sequentially. Before each it rests for a random time: not at all, for less than a spin, for about as long
+/// as arming takes, or long enough for both sides to sleep. It continues until both have slept often.
 struct Pacer {
     rng: Rng,
     least: u64,
-    /// Sleeps of each side.
+    /// The number of sleeps of each side.
     sleeps: u64,
     sent: u64,
     echoes: Arc<AtomicU64>,
@@ -119,7 +119,7 @@ fn paced(provider: ProviderChoice, wait: Wait) {
 
     let server = thread::spawn(move || server.run(&mut Echo(server_sleeps)).map(|()| server.stats()));
     let (over, watch) = std::sync::mpsc::channel::<()>();
-    // Late messages are counted, and helped: the reactors find everything that they missed when they are woken.
+    // Late messages are counted, and helped: a wake-up makes the reactors find everything that they missed.
     let help = stop.clone();
     let watchdog = thread::spawn(move || {
         let (mut late, mut seen) = (0, 0);
@@ -143,7 +143,7 @@ fn paced(provider: ProviderChoice, wait: Wait) {
     assert_eq!((echoes, late), (pacer.sent, 0));
 }
 
-/// In each wait mode.
+/// Runs in each wait mode.
 fn nothing_is_late(name: &'static str, provider: ProviderChoice) {
     for wait in [Wait::Event, Wait::Spin(Duration::from_micros(20)), Wait::Adaptive] {
         with_watchdog_of(Duration::from_secs(20 * 60), name, || paced(provider, wait));

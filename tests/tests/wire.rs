@@ -95,7 +95,7 @@ struct Side<'a> {
     fpdus: Vec<Result<Fpdu<'a>, HeaderError>>,
 }
 
-/// Splits a stream to its last octet; the startup frame is put together again at once.
+/// Splits a stream to its last octet; the startup frame is put together again immediately.
 fn split(stream: &[u8]) -> Option<Side<'_>> {
     let (head, mut rest) = stream.split_first_chunk::<STARTUP_HEADER_LEN>()?;
     let startup = StartupHeader::parse(head);
@@ -137,7 +137,7 @@ fn sides(capture: &Capture) -> [Option<Side<'_>>; 2] {
     sides
 }
 
-/// Whether CRCs are in use: in both directions if either side asks (RFC 5044 §7.1.1).
+/// Returns true if CRCs are in use: in both directions if either side requests them (RFC 5044 §7.1.1).
 fn crc_in_use(sides: &[Option<Side<'_>>; 2]) -> bool {
     sides.iter().flatten().any(|side| side.startup.is_ok_and(|header| header.crc))
 }
@@ -307,7 +307,7 @@ fn terminates_of_the_captures() {
     assert_eq!(seen, expected);
 }
 
-/// The quote of a Terminate begins like the segment that it is about, whatever siw does to the rest.
+/// The quote of a Terminate begins like its segment, whatever siw does to the later bytes.
 #[test]
 fn quotes_of_the_captures() {
     for (name, ddp, read) in [

@@ -1,13 +1,13 @@
-//! Limits in the number of connections and handshakes, and what their peers and the log hear of them.
+//! Limits in the number of connections and handshakes, and the reports about them to peers and to the log.
 
 use super::super::*;
 
-/// Row 41. The pools never have more than `max_memory`. A connection past that is refused, by its reason, on the side that has the
-/// limit; the others go on, and another one fits when one has ended.
+/// Row 41. The pools never exceed `max_memory`. A connection past that is refused, with its reason, on the side that has the limit; the
+/// others continue, and another one fits when one has ended.
 #[test]
 fn connections_past_max_memory_are_refused() {
     const MEMORY: usize = 1 << 20;
-    // Either side has the limit in turn.
+    // Each side has the limit in turn.
     for limited in 0..2 {
         let (fabric, attempts) = (network(2), Attempts::default());
         let small = config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
@@ -58,10 +58,10 @@ fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
     until(fabric, nodes, "time passes", |_| lock(fabric).now() >= end);
 }
 
-/// Requests that are taken back at once count towards `max_pending` until nothing of them is left, so that they take no more
-/// connections and buffers than that. There are as many requests as one of the three processes sent that once had four times as many
-/// connections, for as many places; `make soak` sends those of all three (`TAKEN_BACK`). They go to servers that handle few completions
-/// in each turn, 24,000 to each, as the network has no ports for many more, and another number at a time.
+/// Requests that are cancelled immediately count towards `max_pending` until their state is gone, so that they use no more connections and
+/// buffers than that. The number of requests is that of one of the three processes that once caused four times as many connections as
+/// allowed; `make soak` sends those of all three (`TAKEN_BACK`). They are sent to servers that handle few completions in each turn, 24,000
+/// to each, as the network has no ports for many more, and with varying numbers at a time.
 #[test]
 fn requests_that_are_taken_back_count_until_they_are_gone() {
     const EACH: usize = 24_000;
@@ -71,9 +71,9 @@ fn requests_that_are_taken_back_count_until_they_are_gone() {
     }
 }
 
-/// So many requests that are taken back, so many at a time, and then an honest client.
+/// Sends this number of requests and cancels them, this number at a time, and then connects an honest client.
 fn take_back(requests: usize, at_a_time: usize) {
-    /// Buffers of a connection: for the receives, the sends, and two messages of the reactor.
+    /// The buffers of a connection: for the receives, the sends, and two messages of the reactor.
     const BUFFERS: usize = 64 + 64 + 2;
     let (fabric, attempts) = (network(3), Attempts::default());
     let scarce = config().completions(|c| c.per_turn = 64);
@@ -86,7 +86,7 @@ fn take_back(requests: usize, at_a_time: usize) {
     let frame = startup_frame(&greeting(WINDOW));
     let mut most = 0;
     for round in 0..requests.div_ceil(at_a_time) {
-        // All ask, and then all go, while the server is busy with something else.
+        // All requests are sent, and then all are cancelled, while the server is busy.
         let wait = |time: u64| {
             let until = lock(&fabric).now() + time;
             lock(&fabric).advance(until);
@@ -96,7 +96,7 @@ fn take_back(requests: usize, at_a_time: usize) {
         sockets.iter_mut().for_each(|socket| socket.send(frame.clone()));
         wait(MS);
         if round % 2 == 0 {
-            // They go when the server has accepted some of them.
+            // They are cancelled when the server has accepted some of them.
             step(&fabric, &mut nodes).expect("a turn");
         }
         sockets.iter_mut().for_each(|socket| socket.close(round % 3 > 0));
@@ -121,15 +121,15 @@ fn take_back(requests: usize, at_a_time: usize) {
     until(&fabric, &mut nodes, "an honest client is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// Peers that connect, send a good request, and say nothing more.
+/// Peers that connect, send a valid request, and nothing more.
 struct Silent {
     fabric: Shared,
     request: Vec<u8>,
-    /// Those that have connected and are to ask.
+    /// The connected peers that have not sent their requests.
     asking: Vec<Hostile>,
-    /// Those that have asked, and when, the oldest first.
+    /// The peers that have sent their requests, with the times, oldest first.
     held: VecDeque<(u64, Hostile)>,
-    /// Those that are closed: to drop one would close all sockets of its node.
+    /// The closed peers: dropping one would close all sockets of its node.
     gone: Vec<Hostile>,
 }
 
@@ -141,7 +141,7 @@ impl Silent {
         Self { fabric: fabric.clone(), request: startup_frame(&greeting), asking, held, gone }
     }
 
-    /// Another one connects, from this node. It asks when time has passed.
+    /// Connects another peer from this node. It sends its request after some time.
     fn connect(&mut self, node: usize) {
         let mut socket = Hostile::at(node, &self.fabric);
         socket.open(address(0, 7471));
@@ -156,7 +156,7 @@ impl Silent {
         }
     }
 
-    /// Those that have held their places for so long go.
+    /// Disconnects the peers that have occupied their slots for this time.
     fn go_after(&mut self, time: u64) {
         let now = lock(&self.fabric).now();
         while self.held.front().is_some_and(|(since, _)| since + time <= now) {
@@ -167,7 +167,7 @@ impl Silent {
     }
 }
 
-/// A server on node 0 and a client on node 1, and what comes of the client's attempts.
+/// Returns a server on node 0, a client on node 1, and the results of the client's attempts.
 fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
     let attempts = Attempts::default();
     let server = Config::default().buffer_size(512).receive_depth(16).send_depth(8).security(security(mode));
@@ -180,7 +180,7 @@ fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
     (nodes, attempts)
 }
 
-/// Places for connections that are not up, by default.
+/// The default number of slots for connections that are not established.
 const PLACES: usize = 1024;
 
 /// Connections come from so many hosts at such a rate, and say nothing. Honest clients come from one other host, ten a second; if
@@ -196,7 +196,7 @@ fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) ->
             silent.connect((opened as usize).checked_rem(hosts).map_or(1, |nth| 2 + nth));
             opened += 1;
         }
-        // They hold their places for longer than the server lets them.
+        // They occupy their slots for longer than the server allows.
         silent.go_after(6000 * MS);
         if matches!(ms % 100, 0) {
             let mut cx = nodes[1].reactor.context();
@@ -214,8 +214,8 @@ fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) ->
     up
 }
 
-/// Connections that say nothing keep at most one in ten honest newcomers out, whether they come from one host or many or from the
-/// newcomers' own, at just the rate that holds all places (205 a second, for 5 s each) or a higher one.
+/// Silent connections keep out at most one in ten honest newcomers, from one host or many or from the newcomers' own, at exactly the rate
+/// that fills all slots (205 a second, for 5 s each) or a higher one.
 #[test]
 fn silent_newcomers_keep_nobody_out() {
     for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
@@ -226,8 +226,8 @@ fn silent_newcomers_keep_nobody_out() {
     }
 }
 
-/// One host has 1,100 connections that say nothing, more than there are places, for 5 s each, and takes each place that falls free.
-/// Clients of the same host come up all the same, also the first one after a time in which nothing came.
+/// One host has 1,100 silent connections, more than there are slots, for 5 s each, and occupies each free slot. Clients of the same host
+/// still connect, also the first one after a pause.
 #[test]
 fn a_host_that_holds_all_places_lets_its_own_clients_in() {
     const HELD: usize = 1_100;
@@ -256,7 +256,7 @@ fn a_host_that_holds_all_places_lets_its_own_clients_in() {
     }
 }
 
-/// The peers of the nodes 2 and 3 seem to be one host of IPv6, and those of others another one.
+/// Maps the peers of the nodes 2 and 3 to one IPv6 host, and the others to another one.
 fn on_two_networks(peer: SocketAddr) -> SocketAddr {
     let IpAddr::V4(v4) = peer.ip() else { return peer };
     let node = u16::from(v4.octets()[3]) - 1;
@@ -264,7 +264,7 @@ fn on_two_networks(peer: SocketAddr) -> SocketAddr {
     SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, network, node, node, node, node), peer.port()))
 }
 
-/// IPv6 addresses with the same first 64 bits are one host: a half of the handshakes is for all of them together.
+/// IPv6 addresses with the same first 64 bits are one host: all of them together get half of the handshakes.
 #[test]
 fn addresses_of_one_network_share_its_handshakes() {
     const SHARE: usize = 8;
@@ -295,8 +295,8 @@ fn addresses_of_one_network_share_its_handshakes() {
     until(&fabric, &mut nodes, "a client of another network is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// Two thousand clients of one host that connect at once and say their hello come up as far as there are places, and none of them
-/// gives way to another.
+/// Two thousand clients of one host that connect at the same time and send their hello are established as far as slots are available, and
+/// none of them is evicted.
 #[test]
 fn a_burst_of_one_host_is_served() {
     const CLIENTS: usize = 2_000;
@@ -320,7 +320,7 @@ fn a_burst_of_one_host_is_served() {
     assert!(stats.connected >= 1024, "{stats:?}");
 }
 
-/// Takes long over each request.
+/// A program that handles each request slowly.
 struct Ponders(Shared, u64);
 
 impl Handler for Ponders {
@@ -331,8 +331,8 @@ impl Handler for Ponders {
     }
 }
 
-/// Row 16. Requests whose peers have given up before the program decides are counted as refused, and leave nothing; a quick
-/// decision is as good as before.
+/// Row 16. Requests whose peers have given up before the program decides are counted as refused, and leave no state; quick decisions are
+/// unaffected.
 #[test]
 fn undecided_requests_are_counted() {
     const CLIENTS: u64 = 5;
@@ -361,8 +361,8 @@ fn undecided_requests_are_counted() {
     until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// A peer whose request comes while the reactor begins to drain is told that, and not that the reactor is at a
-/// limit.
+/// A peer whose request arrives while the reactor begins to drain receives that reason, and not that the reactor is at
+/// a limit.
 #[test]
 fn a_draining_reactor_says_so() {
     let (fabric, first, late) = (network(3), Attempts::default(), Attempts::default());
@@ -389,7 +389,7 @@ fn a_draining_reactor_says_so() {
     assert!(nodes[0].reactor.is_draining());
 }
 
-/// Publishes so many messages to each subscriber, and closes a connection when it has them.
+/// A program that publishes this number of messages to each subscriber, and closes a connection when it has them.
 struct Publisher {
     left: BTreeMap<ConnectionId, usize>,
     ends: Rc<RefCell<Vec<(ConnectionId, DisconnectReason)>>>,
@@ -415,7 +415,7 @@ impl Handler for Publisher {
     }
 }
 
-/// Reads, or keeps what it gets.
+/// A program that reads messages, or keeps them.
 #[derive(Default)]
 struct Subscriber {
     keeps: Option<Vec<DetachedMessage>>,
@@ -435,8 +435,8 @@ impl Handler for Subscriber {
     }
 }
 
-/// A server that is drained tells by the reasons who was served in full and who was cut off at the deadline, also if it is not told of
-/// each message. So do the peers.
+/// The reasons of a drained server distinguish peers that were served in full from those that were aborted at the deadline, also without
+/// reports of each message. So do the reasons of the peers.
 #[test]
 fn a_server_knows_whom_it_has_cut_off() {
     for quiet in [false, true] {
@@ -496,7 +496,7 @@ impl Warnings {
         log::set_max_level(log::LevelFilter::Warn);
     }
 
-    /// Takes the lines of a test, by the end of its name.
+    /// Removes and returns the lines of a test, by the end of its name.
     fn of(test: &str) -> Vec<String> {
         let mut lines = WARNINGS.0.lock().expect("nobody panics here");
         let (own, others) = lines.drain(..).partition(|(thread, _)| thread.ends_with(test));
@@ -505,8 +505,8 @@ impl Warnings {
     }
 }
 
-/// Lines of a level that is not logged use up nothing: the host that has caused some is in the log when it is worth a warning, and no
-/// line was left out.
+/// Lines of a level that is not logged use up no limit: a host that has caused some is still in the log when a warning is due, and no line
+/// was left out.
 #[test]
 fn lines_that_nobody_sees_are_not_counted() {
     Warnings::begin();
@@ -533,7 +533,7 @@ fn lines_that_nobody_sees_are_not_counted() {
     );
 }
 
-/// Peers that are not accepted are in the log of the server, with their addresses, but not each time.
+/// Refused peers are in the log of the server, with their addresses, but not each time.
 #[test]
 fn failed_handshakes_are_logged_once_in_a_while() {
     Warnings::begin();

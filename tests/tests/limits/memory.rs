@@ -1,8 +1,8 @@
-//! Limits in memory: whose keys open it, and how long peers may hold what large messages need.
+//! Limits in memory: the owners of keys, and the time for which peers may hold the memory for large messages.
 
 use super::super::*;
 
-/// A server that shows the first peer one region, and keeps it.
+/// A server that gives the first peer access to one region, and keeps it.
 struct Vault(Rc<RefCell<Option<Region>>>);
 
 impl Handler for Vault {
@@ -14,7 +14,7 @@ impl Handler for Vault {
     }
 }
 
-/// Tries one key when it is connected, by a Write or by a Read.
+/// A program that tries one key when it is connected, by a Write or by a Read.
 struct Guess {
     target: RemoteRegion,
     reads: bool,
@@ -39,8 +39,8 @@ impl Handler for Guess {
     }
 }
 
-/// Row 56. A guess of a key costs the connection that it was made on, at once, also a guess that another peer's rights make
-/// right; the memory stays as it was, and its owner goes on.
+/// Row 56. A guess of a key ends its connection immediately, even a guess that is valid for another peer. The memory stays unchanged, and
+/// its owner continues.
 #[test]
 fn each_guess_of_a_key_costs_its_connection() {
     let (fabric, vault) = (network(3), Rc::new(RefCell::new(None)));
@@ -76,12 +76,12 @@ const PROGRESS: u8 = 11;
 const SECOND: u64 = 1_000 * MS;
 const MIB: usize = 1 << 20;
 
-/// The offer of a peer by hand.
+/// Returns the offer of a hand-made peer.
 fn offer(number: u32, region: RemoteRegion) -> Vec<u8> {
     [&number.to_le_bytes()[..], &[0; 4], &region.to_bytes()].concat()
 }
 
-/// A server that answers each message, and keeps so many of the first ones for ever.
+/// A server that answers each message, and keeps this number of the first ones forever.
 #[derive(Default)]
 struct Answers {
     keeps: usize,
@@ -91,7 +91,7 @@ struct Answers {
 
 impl Handler for Answers {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // A peer that withholds has no credits to give.
+        // A peer that withholds credits leaves none.
         let _ = cx.send(conn, b"here");
         if self.kept.len() < self.keeps {
             self.kept.push(message.detach());
@@ -102,7 +102,7 @@ impl Handler for Answers {
     }
 }
 
-/// Times of answers, ns, and the reason why a connection has ended.
+/// The times of answers, ns, and the reason of the disconnect.
 #[derive(Clone, Default)]
 struct Log(Rc<RefCell<(Vec<u64>, Option<DisconnectReason>)>>);
 
@@ -115,7 +115,7 @@ impl Log {
     }
 }
 
-/// Sends messages of this length, the next one when the last was answered.
+/// A program that sends messages of this length, each one after the answer to the previous one.
 struct Asks {
     fabric: Shared,
     len: usize,
@@ -148,7 +148,7 @@ impl Handler for Asks {
     }
 }
 
-/// Peers that offer sixteen messages of 64 MiB each and answer no Read, from one address or from one each, hold no memory that an
+/// Peers that offer sixteen messages of 64 MiB each and answer no Read, from one address or from separate ones, hold no memory that an
 /// honest sender of such messages waits for. They are alive otherwise.
 #[test]
 fn peers_that_answer_no_reads_hold_no_memory() {
@@ -206,7 +206,7 @@ fn withheld(count: usize, many: bool) {
     assert!(times.iter().all(|&time| time < 3 * SECOND), "{times:?} ns");
 }
 
-/// A server with memory for three messages of 4 MiB beside each other.
+/// Returns the settings of a server with memory for three messages of 4 MiB at the same time.
 fn short_of_memory() -> Config {
     Config::default()
         .large_messages(|l| l.memory = 16 * MIB)
@@ -214,8 +214,8 @@ fn short_of_memory() -> Config {
         .large_messages(|l| l.cache = 0)
 }
 
-/// Peers that answer Reads at first and then none give way when others wait for the memory that they have, some of them after the
-/// others; whoever waits loses nothing but time.
+/// Peers that answer Reads at first and then stop, some of them later than others, are evicted when others wait for their memory. The
+/// waiting peers lose only time.
 #[test]
 fn peers_that_stop_answering_give_way_to_those_that_wait() {
     for count in [2, 8, 40] {
@@ -227,7 +227,7 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
             let asks = Asks::boxed(&fabric, 4 * MIB, 2, &nobody);
             nodes.push(Node::new(reactor(1 + nth, &fabric, Config::default()), asks));
             nodes[1 + nth].reactor.context().connect(address(0, 7471)).expect("connecting");
-            // It stops when it has memory, or has had the time to ask for some.
+            // The peer stops when it has memory, or has had the time to request some.
             let end = lock(&fabric).now() + 5 * MS;
             lock(&fabric).schedule(end, Script::Tick);
             until(&fabric, &mut nodes, "an offer", |nodes| {
@@ -242,15 +242,15 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
         let (times, ended) = log.0.take();
         println!("{count} peers: answers after {times:?} ns, {ended:?}");
         assert!(times.len() == 2 && ended.is_none(), "{ended:?}");
-        // Three at a time have the memory for the grace time; those that are silent altogether end by the keepalive.
+        // Three at a time hold the memory for the grace time; those that are completely silent end by the keepalive.
         let most = (2 * (count as u64 / 3 + 1) * SECOND).min(16 * SECOND);
         assert!(times.iter().all(|&time| time <= most), "{times:?} ns");
     }
 }
 
-/// Of 64 MiB, three peers that answer pings and no Reads have 4 MiB each, and a sender on a slow path has some for the first of its
-/// messages, one to a connection. Then another one sends a message. Returns the times after which the three have given way and the
-/// slow one's first message and that of the other are answered, ms. The two lose nothing.
+/// Of 64 MiB, three peers that answer pings and no Reads hold 4 MiB each, and a sender on a slow path holds some for the first of its
+/// messages, one per connection. Then another one sends a message. Returns the times after which the three were evicted, and the first
+/// message of the slow sender and that of the other were answered, ms. The two lose nothing.
 fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u64; 3] {
     const SILENT: usize = 3;
     const PERIOD: u64 = 900 * MS;
@@ -316,24 +316,24 @@ fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u6
     times
 }
 
-/// A message as large as all memory waits for a slow sender, which moves, and for peers that answer no Reads. These give way within
-/// their grace time, although it cannot be fetched yet.
+/// A message as large as all memory waits for a slow sender, which makes progress, and for peers that answer no Reads. These are evicted
+/// within their grace time, although the message cannot be fetched yet.
 #[test]
 fn peers_that_answer_no_reads_give_way_beside_a_slow_one() {
     let [gone, slow, large] = beside_a_slow_one((4 * MIB, 1), 64 * MIB);
     assert!(gone < 2_200 && (3_000..=slow).contains(&large), "nobody but the slow one was waited for");
 }
 
-/// The first in line is a second connection of a host that has its share, and waits for itself. Those behind it get the memory of peers
-/// that answer no Reads all the same.
+/// The first in the queue is a second connection of a host that has used its share, and waits for itself. Those behind it still get the
+/// memory of peers that answer no Reads.
 #[test]
 fn a_host_that_waits_for_itself_hides_nobody() {
     let [_, slow, other] = beside_a_slow_one((28 * MIB, 2), 24 * MIB);
     assert!(other < 2_500 && slow > 20_000, "two of the three are enough");
 }
 
-/// Three senders on slow paths have all the memory, and move. A fourth one waits for it longer than its transfer timeout. All
-/// messages arrive, and nobody is given up.
+/// Three senders on slow paths hold all the memory, and make progress. A fourth one waits for it longer than its transfer timeout. All
+/// messages arrive, and no connection ends.
 #[test]
 fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
     const SLOW: usize = 3;
@@ -350,7 +350,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
     while logs.iter().any(|log| log.answers() == 0) {
         let now = lock(&fabric).now();
         if opened <= SLOW + 1 {
-            // The fast one comes when the others have the memory.
+            // The fast one connects when the others hold the memory.
             let has_memory = nodes[0].reactor.stats().memory.fetched_bytes == 4 * MIB * (opened - 1);
             if has_memory {
                 nodes[1..].iter_mut().for_each(|node| node.dead = true);
@@ -361,7 +361,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
                 opened += 1;
             }
         } else {
-            // Each of the slow ones sends for a moment, about a mebibyte in a second.
+            // Each of the slow ones sends for a moment, about a mebibyte per second.
             if now >= window {
                 window = now + PERIOD;
                 lock(&fabric).schedule(window, Script::Tick);
@@ -379,7 +379,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
     assert!(times[SLOW] > 2_000, "{times:?}: it had to wait for longer than its limit");
 }
 
-/// A peer may say for four transfer timeouts that it waits for memory of its own, and no longer.
+/// A peer may announce for at most four transfer timeouts that it waits for its own memory.
 #[test]
 fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     const LIMIT: u64 = 2_000;
@@ -387,7 +387,7 @@ fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     let answers = Answers { keeps: 3, ..Answers::default() };
     let mut nodes = vec![Node::new(reactor(0, &fabric, short_of_memory()), Box::new(answers))];
     nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
-    // Two connections, since one gets no more than half.
+    // Two connections, because one gets at most half.
     for (nth, log) in logs.iter().enumerate() {
         let client = Config::default().timeouts(|t| t.transfer = Duration::from_millis(LIMIT));
         let asks = Asks::boxed(&fabric, 4 * MIB, 4, log);
@@ -401,7 +401,7 @@ fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     assert!((4 * LIMIT * MS..(4 * LIMIT + 100) * MS).contains(&now), "{now} ns");
 }
 
-/// A peer by hand that offers one message which can be fetched, and notes the messages that it gets.
+/// A hand-made peer that offers one message which can be fetched, and records the messages that it receives.
 struct Offerer {
     region: Option<Region>,
     got: Rc<RefCell<Vec<Vec<u8>>>>,
@@ -420,13 +420,13 @@ impl Handler for Offerer {
     }
 }
 
-/// Only a peer whose greeting has the feature is told that this side waits for memory.
+/// Only a peer whose greeting has the feature is notified that this side waits for memory.
 #[test]
 fn a_peer_of_an_older_version_is_not_told_of_a_wait() {
     for understands in [false, true] {
         let (fabric, log, got) = (network(3), Log::default(), Rc::<RefCell<Vec<Vec<u8>>>>::default());
         let answers = Answers { keeps: 1, ..Answers::default() };
-        // There is room for one message of this length beside nothing else.
+        // One message of this length uses all the memory.
         let small = short_of_memory().large_messages(|l| l.memory = 8 * MIB);
         let offerer = Offerer { region: None, got: Rc::clone(&got) };
         let mut nodes = [

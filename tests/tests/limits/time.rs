@@ -1,18 +1,18 @@
-//! Limits in time: of slow callbacks, of peers that send too slowly or nothing, and of peers that never read.
+//! Limits on time: slow callbacks, peers that send too slowly or nothing, and peers that never read.
 
 use super::super::*;
 
-/// Time that a slow callback takes, ms: longer than every limit of its program.
+/// The time that a slow callback takes, ms: longer than every limit of its program.
 const THOUGHT: u64 = 500;
 
-/// A program with a slow callback, which asks for something at its end.
+/// A program with a slow callback, which makes a request at its end.
 struct Slow {
     fabric: Shared,
     attempts: Attempts,
     answer: Vec<u8>,
-    /// What it asks for first, of three things.
+    /// The first of the three requests.
     first: usize,
-    /// Times at which a timer was set and has fired, ns.
+    /// The times at which a timer was set and has fired, ns.
     timer: Rc<RefCell<Vec<u64>>>,
 }
 
@@ -45,8 +45,8 @@ impl Handler for Slow {
     }
 }
 
-/// Times count from the call, however long the callback has taken: that of a timer, of an attempt to connect, and of a close, before
-/// which a large message arrives.
+/// Times count from the call, however long the callback has taken: the time of a timer, of an attempt to connect, and of a close behind a
+/// large message.
 #[test]
 fn times_count_from_the_call() {
     (0..3).for_each(times_count_from);
@@ -83,8 +83,8 @@ fn times_count_from(first: usize) {
     assert!(timer[1] >= timer[0] + 30 * MS, "set and fired at {timer:?}");
 }
 
-/// Row 48. A peer that answers each question and never grants anything is given up when the last credit for a question is used,
-/// whether the program sends or not.
+/// Row 48. The connection to a peer that answers each ping and never grants anything ends when the last credit for a ping is used, whether
+/// or not the program sends.
 #[test]
 fn a_peer_that_answers_and_never_grants_is_given_up() {
     for sends in [true, false] {
@@ -112,7 +112,7 @@ fn a_peer_that_answers_and_never_grants_is_given_up() {
     }
 }
 
-/// Row 52. A message whose last part never comes ends its connection after `Timeouts::transfer`, though its sender is alive.
+/// Row 52. A message whose last part never arrives ends its connection after `Timeouts::transfer`, though its sender is alive.
 #[test]
 fn a_message_without_its_last_part_has_a_limit_in_time() {
     const LIMIT: u64 = 400;
@@ -132,8 +132,8 @@ fn a_message_without_its_last_part_has_a_limit_in_time() {
     assert_eq!(all, free, "the buffers of the parts are free");
 }
 
-/// Row 55. A frame that comes octet by octet is no sign of life: its sender is given up as a silent one. A frame that comes in
-/// larger pieces over a longer time arrives.
+/// Row 55. A frame that arrives byte by byte is no sign of life: its sender counts as silent. A frame that arrives in larger pieces over a
+/// longer time is received.
 #[test]
 fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
     let payload = vec![5; 8_000];
@@ -167,14 +167,14 @@ fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
         if !arrives {
             let (at, reason) = ends.0.borrow()[0].clone();
             assert_eq!(reason, DisconnectReason::KeepaliveTimeout);
-            // The header of the frame counts once it is there, and each 512 octets of the rest.
+            // The received header of the frame counts, and each 512 further bytes.
             let signs = (HEADER / piece as u64 + 1) * INTERVAL;
             assert!(at - begun <= (signs + TIMEOUT + SLACK) * MS, "pieces of {piece}: after {} ns", at - begun);
         }
     }
 }
 
-/// Writes to each stream as much as there is room for, and closes it some time later.
+/// A program that writes to each stream as much as fits, and closes it some time later.
 struct Writer {
     fabric: Shared,
     over: Rc<Cell<Option<u64>>>,
@@ -204,8 +204,8 @@ impl StreamHandler for Writer {
     }
 }
 
-/// Row 54. A stream whose peer never reads stays open as long as that is alive, and is over within the linger time and that of
-/// closing when it is closed. If the peer's process stands still, it is given up as any other.
+/// Row 54. A stream whose peer never reads stays open as long as the peer is alive. After a close it ends within the linger time and the
+/// close timeout. If the peer's process stalls, the connection ends as any other.
 #[test]
 fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
     const LINGER: u64 = 300;
@@ -230,8 +230,7 @@ fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
     }
 }
 
-/// Sends a message in parts of one octet, one just before each limit on the time in which it must move, and signs of life between
-/// them.
+/// A program that sends a message in parts of one byte, one just before each time limit on its progress, and signs of life between them.
 struct Drip {
     left: u8,
     ticks: u64,
@@ -268,7 +267,7 @@ impl Handler for Drip {
     }
 }
 
-/// `Timeouts::transfer` is for a message in parts as a whole: its sender gains no time by each part.
+/// `Timeouts::transfer` applies to a message in parts as a whole: its sender gains no time with each part.
 #[test]
 fn a_message_in_parts_has_one_limit_in_time_as_a_whole() {
     const LIMIT: u64 = 400;

@@ -1,9 +1,9 @@
-//! The answers of the embedded provider and of the kernel's `siw` to the same octets that break a rule.
+//! The answers of the embedded provider and of the kernel's `siw` to the same bytes that violate a rule.
 //!
 //! The embedded provider must answer as the RFCs say. The answers of `siw` are asserted, too, because peers in the
-//! field see them; the table tells where they differ from the RFCs. None of these octets harms `siw`. The two MPA
-//! replies that do, a length above 256 and an enhanced one without its four octets, are for an initiator and are not
-//! played. These tests need a `siw` device; `make test-rdma-full` brings one.
+//! field see them; the table shows the differences from the RFCs. None of these bytes harms `siw`. The two MPA replies
+//! that do, a length above 256 and an enhanced one without its four bytes, are for an initiator and are not played.
+//! These tests need a `siw` device; `make test-rdma-full` brings one.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 
@@ -24,7 +24,7 @@ use target::{MEMORY, Outcome, PATIENCE, Target};
 #[derive(Clone, Copy, Debug)]
 enum Siw {
     Does(Outcome),
-    /// `siw` answers like this, and has placed the octets in front of the fault.
+    /// `siw` answers like this, and has placed the bytes in front of the fault.
     Parts(Outcome),
 }
 
@@ -57,7 +57,7 @@ fn read_of(at: RemoteAddress, size: u32) -> ReadRequest {
     ReadRequest { sink_stag: 7, sink_offset: 0x1000, size, source_stag: at.key.0, source_offset: at.address }
 }
 
-/// A Send's frame with one octet changed, cut to `len` octets before its trailer.
+/// Returns a Send's frame with one byte changed, cut to `len` bytes before its trailer.
 fn changed(at: usize, value: u8) -> Vec<u8> {
     let mut fpdu = fpdu_untagged(&SEND, b"", false);
     fpdu[at] = value;
@@ -65,7 +65,7 @@ fn changed(at: usize, value: u8) -> Vec<u8> {
     seal(fpdu, false)
 }
 
-/// A frame that promises fewer octets than its header has.
+/// Returns a frame whose length is shorter than its header.
 fn short(ddp: u8, rdmap: u8, len: usize) -> Vec<u8> {
     let mut fpdu = vec![0; 2 + len];
     fpdu[1] = len as u8;
@@ -75,7 +75,7 @@ fn short(ddp: u8, rdmap: u8, len: usize) -> Vec<u8> {
     seal(fpdu, false)
 }
 
-/// Every rule that can be broken with octets alone. `base` is the target's whole memory.
+/// Returns a script for every rule that bytes alone can violate. `base` is the target's whole memory.
 fn scripts(base: RemoteAddress) -> Vec<Script> {
     let script = |name, octets, ours, siw| Script { name, receives: 1, crc: false, octets, ours, siw };
     let at = |offset: i64| RemoteAddress { address: base.address.wrapping_add_signed(offset), ..base };
@@ -255,7 +255,7 @@ fn scripts(base: RemoteAddress) -> Vec<Script> {
     ]
 }
 
-/// The octets of a Terminate's control word that name the cause, in the RFC's layout.
+/// Returns the part of a Terminate's control word that names the cause, in the RFC's layout.
 fn control(cause: Cause) -> u32 {
     u32::from(cause.layer.raw()) << 28 | u32::from(cause.etype) << 24 | u32::from(cause.code) << 16
 }
@@ -290,7 +290,7 @@ fn rules_broken() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Plays a script to a target as a whole, and then octet by octet if it is short.
+/// Plays a script to a target as a whole, and then byte by byte if it is short.
 fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
     let mut outcomes = Vec::new();
     for step in [script.octets.len(), 1] {
@@ -306,19 +306,19 @@ fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
         outcomes.push(target.outcome(&mut stream));
         target.drop_connection();
         match script.siw {
-            // siw looks at each part of a Write as it comes, and keeps the parts in front of the wrong one.
+            // siw checks each part of a Write as it arrives, and keeps the parts in front of the wrong one.
             Siw::Parts(_) if kernel => target.end.clear(0..MEMORY),
             _ => target.end.check_clear(0..MEMORY, script.name),
         }
     }
     target.still_serves();
     outcomes.dedup();
-    // The answer of siw depends on how the octets arrive.
-    assert!(kernel || outcomes.len() == 1, "{}: cut into octets it ends otherwise: {outcomes:x?}", script.name);
+    // The answer of siw depends on how the bytes arrive.
+    assert!(kernel || outcomes.len() == 1, "{}: cut into bytes it ends otherwise: {outcomes:x?}", script.name);
     outcomes[0]
 }
 
-/// Row 64: wrong answers to a Read of 16 octets.
+/// Row 64: wrong answers to a Read of 16 bytes.
 #[test]
 fn wrong_answers() {
     type Answer = fn(&ReadRequest) -> Vec<u8>;
@@ -362,7 +362,7 @@ fn wrong_answers() {
     for (name, make, cause, at_siw) in cases {
         for (who, target) in [("ours", &mut ours), ("siw", &mut siw)] {
             let mut stream = target.connect(1, false);
-            // The peer of an adapter speaks first.
+            // The peer of an adapter sends first.
             stream.write_all(&fpdu_untagged(&SEND, b"", false)).unwrap();
             target.until("message", |end| end.done.pop());
             let remote = RemoteAddress { address: 0x1000, key: RemoteKey(9) };
@@ -392,8 +392,8 @@ fn wrong_answers() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Rows 55 and 60: startup frames that are wrong, cut short, or slow. Both providers hang up, and neither tells its
-/// program.
+/// Rows 55 and 60: startup frames that are wrong, cut short, or slow. Both providers close the connection, and neither
+/// notifies its program.
 #[test]
 fn startup_frames() {
     let frames: Vec<(&str, Vec<u8>, bool)> = vec![
@@ -420,12 +420,12 @@ fn startup_frames() {
     }
 }
 
-/// The opcode of each message, which decides for a peer that asks for solicited events only.
+/// The opcode of each message, which matters to a peer that arms for solicited events only.
 #[test]
 fn solicited_events() {
     for (who, mut target) in [("ours", Target::ours()), ("siw", Target::siw())] {
         let mut stream = target.connect(1, false);
-        // The passive side does not speak first.
+        // The passive side does not send first.
         stream.write_all(&fpdu_untagged(&SEND, b"", false)).unwrap();
         target.until("message", |end| end.done.pop());
         let wanted = [Opcode::Send, Opcode::SendSolicited, Opcode::Send];
@@ -446,7 +446,7 @@ fn solicited_events() {
     }
 }
 
-/// Row 67: the peer gives up in its own ways; one event at each.
+/// Row 67: the peer ends the connection in several ways; one event at each.
 #[test]
 fn peers_that_give_up() {
     let terminate = fpdu_untagged(&Untagged::TERMINATE, &[0x11, 0, 0, 0], false);
@@ -456,7 +456,7 @@ fn peers_that_give_up() {
         for (name, octets) in [
             ("67 a Terminate", terminate.clone()),
             ("67 two Terminates", terminate.repeat(2)),
-            ("67 a Terminate, and octets of nothing", [&terminate[..], &[0xff; 3000]].concat()),
+            ("67 a Terminate, and bytes without meaning", [&terminate[..], &[0xff; 3000]].concat()),
             ("67 the end in the middle of a frame", part.clone()),
             ("67 the end", Vec::new()),
         ] {

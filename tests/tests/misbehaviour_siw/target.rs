@@ -78,7 +78,7 @@ impl Target {
         }
     }
 
-    /// Connects a peer that is nothing but a socket.
+    /// Connects a peer that is a bare socket.
     #[track_caller]
     pub(crate) fn connect(&mut self, receives: usize, crc: bool) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
@@ -110,9 +110,9 @@ impl Target {
 
     pub(crate) fn read(&mut self, stream: &mut TcpStream, bytes: &mut [u8]) {
         let mut at = 0;
-        self.until("octets", |_| {
+        self.until("bytes", |_| {
             match stream.read(&mut bytes[at..]) {
-                Ok(0) if at < bytes.len() => panic!("the end after {at} octets"),
+                Ok(0) if at < bytes.len() => panic!("the end after {at} bytes"),
                 Ok(n) => at += n,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
@@ -120,7 +120,7 @@ impl Target {
         });
     }
 
-    /// Reads to the end of the stream; the last Terminate is the outcome.
+    /// Reads to the end of the stream. Returns the last Terminate as the outcome.
     pub(crate) fn outcome(&mut self, stream: &mut TcpStream) -> Outcome {
         let mut octets = Vec::new();
         let patience = Instant::now() + self.patience;
@@ -158,7 +158,7 @@ impl Target {
         outcome
     }
 
-    /// Forgets the connection.
+    /// Drops the connection.
     pub(crate) fn drop_connection(&mut self) {
         let id = self.end.id;
         self.until("disconnect", |end| {
@@ -170,7 +170,7 @@ impl Target {
         self.end.done.clear();
     }
 
-    /// Checks with a correct connection that nobody else has suffered.
+    /// Checks with a correct connection that others are not affected.
     pub(crate) fn still_serves(&mut self) {
         let mut stream = self.connect(1, true);
         let target = self.end.remote(MEMORY - 8);

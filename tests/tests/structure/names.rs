@@ -7,7 +7,7 @@ use syn::{Item, ItemFn, Visibility};
 
 use super::source::{Source, attributes, is_for_tests};
 
-/// The places at which a name is given to a type, a trait or an alias, each with whether it is public.
+/// The positions at which a name is given to a type, a trait or an alias; true: the item is public.
 type Places = BTreeMap<String, Vec<(String, bool)>>;
 
 /// Returns the types, traits and aliases of a crate that are not for tests only.
@@ -34,7 +34,7 @@ fn places(source: &Source) -> Places {
             }
         }
 
-        // A type within a function can be seen nowhere else.
+        // A type within a function is visible nowhere else.
         fn visit_item_fn(&mut self, _: &'ast ItemFn) {}
 
         fn visit_impl_item_fn(&mut self, _: &'ast syn::ImplItemFn) {}

@@ -13,7 +13,8 @@ pub(crate) struct Edge {
     pub(crate) place: String,
 }
 
-/// The dependencies between the modules of a crate. The root is left out, because it knows all modules and all know it.
+/// Returns the dependencies between the modules of a crate. The root is left out, because it knows all modules and all
+/// know it.
 pub(crate) fn edges(source: &Source) -> Vec<Edge> {
     let mut edges = Vec::new();
     for (from, module) in source.modules.iter().filter(|(from, _)| !from.is_empty()) {
@@ -27,7 +28,7 @@ pub(crate) fn edges(source: &Source) -> Vec<Edge> {
     edges
 }
 
-/// Whether one of two is the module, or the folder, that the other one is in.
+/// Returns true if one of two contains the other, as a module or a folder.
 fn is_family(one: &str, other: &str) -> bool {
     let holds = |outer: &str, inner: &str| {
         inner == outer || inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'))
@@ -35,7 +36,7 @@ fn is_family(one: &str, other: &str) -> bool {
     holds(one, other) || holds(other, one)
 }
 
-/// The dependencies among some edges that make up a circle, if there is one.
+/// Returns the dependencies among some edges that form a circle, if there is one.
 fn circle(edges: &[Edge]) -> Option<Vec<&Edge>> {
     let mut left: Vec<&Edge> = edges.iter().filter(|edge| !is_family(&edge.from, &edge.to)).collect();
     loop {
@@ -46,7 +47,7 @@ fn circle(edges: &[Edge]) -> Option<Vec<&Edge>> {
             break;
         }
     }
-    // The walk goes on from every module that is reached.
+    // The walk continues from every module that is reached.
     let mut way = vec![*left.first()?];
     loop {
         let last = way[way.len() - 1];
@@ -63,12 +64,12 @@ fn told(what: &str, edges: &[Edge]) -> Vec<String> {
     vec![format!("a circle of {what}:\n{}", ways.collect::<Vec<_>>().join("\n"))]
 }
 
-/// A circle between files, other than a module and its children.
+/// Returns a circle between files, other than a module and its children.
 pub(crate) fn circles_of_files(source: &Source) -> Vec<String> {
     told("files", &edges(source))
 }
 
-/// A circle between folders, at any depth, other than a folder and those in it. A file that is in no folder counts as one.
+/// Returns a circle between folders, at any depth, other than a folder and those in it. A file that is in no folder counts as one.
 pub(crate) fn circles_of_folders(source: &Source) -> Vec<String> {
     let folder = |name: &str| match source.modules[name].file.rsplit_once('/') {
         Some((_, "mod.rs")) => name.to_owned(),
@@ -87,8 +88,8 @@ struct Layer {
     unknown: Vec<String>,
 }
 
-/// Dependencies against the written order. The table has a layer in each row, the highest first: `| layer | what it is |
-/// knows nothing of |`. A layer uses itself and the rows below it, and no path of its last column.
+/// Returns dependencies against the written order. The table has a layer in each row, the highest first: `| layer |
+/// what it is | knows nothing of |`. A layer uses itself and the rows below it, and no path of its last column.
 pub(crate) fn violations(source: &Source, table: &Table) -> Vec<String> {
     let mut found = Vec::new();
     let layers: Vec<Layer> =

@@ -16,7 +16,7 @@ pub(crate) struct Shape {
     pub(crate) booleans: Vec<String>,
 }
 
-/// Whether a type is `bool`, `Cell<bool>` or `AtomicBool`.
+/// Returns true if a type is `bool`, `Cell<bool>` or `AtomicBool`.
 fn is_boolean(of: &Type) -> bool {
     let Type::Path(path) = of else { return false };
     let Some(last) = path.path.segments.last() else { return false };
@@ -44,7 +44,7 @@ impl Shape {
     }
 }
 
-/// All types of a crate that are not for tests.
+/// Returns all types of a crate that are not for tests.
 pub(crate) fn shapes(source: &Source) -> Vec<Shape> {
     struct Shapes<'a>(&'a str, Vec<Shape>);
     impl<'ast> Visit<'ast> for Shapes<'_> {
@@ -71,7 +71,7 @@ pub(crate) fn shapes(source: &Source) -> Vec<Shape> {
     found
 }
 
-/// Types with more fields than `most`, outside of files of this name.
+/// Returns the types with more fields than `most`, outside of files of this name.
 pub(crate) fn too_wide(shapes: &[Shape], most: usize, except: &str) -> Vec<String> {
     let wide = shapes.iter().filter(|shape| shape.fields > most && !shape.file.ends_with(except));
     wide.map(|shape| {
@@ -80,8 +80,8 @@ pub(crate) fn too_wide(shapes: &[Shape], most: usize, except: &str) -> Vec<Strin
     .collect()
 }
 
-/// Types with more than `most` booleans that the list does not explain, and types of the list that are not in the code
-/// or have other booleans.
+/// Returns the types with more than `most` booleans that the list does not explain, and types of the list that are not
+/// in the code or have other booleans.
 pub(crate) fn unexplained(shapes: &[Shape], most: usize, explained: &[(&str, &[&str], &str)]) -> Vec<String> {
     let listed =
         |shape: &&Shape| explained.iter().any(|(name, fields, _)| *name == shape.name && *fields == shape.booleans);
@@ -99,7 +99,7 @@ pub(crate) fn unexplained(shapes: &[Shape], most: usize, explained: &[(&str, &[&
         .collect()
 }
 
-/// The lines of a crate in which a signature names the type of the program's handler.
+/// Returns the lines of a crate in which a signature names the type of the program's handler.
 pub(crate) fn handler_lines(source: &Source) -> Vec<String> {
     let lines = source
         .modules

@@ -13,15 +13,15 @@ use syn::{Attribute, File, Item, Meta, Token, UseTree};
 /// A path that a module uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// Its names, from the root: `crate`, `super` and `self` are resolved, and what remains begins with `crate` or with the
-    /// name of another crate.
+    /// The names of the path, from the root: `crate`, `super` and `self` are resolved, and the path begins with `crate` or with the name of
+    /// another crate.
     pub(crate) path: Vec<String>,
     pub(crate) line: usize,
 }
 
-/// One file.
+/// One source file.
 pub(crate) struct Module {
-    /// Path relative to the workspace.
+    /// The path relative to the workspace.
     pub(crate) file: String,
     pub(crate) text: String,
     pub(crate) syntax: File,
@@ -61,7 +61,7 @@ impl Source {
         Self { modules }
     }
 
-    /// A crate of these files, each with its text; the names are relative to `src`.
+    /// Returns a crate of these files, each with its text; the names are relative to `src`.
     #[cfg(test)]
     pub(crate) fn of(files: &[(&str, &str)]) -> Self {
         Self::load("src", &|file| {
@@ -70,7 +70,8 @@ impl Source {
         })
     }
 
-    /// The module of this crate that a path leads to: the root if it names nothing deeper. `None` for other crates.
+    /// Returns the module of this crate that a path points to: the root if it names nothing deeper. `None` for other
+    /// crates.
     pub(crate) fn target(&self, path: &[String]) -> Option<&str> {
         let [root, rest @ ..] = path else { return None };
         if root != "crate" {
@@ -81,7 +82,7 @@ impl Source {
         self.modules.get_key_value(&name).map(|(name, _)| name.as_str())
     }
 
-    /// The module in a file, by its path in the folder of the crate, such as `conn/mod.rs`.
+    /// Returns the module in a file, by its path in the folder of the crate, such as `conn/mod.rs`.
     pub(crate) fn at(&self, file: &str) -> Option<&Module> {
         self.modules.values().find(|module| module.file.ends_with(&format!("src/{file}")))
     }
@@ -91,7 +92,7 @@ fn segments(name: &str) -> Vec<String> {
     name.split('/').filter(|part| !part.is_empty()).map(Into::into).collect()
 }
 
-/// The name of a child module that an item declares.
+/// Returns the name of a child module that an item declares.
 fn child(item: &Item) -> Option<String> {
     match item {
         Item::Mod(module) if !is_for_tests(&module.attrs) => Some(module.ident.to_string()),
@@ -99,7 +100,7 @@ fn child(item: &Item) -> Option<String> {
     }
 }
 
-/// Whether an item with these attributes is compiled for tests only.
+/// Returns true if an item with these attributes is compiled for tests only.
 pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     fn needs_test(meta: &Meta) -> bool {
         match meta {
@@ -117,7 +118,7 @@ pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// The attributes of an item of the kinds that a file has.
+/// Returns the attributes of an item of the kinds that a file has.
 pub(crate) fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -135,13 +136,13 @@ pub(crate) fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Collects the paths of one file.
+/// A visitor that collects the paths of one file.
 struct Reader {
-    /// The module that is being read; longer than the file's inside of `mod name { ... }`.
+    /// The current module; longer than the file's inside of `mod name { ... }`.
     module: Vec<String>,
-    /// Names of the modules that the file declares.
+    /// The names of the modules that the file declares.
     children: Vec<String>,
-    /// Names, from the root, of the declared modules that are files.
+    /// The names, from the root, of the declared modules that are files.
     declared: Vec<String>,
     uses: Vec<Use>,
 }
@@ -195,7 +196,7 @@ impl Reader {
         }
     }
 
-    /// Paths from `crate` or `super` in the arguments of a macro.
+    /// Collects paths from `crate` or `super` in the arguments of a macro.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         for (at, token) in tokens.iter().enumerate() {

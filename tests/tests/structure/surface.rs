@@ -1,5 +1,5 @@
-//! The public items of a crate: types, traits, functions, constants, and the methods of types and traits. Whatever is `pub` in the source
-//! can be reached from outside, because the lint `unreachable_pub` finds what cannot.
+//! The public items of a crate: types, traits, functions, constants, and the methods of types and traits. Every `pub` item can be reached
+//! from outside, because the lint `unreachable_pub` finds the others.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use syn::{ImplItem, Item, TraitItem, Type, Visibility};
 
 use super::source::{Source, is_for_tests};
 
-/// The public items of a crate, sorted, each as `Type`, `Type::method`, or `function`, behind the public module at the
-/// root that it is in.
+/// Returns the public items of a crate, sorted, each as `Type`, `Type::method`, or `function`, behind its public module
+/// at the root.
 pub(crate) fn items(source: &Source) -> BTreeSet<String> {
     let root = source.modules.get("").map(|root| root.syntax.items.as_slice()).unwrap_or_default();
     let public: BTreeSet<String> = root
@@ -71,14 +71,15 @@ fn note(item: &Item, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The text of the list, below a history: its lines `# NUMBER: WHY` say how the number of items has changed.
+/// Returns the text of the list, below a history: its lines `# NUMBER: WHY` explain how the number of items has
+/// changed.
 pub(crate) fn list(history: &[String], items: &[(&str, BTreeSet<String>)]) -> String {
     let history = history.iter().map(|line| format!("{line}\n"));
     let names = items.iter().flat_map(|(of, names)| names.iter().map(move |name| format!("{of} {name}\n")));
     history.chain(names).collect()
 }
 
-/// The lines of a list that are its history, and the number in the last one.
+/// Returns the history lines of a list, and the number in the last one.
 pub(crate) fn history(list: &str) -> (Vec<String>, Option<usize>) {
     let lines: Vec<String> = list.lines().filter(|line| line.starts_with('#')).map(Into::into).collect();
     let last = lines.last().and_then(|line| line[1..].trim().split(':').next()?.parse().ok());

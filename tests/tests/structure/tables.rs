@@ -10,15 +10,15 @@ pub(crate) struct Row {
 /// A table, without its head.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// Path of the document.
+    /// The path of the document.
     pub(crate) file: String,
     pub(crate) rows: Vec<Row>,
 }
 
-/// The first table below a heading.
+/// Returns the first table below a heading.
 ///
 /// # Panics
-/// When there is no such heading, or no table in its section, or rows differ in length.
+/// Panics if there is no such heading, or no table in its section, or if rows differ in length.
 pub(crate) fn table(file: &str, text: &str, heading: &str) -> Table {
     let mut lines = text
         .lines()
@@ -41,7 +41,7 @@ pub(crate) fn table(file: &str, text: &str, heading: &str) -> Table {
     Table { file: file.into(), rows }
 }
 
-/// The words of a cell that are marked as code.
+/// Returns the words of a cell that are marked as code.
 pub(crate) fn code(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(Into::into).collect()
 }

@@ -11,7 +11,7 @@ use super::tables::{Table, code};
 /// Reads the files that a table lists: `| file | what it does |`.
 ///
 /// # Errors
-/// The files that are not in the source, and those that the walk comes back to. It may end where it began.
+/// The files that are not in the source, and those that the walk visits twice. It may end where it began.
 pub(crate) fn files<'a>(source: &'a Source, table: &Table) -> Result<Vec<&'a Module>, Vec<String>> {
     let (mut files, mut wrong, mut seen) = (Vec::<&Module>::new(), Vec::new(), BTreeSet::new());
     for (nth, row) in table.rows.iter().enumerate() {
@@ -40,7 +40,7 @@ pub(crate) struct Ways {
     pub(crate) field: &'static str,
 }
 
-/// The names of the ways that are not in the source any more: nothing is counted by them.
+/// Returns the names of the ways that are not in the source any more, so that nothing is counted by them.
 pub(crate) fn unknown(source: &Source, ways: Ways) -> Vec<String> {
     #[derive(Default)]
     struct Names(BTreeSet<String>);
@@ -59,7 +59,8 @@ pub(crate) fn unknown(source: &Source, ways: Ways) -> Vec<String> {
     counted.filter(|name| !names.0.contains(name)).map(|name| format!("there is no `{name}` to count")).collect()
 }
 
-/// The functions of a file that look up a connection more often than `most`, on the branch with the most look-ups.
+/// Returns the functions of a file that look up a connection more often than `most`, on the branch with the most
+/// look-ups.
 pub(crate) fn look_ups(module: &Module, most: usize, ways: Ways) -> Vec<String> {
     struct Functions<'a>(&'a Module, usize, Ways, Vec<String>);
     impl Functions<'_> {
@@ -92,7 +93,7 @@ pub(crate) fn look_ups(module: &Module, most: usize, ways: Ways) -> Vec<String> 
     functions.3
 }
 
-/// Number of look-ups of a connection.
+/// Returns the number of look-ups of a connection.
 struct LookUps(Ways, usize);
 
 impl LookUps {
