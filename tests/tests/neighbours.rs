@@ -139,7 +139,7 @@ fn writes_of_nothing_delay_nobody() {
 #[test]
 fn frames_octet_by_octet_delay_nobody() {
     let frame = fpdu_untagged(&SEND, &message(0, 16, &[1; 100]), true);
-    let stats = beside_sockets("frames octet by octet", 50, 5 * US, |socket, nth| match nth {
+    let stats = beside_sockets("frames byte by byte", 50, 5 * US, |socket, nth| match nth {
         0 => socket.open(server()),
         2 => socket.greet(),
         3.. => socket.send(vec![frame[(nth as usize - 3) % (frame.len() - 1)]]),

@@ -215,7 +215,7 @@ fn the_process_stands_still(device: Device) {
         while waker.try_wait().expect("it can be waited for").is_none() {
             p.turn();
         }
-        assert!(begun.elapsed() >= ms(2400), "it stood still");
+        assert!(begun.elapsed() >= ms(2400), "it stalled");
         p.turn_for(ms(100));
     }
     assert_eq!((p.s.live(), p.c.live()), (4, 4));

@@ -94,9 +94,9 @@ fn flips(mode: SecurityMode, step: usize) {
             }
         }
     }
-    println!("{mode:?}: {hits:?} octets of sealed messages, of fetched ones, of greetings, and others");
+    println!("{mode:?}: {hits:?} bytes of sealed messages, of fetched ones, of greetings, and others");
     assert!(hits.iter().all(|&count| count > 0), "{hits:?}");
-    assert!(filling <= 2 * 48, "{filling} octets of large messages may be changed, more than fill up their tags");
+    assert!(filling <= 2 * 48, "{filling} bytes of large messages may be changed, more than fill up their tags");
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn completion_vectors_are_spread_or_chosen() {
 fn first_and_last(probe: &Probe) -> (ConnectionId, ConnectionId) {
     let connected = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     let all: Vec<_> = probe.events.iter().filter_map(connected).collect();
-    (*all.first().expect("it was told of a connection"), all[all.len() - 1])
+    (*all.first().expect("it was notified of a connection"), all[all.len() - 1])
 }
 
 /// On a device whose sinks of Reads are open to peers, large messages are read into such sinks, each peer's into separate sinks, and
@@ -235,7 +235,7 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
             p.client.context().revoke(&sink).expect("the device takes keys back");
             assert_eq!(sink.bytes(), None, "it is open as long as it is registered");
             drop((region, sink, closed, source));
-            p.until("all are given back", |p| p.client.stats().memory.regions == 0);
+            p.until("all are released", |p| p.client.stats().memory.regions == 0);
             assert_eq!(p.client.stats().memory.fetched_bytes, 0);
 
             // The first peer knows the keys of the sinks that its messages were read into.

@@ -77,7 +77,7 @@ fn a_device_without_shared_queues_says_so() {
         p.client.context().connect(p.address).expect("connecting");
         p.until("the refusal", |p| error(p).is_some());
         assert!(matches!(error(&p), Some(ConnectError::Rejected { reason: RejectReason::Busy, .. })));
-        p.until("the server has let go of it", |p| p.server.stats().connections.current == 0);
+        p.until("the server has released it", |p| p.server.stats().connections.current == 0);
         assert_eq!(p.server.stats().memory.pool_buffers, 0, "nothing was spent on it");
         p.finish();
     });

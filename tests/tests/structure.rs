@@ -59,7 +59,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "features that both sides have on their own",
     ),
     ("RegionOptions", &["any_peer", "direct"], "wishes of the program"),
-    ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a question and an answer at once"),
+    ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a ping and a pong at the same time"),
     (
         "Entry",
         &["quiet", "answered"],
@@ -114,7 +114,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("StartupHeader", &["markers", "crc", "reject", "enhanced"], "flags on the wire, as they came"),
     ("Enhanced", &["peer_to_peer", "rtr_send", "rtr_write", "rtr_read"], "flags on the wire, as they came"),
     // Shared memory.
-    ("Incoming", &["writing", "holds"], "a write that is not whole, and payload that is to be given back"),
+    ("Incoming", &["writing", "holds"], "a write that is not whole, and payload that is to be released"),
     ("Received", &["news", "more", "unknown_window"], "something may have come, be left, and wait for a packet"),
     ("Link", &["extensions", "dead"], "what was agreed on, and the end"),
     ("Outgoing", &["immediate_next", "answer_next"], "an answer may be next when immediate data is due"),

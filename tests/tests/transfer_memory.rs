@@ -48,7 +48,7 @@ fn judge(who: &str, time: Duration) {
     let most = high_water();
     let beyond = most.saturating_sub(LEN);
     println!("{who}: {} KiB beyond the 4 GiB, {:.1} s", beyond >> 10, time.as_secs_f64());
-    assert!(most >= LEN, "{who}: {most} bytes: the message was not there at once");
+    assert!(most >= LEN, "{who}: {most} bytes: the message was not there together");
     assert!(beyond < BEYOND, "{who}: {beyond} bytes beyond the buffer");
 }
 

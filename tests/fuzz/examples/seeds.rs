@@ -1,5 +1,5 @@
-//! Writes seeds into the corpora: the recorded connections of the kernel's siw, messages that this project's own functions
-//! emit, and a few tapes. A fuzzer starts from them.
+//! Writes seeds into the corpora, from which a fuzzer starts: the recorded connections of the kernel's siw, messages that this project's
+//! own functions emit, and a few tapes.
 //!
 //! ```text
 //! cargo run -p rdma-reactor-fuzz --example seeds
@@ -20,7 +20,7 @@ use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
 use rdma_transport::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
 
-/// Longest stream that becomes a seed.
+/// The longest stream that becomes a seed.
 const LONGEST: usize = 4000;
 
 fn write(target: &str, name: &str, octets: &[u8]) {
@@ -29,7 +29,7 @@ fn write(target: &str, name: &str, octets: &[u8]) {
     fs::write(folder.join(format!("seed-{name}")), octets).expect("a file");
 }
 
-/// The length of a startup frame.
+/// Returns the length of a startup frame.
 fn startup_len(stream: &[u8]) -> usize {
     STARTUP_HEADER_LEN + usize::from(u16::from_be_bytes([stream[18], stream[19]]))
 }
@@ -38,13 +38,13 @@ fn main() {
     for (name, capture) in pcap::all() {
         let name = &name[..2];
         for (side, stream) in [("a", &capture.client_to_server), ("b", &capture.server_to_client)] {
-            // Some servers say nothing.
+            // Some servers send nothing.
             if stream.is_empty() {
                 continue;
             }
             let (frame, mut fpdus) = stream.split_at(startup_len(stream));
             write("startup", &format!("{name}{side}"), &[&[7], frame].concat());
-            // Without extensions, with and without a CRC that is put right, from own receives.
+            // Without extensions, with and without a repaired CRC, from separate receives.
             let stream = &fpdus[..fpdus.len().min(LONGEST)];
             write("cuts", &format!("{name}{side}"), &[&[0b1011, 3], stream].concat());
             write("cuts", &format!("{name}{side}-nocrc"), &[&[0b1000, 9], stream].concat());
@@ -99,7 +99,7 @@ fn main() {
     for (at, (choice, message)) in messages.iter().enumerate() {
         write("programs", &format!("{at:02}"), &[&[*choice][..], message].concat());
     }
-    // Tapes: all operations in order, with small numbers; and a long line of each.
+    // Tapes: all operations in order, with small numbers; and many repetitions of each.
     let all: Vec<u8> = (0..=255_u8).collect();
     let some: Vec<u8> = (0..600_u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 20) as u8).collect();
     for target in

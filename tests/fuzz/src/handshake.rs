@@ -7,10 +7,10 @@ use crate::secured::{psk, tls};
 use crate::security::channel::TAG;
 use crate::security::{Channel, Handshake, HandshakeRole, PeerIdentity, Security};
 
-/// Most octets that are on their way in one direction. A connection limits them as well.
+/// The largest number of bytes in flight in one direction. A connection limits them as well.
 const LIMIT: usize = 64 << 10;
 
-/// A side, the octets on their way to it, and whether it has failed.
+/// A side, the bytes in flight to it, and its failure.
 struct End {
     handshake: Box<dyn Handshake>,
     inbox: Vec<u8>,
@@ -27,7 +27,7 @@ impl End {
         self.inbox.drain(..len.min(self.inbox.len())).collect()
     }
 
-    /// Takes octets, and answers them.
+    /// Reads bytes, and answers them.
     fn read(&mut self, octets: &[u8], peer: &mut Self) {
         if self.failed || peer.inbox.len() > LIMIT {
             return;
@@ -39,24 +39,24 @@ impl End {
     }
 }
 
-/// A handshake with a pre-shared key.
+/// Runs a handshake with a pre-shared key.
 ///
 /// # Panics
-/// As [`handshake_tls`].
+/// Panics as [`handshake_tls`] does.
 pub fn handshake_psk(tape: &[u8]) {
     handshake(&psk(), tape);
 }
 
-/// A handshake of TLS.
+/// Runs a handshake of TLS.
 ///
 /// # Panics
-/// When a handshake that nobody has touched fails, or one that somebody has touched ends in keys that differ.
+/// Panics if an unchanged handshake fails, or if a changed one ends in different keys.
 pub fn handshake_tls(tape: &[u8]) {
     handshake(tls(), tape);
 }
 
-/// Lets an active and a passive side talk, and does to their octets what the tape says. `security` must be settings with which
-/// both accept each other.
+/// Connects an active and a passive side, and changes their bytes as the tape says. `security` must be settings with which both accept each
+/// other.
 fn handshake(security: &Security, tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let address = [192, 0, 2, 1].into();
@@ -70,7 +70,7 @@ fn handshake(security: &Security, tape: &[u8]) {
         let choice = tape.byte() % 16;
         touched |= choice >= 8;
         match choice {
-            // What is on its way arrives: all of it, or a piece.
+            // The bytes in flight arrive: all of them, or a piece.
             0..=3 => {
                 let octets = to.take(usize::MAX);
                 to.read(&octets, from);
@@ -79,7 +79,7 @@ fn handshake(security: &Security, tape: &[u8]) {
                 let octets = to.take(tape.number() as usize);
                 to.read(&octets, from);
             }
-            // Somebody changes a bit, drops octets, repeats them, swaps the directions, or sends octets.
+            // The attacker flips a bit, drops bytes, repeats them, swaps the directions, or sends bytes.
             8 | 9 => {
                 let at = tape.number() as usize;
                 if let Some(octet) = to.inbox.get_mut(at) {
@@ -116,7 +116,7 @@ fn handshake(security: &Security, tape: &[u8]) {
     }
 }
 
-/// What one side seals, the other one opens.
+/// Checks that each side opens the messages that the other one seals.
 fn joined(active: (Channel, PeerIdentity), passive: (Channel, PeerIdentity)) {
     assert!(!matches!(active.1, PeerIdentity::Anonymous) && !matches!(passive.1, PeerIdentity::Anonymous));
     let (mut active, mut passive) = (active.0, passive.0);

@@ -1,14 +1,14 @@
-//! The headers of DDP and RDMAP, and what is behind them.
+//! The headers of DDP and RDMAP, and the payloads behind them.
 
 use rdma_transport::iwarp::wire::atomic::{emit_response, parse_response};
 use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use rdma_transport::iwarp::wire::terminate::MAX_TERMINATE_LEN;
 use rdma_transport::iwarp::wire::{AtomicRequest, Header, HeaderError, Quote, ReadRequest, Terminate, header_len};
 
-/// Reads an FPDU, and writes it again.
+/// Parses an FPDU, and emits it again.
 ///
 /// # Panics
-/// When it is written in another way than it was read, or the length of the header is judged in two ways.
+/// Panics if the emitted FPDU differs from the parsed one, or if the header has two different lengths.
 pub fn headers(octets: &[u8]) {
     let parsed = Header::parse(octets);
     let Some(prefix) = octets.first_chunk() else {
@@ -65,7 +65,7 @@ fn quoted(fpdu: &[u8]) {
     let _ = (quote.ddp_header(), quote.read_request(), quote.segment_len());
 }
 
-/// Reads the payload of a Terminate; what is read is written so that it is read again.
+/// Parses the payload of a Terminate, and checks that the emitted one is parsed in the same way.
 fn terminate(payload: &[u8]) {
     let Some(terminate) = Terminate::parse(payload) else { return };
     assert!(!terminate.to_string().is_empty());
@@ -73,6 +73,6 @@ fn terminate(payload: &[u8]) {
     let own = Terminate::new(terminate.cause, terminate.quote);
     let len = own.emit_into(&mut again);
     let read = Terminate::parse(&again[..len]).expect("what is written can be read");
-    // Without a header bit the order of the control word cannot be told, and there are two readings.
+    // Without a header bit the order of the control word is ambiguous, and there are two readings.
     assert!(read.cause == own.cause || read.other_reading == Some(own.cause), "{read:?} of {own:?}");
 }

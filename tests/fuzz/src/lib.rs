@@ -1,6 +1,6 @@
-//! The fuzz targets: functions that take any octets, and panic when something breaks a promise.
+//! The fuzz targets: functions that accept any bytes, and panic if a promise is broken.
 //!
-//! libFuzzer calls them by the programs in `targets` (`make fuzz`), and `tests/corpus.rs` with what is in `corpus`
+//! libFuzzer calls them from the programs in `targets` (`make fuzz`), and `tests/corpus.rs` with the files in `corpus`
 //! (`make test`). [`TARGETS`] has all of them by name; each has a folder of that name in `corpus`.
 #![allow(clippy::disallowed_methods, reason = "tests, not the library")]
 // The unit tests in files of the reactor run there.
@@ -26,7 +26,7 @@ pub use self::programs::programs;
 pub use self::records::{records_psk, records_tls};
 pub use self::stream::stream;
 
-// Parts of the reactor that have no public name. They are compiled as a part of this crate, so that the reactor needs to show nothing.
+// Parts of the reactor without a public name. They are compiled as a part of this crate, so that the reactor need not export them.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../reactor/src/error.rs"]
@@ -44,7 +44,7 @@ mod limits;
 #[path = "../../../reactor/src/security/mod.rs"]
 mod security;
 
-/// What the files above name and share with the reactor.
+/// The items that the files above share with the reactor.
 mod memory {
     pub(crate) mod region {
         pub(crate) use rdma_reactor::RemoteRegion;
@@ -72,42 +72,42 @@ pub const TARGETS: [Target; 14] = [
     ("hostile", hostile),
 ];
 
-/// The folder with the corpora.
+/// Returns the folder with the corpora.
 #[must_use]
 pub fn corpora() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus")
 }
 
-/// MPA startup frames.
+/// Fuzzes MPA startup frames.
 pub fn startup(octets: &[u8]) {
     iwarp::startup(octets);
 }
 
-/// A stream of FPDUs, whole and cut: two octets of choices, and the stream.
+/// Fuzzes a stream of FPDUs, whole and cut: two bytes of choices, and the stream.
 pub fn cuts(octets: &[u8]) {
     iwarp::cuts(octets);
 }
 
-/// Datagrams of the embedded provider on a bad network.
+/// Fuzzes datagrams of the embedded provider on a bad network.
 pub fn datagrams(octets: &[u8]) {
     bad_network(octets);
 }
 
-/// The same; returns the number of datagrams that were received, and of questions that arrived.
+/// Does the same as [`datagrams`]. Returns the numbers of received datagrams and of received lookups.
 pub fn bad_network(octets: &[u8]) -> (usize, usize) {
     iwarp::datagrams(octets)
 }
 
-/// A queue pair of the embedded provider against a script.
+/// Fuzzes a queue pair of the embedded provider with a script.
 pub fn script(octets: &[u8]) {
     iwarp::script(octets);
 }
 
-/// A simulated world: a server with an honest client, and a hostile one that does what the tape says. Tapes longer than 600
-/// octets show nothing more.
+/// Fuzzes a simulated world: a server with an honest client, and a hostile one that follows the tape. Tapes longer than 600 bytes show
+/// nothing more.
 ///
 /// # Panics
-/// When the hostile peer disturbs the others.
+/// Panics if the hostile peer disturbs the others.
 pub fn hostile(octets: &[u8]) {
     let _ = play(&octets[..octets.len().min(600)], 50);
 }

@@ -1,13 +1,13 @@
-//! What connections read of each other: greetings, headers, and the payloads of the reactor's own messages.
+//! The messages between connections: greetings, headers, and the payloads of the reactor's own messages.
 
 use crate::frame::{Header, Immediate, Kind, Offer, Part, Progress};
 use crate::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
 
-/// Reads private data as a greeting.
+/// Parses private data as a greeting.
 ///
 /// # Panics
-/// When it is written in another way than it was read.
+/// Panics if the emitted greeting differs from the parsed one.
 pub fn greeting(octets: &[u8]) {
     let own = Greeting::octets(octets);
     assert_eq!(own, &octets[..own.len()]);
@@ -24,10 +24,10 @@ pub fn greeting(octets: &[u8]) {
     }
 }
 
-/// Reads a message: its header, and the payload that messages of its kind have.
+/// Parses a message: its header, and the payload of its kind.
 ///
 /// # Panics
-/// When it is written in another way than it was read.
+/// Panics if the emitted message differs from the parsed one.
 pub fn message(octets: &[u8]) {
     let header = Header::parse(octets).or_else(|| Header::parse_fragment(octets));
     let Some(header) = header else { return };

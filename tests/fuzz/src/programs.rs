@@ -8,10 +8,10 @@ use rdma_reactor_tools::pingpong;
 use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
 
-/// Reads a message of each program; the first octet says how.
+/// Parses a message of each program; the first byte selects the variant.
 ///
 /// # Panics
-/// When a message is written in another way than it was read.
+/// Panics if an emitted message differs from the parsed one.
 pub fn programs(octets: &[u8]) {
     let Some((choice, octets)) = octets.split_first() else { return };
     match choice % 8 {

@@ -10,7 +10,7 @@ use crate::secured::{psk, tls};
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
 use crate::security::{Channel, Handshake, HandshakeRole, Opener, Sealer, Security};
 
-/// The two ends of a channel, after a handshake that nobody has touched.
+/// Returns the two ends of a channel, after an unchanged handshake.
 fn channel(security: &Security) -> (Channel, Channel) {
     let address = [192, 0, 2, 1].into();
     let mut active = security.start(HandshakeRole::Active { host: Some("node"), address }, b"").expect("good settings");
@@ -25,14 +25,14 @@ fn channel(security: &Security) -> (Channel, Channel) {
     (end(&mut active), end(&mut passive))
 }
 
-/// A sealed message, and what was sealed.
+/// A sealed message, and its content.
 #[derive(Clone)]
 struct Sealed {
     octets: Vec<u8>,
     plain: Vec<u8>,
 }
 
-/// The ends of a channel, and how many messages each of them has counted.
+/// The ends of a channel, and the number of messages that each of them has counted.
 struct Ends {
     sealer: Sealer,
     opener: Opener,
@@ -55,12 +55,12 @@ impl Ends {
     }
 
     fn open(&mut self, octets: &mut [u8]) -> Option<usize> {
-        // What is too short for a tag is not counted.
+        // A message that is too short for a tag is not counted.
         self.opened += u64::from(octets.len() >= HEADER_LEN + TAG);
         self.opener.open(octets, HEADER_LEN)
     }
 
-    /// Brings both ends to the same number, as if the messages in between had arrived.
+    /// Advances both ends to the same number, as if the messages in between had arrived.
     fn meet(&mut self) {
         while self.opened < self.sealed {
             assert_eq!(self.open(&mut [0; HEADER_LEN + TAG]), None);
@@ -71,39 +71,40 @@ impl Ends {
     }
 }
 
-/// Messages that were sealed after a handshake with a pre-shared key.
+/// Fuzzes messages that were sealed after a handshake with a pre-shared key.
 ///
 /// # Panics
-/// When a message opens that is not the next one as it was sealed, or does not although it is.
+/// Panics if any message except the next unchanged one is accepted, or if that one is refused.
 pub fn records_psk(tape: &[u8]) {
     thread_local!(static ENDS: RefCell<Ends> = RefCell::new(Ends::new(&psk())));
     ENDS.with_borrow_mut(|ends| records(ends, tape));
 }
 
-/// Messages that were sealed after a handshake of TLS.
+/// Fuzzes messages that were sealed after a handshake of TLS.
 ///
 /// # Panics
-/// As [`records_psk`].
+/// Panics as [`records_psk`] does.
 pub fn records_tls(tape: &[u8]) {
     thread_local!(static ENDS: RefCell<Ends> = RefCell::new(Ends::new(tls())));
     ENDS.with_borrow_mut(|ends| records(ends, tape));
 }
 
-/// Plays a tape. A handshake takes much longer than that, so there is one per thread: each tape begins where the one before has
-/// ended, and keys are replaced now and then.
+/// Plays a tape. A handshake takes much longer than that, so there is one per thread: each tape begins where the previous one has ended,
+/// and keys are replaced now and then.
 fn records(ends: &mut Ends, tape: &[u8]) {
     play(ends, &mut Tape::new(tape));
     ends.meet();
 }
 
-/// Seals messages, changes what the tape says, and opens them. A connection ends with the first one that does not open.
+/// Seals messages, changes them as the tape says, and opens them. A connection ends with the first message that is
+/// refused.
 fn play(ends: &mut Ends, tape: &mut Tape<'_>) {
     let mut sent = VecDeque::new();
     let mut last = None;
     while !tape.is_over() {
         match tape.byte() % 12 {
             0..=4 => sent.push_back(ends.seal(tape.octets(2000))),
-            // The next one arrives as it is.
+            // The next message arrives unchanged.
             5..=7 => {
                 let Some(Sealed { mut octets, plain }) = sent.pop_front() else { continue };
                 last = Some(octets.clone());
@@ -121,7 +122,7 @@ fn play(ends: &mut Ends, tape: &mut Tape<'_>) {
                 return assert_eq!(ends.open(&mut other.to_vec()), None, "it was never sealed");
             }
             10 => {
-                // One that has come before, one of later, or a shorter one.
+                // An earlier message, a later one, or a shorter one.
                 let mut octets = match tape.byte() % 3 {
                     0 => last.take(),
                     1 => sent.remove(1).map(|sealed| sealed.octets),
@@ -144,7 +145,7 @@ fn play(ends: &mut Ends, tape: &mut Tape<'_>) {
     }
 }
 
-/// A large message, with a change in one segment or none; `false` if there was one.
+/// Sends a large message, with a change in one segment or none. Returns false if there was one.
 fn large(sealer: &mut Sealer, opener: &mut Opener, tape: &mut Tape<'_>) -> bool {
     let len = (tape.number() as usize).min(2 * SEGMENT + 5) as u64;
     let (to, from) = (sealer.begin(len), opener.begin(len));

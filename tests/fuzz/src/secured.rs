@@ -8,12 +8,12 @@ use crate::security::Security;
 use crate::security::psk::Psk;
 use crate::security::tls::{Tls, TlsIdentity};
 
-/// A pre-shared key.
+/// Returns a pre-shared key.
 pub(crate) fn psk() -> Security {
     Security::Psk(Psk::new("tests", std::array::from_fn(|at| at as u8)).expect("a key"))
 }
 
-/// TLS in both directions, with certificates that are made once.
+/// Returns TLS in both directions, with certificates that are created once.
 pub(crate) fn tls() -> &'static Security {
     static TLS: OnceLock<Security> = OnceLock::new();
     TLS.get_or_init(|| {

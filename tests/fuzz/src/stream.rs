@@ -1,4 +1,4 @@
-//! A byte stream whose peer sends any messages: octets, ends, and octets behind an end.
+//! A byte stream whose peer sends any messages: bytes, ends, and bytes behind an end.
 
 use std::cell::RefCell;
 use std::io::{BufRead, Write};
@@ -15,10 +15,10 @@ use rdma_transport_fuzz::iwarp::fuzz::Tape;
 
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
-/// Steps in which everything must be over.
+/// The number of steps in which everything must end.
 const STEPS: u32 = 20_000;
 
-/// What the side with the stream has seen.
+/// The events of the side with the stream.
 #[derive(Debug, Default)]
 struct Seen {
     id: Option<ConnectionId>,
@@ -26,7 +26,7 @@ struct Seen {
     hangups: u32,
     closed: u32,
     errors: Vec<DisconnectReason>,
-    /// The stream is read when there is something; otherwise when the tape says so.
+    /// The stream is read when bytes are available; otherwise when the tape says so.
     eager: bool,
 }
 
@@ -35,7 +35,7 @@ struct Seen {
 struct Reader(Rc<RefCell<Seen>>);
 
 impl Reader {
-    /// Reads at most `most` octets.
+    /// Reads at most `most` bytes.
     fn read(&self, cx: &mut StreamContext<'_>, id: ConnectionId, most: usize) {
         let mut left = most;
         while left > 0 {
@@ -119,10 +119,10 @@ impl Handler for Server {
     }
 }
 
-/// Plays a tape: messages of the peer, ends, pauses, and what the side with the stream does.
+/// Plays a tape: messages of the peer, ends, pauses, and actions of the side with the stream.
 ///
 /// # Panics
-/// When the stream is not what the peer has sent up to its first end, or does not end once.
+/// Panics if the stream differs from the bytes that the peer has sent up to its first end, or does not end once.
 pub fn stream(tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let fabric = network(2);
@@ -190,7 +190,7 @@ pub fn stream(tape: &[u8]) {
             }
         }
     }
-    // The peer closes. Whoever reads late reads now.
+    // The peer closes. A late reader reads now.
     nodes[CLIENT].reactor.context().close(peer);
     for _ in 0..STEPS {
         let cx = nodes[SERVER].reactor.context();

@@ -1,4 +1,4 @@
-//! Each target lives through what is in its corpus.
+//! Each target runs on the inputs of its corpus.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rdma_reactor_fuzz::{TARGETS, bad_network, corpora};
 
-/// The inputs of a folder, by name.
+/// Returns the inputs of a folder, by name.
 fn inputs(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let paths: BTreeSet<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -31,7 +31,7 @@ fn each_target_has_a_corpus_and_lives_through_it() {
     }
 }
 
-/// Datagrams on networks that lose, double, damage and delay packets at random: `DATAGRAM_WORLDS` of them.
+/// Datagrams on networks that lose, duplicate, damage and delay packets at random: `DATAGRAM_WORLDS` of them.
 #[test]
 fn datagrams_live_through_bad_networks() {
     let worlds = std::env::var("DATAGRAM_WORLDS").map_or(2_000, |number| number.parse().expect("a number"));
@@ -54,7 +54,7 @@ fn datagrams_live_through_bad_networks() {
     assert!(heard > worlds as usize / 4 && questions > worlds as usize, "not much happens: {heard}, {questions}");
 }
 
-/// The names of the folders in a folder.
+/// Returns the names of the folders in a folder.
 fn names_in(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()

@@ -1,4 +1,4 @@
-//! Switches the fuzz targets on, which are a part of no other build.
+//! Enables the fuzz targets, which are a part of no other build.
 
 fn main() {
     println!("cargo::rustc-cfg=fuzz_targets");

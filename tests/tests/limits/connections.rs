@@ -183,8 +183,8 @@ fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
 /// The default number of slots for connections that are not established.
 const PLACES: usize = 1024;
 
-/// Connections come from so many hosts at such a rate, and say nothing. Honest clients come from one other host, ten a second; if
-/// `hosts` is 0, both come from there. Returns how many of the clients came up, percent.
+/// Connects silent peers from this number of hosts at a rate. Honest clients connect from one other host, ten a second; if `hosts` is 0,
+/// both connect from there. Returns the share of successful clients, percent.
 fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) -> u64 {
     const SECONDS: u64 = 7;
     let fabric = network(2 + hosts);

@@ -1,4 +1,4 @@
-//! A stream of FPDUs means the same, however it is cut into reads.
+//! A stream of FPDUs has the same meaning for all splits into reads.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::mr::{Access, RemoteKey};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SgeList};
 
-/// Length of a receive, and of the room that it has.
+/// The length of a receive. Below it: the length of its buffer.
 const RECEIVE: usize = 8192;
 /// The region that the peer may use: its STag, its first Tagged Offset and its length.
 const REGION: (u32, u64, usize) = (0x100, 0x1000, 8192);
-/// Receives that are posted.
+/// The number of posted receives.
 const RECEIVES: usize = 4;
 
-/// What a completion says.
+/// The fields of a completion.
 type Said = (u64, WcStatus, WcOpcode, u32, Option<u32>, Option<RemoteKey>);
 
 /// The outcome of a stream.
@@ -33,7 +33,7 @@ struct Outcome {
     at_boundary: bool,
 }
 
-/// Takes a stream in pieces whose lengths `next` chooses.
+/// Delivers a stream in pieces whose lengths `next` chooses.
 fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     let agreement = Agreement { crc: choice & 1 != 0, ird: 4, ord: 4, rtr: None, markers: false };
     let mut end = End::new(Role::Responder, &agreement, 1448, choice & 4 != 0, choice & 8 != 0);
@@ -75,11 +75,11 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     Outcome { fault, completions, messages, region: region.read(0, REGION.2), answers, at_boundary }
 }
 
-/// Takes a stream at once, in single octets, and in pieces. The first octets say what was agreed on, how the pieces are made,
-/// and whether the CRCs are put right before, without which a fuzzer would not get far.
+/// Delivers a stream as a whole, in single bytes, and in pieces. The first bytes select the agreement, the pieces, and the repair of the
+/// CRCs, without which a fuzzer would not get far.
 ///
 /// # Panics
-/// When the cuts make a difference.
+/// Panics if the splits make a difference.
 pub fn cuts(tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let (choice, mut seed) = (tape.byte(), u32::from(tape.byte()) | 1 << 8);

@@ -1,7 +1,8 @@
-//! Datagrams on a network in memory that loses, doubles, damages and delays packets, and a stranger who sends what a tape says.
+//! Datagrams on a network in memory that loses, duplicates, damages and delays packets, and a stranger who sends packets as a tape says.
 //!
-//! One provider has ids at two addresses. What is checked: each work request completes once and in order, what is received was on the
-//! wire as it is, nothing is written beside it, answers are not more and not longer than questions, and in the end nothing is left.
+//! One provider has ids at two addresses. The target checks that each work request completes once and in order, that received datagrams
+//! were on the wire unchanged, that no other memory is written, that answers are no more and no longer than lookups, and that no state
+//! remains in the end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -29,26 +30,27 @@ use crate::slab::{Key, Slab};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
-/// Packets that are on their way at a time, at most.
+/// The largest number of packets in flight.
 const ON_THE_WAY: usize = 64;
-/// Receives of a queue pair, their room, and the octets behind each that nobody may write.
+/// The number of receives of a queue pair. Below it: their size, and the number of bytes behind each that nobody may
+/// write.
 const PLACES: usize = 4;
 const RECEIVE: usize = 160;
 const MARGIN: usize = 32;
 const CANARY: u8 = 0xc5;
-/// Longest payload of this side.
+/// The longest payload of this side.
 const SOURCE: usize = 300;
-/// Most steps of a tape, and ids at a time.
+/// The largest number of steps of a tape. Below it: the largest number of ids.
 const STEPS: usize = 400;
 const IDS: usize = 6;
 
-/// A packet on its way.
+/// A packet in flight.
 type Packet = (SocketAddr, SocketAddr, Vec<u8>);
 
-/// A socket: its address, the address at which it is in a group, and what has come.
+/// A socket: its address, the address at which it has joined a group, and the received packets.
 type Socket = (SocketAddr, Option<IpAddr>, VecDeque<(SocketAddr, Vec<u8>)>);
 
-/// What the sockets are and what is between them.
+/// The sockets and the network between them.
 #[derive(Debug, Default)]
 struct Wire {
     sockets: Slab<Socket>,
@@ -79,7 +81,7 @@ impl Post {
         Ok(SocketId(wire.sockets.insert((address, member, VecDeque::new()))))
     }
 
-    /// Brings a packet to whoever hears it.
+    /// Delivers a packet to the sockets that receive it.
     fn deliver(&self, (from, to, octets): &Packet) {
         let mut wire = self.wire();
         for key in wire.sockets.keys() {
@@ -189,7 +191,7 @@ impl Net for Post {
     }
 }
 
-/// An address of this side (0, 1) or of the stranger.
+/// Returns an address of this side (0, 1) or of the stranger.
 fn address(which: u8) -> SocketAddr {
     match which % 4 {
         0 => "10.0.0.1:7".parse(),
@@ -200,7 +202,7 @@ fn address(which: u8) -> SocketAddr {
     .unwrap_or(SocketAddr::from(([10, 0, 0, 1], 7)))
 }
 
-/// A queue pair of this side, and what is posted there.
+/// A queue pair of this side, and its posted work requests.
 #[derive(Default)]
 struct Work {
     places: [Option<u64>; PLACES],
@@ -218,16 +220,16 @@ struct World<'a> {
     ids: Vec<CmId>,
     work: BTreeMap<Key, (usize, Work)>,
     addresses: Vec<(AddressId, DatagramPeer)>,
-    /// Payloads that were on the wire undamaged, and questions that were.
+    /// The payloads that were on the wire undamaged, and the lookups.
     said: BTreeSet<Vec<u8>>,
     questions: usize,
     heard: usize,
-    /// Numbers of questions and transactions that the stranger may have seen.
+    /// The numbers of lookups and transactions that the stranger may have seen.
     seen: Vec<(u32, u64)>,
     next: u64,
 }
 
-/// Runs a tape; returns the number of datagrams that were received, and of questions that arrived.
+/// Runs a tape. Returns the numbers of received datagrams and of received lookups.
 #[allow(
     clippy::missing_panics_doc,
     clippy::disallowed_methods,
@@ -319,7 +321,7 @@ impl World<'_> {
         }
     }
 
-    /// An id at each address, with receives, and with a way to the other.
+    /// Opens an id at each address, with receives, and with an address handle for the other.
     fn settle(&mut self) {
         for which in [0, 1] {
             let at = SocketAddr::new(address(which).ip(), 0);
@@ -336,7 +338,7 @@ impl World<'_> {
         }
     }
 
-    /// This side opens an id of any kind.
+    /// Opens an id of any kind on this side.
     fn open(&mut self) {
         let (which, kind) = (self.tape.byte(), self.tape.byte());
         let at = address(which & 1);
@@ -405,7 +407,7 @@ impl World<'_> {
         }
     }
 
-    /// One of the packets on their way arrives, maybe damaged, and maybe once more later, or is lost.
+    /// Delivers one of the packets in flight, possibly damaged, possibly once more later, or drops it.
     fn carry(&mut self) {
         let (nth, fate, damage) = (usize::from(self.tape.byte()), self.tape.byte(), usize::from(self.tape.byte()));
         let mut packet = {
@@ -430,14 +432,14 @@ impl World<'_> {
             // One bit: no identification of IPv4 explains that.
             packet.2[at] ^= 1 << (fate & 7);
         }
-        // What routers may change is no damage.
+        // Changes that routers may make are no damage.
         if damaged.is_none_or(|at| at == VARIANT) {
             self.count(&packet);
         }
         self.post.deliver(&packet);
     }
 
-    /// Looks at a packet of this side.
+    /// Notes a packet of this side.
     fn note(&mut self, (from, to, octets): &Packet) {
         let (header, place) = Header::parse(octets).expect("what is sent is a datagram");
         let mut buffer = vec![0; HEADROOM + octets.len()];
@@ -453,14 +455,14 @@ impl World<'_> {
         }
     }
 
-    /// Counts a question that arrives.
+    /// Counts a received lookup.
     fn count(&mut self, (.., octets): &Packet) {
         let Some((header, place)) = Header::parse(octets) else { return };
         let asks = header.destination == mad::QUEUE_PAIR;
         self.questions += usize::from(asks && matches!(mad::parse(&octets[place]), Some(mad::Message::Ask(_))));
     }
 
-    /// A socket of this side, most of the time.
+    /// Returns a socket of this side, most of the time.
     fn somewhere(&mut self) -> SocketAddr {
         let nth = usize::from(self.tape.byte());
         let wire = self.post.wire();
@@ -468,7 +470,7 @@ impl World<'_> {
         if all.is_empty() { address(0) } else { all[nth % all.len()] }
     }
 
-    /// The stranger sends a packet with a CRC that is right.
+    /// Sends a packet of the stranger with a valid CRC.
     fn strange(&mut self, header: Header, payload: &[u8]) {
         let (to, from) = (self.somewhere(), self.tape.byte());
         let mut from = address(if from < 200 { 2 } else { from });
@@ -507,7 +509,7 @@ impl World<'_> {
     }
 
     fn strange_mad(&mut self, octets: &mut [u8; mad::LEN]) {
-        // What a mad is made of is changed in one place, sometimes.
+        // A field of the MAD is changed, sometimes.
         if self.tape.below(60) {
             let (at, value) = (usize::from(self.tape.byte()), self.tape.byte());
             octets[at % mad::LEN] = value;
@@ -543,7 +545,7 @@ impl World<'_> {
         self.strange_mad(&mut octets);
     }
 
-    /// A socket has no room, or has again, or the network has said something.
+    /// Fills a socket, empties it, or reports an error of the network.
     fn socket(&mut self) {
         let what = self.tape.byte();
         let to = self.somewhere();
@@ -558,7 +560,7 @@ impl World<'_> {
         wire.edges.extend(edges);
     }
 
-    /// The user does something with an id, whatever state it is in.
+    /// Makes a call of the user on an id, in any state.
     fn user(&mut self) {
         let (Some(id), what) = (self.id(), self.tape.byte()) else { return };
         let param = ConnectParam { private_data: b"from here", ..ConnectParam::default() };
@@ -602,7 +604,7 @@ impl World<'_> {
         }
     }
 
-    /// The loop of this side.
+    /// Runs the loop of this side.
     fn turn(&mut self, drive: Drive) {
         self.iwarp.progress(self.now, drive);
         while let Some(event) = self.iwarp.next_cm_event(self.now).expect("the channel works") {
@@ -627,7 +629,7 @@ impl World<'_> {
         let mut done = Vec::new();
         self.iwarp.poll_cq(self.cq, 64, &mut done).expect("a queue");
         for wc in done {
-            // A completion of an id that is gone says nothing.
+            // A completion of a destroyed id has no meaning.
             let Some((at, work)) = self.work.get_mut(&wc.qp.0) else { continue };
             if wc.opcode != WcOpcode::Recv {
                 assert_eq!(Some(wc.wr_id), work.sends.pop_front(), "sends complete once, and in order");
@@ -654,11 +656,11 @@ impl World<'_> {
         }
         let wire = self.post.wire();
         let answers = wire.on_the_way.iter().filter(|(.., octets)| is_answer(octets)).count();
-        // Those that were carried are not counted: one answer for each question is the most there can be.
+        // Lookups in flight are not counted: one answer for each is the limit.
         assert!(answers <= self.questions, "{answers} answers to {} questions", self.questions);
     }
 
-    /// Everything ends, and nothing is left.
+    /// Ends everything, and checks that no state remains.
     fn end(mut self) -> (usize, usize) {
         self.post.wire().full = false;
         for id in self.ids.clone() {

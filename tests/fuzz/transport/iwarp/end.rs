@@ -1,4 +1,4 @@
-//! A queue pair that is alone with a stream: octets go in, and what it sends is kept.
+//! A queue pair without a socket: bytes are delivered to it, and the sent bytes are kept.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use crate::slab::Key;
 use crate::soft::resources::Resources;
 use crate::wc::WorkCompletion;
 
-/// Work requests that each queue takes, and the longest inline payload.
+/// The depth of each queue. Below it: the longest inline payload.
 pub(super) const DEPTH: u32 = 16;
 pub(super) const INLINE: u32 = 64;
-/// Octets that a receive call brings besides the rest of a payload.
+/// The number of bytes that a receive call returns besides the remaining part of a payload.
 const ROOM: usize = 256 * 1024;
 
 pub(super) struct End {
@@ -27,7 +27,7 @@ pub(super) struct End {
     pub(super) cq: CqId,
     pub(super) srq: Option<SrqId>,
     intake: Intake,
-    /// What it has sent.
+    /// The sent bytes.
     pub(super) wire: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ impl End {
         Self { qp, resources, cq, srq, intake: Intake::new(), wire: Vec::new() }
     }
 
-    /// Takes octets as a socket would give them.
+    /// Delivers bytes as a socket would return them.
     pub(super) fn deliver(&mut self, mut octets: &[u8]) -> Result<(), Fault> {
         let Self { qp, resources, intake, .. } = self;
         while !octets.is_empty() {
@@ -76,7 +76,7 @@ impl End {
         Ok(())
     }
 
-    /// Sends until nothing is left, or until TCP has taken `window` octets and takes no more.
+    /// Sends until nothing is left, or until TCP has accepted `window` bytes.
     pub(super) fn transmit(&mut self, window: usize) -> Result<(), Fault> {
         let mut room = window;
         loop {
@@ -112,7 +112,7 @@ impl End {
         }
     }
 
-    /// Takes at most `max` completions.
+    /// Polls at most `max` completions.
     pub(super) fn poll(&mut self, max: usize) -> Vec<WorkCompletion> {
         let mut out = Vec::new();
         self.resources.cqs.poll(self.cq, max, &mut out).expect("the completion queue is there");
@@ -125,7 +125,7 @@ impl End {
     }
 }
 
-/// Completes an FPDU with pad and CRC.
+/// Completes an FPDU with padding and CRC.
 pub(super) fn seal(mut fpdu: Vec<u8>) -> Vec<u8> {
     fpdu.resize(fpdu.len().next_multiple_of(4), 0);
     let sum = crc32c(&fpdu);
@@ -133,7 +133,7 @@ pub(super) fn seal(mut fpdu: Vec<u8>) -> Vec<u8> {
     fpdu
 }
 
-/// Puts the right CRC into each whole FPDU of a stream.
+/// Writes the correct CRC into each whole FPDU of a stream.
 pub(super) fn repair(stream: &mut [u8]) {
     let mut rest = stream;
     while let Some(&[high, low]) = rest.first_chunk::<2>() {

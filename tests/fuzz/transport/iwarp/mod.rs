@@ -1,15 +1,15 @@
-//! The fuzz targets of the embedded provider. They are compiled as a part of it, by a package of their own, because they drive parts
-//! that have no public name. The crate in `tests/fuzz` calls them, with octets of a fuzzer or of a corpus. They panic when the
-//! provider does something wrong.
+//! The fuzz targets of the embedded provider. They are compiled as a part of it, by a separate package, because they drive parts without a
+//! public name. The crate in `tests/fuzz` calls them, with bytes of a fuzzer or of a corpus. They panic if the provider does something
+//! wrong.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `tape.rs` | octets as a source of choices |
-//! | `end.rs` | a queue pair that is alone with a stream |
-//! | `startup.rs` | startup frames: any cut, both directions, what is agreed on |
-//! | `cuts.rs` | a stream of FPDUs means the same, however it is cut |
-//! | `datagrams.rs` | datagrams and questions on a bad network, with a stranger on it |
-//! | `script.rs` | a queue pair with work of its own, against a peer that does what the tape says |
+//! | `tape.rs` | bytes as a source of choices |
+//! | `end.rs` | a queue pair without a socket |
+//! | `startup.rs` | startup frames: any split, both directions, the agreement |
+//! | `cuts.rs` | a stream of FPDUs has the same meaning for all splits |
+//! | `datagrams.rs` | datagrams and lookups on a bad network, with a stranger on it |
+//! | `script.rs` | a queue pair with its own work requests, against a peer that follows the tape |
 
 mod cuts;
 mod datagrams;

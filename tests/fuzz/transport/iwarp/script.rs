@@ -1,8 +1,8 @@
-//! A queue pair that has work of its own, against a peer that does what a tape says.
+//! A queue pair with its own work requests, against a peer that follows a tape.
 //!
-//! The peer's octets are well formed where that takes it further, and wrong in one place. What is checked: each work request
-//! completes once and in order, nothing is written outside of the memory that was posted or that the peer may write, and what
-//! the queue pair sends can be parsed.
+//! The peer's bytes are well formed so that they are processed further, and wrong in one field. The target checks that each work request
+//! completes once and in order, that no memory is written except posted receives and regions that the peer may write, and that the bytes of
+//! the queue pair can be parsed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -23,25 +23,25 @@ use crate::mr::{Access, LocalKey, MrId, RemoteKey};
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
-/// Room of a receive, and the longest that is posted.
+/// The size of a receive, which is the longest that is posted.
 const ROOM: usize = 512;
 const RECEIVE: usize = 400;
-/// Receives that are posted at a time, at most.
+/// The largest number of posted receives.
 const PLACES: usize = 8;
-/// The octet that is in memory which nobody may write.
+/// The byte that fills memory which nobody may write.
 const CANARY: u8 = 0xc5;
-/// Regions that the peer knows of: the STag, and the rights.
+/// The regions that the peer knows: the STag, and the rights.
 const REGIONS: [(u32, Access); 3] =
     [(0x100, Access::REMOTE), (0x200, Access::REMOTE_READ), (0x300, Access::REMOTE_WRITE)];
 const REGION_LEN: usize = 512;
-/// The Tagged Offset of the first octet of each region.
+/// The Tagged Offset of the first byte of each region.
 const BASE: u64 = 0x1000;
-/// Where answers to Reads and atomics go.
+/// The STag of the sink for answers to Reads and atomics.
 const SINK: u32 = 0x400;
 const SINK_LEN: usize = 1280;
-/// Octets behind each memory that nobody may write.
+/// The number of bytes behind each memory that nobody may write.
 const MARGIN: usize = 64;
-/// Most octets of one message of this side.
+/// The largest number of bytes of one message of this side.
 const SOURCE: usize = 2100;
 
 /// A request of this side that the peer has seen.
@@ -57,9 +57,9 @@ struct Script<'a> {
     memories: Memories,
     work: Work,
     peer: Peer,
-    /// What both sides agreed on.
+    /// The agreement of both sides.
     agreement: Agreement,
-    /// Octets of the own stream that are checked.
+    /// The number of checked bytes of the own stream.
     checked: usize,
     over: bool,
 }
@@ -74,10 +74,10 @@ struct Memories {
 
 /// The work requests of this side.
 struct Work {
-    /// The longest receive that was posted in each place, and the work request that is there.
+    /// The longest receive that was posted in each slot. Below it: the work request that is in the slot.
     longest: [usize; PLACES],
     places: [Option<(u64, usize)>; PLACES],
-    /// Sends that have not completed, and whether they are to.
+    /// The sends that have not completed; true: the send must complete.
     sends: BTreeMap<u64, bool>,
     next: u64,
     last_done: Option<u64>,
@@ -85,15 +85,15 @@ struct Work {
 
 /// The peer.
 struct Peer {
-    /// Its octets arrive in pieces of so many.
+    /// The length of the pieces in which the peer's bytes arrive.
     piece: usize,
-    /// MSN of its next message on each queue, and the offset of its next segment.
+    /// The MSN of the next message on each queue. Below it: the offset of its next segment.
     msn: [u32; 4],
     offset: u32,
     asked: VecDeque<Asked>,
-    /// Octets of the answer to the oldest Read that it has sent.
+    /// The number of sent bytes of the answer to the oldest Read.
     answered: u32,
-    /// A bit of its next octets is wrong.
+    /// A bit of the peer's next bytes is wrong.
     damage: Option<usize>,
 }
 
@@ -159,7 +159,7 @@ impl<'a> Script<'a> {
         assert!(self.agreement.markers || self.checked == self.end.wire.len(), "the stream ends within an FPDU");
     }
 
-    /// The peer sends octets.
+    /// Delivers bytes of the peer.
     fn deliver(&mut self, mut octets: Vec<u8>) {
         if let Some(at) = self.peer.damage.take().filter(|_| !octets.is_empty()) {
             let at = at % (octets.len() * 8);
@@ -187,7 +187,7 @@ impl<'a> Script<'a> {
         self.deliver(seal([&octets, payload].concat()));
     }
 
-    /// An untagged header that is right where the tape says nothing else.
+    /// Returns an untagged header that is valid unless the tape changes it.
     fn header(&mut self, opcode: Opcode, queue: u32) -> Untagged {
         let at = queue as usize;
         let mut header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn: self.peer.msn[at], offset: 0 };
@@ -203,7 +203,7 @@ impl<'a> Script<'a> {
         header
     }
 
-    /// A segment of a Send.
+    /// Delivers a segment of a Send.
     fn peer_sends(&mut self) {
         let opcode = match self.tape.byte() {
             0..=19 => Opcode::SendInvalidate,
@@ -239,7 +239,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// A Tagged Offset that is inside of a region most of the time.
+    /// Returns a Tagged Offset that is inside of a region most of the time.
     fn place(&mut self) -> u64 {
         match self.tape.byte() {
             octet @ 0..=199 => BASE + u64::from(octet) * 2,
@@ -272,7 +272,7 @@ impl<'a> Script<'a> {
         self.untagged(&header, &request.emit());
     }
 
-    /// The peer answers what it was asked for, or what it was not.
+    /// Delivers an answer of the peer, with or without a request.
     fn peer_answers(&mut self) {
         match self.peer.asked.front().copied() {
             Some(Asked::Read(read)) => {
@@ -316,7 +316,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// This side posts a receive.
+    /// Posts a receive on this side.
     fn receive(&mut self) {
         let Some(at) = self.work.places.iter().position(Option::is_none) else { return };
         let len = (self.tape.number() as usize * 4).min(RECEIVE);
@@ -334,7 +334,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// This side posts a send of any kind.
+    /// Posts a send of any kind on this side.
     fn send(&mut self) {
         let remote = RemoteAddress { address: u64::from(self.tape.number()), key: RemoteKey(self.tape.number()) };
         let op = match self.tape.byte() % 10 {
@@ -370,7 +370,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// This side hands octets to TCP.
+    /// Passes bytes of this side to TCP.
     fn transmit(&mut self, window: usize) {
         if self.over {
             return;
@@ -381,7 +381,7 @@ impl<'a> Script<'a> {
         self.check_own_stream();
     }
 
-    /// Parses what this side has sent since the last call, as a peer would.
+    /// Parses the bytes that this side has sent since the last call, as a peer would.
     fn check_own_stream(&mut self) {
         if self.agreement.markers {
             return;
@@ -414,7 +414,7 @@ impl<'a> Script<'a> {
         self.end.wire = wire;
     }
 
-    /// Takes completions, each of which must be owed.
+    /// Polls completions, each of which must be due.
     fn poll(&mut self, max: usize) {
         for wc in self.end.poll(max) {
             if wc.opcode.is_receive() {
@@ -433,7 +433,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Does one operation of the tape.
+    /// Runs one operation of the tape.
     fn act(&mut self) {
         match self.tape.byte() % 24 {
             0 => {
@@ -441,7 +441,7 @@ impl<'a> Script<'a> {
                 self.deliver(octets);
             }
             1 => {
-                // An FPDU of any octets, with a good CRC.
+                // An FPDU of arbitrary bytes, with a valid CRC.
                 let body = self.tape.octets(300);
                 let fpdu = [&(body.len() as u16).to_be_bytes()[..], body].concat();
                 self.deliver(seal(fpdu));
@@ -488,7 +488,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Takes a region back, or registers it again, with other rights.
+    /// Deregisters a region, or registers it again, with other rights.
     fn reregister(&mut self) {
         let at = usize::from(self.tape.byte()) % REGIONS.len();
         let (memory, id) = &mut self.memories.regions[at];
@@ -503,7 +503,7 @@ impl<'a> Script<'a> {
                 None
             }
             None => {
-                // Without the right to write, whatever the region of that memory had before.
+                // Without the right to write, regardless of the region that the memory had before.
                 let (stag, access) = (0x500 + at as u32, Access::REMOTE_READ);
                 keys.register(memory, 0..REGION_LEN, access, || stag).ok().map(|(id, _)| id)
             }
@@ -518,7 +518,7 @@ impl<'a> Script<'a> {
             self.end.wire.extend_from_slice(&rest);
             self.over = true;
         }
-        // What is posted to a queue pair that has ended is flushed.
+        // A send that is posted to an ended queue pair is flushed.
         self.send();
         self.poll(usize::MAX);
         assert!(self.work.sends.values().all(|signaled| !signaled), "sends without an end: {:?}", self.work.sends);
@@ -537,7 +537,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// A list over `len` octets in at most `parts` parts, of both kinds of entries.
+/// Returns a list over `len` bytes in at most `parts` parts, of both kinds of entries.
 fn scattered(memory: &Memory, start: usize, len: usize, parts: usize) -> SgeList {
     let mut list = SgeList::default();
     let mut at = 0;
@@ -550,7 +550,7 @@ fn scattered(memory: &Memory, start: usize, len: usize, parts: usize) -> SgeList
     list
 }
 
-/// Nobody has written a part of a memory.
+/// Checks that nobody has written a part of a memory.
 fn clean(memory: &Memory, range: std::ops::Range<usize>) {
     let start = range.start;
     let octets = memory.read(start, range.len());
@@ -559,10 +559,10 @@ fn clean(memory: &Memory, range: std::ops::Range<usize>) {
     }
 }
 
-/// Lives through a tape.
+/// Plays a tape.
 ///
 /// # Panics
-/// When the queue pair breaks a promise.
+/// Panics if the queue pair breaks a promise.
 pub fn script(tape: &[u8]) {
     let mut script = Script::new(Tape::new(tape));
     while !script.tape.is_over() {

@@ -1,4 +1,4 @@
-//! Startup frames: read whole and in pieces, judged as both sides do, answered, and written again.
+//! Startup frames: parsed whole and in pieces, judged as both sides do, answered, and emitted again.
 
 use super::super::config::MAX_READ_DEPTH;
 use super::super::startup::{
@@ -7,10 +7,10 @@ use super::super::startup::{
 use super::super::wire::mpa::STARTUP_HEADER_LEN;
 use super::super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 
-/// A frame: its header, its enhanced block, its private data, and the number of octets that were taken for it.
+/// A frame: its header, its enhanced block, its private data, and the number of consumed bytes.
 type Frame = (StartupHeader, Option<Enhanced>, Vec<u8>, usize);
 
-/// Reads one frame in pieces of at most `step` octets; `None` if there are too few.
+/// Parses one frame in pieces of at most `step` bytes. Returns `None` if there are too few.
 fn read(kind: StartupKind, octets: &[u8], step: usize) -> Result<Option<Frame>, StartupError> {
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
@@ -30,10 +30,10 @@ fn read(kind: StartupKind, octets: &[u8], step: usize) -> Result<Option<Frame>, 
     }
 }
 
-/// Reads the octets behind the first as a request and as a reply; the first one says how they are cut.
+/// Parses the bytes behind the first as a request and as a reply; the first byte selects the pieces.
 ///
 /// # Panics
-/// When a cut changes what is read, an octet is lost, or two sides agree on different things.
+/// Panics if a split changes the result, a byte is lost, or two sides have different agreements.
 pub fn startup(tape: &[u8]) {
     let Some((&choice, octets)) = tape.split_first() else { return };
     for kind in [StartupKind::Request, StartupKind::Reply] {
@@ -73,7 +73,7 @@ fn request(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>, ma
     assert_eq!((answer.reject, answer.revision, answer.crc), (false, header.revision, agreement.crc));
     assert_eq!(agreement.markers, header.markers);
     assert!(agreement.ord <= terms.ord && agreement.ird <= MAX_READ_DEPTH.next_power_of_two(), "{agreement:?}");
-    // The side that asked takes this reply, if it may have asked for what it did.
+    // The side that sent the request accepts this reply, if it may have made that request.
     let Some(Enhanced { ird, ord, .. }) = enhanced.filter(|_| header.revision == 2) else { return };
     let own = Terms::new(false, ird, ord, markers);
     if (own.ird, own.ord) == (ird, ord) {
@@ -84,7 +84,7 @@ fn request(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>, ma
     }
 }
 
-/// Reads a reply that rejects.
+/// Parses a reply that rejects.
 fn refused(octets: &[u8], request: &StartupHeader) {
     let Ok(Some((header, _, private_data, _))) = read(StartupKind::Reply, octets, usize::MAX) else {
         panic!("the reply cannot be read: {octets:02x?}");

@@ -1,40 +1,40 @@
-//! A tape: octets as a source of choices. Any octets are a tape, and a tape that has ended gives zeros.
+//! A tape: bytes as a source of choices. Any bytes are a tape, and a tape that has ended returns zeros.
 
-/// See the module.
+/// A reader of a tape. See the module.
 #[derive(Debug)]
 pub struct Tape<'a>(&'a [u8]);
 
 impl<'a> Tape<'a> {
-    /// Begins at the first octet.
+    /// Begins at the first byte.
     #[must_use]
     pub fn new(octets: &'a [u8]) -> Self {
         Self(octets)
     }
 
-    /// Whether no octets are left.
+    /// Returns true if no bytes are left.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The next octet.
+    /// Returns the next byte.
     pub fn byte(&mut self) -> u8 {
         let Some((&first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         first
     }
 
-    /// The next four octets, little-endian.
+    /// Returns the next four bytes, little-endian.
     pub fn word(&mut self) -> u32 {
         u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Whether the next octet is below `of`.
+    /// Returns true if the next byte is below `of`.
     pub fn below(&mut self, of: u8) -> bool {
         self.byte() < of
     }
 
-    /// A number from 0 to 2^32 - 1 that is small most of the time.
+    /// Returns a number from 0 to 2^32 - 1 that is small most of the time.
     pub fn number(&mut self) -> u32 {
         match self.byte() {
             octet @ 0..=199 => u32::from(octet),
@@ -43,7 +43,7 @@ impl<'a> Tape<'a> {
         }
     }
 
-    /// The next octets, at most `most`. How many there are is a choice of the tape.
+    /// Returns the next bytes, at most `most`. The tape chooses their number.
     pub fn octets(&mut self, most: usize) -> &'a [u8] {
         let len = (self.number() as usize).min(most).min(self.0.len());
         let (now, rest) = self.0.split_at(len);
@@ -51,7 +51,7 @@ impl<'a> Tape<'a> {
         now
     }
 
-    /// All octets that are left.
+    /// Returns all remaining bytes.
     #[must_use]
     pub fn rest(self) -> &'a [u8] {
         self.0
