@@ -379,7 +379,8 @@ unsafe impl Provider for Forward {
             }
             Some(CmEvent { kind: kind @ CmEventKind::Resolved { .. }, .. }) => match self.gate.takes_unresolved() {
                 Some(Unresolved::Failed) => {
-                    *kind = CmEventKind::ConnectFailed(ConnectFailure::Unreachable("no device reaches the address".into()));
+                    *kind =
+                        CmEventKind::ConnectFailed(ConnectFailure::Unreachable("no device reaches the address".into()));
                 }
                 Some(Unresolved::Silent) => event = None,
                 None => {}

@@ -247,8 +247,9 @@ impl Program {
     fn try_one(&self, cx: &mut Context<'_>, conn: ConnectionId, want: Want) -> Result<SendId, SendErrorKind> {
         let mut book = self.0.borrow_mut();
         let talk = book.talks.get_mut(&conn).expect("it has not ended");
-        let part =
-            |talk: &Talk, at: u64| talk.remote.and_then(|remote| remote.part(at, PART as u64)).expect("it was received");
+        let part = |talk: &Talk, at: u64| {
+            talk.remote.and_then(|remote| remote.part(at, PART as u64)).expect("it was received")
+        };
         match want {
             Want::Offer => {
                 let mut message = vec![b'o'];
@@ -426,7 +427,10 @@ impl Handler for Program {
     }
 
     fn on_connect_error(&mut self, _: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {
-        assert!(self.with(conn, |talk| talk.opened_here && !talk.up), "only an attempt of this side that was never connected");
+        assert!(
+            self.with(conn, |talk| talk.opened_here && !talk.up),
+            "only an attempt of this side that was never connected"
+        );
         self.over(conn, How::NotConnected(error));
     }
 

@@ -1,4 +1,5 @@
-//! Tasks that wait for the same connection or listener get their turns in the order of their arrival, in every executor. On virtual time.
+//! Tasks that wait for the same connection or listener get their turns in the order of their arrival, in every executor.
+//! The tests use virtual time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

@@ -55,7 +55,7 @@ impl Handler for Loaded {
         self.round_trips += 1;
         if self.round_trips == BEFORE {
             match &mut self.wanted {
-                Wanted::Edge(far) => far.write_all(b"x").expect("room for an octet"),
+                Wanted::Edge(far) => far.write_all(b"x").expect("room for a byte"),
                 Wanted::Timer => drop(cx.set_timer(Duration::from_millis(2), 0)),
                 Wanted::Call(remote) => remote.post(()).expect("room for a message"),
             }

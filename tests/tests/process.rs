@@ -50,9 +50,8 @@ fn a_forked_child_keeps_no_connection_alive() {
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let mut byte = 0_u8;
-                // SAFETY: the byte is valid for a write of one.
-                //
                 // The child has the writing end, too, so it ends when it is killed.
+                // SAFETY: the byte is valid for a write of one.
                 unsafe {
                     libc::read(std::os::fd::AsRawFd::as_raw_fd(&reader), (&raw mut byte).cast(), 1);
                     libc::_exit(0);

@@ -59,7 +59,11 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "features that both sides have on their own",
     ),
     ("RegionOptions", &["any_peer", "direct"], "wishes of the program"),
-    ("Keepalive", &["nudges", "owes_ping", "owes_pong"], "this side may owe the peer a ping and a pong at the same time"),
+    (
+        "Keepalive",
+        &["nudges", "owes_ping", "owes_pong"],
+        "this side may owe the peer a ping and a pong at the same time",
+    ),
     (
         "Entry",
         &["quiet", "answered"],

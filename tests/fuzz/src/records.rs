@@ -50,7 +50,7 @@ impl Ends {
         self.sealed += 1;
         let plain = [&[5; HEADER_LEN], body].concat();
         let mut octets = [&plain[..], &[0; TAG]].concat();
-        assert!(self.sealer.seal(&mut octets, HEADER_LEN), "{} octets can be sealed", body.len());
+        assert!(self.sealer.seal(&mut octets, HEADER_LEN), "{} bytes can be sealed", body.len());
         Sealed { octets, plain }
     }
 
@@ -165,7 +165,7 @@ fn large(sealer: &mut Sealer, opener: &mut Opener, tape: &mut Tape<'_>) -> bool 
             *octet ^= 1 << (at % 8);
         }
         assert_eq!(opener.open_segment(from, index, &mut octets, tag), !changed, "segment {index}");
-        assert_eq!(octets[range.len()..], [9; TAG], "the octets behind a segment are put back");
+        assert_eq!(octets[range.len()..], [9; TAG], "the bytes behind a segment are restored");
         if changed {
             return false;
         }

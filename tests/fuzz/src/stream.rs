@@ -165,7 +165,7 @@ pub fn stream(tape: &[u8]) {
                     Ok(_) => sent.extend_from_slice(octets),
                     Err(SendErrorKind::WouldBlock(_)) => pass(&mut nodes, 5),
                     Err(SendErrorKind::Closed) => {}
-                    Err(error) => panic!("a message of {} octets: {error:?}", octets.len()),
+                    Err(error) => panic!("a message of {} bytes: {error:?}", octets.len()),
                 }
             }
             7..=9 => pass(&mut nodes, u32::from(tape.byte() % 32)),
@@ -204,12 +204,12 @@ pub fn stream(tape: &[u8]) {
     let seen = reader.0.borrow();
     assert_eq!(seen.closed as usize + seen.errors.len(), 1, "the stream ends once: {seen:?}");
     assert!(sent.starts_with(&seen.octets), "it is something else than what was sent");
-    assert!(seen.hangups <= ends.min(1), "{} ends were told of {ends}", seen.hangups);
+    assert!(seen.hangups <= ends.min(1), "{} hang-ups for {ends} ends", seen.hangups);
     if !own {
         let violated =
             matches!(seen.errors.first(), Some(DisconnectReason::PeerViolation(PeerViolation::MalformedMessage)));
         assert!(behind > 0 || !violated, "nothing came behind the end");
-        assert!(ends == 0 || seen.octets == sent || behind > 0, "{} of {} octets", seen.octets.len(), sent.len());
+        assert!(ends == 0 || seen.octets == sent || behind > 0, "{} of {} bytes", seen.octets.len(), sent.len());
     }
     assert_eq!(nodes.iter().map(|node| node.reactor.stats().connections.current).sum::<usize>(), 0);
 }

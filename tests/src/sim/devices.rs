@@ -488,7 +488,9 @@ impl World {
                 let is_of_it = of == (side, book.times[side]);
                 match cx.send_buffer(conn, buffer) {
                     Ok(_) if is_of_it => {}
-                    Ok(_) => book.wrong.push(format!("buffer {number} of {of:?} was accepted by a connection of {side}")),
+                    Ok(_) => {
+                        book.wrong.push(format!("buffer {number} of {of:?} was accepted by a connection of {side}"))
+                    }
                     Err(refused) => {
                         let right = match refused.kind {
                             SendErrorKind::ForeignBuffer => !is_of_it,

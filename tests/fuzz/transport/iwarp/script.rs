@@ -555,7 +555,7 @@ fn clean(memory: &Memory, range: std::ops::Range<usize>) {
     let start = range.start;
     let octets = memory.read(start, range.len());
     if let Some(at) = octets.iter().position(|&octet| octet != CANARY) {
-        panic!("octet {} was written: {range:?} is nobody's", start + at);
+        panic!("byte {} was written: nobody may write {range:?}", start + at);
     }
 }
 

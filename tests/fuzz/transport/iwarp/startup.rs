@@ -65,11 +65,11 @@ fn request(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>, ma
     };
     refused(&reject(&asked, b"why"), header);
     let data = [7; MAX_PRIVATE_DATA_OUT];
-    let (octets, agreement) = accept(terms, &asked, &data);
-    let Ok(Some((answer, block, private_data, taken))) = read(StartupKind::Reply, &octets, usize::MAX) else {
-        panic!("the reply cannot be read: {octets:02x?}");
+    let (frame, agreement) = accept(terms, &asked, &data);
+    let Ok(Some((answer, block, private_data, taken))) = read(StartupKind::Reply, &frame, usize::MAX) else {
+        panic!("the reply cannot be read: {frame:02x?}");
     };
-    assert_eq!((taken, private_data), (octets.len(), data.to_vec()));
+    assert_eq!((taken, private_data), (frame.len(), data.to_vec()));
     assert_eq!((answer.reject, answer.revision, answer.crc), (false, header.revision, agreement.crc));
     assert_eq!(agreement.markers, header.markers);
     assert!(agreement.ord <= terms.ord && agreement.ird <= MAX_READ_DEPTH.next_power_of_two(), "{agreement:?}");
@@ -85,9 +85,9 @@ fn request(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>, ma
 }
 
 /// Parses a reply that rejects.
-fn refused(octets: &[u8], request: &StartupHeader) {
-    let Ok(Some((header, _, private_data, _))) = read(StartupKind::Reply, octets, usize::MAX) else {
-        panic!("the reply cannot be read: {octets:02x?}");
+fn refused(frame: &[u8], request: &StartupHeader) {
+    let Ok(Some((header, _, private_data, _))) = read(StartupKind::Reply, frame, usize::MAX) else {
+        panic!("the reply cannot be read: {frame:02x?}");
     };
     assert_eq!((header.reject, header.revision, private_data.as_slice()), (true, request.revision, &b"why"[..]));
 }
