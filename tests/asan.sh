@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# AddressSanitizer and LeakSanitizer over the unit tests of both libraries, conformance, the recorded connections, scripted peers,
-# the corpora of the fuzz targets, and worlds of the simulation (SIM_SEEDS, 1,000 unless said otherwise). Registered memory is on the
-# heap there (`cfg(heap_memory)`), so that a byte past its end is seen. `asan.sh NAME` runs the tests that have this name.
+# AddressSanitizer and LeakSanitizer over the unit tests of both libraries, conformance, the recorded connections, scripted peers, the
+# corpora of the fuzz targets, and worlds of the simulation (SIM_SEEDS, by default 1,000). Registered memory is on the heap there
+# (`cfg(heap_memory)`), so that an access past its end is found. `asan.sh NAME` runs the tests with this name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh nightly
 toolchain=${NIGHTLY:-nightly}
 export RUSTFLAGS="-Zsanitizer=address --cfg heap_memory" ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1
 export PROPTEST_CASES=${PROPTEST_CASES:-64} SIM_SEEDS=${SIM_SEEDS:-1000}
-# The device that the unit tests make up lends memory that it never takes back, as a C library would for as long as it is loaded.
+# The fake device of the unit tests lends memory that it never frees, as a C library does for as long as it is loaded.
 mkdir -p target/asan
 echo "leak:transport/src/verbs/fake.rs" > target/asan/suppressions
 export LSAN_OPTIONS=suppressions=$PWD/target/asan/suppressions:print_suppressions=0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The crates that the project is built from: licences, sources and, where the database can be reached, advisories. Then the public
-# API of both libraries against the newest release, if there is one.
+# The crates that the project is built from: licences, sources and, if the database can be reached, advisories. Then the public API of both
+# libraries against the newest release, if there is one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh cargo-deny
@@ -8,13 +8,13 @@ database=https://github.com/RustSec/advisory-db
 check() { timeout 300 cargo deny --config tests/deny.toml check "$@"; }
 check licenses bans sources
 if timeout 20 git ls-remote -q "$database" HEAD > /dev/null 2>&1; then
-    # Once more: what could be reached a moment ago may be out of reach now, and be back soon.
+    # Once more: the database may be unreachable for a moment.
     check advisories || { sleep 20 && check advisories; }
 else
     echo "audit.sh: advisories are not checked, because $database cannot be reached"
 fi
 
-# BASELINE=REV compares with another revision: before the first release, with whichever state others build on.
+# BASELINE=REV compares with another revision, for use before the first release.
 release=${BASELINE:-$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2> /dev/null || true)}
 if [ -z "$release" ]; then
     echo "audit.sh: the API is not compared, because no release has a tag; BASELINE=REV names a revision"

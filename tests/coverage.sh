@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Line coverage of the reactor and of the embedded provider by the tests of this machine. Lines of tests do not count. Prints the
-# files with the most lines that nothing runs, and fails below `LEAST` per cent (92). Datagrams do not count: the embedded provider
-# has none, so their tests run in the guest. `target/coverage/lcov.info` has all lines.
+# Line coverage of the reactor and of the embedded provider by the tests of this machine. Lines of tests do not count. Prints the files with
+# the most lines that never run, and fails below `LEAST` per cent (92); the share of datagrams is printed only. `target/coverage/lcov.info` has all lines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh llvm-tools cargo-llvm-cov
-# The worlds and histories that a property needs to be believed are more than those that it needs to run each line.
+# Fewer worlds and histories than usual: running each line needs less than checking a property.
 export PROPTEST_CASES=${PROPTEST_CASES:-64} SIM_SEEDS=${SIM_SEEDS:-300} HOSTILE_TAPES=${HOSTILE_TAPES:-300} AIO_WORLDS=${AIO_WORLDS:-500}
 export CARGO_TARGET_DIR=$PWD/target/coverage
 tests=(aio aio_worlds conformance corpus extensions fail_once fairness hostile interop_wire isolation reactors scale security settings
@@ -14,13 +13,13 @@ packages=(-p rdma-transport -p rdma-reactor -p rdma-reactor-tests -p rdma-reacto
 timeout 3000 cargo llvm-cov test --no-report "${packages[@]}" --lib "${tests[@]/#/--test=}"
 lines=$CARGO_TARGET_DIR/lcov.info
 timeout 600 cargo llvm-cov report --lcov --output-path "$lines" "${packages[@]}"
-# One row for each line of code that counts: file, line, how often it ran.
+# One row for each line of code that counts: the file, the line, and the number of its executions.
 rows=$(awk -v root="$PWD/" '
     /^SF:/ {
         file = substr($0, 4)
         if (index(file, root) == 1) file = substr(file, length(root) + 1)
         counts = file ~ /^(reactor\/src|transport\/src\/iwarp)\// && file !~ /\/(tests|histories)(\/|\.rs)|bench\.rs/
-        # From here on a file has its tests.
+        # The lines from here on are tests.
         tests = 0
         if (counts) {
             for (line = 1; (getline text < file) > 0; line++) {

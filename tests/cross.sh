@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks the library for other architectures, and runs the transport's unit tests and the recorded exchanges there under qemu-user:
-# aarch64, and s390x, where the highest octet of a number comes first in memory. The layouts of C structures are asserted at compile
-# time. Needs the standard library of each (rustup fetches it, if there is a rustup), and root for the cross linkers and qemu-user.
+# Checks the library for other architectures, and runs the transport's unit tests and the recorded exchanges there under qemu-user: aarch64,
+# and s390x, which is big-endian. The layouts of C structures are asserted at compile time. Needs the standard library of each (rustup
+# fetches it, if there is a rustup), and root for the cross linkers and qemu-user.
 #
 #   tests/cross.sh [aarch64 | s390x]...    both unless said otherwise
 set -euo pipefail
@@ -28,7 +28,8 @@ for machine; do
     export "CARGO_TARGET_${upper}_RUNNER=qemu-$machine-static -L /usr/$machine-linux-gnu"
     say "$(rustc --version), $triple"
     cargo check --target "$triple" -p rdma-transport -p rdma-reactor
-    # qemu-user hands no advice about pages to the kernel, which the first test reads back, and keeps the highest real-time signals.
+    # qemu-user does not forward advice about pages to the kernel, which the first test reads back, and reserves the highest real-time
+    # signals.
     cargo test --target "$triple" -p rdma-transport --lib -- \
         --skip large_mappings_are_aligned_and_take_huge_pages --skip signals_of_the_program_are_left_alone
     cargo test --target "$triple" -p rdma-reactor-tests --test wire

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs `make demo` and `make test-host` in a clean Debian 13 with Debian's own compiler: only rustc, cargo, make and gcc are added
-# to the system. It has no package of RDMA, no -dev package but the C library's, and no libclang, since Debian 13 has none that
-# the crate rdma-sys can be built with. The system is made once, with debootstrap, in the cache; only the crates of this machine
-# are mounted into it. Needs root.
+# Runs `make demo` and `make test-host` in a clean Debian 13 with Debian's own compiler: only rustc, cargo, make and gcc are added to the
+# system. It has no package of RDMA, no -dev package but the C library's, and no libclang, because Debian 13 has none that can build the
+# crate rdma-sys. The system is created once, with debootstrap, in the cache; only the crates of this machine are mounted into it. Needs
+# root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -36,7 +36,7 @@ fi
 
 mounts=()
 unmount() {
-    # What was interrupted may still have a file open there.
+    # An interrupted process may still have a file open there.
     for ((i = ${#mounts[@]} - 1; i >= 0; i--)); do umount "${mounts[$i]}" || umount --lazy "${mounts[$i]}"; done
 }
 trap unmount EXIT
@@ -54,7 +54,7 @@ mounted /proc /proc
 mounted /sys /sys ro
 mounted /dev /dev
 
-# Everything must be in the local copy of the registry: the system inside reaches no network.
+# Everything must be in the local copy of the registry: the inner system reaches no network.
 timeout 600 cargo fetch --locked >&2
 inside() { # SECONDS COMMAND
     timeout "$1" chroot "$system" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/cargo CARGO_NET_OFFLINE=true \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/wireshark/rdma-reactor.lua against what programs send: tshark captures them on the loopback interface, and names each kind
-# of message with its values. What programs do not send when all is well is made up, as octets. Needs root, to capture.
+# Tests docs/wireshark/rdma-reactor.lua with the messages of programs: tshark captures them on the loopback interface, and names each kind
+# of message with its values. Messages that programs send only after a fault are built as bytes. Needs root, to capture.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/packages.sh tshark
@@ -15,13 +15,13 @@ export HOME=$folder
 
 fail() { echo "dissector.sh: $*" >&2; exit 1; }
 
-# Waits until a file has these words.
+# Waits until a file contains these words.
 await() { # FILE WORDS
     for _ in $(seq 600); do grep -q -- "$2" "$1" 2> /dev/null && return; sleep 0.05; done
     fail "$1 has no \"$2\": $(cat "$1")"
 }
 
-# Servers read from what nobody writes to: a stream has no end then.
+# Servers read from a descriptor without a writer: the stream then has no end.
 mkfifo quiet
 exec 9<> quiet
 
@@ -49,7 +49,7 @@ filter=$(printf ' or tcp port %s' "${port[@]}")
 tshark -q -i lo -f "udp port 9$filter" -w capture -B 64 -a duration:60 2> tshark.log &
 capture=$!
 pids+=($capture)
-# It has begun when it has seen something.
+# The capture has begun when the file has contents.
 for _ in $(seq 100); do
     echo > /dev/udp/127.0.0.1/9
     [ "$(stat -c %s capture 2> /dev/null || echo 0)" -gt 1000 ] && break
@@ -64,14 +64,14 @@ for size in 20000 9000000; do
     head -c $size /dev/zero > "file-$size"
     "$bin/rcp" "file-$size" 127.0.0.1 -p "${port[rcp]}" --provider iwarp > log
 done
-# Nobody says anything for a while, and then there are enough bytes for grants in messages of their own.
+# All programs are silent for a while, and then there are enough bytes for grants in separate messages.
 (sleep 0.5 && head -c 2000000 /dev/zero) |
     "$bin/stream-pipe" client 127.0.0.1 -p "${port[pipe]}" --provider iwarp > log 2>&1 &
 pids+=($!)
 "$bin/raw-echo" client 127.0.0.1 -p "${port[raw]}" -n 5 --provider iwarp > log
 for _ in $(seq 600); do [ "$(stat -c %s pipe)" -lt 2000000 ] || break; sleep 0.05; done
 
-# The capture is written in pieces: it is whole when the last connection's end is there.
+# The capture is written in pieces: it is whole when the end of the last connection is in it.
 for _ in $(seq 100); do
     tshark -r capture -Y "tcp.port == ${port[raw]} && tcp.flags.fin == 1" 2> /dev/null | grep -q . && break
     sleep 0.1
@@ -79,8 +79,8 @@ done
 kill -INT $capture
 wait $capture || true
 
-# Octets of messages that programs do not send when all is well: a greeting in each direction, and then Sends of the active side.
-# text2pcap makes a connection of them.
+# The bytes of messages that programs send only after a fault: a greeting in each direction, and then Sends of the active side. text2pcap
+# builds a connection from them.
 packet() { # DIRECTION HEX
     echo "$1"
     printf '0000 '
@@ -127,7 +127,7 @@ for file in capture made-up; do
 done
 ! grep -i lua errors || fail "an error of Lua"
 
-# Values of a field, a line for each message, in packets of a server with a message of this kind.
+# Prints the values of a field, a line for each message, in packets of a server with a message of this kind.
 show() { # FILE SERVER FIELD [KIND]
     awk -F '\t' -v port="${port[$2]}" -v field="$3" -v kind="${4-}" '
         NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
@@ -200,7 +200,7 @@ expect 'faults, by their packets' '6:short 7:unknown 8:unknown 9:short 10:short 
 names=$(cat capture.tsv made-up.tsv | grep -o '\[[A-Z][a-z]\+' | sort -u | tr -d '[' | joined)
 expect 'kinds by name' 'Credit Data Fetched Fragment Goodbye Handshake Hello Immediate Offer Ping Pong Progress' "$names"
 
-# Others may find fault with what is raw.
+# Other dissectors may report faults in raw data.
 for server in pingpong rcp pipe secured; do
     expect "malformed packets of $server" '' "$(show capture $server _ws.malformed)"
 done

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Writes one text file about this machine's RDMA devices and how this library works on them, to be attached to an issue:
-# kernel, libraries, devices, firmware, ports, what rdma-doctor says, conformance and perftest side by side, for each device
-# that has an IP address. Needs no root and changes nothing. Host names, GUIDs and MAC addresses are left out, and of
-# addresses only the first half is written down.
+# Writes one text file about this machine's RDMA devices and the library on them, to be attached to an issue: kernel, libraries, devices,
+# firmware, ports, the output of rdma-doctor, conformance and perftest side by side, for each device with an IP address. Needs no root and
+# changes nothing. Host names, GUIDs and MAC addresses are left out, and only the first half of each address is written.
 #
 #   tests/hardware-report.sh [FILE]          target/hardware-report.txt by default
 #   GUEST=1 tests/hardware-report.sh [FILE]  on siw and rxe, in the guest of tests/vm
@@ -39,7 +38,7 @@ host=$(cat /proc/sys/kernel/hostname)
 case $host in localhost* | '(none)') host= ;; esac # says nothing
 failed=0
 
-# What names a machine or its place in a network is cut out.
+# Removes everything that names a machine or its place in a network.
 clean() {
     sed -E ${host:+-e "s/\b${host//[^[:alnum:]-]/.}\b/HOST/g"} \
         -e 's/(lib[a-z]+(\.so)?[ .][0-9]+|127)\.([0-9]+)\.([0-9]+)/\1@\3@\4/g' \
@@ -74,8 +73,8 @@ describe() { # DEVICE
     if type ibv_devinfo >/dev/null 2>&1; then ibv_devinfo -v -d "$1" 2>&1 | grep -Ev 'guid|GID|gid' | sed 's/^/    /'; fi
 }
 
-# pair SERVER... -- CLIENT...: runs both; the client's output is in $scratch/client. Nothing but a client finds out when a
-# server of perftest listens, so the client tries again for a while.
+# pair SERVER... -- CLIENT...: runs both; the client's output is in $scratch/client. Only a client can find out when a
+# server of perftest listens, so the client retries for a while.
 pair() {
     local server=() pid status tries
     while [ "$1" != -- ]; do server+=("$1"); shift; done
@@ -116,7 +115,7 @@ measure() { # DEVICE ADDRESS
             if pair "${command[@]}" -- "${command[@]}" "$2"; then
                 theirs+=" $(column 5 $size "$scratch/client")"
             else
-                # Perftest is beside this library for comparison only.
+                # Perftest is here for comparison only.
                 theirs+=' failed'
             fi
         done
@@ -129,7 +128,7 @@ measure() { # DEVICE ADDRESS
 
 kind_of() { # What the tests have to know of the device beforehand.
     case $(read_of "/sys/class/infiniband/$1/node_type") in
-        # Siw is the only iWARP device in software.
+        # siw is the only iWARP device in software.
         *RNIC*) if [ -e "/sys/class/infiniband/$1/device/driver" ]; then echo IWARP; else echo SIW; fi ;;
         *) echo IB ;;
     esac

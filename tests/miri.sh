@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Miri over the unit tests of what keeps memory, keys and buffers: accesses out of bounds or after their end, references that break the
-# rules of aliasing, and data races. Registered memory is on the heap there (`cfg(heap_memory)`): Miri has no mappings of its own.
-# Left out is what asks the kernel: huge pages, nodes of memory, sockets, dma-bufs, and memory files, so that of `shm` only greetings,
-# packets and records run; and three tests of many thousand rounds. `miri.sh NAME` runs the tests that have this name.
+# Miri over the unit tests of the code that manages memory, keys and buffers. It finds accesses out of bounds or after their end, references
+# that violate the rules of aliasing, and data races. Registered memory is on the heap there (`cfg(heap_memory)`): Miri has no mappings.
+# Tests that call the kernel are left out: huge pages, nodes of memory, sockets, dma-bufs, and memory files, so that of `shm` only
+# greetings, packets and records run. So are three tests of many thousand rounds. `miri.sh NAME` runs the tests with this name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh nightly
@@ -11,7 +11,7 @@ if ! cargo "+$toolchain" miri --version > /dev/null 2>&1 && ! rustup component a
     echo "miri: the toolchain $toolchain has no component miri; NIGHTLY=nightly-YYYY-MM-DD names one that has it" >&2
     exit 1
 fi
-# Property tests keep what failed in a file, so Miri lets them see the system.
+# Property tests store failed cases in a file, so Miri allows them to access the system.
 export RUSTFLAGS="--cfg heap_memory" MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}" PROPTEST_CASES=${PROPTEST_CASES:-4}
 run=(timeout 1800 cargo "+$toolchain" miri test --target-dir target/miri --no-default-features --lib)
 skip=(--skip mem::foreign --skip mem::shared --skip mem::passing --skip slices_go_through_a_socket --skip what_cannot_be_preferred)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs both libraries as `cargo publish` does, unpacks them in an empty folder, and tests there what was packed: the unit
-# tests, the recorded connections, the examples of the documentation, and the program of the README.
+# Packs both libraries as `cargo publish` does, unpacks them in an empty folder, and tests the packed files there: the
+# unit tests, the recorded connections, the examples of the documentation, and the program of the README.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -17,7 +17,7 @@ trap 'rm -rf "$folder"' EXIT
 for package in rdma-transport rdma-reactor; do
     tar -xzf "target/package/$package-$version.crate" -C "$folder"
 done
-# The packed reactor asks the registry for the packed transport, which is not there yet.
+# The packed reactor requests the packed transport from the registry, which does not have it yet.
 mkdir "$folder/.cargo"
 cat > "$folder/.cargo/config.toml" <<EOF
 [patch.crates-io]

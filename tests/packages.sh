@@ -3,7 +3,7 @@
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
-# apt-get waits for another one that installs, but not for one that fetches the lists.
+# apt-get waits for another process that installs, but not for one that fetches the lists.
 update() {
     until timeout 900 apt-get -qq -o DPkg::Lock::Timeout=600 update >&2; do
         [ $SECONDS -lt 600 ] || { echo "packages.sh: the lists of packages cannot be fetched" >&2; exit 1; }
@@ -20,8 +20,8 @@ done
 install=(apt-get -qq -y --no-install-recommends -o DPkg::Lock::Timeout=600 -o Dpkg::Use-Pty=0 install "${missing[@]}")
 echo "packages.sh: installing ${missing[*]}" >&2
 [ "$(id -u)" = 0 ] || { echo "packages.sh: this needs root: ${install[*]}" >&2; exit 1; }
-# A run that was killed may have left packages half installed, with which apt-get does nothing. Those of a run that is at work are its
-# own: then this fails, and apt-get waits.
+# A killed run may have left packages half installed, which blocks apt-get. Half-installed packages of a running process belong to that
+# process: then this fails, and apt-get waits.
 [ -z "$(dpkg --audit)" ] || dpkg --configure -a >&2 || true
 update
 timeout 3600 "${install[@]}" >/dev/null

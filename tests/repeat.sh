@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# repeat.sh N TARGET: `make TARGET` N times, one after another, each time with the tests of every program in another order. It prints
-# the time that each run took, stops at the first run that fails, and prints that run's log. At the end it says how many steps were
-# repeated because of a known defect of the guest's kernel, and which defect it was. The logs are in target/repeat.
+# repeat.sh N TARGET: `make TARGET` N times in sequence, each time with the tests of every program in another order. It prints the time of
+# each run, stops at the first run that fails, and prints that run's log. At the end it prints the number of steps that were repeated
+# because of a known defect of the guest's kernel, with the name of the defect. The logs are in target/repeat.
 #
-#   BUSY=4      that many processes beside it which do nothing but keep a processor busy
-#   SEED=1      the seed of the first order; each run takes the next one
+#   BUSY=4      this number of processes that only keep a processor busy at the same time
+#   SEED=1      the seed of the first order; each run uses the next one
 set -uo pipefail
 cd "$(dirname "$0")/.."
 count=${1:?usage: repeat.sh N TARGET} target=${2:?usage: repeat.sh N TARGET} seed=${SEED:-1} busy=${BUSY:-0}
@@ -12,7 +12,7 @@ case $count$seed$busy in *[!0-9]*) echo "repeat.sh: N, SEED and BUSY are numbers
 logs=${CARGO_TARGET_DIR:-target}/repeat
 mkdir -p "$logs" && rm -f "$logs"/*.log || exit 1
 
-# What runs in the background does not hear an interrupt by itself.
+# Processes in the background do not receive an interrupt by themselves.
 trap 'trap - TERM; kill 0' INT TERM HUP
 loops=()
 trap '[ ${#loops[@]} = 0 ] || kill "${loops[@]}"' EXIT
@@ -40,7 +40,7 @@ for ((nth = 0; nth < count; nth++)); do
     [ "$outcome" = ok ] || break
 done
 echo "$passed of $count runs of make $target passed in $SECONDS s, $busy busy processes beside them, $(repeated "$logs"/*.log) steps repeated:"
-# The lines that all.sh prints behind its sum: how often, and which.
+# The lines that all.sh prints behind its sum: the numbers, and the defects.
 awk '/^steps repeated because/ { on = 1; next } !/^ +[0-9]+ / { on = 0 } on { count = $1; $1 = ""; all[$0] += count }
     END { for (defect in all) print "  " all[defect] defect; if (!length(all)) print "  none" }' "$logs"/*.log
 [ "$passed" = "$count" ]

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Peers of this host who are of another user, in other namespaces, or have no memory: who comes up, on what, and what is said. As root.
+# Peers of this host of another user, in other namespaces, or without memory: their connections, providers and messages. As root.
 #
 # Usage: tests/same-host.sh
 #
-# Each row starts a client that requires shared memory, and one that takes what there is (ProviderChoice::Auto), against one server with
-# ProviderChoice::Auto. Behind each row another client has to come up in shared memory: nothing that a row does stays with the server.
-# Killed and stopped peers are in tests/tests/same_host.rs.
+# Each row starts a client that requires shared memory, and one that accepts any provider (ProviderChoice::Auto), against one server with
+# ProviderChoice::Auto. After each row another client must connect in shared memory: a row leaves no state in the server. Killed and stopped
+# peers are in tests/tests/same_host.rs.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" = 0 ] || { echo "same-host: run it as root, for it changes users and namespaces" >&2; exit 1; }
@@ -40,7 +40,7 @@ until port=$(sed -n 's/^listening .*:\([0-9]*\)$/\1/p' "$work/served") && [ -n "
     sleep 0.05
 done
 
-# Prints the first line that each of COUNT connections has, as seen by a client of CHOICE, run by a command; `hangs` after five minutes.
+# Prints the first line of each of COUNT connections, as seen by a client of CHOICE, run by a command; `hangs` after five minutes.
 client() { # CHOICE ADDRESS COUNT COMMAND...
     local choice=$1 address=$2 count=$3 pid line=
     shift 3
@@ -65,7 +65,7 @@ client() { # CHOICE ADDRESS COUNT COMMAND...
 }
 
 failed=0
-# A row: what a client with shm says, and what one with auto says, are patterns.
+# A row: patterns for the output of a client with shm, and of one with auto.
 row() { # NAME ADDRESS COUNT SHM AUTO [COMMAND...]
     local name=$1 address=$2 count=$3 choice wanted said verdict
     local -A wants=([shm]=$4 [auto]=$5)
@@ -91,10 +91,10 @@ row "unshare -Ur: known there" 127.0.0.1 1 '^up shm$' '^up shm$' unshare -Ur
 row "another user, unshare -Ur" 127.0.0.1 1 '^failed: .*no shared memory' '^up iwarp$' $other unshare -Ur
 row "a network namespace, veth" 10.214.77.1 1 '^failed: .*no shared memory' '^up iwarp$' ip netns exec "$space"
 row "no files of 16 KiB, RLIMIT_FSIZE" 127.0.0.1 1 '^failed: .*no shared memory.*File too large' '^up iwarp$' prlimit --fsize=16384
-# Each connection takes memory on its own; those for which there is none say so, as they would over TCP.
+# Each connection needs separate memory; those without memory report it, as they would over TCP.
 row "no address space, RLIMIT_AS" 127.0.0.1 40 '^[0-9]+ failed: .*Cannot allocate memory' '^[0-9]+ failed: .*Cannot allocate memory' \
     prlimit --as=20000000
-# The kernel ends the process whose group is full. Its connections are lost, and nothing else.
+# The kernel ends the process whose group is full. Only its connections are lost.
 in_group() { echo "$BASHPID" >"$group/cgroup.procs" && exec "$@"; }
 mkdir "$group" || exit 1
 limit=memory.limit_in_bytes

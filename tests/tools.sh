@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Installs what a target of the Makefile needs beyond Rust: tools.sh nightly|cargo-fuzz|cargo-llvm-cov|llvm-tools...
+# Installs the tools that a target of the Makefile needs besides Rust: tools.sh
+# nightly|cargo-fuzz|cargo-llvm-cov|llvm-tools...
 set -euo pipefail
-# What the tools' own release profiles optimise takes longer to build than it saves: a check of the crates is seconds.
+# The optimizations of the tools' own release profiles take longer to build than they save: a check of the crates is
+# seconds.
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=0
 for tool in "$@"; do
     case $tool in

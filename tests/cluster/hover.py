@@ -26,7 +26,7 @@ def free_port():
 
 
 port = free_port()
-# The driver leaves the browser behind when it ends early: both are in one session, which ends as a whole.
+# The driver leaves the browser running when it ends early: both are in one session, which is killed as a whole.
 driver = subprocess.Popen(
     ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
 )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The manifests of examples/tools/cluster against the schemas of Kubernetes (the package kubernetes-validate), and their command
-# line, run by hand: four ranks with the environment of an Indexed Job, in a namespace where the name of rank 0 is known.
+# Checks the manifests of examples/tools/cluster against the schemas of Kubernetes (the package kubernetes-validate). Runs their command
+# line by hand: four ranks with the environment of an Indexed Job, in a namespace where the name of rank 0 is known.
 . "$(dirname "$0")/lib.sh"
 venv=${XDG_CACHE_HOME:-$HOME/.cache}/rdma-reactor/cluster/venv
 
@@ -11,12 +11,12 @@ install() {
 
 validate() { # FILE: strictly, so that a field that no version has is an error
     timeout 900 "$venv/bin/kubernetes-validate" --strict "$1" || return
-    # A validator that finds nothing wrong with a wrong field shows nothing.
+    # A validator must reject a wrong field.
     sed 's/completionMode/completionMood/' "$1" >"$out/wrong.yaml"
     ! timeout 900 "$venv/bin/kubernetes-validate" --strict "$out/wrong.yaml"
 }
 
-# The words of the container's command line, one a line.
+# The words of the container's command line, one per line.
 words() {
     "$venv/bin/python" - "$1" <<'P'
 import sys, yaml
@@ -39,7 +39,7 @@ run() { # FILE
     port=$(free_ports 1)
     cat /etc/hosts >"$out/hosts" && echo '127.0.0.1 rdma-mesh-0.rdma-mesh' >>"$out/hosts"
     for rank in 3 2 1 0; do
-        # Kubernetes puts the variables into the words; the measurement is short, and its port free.
+        # Kubernetes replaces the variables in the words; the measurement is short, and its port free.
         local line=("${all[@]//\$(NODE_NAME)/node-$rank}" "${quick[@]}" -p "$port")
         [ $rank = 0 ] && line+=(--json "$out/$name.json")
         # shellcheck disable=SC2016

@@ -1,13 +1,13 @@
-# What the scripts of this folder share: the program, a folder for results, and the checks of a matrix.
+# The common parts of the scripts of this folder: the program, a folder for results, and the checks of a matrix.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 mesh=${CARGO_TARGET_DIR:-$PWD/target}/debug/rdma-mesh
 out=${CARGO_TARGET_DIR:-$PWD/target}/cluster
 mkdir -p "$out"
-# Little work, since all ranks share this machine: figures differ by what else runs here, and no factor is a fault.
+# Little work, because all ranks share this machine: figures depend on other programs, and no factor is a fault.
 quick=(--provider iwarp -n 100 --bandwidth 0.05 --all-to-all 0.3 --at-once 1 --tolerance 1e6 --patience 300)
 
-# free_ports N: ports that nobody has, below those that the system chooses: no rank that listens anywhere gets them before rank 0 does.
+# free_ports N: ports that are free, below those that the system chooses: no rank that listens on any port gets them before rank 0.
 free_ports() {
     python3 -c "
 import random, socket
@@ -22,7 +22,7 @@ while len(sockets) < $1:
 print(*(s.getsockname()[1] for s in sockets))"
 }
 
-# whole NAME RANKS [HOST...]: that the results in $out/NAME.json are a whole matrix, of ranks on these hosts.
+# whole NAME RANKS [HOST...]: checks that the results in $out/NAME.json are a whole matrix, of ranks on these hosts.
 whole() {
     local name=$1 ranks=$2 hosts
     shift 2
@@ -36,7 +36,7 @@ whole() {
         and ($hosts == [] or ([.ranks[].host] | unique) == $hosts)' "$out/$name.json" >/dev/null
 }
 
-# shown NAME COMMAND...: runs a check, and says in one line how it went; what it wrote is shown if it failed.
+# shown NAME COMMAND...: runs a check, and prints its result in one line; its output is shown if it failed.
 failed=0
 shown() {
     local name=$1 start=$SECONDS

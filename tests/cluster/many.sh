@@ -5,7 +5,7 @@
 ranks=${1:-200}
 mesh=${CARGO_TARGET_DIR:-$PWD/target}/${PROFILE:-debug}/rdma-mesh
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-# A moment per pair; thousands of pairs have their turn.
+# A short measurement per pair; thousands of pairs have their turn.
 few=(--provider iwarp -n 5 --bandwidth 0.01 --all-to-all 0.2 --tolerance 1e6 --patience 120 --silence 60 --at-once 8)
 
 many() {

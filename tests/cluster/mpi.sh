@@ -12,7 +12,7 @@ by_mpi() {
     [ -n "$command" ] || { echo "no line of $name in examples/tools/cluster/README.md"; return 1; }
     echo "$command"
     rm -f "$out/$name.json"
-    # The words up to the program are the engine's; the hosts of the example are this machine here.
+    # The words up to the program belong to the engine; the hosts of the example are replaced by this machine.
     local words
     read -ra words <<<"${command%%rdma-mesh*}"
     timeout 900 "${words[@]}" "$@" "$mesh" "${quick[@]}" -p "$(free_ports 1)" --json "$out/$name.json" && whole "$name" 8

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The page of the heat map in a browser without a screen: the pointer goes to squares, and the text beside it is read back
-# and compared with the figures of the JSON. One rank has TCP only, and the others are in shared memory with each other.
+# The page of the heat map in a headless browser: the pointer moves to squares, and the text next to it is read back and
+# compared with the figures of the JSON. One rank has TCP only, and the others share memory with each other.
 . "$(dirname "$0")/lib.sh"
 port=$(free_ports 1)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that is known of rdma-mesh on clusters, on this machine: real engines, set up and taken down; see examples/tools/cluster.
+# Runs all tests of rdma-mesh on clusters, on this machine: real engines, started and stopped; see examples/tools/cluster.
 cd "$(dirname "$0")" || exit 1
 failed=0
 for part in slurm mpi kubernetes page; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing of Debian's packages for the engines, the checks of results, and the browser.
+# Installs the missing Debian packages for the engines, the checks of results, and the browser.
 set -euo pipefail
 exec "$(dirname "$0")/../packages.sh" slurmctld slurmd slurm-client munge openmpi-bin mpich jq iproute2 curl \
     chromium-headless-shell chromium-driver python3-venv

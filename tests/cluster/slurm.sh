@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A Slurm of one machine: munge, a controller and two nodes on the loopback, in a folder of their own. Four ranks, started
-# by srun and by the batch script of examples/tools/cluster. Everything is taken down again.
+# A Slurm of one machine: munge, a controller and two nodes on the loopback, in a separate folder. Four ranks, started
+# by srun and by the batch script of examples/tools/cluster. Everything is stopped again.
 . "$(dirname "$0")/lib.sh"
 work=$(mktemp -d) && chmod 755 "$work"
 export SLURM_CONF=$work/slurm.conf PATH=$PATH:/usr/sbin
@@ -83,7 +83,8 @@ by_batch() {
     [ $status = 0 ] && whole mesh 4 n1 n2
 }
 
-# A rank that dies ends no other, as long as Slurm lets them live. It is killed once rank 0 says that the pairs measure.
+# A rank that dies ends no other, as long as Slurm keeps them running. It is killed once rank 0 reports that the pairs
+# measure.
 with_a_dead_rank() {
     rm -f "$out"/dead.*
     # shellcheck disable=SC2016

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs fuzz targets: run.sh SECONDS [TARGET...], all of them without names. `JOBS` targets run at a time (2). New inputs go to
-# target/fuzz/corpus, and a finding to target/fuzz/artifacts; `run.sh minimise [TARGET...]` brings what adds coverage into the
-# corpora that are checked in. A finding fails.
+# Runs fuzz targets: run.sh SECONDS [TARGET...], all of them without names. `JOBS` targets run at a time (2). New inputs are written to
+# target/fuzz/corpus, and a finding to target/fuzz/artifacts; `run.sh minimise [TARGET...]` copies the inputs that add coverage into the
+# corpora of the repository. A finding is a failure.
 #
-#   RUNS=10000000    a target ends after so many executions, too; with 0 seconds only then
-#   SANITIZER=none   without AddressSanitizer, which takes several times as long
+#   RUNS=10000000    a target also ends after this many executions; with 0 seconds only then
+#   SANITIZER=none   without AddressSanitizer, which is several times as slow
 #   FLAGS=...        for "cargo fuzz build": with --no-trace-compares tapes take half the time
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,7 @@ what=${1:?"run.sh SECONDS|minimise [TARGET...]"}
 shift
 toolchain=${NIGHTLY:-nightly}
 tests/tools.sh nightly cargo-fuzz
-# Instrumented code is slow to link: what makes the release fast is left out.
+# Instrumented code is slow to link: the settings that make the release fast are left out.
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
 fuzz=(cargo "+$toolchain" fuzz)
 sanitizer=${SANITIZER:-address}
@@ -22,7 +22,7 @@ all=$(ls tests/fuzz/targets | sed "s,[.]rs$,,")
 # shellcheck disable=SC2086
 "${fuzz[@]}" build "${options[@]}" ${FLAGS:-}
 
-# Longest input of a target, octets.
+# The longest input of a target, bytes.
 longest() {
     case $1 in
         cuts) echo 1500 ;;
@@ -38,7 +38,7 @@ one() {
     local target=$1 own=target/fuzz/corpus/$1 kept=tests/fuzz/corpus/$1 log=target/fuzz/$1.log
     mkdir -p "$own" "target/fuzz/artifacts/$target" "$kept"
     if [ "$what" = minimise ]; then
-        # Only what no input in front of it covers stays; the regression inputs stay in any case.
+        # Only inputs that add coverage to the earlier ones stay; the regression inputs always stay.
         local fresh=target/fuzz/minimised/$target
         rm -rf "$fresh" && mkdir -p "$fresh"
         "$programs/$target" -merge=1 -max_len="$(longest "$target")" "$fresh" "$kept" "$own" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants a defect in how large payloads move, and requires that their tests find it.
+# Plants a defect in the transfer of large payloads, and requires that their tests find it.
 #
 # Usage: tests/mutants/bulk.sh NAME
 set -euo pipefail

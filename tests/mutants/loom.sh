@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants a defect in what threads share with a reactor, and requires that the model checker finds it.
+# Plants a defect in the data that threads share with a reactor, and requires that the model checker finds it.
 #
 # Usage: tests/mutants/loom.sh NAME
 set -euo pipefail

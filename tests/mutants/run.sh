@@ -4,22 +4,21 @@
 # Usage: tests/mutants/run.sh [NAME...]     (default: all)
 # MUTANT_WORLDS=N sets how many worlds the simulation gets per defect (default: 1000).
 #
-# A defect is a line of the code behind `cfg!(planted = "NAME")` or `#[cfg(planted = "NAME")]`. What each name breaks, and
-# what finds it, stands in a table in docs/testing.md. The run fails when the simulation fails without a defect, when a
-# defect is not found, when the table has a name that is not in the code or the code one that is not in the table, and on
-# an argument that names no defect.
+# A defect is a line of the code behind `cfg!(planted = "NAME")` or `#[cfg(planted = "NAME")]`. A table in
+# docs/testing.md has the effect and the finder of each name. The run fails if the simulation fails without a defect, if
+# a defect is not found, if the names in the table and in the code differ, and on an argument that names no defect.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo=${CARGO:-cargo}
 worlds=${MUTANT_WORLDS:-1000}
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/mutants"
-# Release code, without what only makes it slow to build.
+# Release code, without the settings that only slow down the build.
 export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0
 mkdir -p "$CARGO_TARGET_DIR"
 log=$CARGO_TARGET_DIR/log
 
 in_code=$(grep -rhoE 'cfg!?\(planted = "[^"]+"' --include='*.rs' reactor/src transport/src | cut -d '"' -f 2 | sort -u)
-# Rows of the table: | `name` | what it breaks | what finds it |
+# Rows of the table: | `name` | effect | finder |
 rows=$(sed -n '/^| defect /,/^$/p' docs/testing.md | sed -nE 's/^\| `([^`]+)` \|.*\| ([^|]+) \|$/\1=\2/p' | sort)
 in_table=$(cut -d = -f 1 <<<"$rows")
 if [ "$in_code" != "$in_table" ]; then
@@ -34,7 +33,7 @@ for name in "$@"; do
     fi
 done
 
-# A program in the place of rustc: cargo runs it for this workspace's packages only, and keeps apart what differs by its path.
+# A program in the place of rustc: cargo runs it for this workspace's packages only, and separates its outputs by its path.
 wrapper() { # NAME
     local path=$CARGO_TARGET_DIR/rustc/$1
     mkdir -p "${path%/*}"

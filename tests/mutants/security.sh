@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants a defect in what secures connections, and requires that the unit tests of `security` or the middleman's test find it.
+# Plants a defect in the security of connections, and requires that the unit tests of `security` or the middleman's test find it.
 #
 # Usage: tests/mutants/security.sh NAME
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants a defect in what a peer in shared memory may use, and requires that a test of the transport finds it.
+# Plants a defect in the rights of a peer in shared memory, and requires that a test of the transport finds it.
 #
 # Usage: tests/mutants/shm.sh NAME
 set -euo pipefail
