@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Line coverage of the reactor and of the embedded provider by the tests of this machine. Lines of tests do not count. Prints the files with
-# the most lines that never run, and fails below `LEAST` per cent (92); the share of datagrams is printed only. `target/coverage/lcov.info` has all lines.
+# Line coverage of the reactor and of the embedded provider by the tests of this machine. Lines of tests do not count. Prints the
+# files with the most lines that never run, and fails below `LEAST` per cent (92); the share of datagrams is printed only.
+# `target/coverage/lcov.info` has all lines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests/tools.sh llvm-tools cargo-llvm-cov

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What runs in guests, two guests at a time, the longest steps first. The output of a step follows when the step has ended. Nothing
-# more starts after a step that has failed.
+# Runs the tests in guests, two guests at a time, the longest steps first. The output of a step follows when the step has ended. No step
+# starts after one that has failed.
 #
 #   all.sh            the main part of the conformance suite, faults, and others' programs: `make test-rdma`, some 5 minutes
 #   all.sh --full     everything: `make test-rdma-full`, some 15 minutes. The conformance suite runs with both bindings: the
@@ -10,7 +10,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 case $* in '' | --full) ;; *) echo "usage: all.sh [--full]" >&2; exit 2 ;; esac
-# What runs in the background does not hear an interrupt by itself.
+# Processes in the background do not receive an interrupt by themselves.
 trap 'trap - TERM; kill 0' INT TERM HUP
 own=${CARGO_TARGET_DIR:-target}/vm
 mkdir -p "$own"
@@ -18,7 +18,7 @@ rm -f "$own/kernel-defects"
 guests=${GUESTS:-2}
 [ ! -e /dev/infiniband ] || guests=1
 
-# One build for all steps: cargo lets one at a time build.
+# One build for all steps: cargo runs one build at a time.
 tests=(verbs rdma rdma_contract rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden rdma_wire)
 [ -z "$*" ] || tests+=(rdma_queues rdma_scale rdma_secured rdma_churn interop_siw misbehaviour_siw)
 tests/vm/build.sh "${tests[@]}" >/dev/null || exit 1

@@ -30,7 +30,7 @@ for tool in ib_send_lat ib_send_bw ib_write_lat ib_read_lat ib_write_bw rstream 
     type "$tool" >/dev/null || { echo "$tool is missing: install perftest, rdmacm-utils, iproute2, util-linux" >&2; exit 1; }
 done
 : "${RDMA_SIW_DEV:?}" "${RDMA_SIW_ADDR:?}" "${RDMA_RXE_DEV:?}" "${RDMA_RXE_ADDR:?}"
-# A processor each, for everybody alike.
+# One processor for each program, on both sides.
 server_cpu='' client_cpu=''
 if [ "$(nproc)" -ge 2 ]; then server_cpu='taskset -c 0' client_cpu='taskset -c 1'; fi
 
@@ -68,7 +68,8 @@ pingpong() { # CLIENT-FLAG...
     pair "$ours" server -d "$device" -p PORT -- "$ours" client "$address" -d "$device" -p PORT --json - "$@"
 }
 
-# perftest has microseconds in the fifth column of its only line of numbers, t_typical; the rate in the fourth and fifth.
+# perftest prints microseconds in the fifth column of its only line of numbers, t_typical; the rate in the fourth and
+# fifth.
 column() { awk -v column="$1" -v size="$2" '$1 == size && NF >= 5 { print $column; exit }' "$3"; }
 json() { sed -n "s/^ *\"$1\": \([0-9.]*\),*\$/\1/p" "$2"; }
 
@@ -86,7 +87,7 @@ latency() { # send|write|read event|spin
 rate() { # send|write LABEL BYTES MESSAGES
     local theirs=("ib_$1_bw" -R -F -d "$device" -s "$3" -n "$4" -p PORT)
     pair "${theirs[@]}" -- "${theirs[@]}" "$address"
-    # In MiB/s, with two digits behind the point, or in millions per second, with six: whichever says more.
+    # In MiB/s, with two decimal places, or in millions per second, with six: the more precise one.
     note "$2 $1, one way" perftest awk -v size="$3" '$1 == size && NF >= 5 {
         print (size < 4096 ? $5 * 1e6 : $4 * 1048576 / size); exit }'
     if [ "$1" = send ]; then
@@ -108,7 +109,7 @@ for ((round = 0; round < rounds; round++)); do
         if is_part latency; then latency send event; latency send spin; fi
         if is_part rate; then rate send '64 B' 64 10000; rate send '64 KiB' 65536 500; fi
         if is_part ops; then
-            # Nothing tells of a write: ib_write_lat has no events either.
+            # A write raises no event: ib_write_lat has no events either.
             latency write spin; latency read event; latency read spin
             rate write '64 B' 64 10000; rate write '64 KiB' 65536 500
         fi

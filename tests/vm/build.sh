@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# build.sh NAME...: builds the tests and programs for the guest, and prints the paths of these, one a line, in this order.
-# With the features that `make test` has on the host: a build of fewer packages would have other features of the dependencies, and build
-# the libraries once more. With BINDING=rdma-sys the tests of devices are linked with the
-# libraries of RDMA instead of loading them.
+# build.sh NAME...: builds the tests and programs for the guest, and prints their paths, one per line, in this order. The features are those
+# of `make test` on the host: a build of fewer packages would have other features of the dependencies, and build the libraries once more.
+# With BINDING=rdma-sys the tests of devices are linked with the libraries of RDMA instead of loading them.
 #
 # build.sh --release PROGRAM...: the same for programs as their users build them.
 set -euo pipefail
@@ -14,7 +13,7 @@ if [ "${1:-}" = --release ]; then
 elif [ -n "${BINDING:-}" ]; then
     what=(-p rdma-transport -p rdma-reactor-tests --features "$BINDING" "${@/#/--test=}")
 else
-    # The tests that are asked for; and conformance and kv, which bring the programs of their packages with them.
+    # The requested tests; and conformance and kv, which also build the programs of their packages.
     what=(--workspace --test conformance --test kv)
     for name in "$@"; do
         # rdma_faults is a test, rdma-peer a program.

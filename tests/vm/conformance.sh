@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the device tests on the host and runs them in the guest, where the devices are. With arguments only the tests of
-# those names run. `SUITES` names the test programs, all of them unless said otherwise.
+# Builds the device tests on the host and runs them in the guest. With arguments only the tests of those names run.
+# `SUITES` names the test programs, by default all of them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck disable=SC2086
@@ -9,7 +9,7 @@ binaries=$(tests/vm/build.sh ${SUITES:-verbs rdma_contract rdma rdma_queues rdma
 script='' shuffled=${SHUFFLE:+env RUSTC_BOOTSTRAP=1 RUST_TEST_SHUFFLE_SEED=$SHUFFLE}
 for binary in $binaries; do
     names=$*
-    # Of secured connections a part of the suite is enough each time; tests/vm/secured.sh runs all of it.
+    # A part of the suite on secured connections is enough each time; tests/vm/secured.sh runs all of it.
     [[ $binary != */rdma_secured-* || -n $names ]] || names=psk
     # One test at a time: the emulated machine is slow, and the tests have time limits.
     script+="$shuffled timeout 3000 $binary --test-threads=1 $names && "

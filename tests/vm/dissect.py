@@ -15,7 +15,7 @@ import sys
 import zlib
 
 RXE = {"10.77.2.1", "10.77.2.2", "fd77:2::1", "fd77:2::2"}
-# Fields that need not be the same, and why.
+# Fields that may differ, and the reasons.
 OWN = {
     "infiniband.bth.psn": "each queue pair counts its own; nobody looks at it",
     "infiniband.bth.destqp": "the receiver's number, the same for management (1) and groups (0xffffff)",
@@ -35,13 +35,14 @@ OWN = {
     "udp.checksum": "0, none, from rxe; a socket's over IPv6 must not be 0",
     "udp.length": "the length of what the programs send",
 }
-# The same in packets of management.
+# Fields that may differ in packets of management.
 SAME_IN_MANAGEMENT = {"infiniband.bth.destqp", "infiniband.deth.srcqp", "udp.length"}
-# The same in all others: rxe asks for the acknowledgement of management datagrams, which unreliable ones never have.
+# Fields that may differ in all others: rxe requests the acknowledgement of management datagrams, which unreliable ones
+# never have.
 OWN_IN_MANAGEMENT = {"infiniband.bth.a"}
 SAME_IN_GROUPS = {"infiniband.bth.destqp"}
-# Octets of the questions and answers that each side has its own of, from the 24th octet of the datagram on: the number of the question,
-# the port and the addresses of both sides, the service, the queue pair, and the private data of the program.
+# The bytes of the requests and answers that may differ, from the 24th byte of the datagram on: the number of the request, the port and the
+# addresses of both sides, the service, the queue pair, and the private data of the program.
 OWN_OCTETS = {
     0x17: [range(0, 4), range(14, 16), range(18, 20), range(20, 52), range(52, 232)],
     0x18: [range(0, 4), range(8, 11), range(18, 20), range(96, 232)],
@@ -115,13 +116,13 @@ def main(file):
         attribute = int(row["infiniband.mad.attributeid"] or "0", 0)
         message = {0: "group" if is_group else "datagram", 0x17: "SIDR_REQ", 0x18: "SIDR_REP"}.get(attribute, hex(attribute))
         data = bytes.fromhex(row["infiniband.mad.data"].replace(":", ""))
-        # A question that is asked again when it was answered already is refused by the kernel's rdma_cm (status 2).
+        # The kernel's rdma_cm refuses a repeated request that was answered already (status 2).
         if message == "SIDR_REP" and data[4:5] != b"\0":
             message = f"SIDR_REP of status {data[4]}"
         kind = (f"IPv{row['ip.version'] or row['ipv6.version']}", message, f"opcode {row['infiniband.bth.opcode']}")
         counts[kind, who] += 1
         for name in names:
-            # What pads the payload depends on its length.
+            # The padding of the payload depends on its length.
             if name == "infiniband.bth.padcnt":
                 place = int(row["udp.length"]) - 8
                 faults += [] if place % 4 == 0 else [f"packet {row['frame.number']} of {who} is not of whole words"]

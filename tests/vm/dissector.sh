@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Datagrams of the embedded provider and of the kernel's rxe, captured between the two in the guest, field by field as tshark's dissectors
-# show them: dissect.py says what has to be the same. Installs tshark.
+# show them: dissect.py lists the fields that may differ. Installs tshark.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 tests/packages.sh tshark python3

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Faults of peers, links and devices, which provider is used when devices come and go, and what is on the wire between two devices.
-# With RDMA_CYCLES=10000 (4,000 at least) also so many connections one after another on each. Builds on the host, runs in the guest,
-# always, for it takes devices away and changes routes.
+# Faults of peers, links and devices, the provider of connections when devices are removed and added, and the packets between two devices.
+# With RDMA_CYCLES=10000 (at least 4,000) also this number of sequential connections on each. Builds on the host, runs in the guest, always,
+# because it removes devices and changes routes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 binaries=$(tests/vm/build.sh rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden ${RDMA_CYCLES:+rdma_churn} rdma_wire)
 
 script='' shuffled=${SHUFFLE:+env RUSTC_BOOTSTRAP=1 RUST_TEST_SHUFFLE_SEED=$SHUFFLE}
 for binary in $binaries; do
-    # What comes after this stays so.
+    # The settings stay for later steps.
     [[ $binary != */rdma_wire-* ]] || script+="tests/vm/wire.sh && "
-    # One test at a time: they take the devices away, and count what is open on them.
+    # One test at a time: they remove the devices, and count the open objects on them.
     script+="$shuffled timeout 3000 $binary --test-threads=1 $* && "
 done
 VM_FORCE=1 VM_TIMEOUT=${VM_TIMEOUT:-5400} exec tests/vm/run.sh "ulimit -n 65536; ${script}true"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Second stage of the guest, as process 1: brings up the devices, runs the command, leaves status and kernel log in the
+# Second stage of the guest, as process 1: sets up the devices, runs the command, writes status and kernel log to the
 # control directory /run/vm, powers off. Started by init.sh; run.sh copies it there.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 exec </dev/null
@@ -111,7 +111,7 @@ else
 fi
 mark "command ended with $status"
 
-# What the command left running must not keep its output or the devices open.
+# Remaining processes of the command must not keep its output or the devices open.
 for _ in {1..20}; do
     kill -0 $ports 2>/dev/null || break
     sleep 0.1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Instructions of user mode that a round trip of 2 B with events takes a client, perftest's and ours, on siw and on rxe, counted
-# by callgrind. What both of two runs of a program take does not count. Of ours the turns count, with the callbacks: the table and the
-# histogram at the end take as much as the latencies differ. Builds on the host, runs in the guest.
+# The instructions of user mode that a round trip of 2 B with events costs a client, perftest's and ours, on siw and on rxe, counted by
+# callgrind. Instructions that two runs of a program have in common do not count. Of ours the turns count, with the callbacks: the table and
+# the histogram at the end depend on the latencies. Builds on the host, runs in the guest.
 #
 #   tests/vm/instructions.sh [siw|rxe]     both by default
 set -uo pipefail
@@ -56,7 +56,7 @@ for kind in ${3^^}; do
     device=RDMA_${kind}_DEV address=RDMA_${kind}_ADDR
     device=${!device} address=${!address}
     for whose in perftest pingpong; do
-        # A port each: that of a connection which has just ended may not be free yet.
+        # A separate port for each: that of a connection which has just ended may not be free yet.
         port=$((port + 2))
         first=$($whose $few) && last=$(port=$((port + 1)) && $whose $many) || exit 1
         [[ $first =~ ^[0-9]+$ && $last =~ ^[0-9]+$ ]] || { echo "$device: $whose was not counted" >&2; exit 1; }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Our programs against those of rdmacm-utils, which know nothing of this library: raw-echo against rdma_client,
-# rdma_server and ucmatose, rping-server and rping-client against rping; both roles each, on siw and rxe; the embedded
-# provider against the kernel's siw; raw-datagram against udaddy and mckey, both roles each, on rxe, and from another network
-# namespace on the embedded provider, there rdma-ud-peer against ibv_ud_pingpong and raw-datagram against group.c, too; and raw-echo
-# against solicited.c. Builds on the host, runs in the guest, prints a table, fails when one exchange does.
+# Our programs with those of rdmacm-utils, which do not use this library: raw-echo with rdma_client, rdma_server and ucmatose, rping-server
+# and rping-client with rping; both roles each, on siw and rxe; the embedded provider with the kernel's siw; raw-datagram with udaddy and
+# mckey, both roles each, on rxe, and from another network namespace on the embedded provider, where rdma-ud-peer runs with ibv_ud_pingpong
+# and raw-datagram with group.c, too; and raw-echo with solicited.c. Builds on the host, runs in the guest, prints a table, fails if one
+# exchange does.
 #
 #   tests/vm/interop.sh [PATTERN]     only the exchanges whose line in the table matches
 #   INTEROP_LIMIT=300                 seconds per exchange
@@ -33,7 +33,8 @@ for tool in rdma_client rdma_server ucmatose rping udaddy mckey ibv_ud_pingpong 
     type "$tool" >/dev/null || { echo "$tool is missing: install the packages rdmacm-utils and ibverbs-utils" >&2; exit 1; }
 done
 
-# Whether a server listens, or is in its group: ours says so, and mckey; what others have in the kernel is listed.
+# Returns 0 if a server listens, or is in its group: ours and mckey print it; the state of others in the kernel is
+# listed.
 listening() {
     case $1:${server[*]} in
         ours:*) grep -q '^listening on\|^joined' "$logs/server" ;;
@@ -45,9 +46,9 @@ listening() {
     esac
 }
 
-# Whether siw has sat on the first frame of a connection, as it does (see README.md). Of ours: the client has sent its only message, which
-# is raw and asks for nothing, and has waited for the answer until its time was over. Of rping's: that client has waited for
-# an answer to it, and has not had one round, until our server's time was over; the others had all of theirs.
+# Returns 0 if siw has delayed the first frame of a connection (see README.md). Of ours: the client has sent its only message, which is raw
+# and requests nothing, and has waited for the answer until its timeout. Of rping's: that client has waited for an answer to it, without one
+# round, until our server's timeout; the others had all of theirs.
 first_frame_held() {
     local rounds each
     [[ $device:$wanted:$whose == siw:done:theirs ]] &&
@@ -58,16 +59,17 @@ first_frame_held() {
         grep -q 'it took longer than --timeout' "$logs/server" && grep -q '^wait for RDMA_WRITE_ADV' "$logs/client"
 }
 
-# Whether siw has called a send failed that had arrived: the peer got everything, was content and went, and that end met the send before
-# its completion.
+# Returns 0 if siw has failed a send that had arrived: the peer received everything, succeeded and disconnected, and the disconnect preceded
+# the completion of the send.
 send_misjudged() {
     [[ $device:$provider:$wanted:$theirs == siw:verbs*:done:0 ]] &&
         grep -q 'lost; .*a work request failed: local queue pair operation error' "$logs/server" "$logs/client"
 }
 
-# exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) says whose the server is; PORT in a command is the
-# port. Ours checks sizes, counts and contents, but those of an echo. WANTED is "done": both programs end with 0 in time;
-# or "noticed": ours ends with 1, for what was not agreed. The device and our provider are the variables of the callers.
+# exchange WANTED WHO SERVER... -- CLIENT...: WHO (ours or theirs) names the owner of the server; PORT in a command is
+# the port. Ours checks sizes, counts and contents, except those of an echo. WANTED is "done": both programs end with 0
+# in time; or "noticed": ours ends with 1, for a disagreement. The device and our provider are the variables of the
+# callers.
 exchange() {
     local again=("$@") wanted=$1 whose=$2 server=() client words line ours theirs result waited=0 mine other began defect=
     shift 2
@@ -85,16 +87,16 @@ exchange() {
     timeout -k 5 "$limit" "${server[@]}" >"$logs/server" 2>&1 &
     mine=$!
     until listening "$whose" || [ $((waited += 1)) -gt 1000 ] || ! kill -0 $mine 2>/dev/null; do sleep 0.1; done
-    # A connect that meets a siw listener in the moment in which it is made is not noticed, see README.md.
+    # A connect that reaches a siw listener during its creation is not noticed, see README.md.
     [ "$device" != siw ] || sleep 0.3
     timeout -k 5 "$limit" "${client[@]}" >"$logs/client" 2>&1 &
     other=$!
     [ "$whose" = ours ] || { other=$mine mine=$!; }
     wait $mine
     ours=$?
-    # What another program makes of a connection that ends early is its own affair: rdma_client on RoCE waits for a
-    # completion that never comes, because there nothing flushes its queue but its own rdma_disconnect. And a persistent
-    # rping never ends by itself; with 143 if nothing else was wrong.
+    # The behaviour of another program after an early end is not judged: rdma_client on RoCE waits for a completion that
+    # never arrives, because there only its own rdma_disconnect flushes its queue. And a persistent rping never ends by
+    # itself; with 143 if nothing else was wrong.
     [[ $wanted = done && "${server[*]}" != "rping -s -P "* ]] || kill $other 2>/dev/null
     wait $other
     theirs=$?
@@ -133,17 +135,17 @@ both() {
     exchange done theirs ucmatose -b "$theirs" -p PORT -C 100 -S 20000 -c 3 -- \
         "${client[@]}" --echo -n 100 -s 20000 -c 3
     [ $# = 4 ] || return
-    # A peer that asks for solicited events only: one message wakes it, those before and behind do not. On siw none wakes
-    # it, whoever sent it: seen on this kernel, cause unknown.
+    # A peer that arms for solicited events only: one message wakes it, those before and behind do not. On siw none
+    # wakes it, from any sender: seen on this kernel, cause unknown.
     [ "$device" != rxe ] || exchange done theirs "$own/solicited" "$theirs" PORT 3 2 -- \
         "${client[@]}" -n 3 -s 100 --depth 1 --solicit 2 --verify
-    # This table can tell.
+    # A check that this table can fail.
     exchange noticed ours "${server[@]}" -c 1 -n 1 -s 15 -- rdma_client -s "$ours" -p PORT
     exchange noticed theirs rdma_server -s "$theirs" -p PORT -- "${client[@]}" -n 1 -s 15
 }
 
-# A command three times at once; and so that each starts when the one before has said something: rping's persistent
-# server takes two requests that come together for one.
+# A command three times at the same time; each starts when the previous one has printed something: rping's persistent
+# server mistakes two simultaneous requests for one.
 three=(bash -c 'for i in 1 2 3; do "$@" & all+=" $!"; done; for i in $all; do wait $i || exit; done' 3x)
 chain=(bash -c 'for i in 1 2 3; do exec {out}< <("$@"); all+=" $!"; read -r <&$out; cat <&$out & done
     for i in $all; do wait $i || exit; done' 3x)
@@ -156,7 +158,7 @@ rpings() {
     local client=("$bin/rping-client" "${common[@]}" -V -p PORT)
     # rping's default, its smallest, its largest.
     local size rounds=1000 sizes='64 23 65535'
-    # What a CRC protects is the same without: the greeting, and messages of one segment and of many.
+    # The same messages without CRC: the greeting, and messages of one segment and of many.
     [ $# = 4 ] || sizes='64 65535'
     for size in $sizes; do
         exchange done ours "${server[@]}" -C $rounds -- rping -c -a "$ours" -p PORT -V -C $rounds -S $size
@@ -170,13 +172,13 @@ rpings() {
     exchange done ours "${server[@]}" -C 1000 -- "$bin/rping-client" --provider verbs -V -a "$ours" -p PORT -C 1000 -S 1
     exchange done ours "$bin/rping-server" --provider verbs -C 20 -V -a "$theirs" -p PORT -S 1000000 -- \
         "${client[@]}" -a "$theirs" -C 20 -S 1000000
-    # This table can tell.
+    # A check that this table can fail.
     exchange noticed ours "${server[@]}" -S 63 -- rping -c -a "$ours" -p PORT -C 1 -S 64
     exchange noticed theirs rping -s -a "$theirs" -p PORT -S 64 -- "${client[@]}" -a "$theirs" -C 1 -S 65
 }
 
-# datagrams DEVICE PROVIDER OUR-ADDRESS THEIR-ADDRESS GROUP [NAMESPACE]: both roles of both; mckey waits 5 s before it sends. udaddy has
-# one port, 7174. What it sends back is not what came. In a network namespace of its own our side has no device, and RoCE's port.
+# datagrams DEVICE PROVIDER OUR-ADDRESS THEIR-ADDRESS GROUP [NAMESPACE]: both roles of both; mckey waits 5 s before it sends. udaddy has one
+# port, 7174. It does not echo. In a separate network namespace our side has no device, and RoCE's port.
 datagrams() {
     local device=$1 provider=$2 ours=$3 theirs=$4 group=$5 common=(--timeout $((limit - 5)) --provider "$2")
     local program=("$bin/raw-datagram") mckey=(stdbuf -oL mckey)
@@ -186,39 +188,40 @@ datagrams() {
     local member=(--bind "$ours" "${common[@]}" "$group")
     exchange done ours "${server[@]}" -- udaddy -s "$ours"
     exchange done theirs udaddy -b "$theirs" -- "${client[@]}" "$theirs"
-    # More, of the largest size there is, and several at once. Nothing holds their senders back: without a device they find no room in a
-    # socket with its usual size.
+    # More datagrams, of the largest size, and several at the same time. Nothing limits their senders: without a device they find no room in
+    # a socket with its usual size.
     if [ $# = 5 ]; then
         exchange done ours "${server[@]}" -c 3 -n 200 -s 1024 -- udaddy -s "$ours" -C 200 -S 1024 -c 3
         exchange done theirs udaddy -b "$theirs" -C 200 -S 1024 -- "${client[@]}" "$theirs" -n 200 -s 1024
         exchange done ours "${server[@]}" -n 500 -s 1024 -- "${client[@]}" "$ours" -n 500 -s 1024 --verify
     fi
-    # This table can tell. The other way round, udaddy would wait for ever.
+    # A check that this table can fail. In the opposite direction, udaddy would wait forever.
     exchange noticed theirs udaddy -b "$theirs" -C 1 -- "${client[@]}" "$theirs" -n 1 -s 99
-    # The kernel's rdma_cm joins no group of IPv6, see README.md: there a member on plain verbs.
+    # The kernel's rdma_cm joins no IPv6 group, see README.md: a member on plain verbs is used.
     [[ $group == *:* ]] && return
     exchange done ours "${program[@]}" receive "${member[@]}" -- "${mckey[@]}" -m "$group" -b "$theirs" -s
     exchange done theirs "${mckey[@]}" -m "$group" -b "$theirs" -C 50 -S 1024 -- \
         "${program[@]}" send "${member[@]}" -n 50 -s 1024
 }
 
-# The index of the GID of RoCE version 2 that an address of a device is.
+# Prints the index of the GID of RoCE version 2 for an address of a device.
 gid_index() { # DEVICE ADDRESS
     ibv_devinfo -v -d "$1" | sed -nE "s/.*GID\[ *([0-9]+)\]:[[:space:]]*(::ffff:)?$2, RoCE v2.*/\1/p"
 }
 
-# plain DEVICE OUR-ADDRESS THEIR-ADDRESS GROUP NAMESPACE: programs that know no rdma_cm, against the embedded provider in a namespace.
+# plain DEVICE OUR-ADDRESS THEIR-ADDRESS GROUP NAMESPACE: programs without rdma_cm, with the embedded provider in a namespace.
 plain() {
     local device=$1 provider=iwarp ours=$2 theirs=$3 group=$4 index
     local inside=(ip netns exec "$5") peer=(ip netns exec "$5" "$bin/rdma-ud-peer") common=(--timeout $((limit - 5)) --provider iwarp)
     index=$(gid_index "$RDMA_RXE_DEV" "$theirs")
-    # Its server listens on IPv4, whatever the GIDs are.
+    # Its server listens on IPv4, for all GIDs.
     local pingpong=(ibv_ud_pingpong -d "$RDMA_RXE_DEV" -g "$index" -p PORT)
     exchange done ours "${peer[@]}" server "$ours" PORT 1000 64 -- "${pingpong[@]}" -n 1000 -s 64 "$ours"
     exchange done theirs "${pingpong[@]}" -n 1000 -s 64 -- "${peer[@]}" client "$ours" PORT 1000 64 "$RDMA_RXE_ADDR"
     exchange done ours "${peer[@]}" server "$ours" PORT 100 1023 -- "${pingpong[@]}" -e -n 100 -s 1023 "$ours"
     exchange done theirs "${pingpong[@]}" -e -n 100 -s 1024 -- "${peer[@]}" client "$ours" PORT 100 1024 "$RDMA_RXE_ADDR"
-    # This table can tell. The other way round, ours would wait for an answer that ibv_ud_pingpong has no receive for.
+    # A check that this table can fail. In the opposite direction, ours would wait for an answer that ibv_ud_pingpong
+    # has no receive for.
     exchange noticed ours "${peer[@]}" server "$ours" PORT 10 101 -- "${pingpong[@]}" -n 10 -s 100 "$ours"
     # A group with two embedded providers in it, which share its port.
     local member=("${inside[@]}" "$bin/raw-datagram") where=(--bind "$ours" "${common[@]}" "$group" -n 50 -s 1024)

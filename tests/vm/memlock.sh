@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Connections on siw and rxe as a user who is nobody and may lock 8 MiB, which is the usual limit; and with 64 KiB, where
-# the error must name the limit and the cure. Builds on the host, runs in the guest.
+# Connections on siw and rxe as an unprivileged user who may lock 8 MiB, which is the usual limit; and with 64 KiB,
+# where the error must name the limit and the cure. Builds on the host, runs in the guest.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 

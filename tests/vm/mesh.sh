@@ -41,7 +41,7 @@ ranks() {
     return $status
 }
 
-# The figures of machines that are emulated differ by what else runs.
+# The figures of emulated machines depend on other programs.
 quick=(-n 50 --bandwidth 0.3 --all-to-all 0.5 --at-once 1 --silence 30 --tolerance 1e6)
 
 on_device() { # DEVICE ADDRESS
@@ -64,7 +64,7 @@ namespaces() {
     done
 }
 
-# netem FROM TO WORD...: what happens to packets from one rank to another.
+# netem FROM TO WORD...: sets netem for packets from one rank to another.
 netem() {
     local from=$1 to=$2
     shift 2
@@ -77,7 +77,7 @@ in_namespaces=(ip netns exec 'r{}' "$mesh" --provider iwarp --root 10.88.0.1 --l
 
 slow_and_cut() {
     netem 1 2 delay 1200ms && netem 3 4 loss 100% || return
-    # The slow link's own time to and fro is not silence.
+    # The round-trip time of the slow link is not silence.
     ranks links "$count" "${in_namespaces[@]}" --count "$count" --silence 15 && return 1
     # Both are named with ranks, hosts and figures; nothing else is. On a busy machine all latencies are long, and the
     # slow link stands out by its bandwidth.
@@ -90,7 +90,7 @@ slow_and_cut() {
         grep -q 'no connection' "$out/links.html" && grep -q 'times worse' "$out/links.html"
 }
 
-# A link that is cut while the pairs measure: it is noticed, and all others have all figures.
+# A link that is cut during the measurement is noticed, and all others have all figures.
 cut_in_the_middle() {
     tc -n r1 qdisc del dev eth0 parent 1:4 2>/dev/null
     tc -n r3 qdisc del dev eth0 parent 1:4 2>/dev/null

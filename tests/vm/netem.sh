@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Parts of the conformance suite while the wire loses, delays, doubles, reorders and damages packets (netem): siw and the embedded
-# provider on lo, rxe between two devices (wire.sh). Then rdma-doctor and rdma-mesh, which have to name the hardware counters of rxe that
-# move. With arguments only the tests of those names run. Builds on the host, runs in
-# the guest, always, for it changes routes.
+# Parts of the conformance suite while the wire loses, delays, duplicates, reorders and damages packets (netem): siw and the embedded
+# provider on lo, rxe between two devices (wire.sh). Then rdma-doctor and rdma-mesh, which must name the hardware counters of rxe that
+# moved. With arguments only the tests of those names run. Builds on the host, runs in the guest, always, because it changes routes.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -23,7 +22,7 @@ modprobe sch_netem && tests/vm/wire.sh || exit 1
 # The listeners of rxe are on the far device.
 export RDMA_RXE_ADDR=10.77.3.1
 
-# suite KIND LINK BINARY WORD...: the tests of a kind while netem does what the words say to the packets that leave by the links.
+# suite KIND LINK BINARY WORD...: runs the tests of a kind while netem treats the packets that leave by the links as the words say.
 suite() {
     local kind=$1 links=$2 binary=$3 link result=ok start=$SECONDS packets=0 drops=0 counts
     shift 3
@@ -34,7 +33,7 @@ suite() {
         packets=$((packets + counts[0])) drops=$((drops + counts[1]))
         tc qdisc del dev "$link" root
     done
-    # A disturbance that has met nothing shows nothing.
+    # A disturbance without packets tests nothing.
     grep -q 'test result: ok. [1-9]' "$log" && [ $packets -gt 100 ] && [[ $* != loss* || $drops -gt 0 ]] || result=FAILED
     printf '%-6s %-6s %-24s %4d s, %6d packets, %4d lost\n' $result "$kind" "$*" $((SECONDS - start)) $packets $drops
     [ $result = ok ] || { failed=1; tail -n 60 "$log" | sed 's/^/    /'; }
@@ -50,14 +49,14 @@ counted() {
     [ $result = ok ] || tail -n 40 "$log" | sed 's/^/    /'
 }
 
-# What rdma-doctor says of rxe0 while messages go to and fro: it has to name what was sent again, and both sides of the traffic.
+# The output of rdma-doctor about rxe0 during traffic: it must name the retransmissions, and both sides of the traffic.
 watched() {
     local server client status=1 listens said
     listens=$(mktemp) said=$(mktemp) || return
     "$bin/rdma-pingpong" server --bind 10.77.3.1 -p 7700 --provider verbs >"$listens" & server=$!
     until grep -q listening "$listens"; do kill -0 $server || return; sleep 0.1; done
     "$bin/rdma-pingpong" client 10.77.3.1 -p 7700 --provider verbs -s 64 -D 300 & client=$!
-    # A machine that is busy sends few messages, of which one in fifty is lost on its way there or back.
+    # A busy machine sends few messages, of which one in fifty is lost in one direction or the other.
     for _ in {1..12}; do
         "$bin/rdma-doctor" --watch 10 >"$said"
         grep -q '^note .* rxe0 in 10 s: sent again, .*completer_retry_err +' "$said" && grep -q '^ok .* rxe0 in 10 s: .*sent_pkts +' "$said" &&
@@ -83,7 +82,7 @@ meshed() {
 }
 
 tcp=('loss 1%' 'delay 2ms 1ms' 'delay 1ms reorder 25%' 'duplicate 5%' 'corrupt 0.5%')
-# rxe sends everything anew from a packet that is missing or late, and waits for seconds when it was the last one.
+# rxe retransmits everything from a missing or late packet on, and waits for seconds if it was the last one.
 rxe=('loss 0.1%' 'delay 2ms' 'delay 1ms reorder 99.9%' 'duplicate 5%' 'corrupt 0.1%')
 # shellcheck disable=SC2086
 {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `rdma-pingpong demo` on siw and on rxe: by the device's name, by an address, and with names that are wrong. Builds on
-# the host, runs in the guest, fails when one run does not do what it should. `rdma-solicited`, too, which counts how often a
-# receiver is woken that has asked for solicited completions only.
+# Runs `rdma-pingpong demo` on siw and on rxe: by the device's name, by an address, and with wrong names. Also runs `rdma-solicited`, which
+# counts the wake-ups of a receiver that has armed for solicited completions only. Builds on the host, runs in the guest, fails if one run
+# does not behave as it should.
 #
 #   tests/vm/pingpong.sh
 set -uo pipefail
@@ -43,7 +43,7 @@ for kind in SIW RXE; do
         expect 0 'provider verbs' t_typical -- demo -d "$device" -s 64 -n 300 --wait $wait
     done
     expect 0 'provider verbs' t_typical -- demo -d "$device" --bind "$address" --provider verbs -s 1 -n 300
-    # Auto: both ends come to the same.
+    # Auto: both ends select the same provider.
     expect 0 'provider verbs' t_typical -- demo --bind "$address" -s 100K -n 50
     [ -z "$address6" ] || expect 0 'provider verbs' t_typical -- demo -d "$device" --bind "$address6" -n 100
     expect 0 'provider verbs' MsgRate -- demo -d "$device" --mode throughput -s 4K -n 2000 -b
@@ -65,7 +65,8 @@ expect 0 'provider verbs' t_typical -- demo --provider verbs -n 300
 expect 1 "$RDMA_SIW_DEV" "$RDMA_RXE_DEV" iwarp0 -- demo -d mlx5_9
 expect 1 "$RDMA_SIW_DEV" "$RDMA_RXE_DEV" iwarp0 -- server -d mlx5_9
 expect 1 "$RDMA_RXE_DEV" "$RDMA_SIW_ADDR" -- client "$RDMA_SIW_ADDR" -d "$RDMA_RXE_DEV"
-# Receivers that are woken by each message, or by each tenth, which is solicited. siw has no such events, and the embedded provider raises more.
+# Receivers that are woken by each message, or by each tenth, which is solicited. siw has no such events, and the embedded provider raises
+# more.
 program=${program%/*}/rdma-solicited
 expect 0 '300 messages, armed for any: 300 wake-ups' '1 of 10: 30 wake-ups' -- verbs "$RDMA_RXE_ADDR" 300 10
 expect 0 'armed for any: 300 wake-ups' 'armed for solicited ones: ' -- verbs "$RDMA_SIW_ADDR" 300 10

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# kv, rcp, stream-pipe and stream-bench on siw and rxe: tables that are read while they are written, files that are copied,
-# go on where a copy was killed and are compared, streams both ways. Builds on the host, runs in the guest.
+# kv, rcp, stream-pipe and stream-bench on siw and rxe: tables that are read while they are written, files that are copied, continued after
+# a killed copy and compared, streams in both directions. Builds on the host, runs in the guest.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -29,7 +29,7 @@ serve() {
     done
 }
 
-# check NAME COMMAND...: that the command succeeds; what it writes is shown if it does not.
+# check NAME COMMAND...: checks that the command succeeds; its output is shown if it does not.
 check() {
     local name=$1 result=ok
     shift
@@ -42,7 +42,7 @@ check() {
 table() { # SIZE: the largest value
     serve kv server --bind "$address" --slots 64 --max-value "$1" || return
     program kv put "$there" key 'a value' && [ "$(program kv get "$there" key)" = 'a value' ] || return
-    # One writer without a pause: the bench fails when a value is torn or older than the one before it.
+    # One writer without a pause: the bench fails if a value is torn or older than the previous one.
     program kv bench "$there" --seconds 2 --readers 3 --keys 2 >table || return
     cat table
     awk '/^reads/ { reads = $2 } /^writes/ { writes = $2 } /^every value was whole/ { whole = 1 }
@@ -60,7 +60,7 @@ copies() {
     : >nothing
     copy nothing empty && cmp nothing to/empty || return
     copy source whole && cmp source to/whole || return
-    # A partial copy that is of another file is told, and not used.
+    # A partial copy of another file is reported, and not used.
     { head -c 3000000 source; echo; } >to/damaged.rcp-part
     copy source damaged 2>&1 | grep 'is damaged or of another file' && cmp source to/damaged || return
     head -c 3145728 source >to/begun.rcp-part
@@ -68,7 +68,7 @@ copies() {
     [ "$(ls to | wc -l)" = 4 ]
 }
 
-# A sender that is killed in the middle; the copy goes on there.
+# A sender that is killed in the middle; the copy continues there.
 resumed() {
     local sender pid got
     truncate -s 150M large && printf 'the end' >>large
@@ -80,7 +80,7 @@ resumed() {
     pid=$(cat /proc/$sender/task/$sender/children)
     kill -KILL $pid
     wait $sender && return 1
-    # Its name is free again when the server has heard of the end.
+    # Its name is free again when the server is notified of the end.
     for _ in {1..100}; do
         got=$(copy large large 2>&1) && break
         grep 'is being copied by another peer' <<<"$got" || break

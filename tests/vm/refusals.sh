@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the programs say when they cannot work: exit status 1, and one line that names what is wrong and the cure.
-# Builds on the host, runs in the guest, always, for it takes rights and devices away.
+# The messages of programs that cannot work: exit status 1, and one line that names the fault and the cure. Builds on
+# the host, runs in the guest, always, because it removes rights and devices.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -40,7 +40,7 @@ pingpongs() { echo ./rdma-pingpong server --provider verbs -p 0 --bind "$1"; }
 for device in "$RDMA_SIW_ADDR" "$RDMA_RXE_ADDR"; do
     says "nobody listens" 'refused|nothing listens' -- $(client "$device")
     says "nobody listens" 'refused|nothing listens' -- $(pingpong "$device")
-    # A neighbour that is not there.
+    # A neighbour that does not exist.
     says "nobody has the address" "${device%.*}.99" -- $(client "${device%.*}.99")
 done
 for address in 192.0.2.1 127.0.0.1; do
@@ -51,7 +51,7 @@ says "not an address of ours" '192\.0\.2\.1' -- $(server 192.0.2.1)
 says "not an address of ours" '192\.0\.2\.1' -- $(pingpongs 192.0.2.1)
 
 for device in "$RDMA_SIW_ADDR" "$RDMA_RXE_ADDR"; do
-    # The devices are open to all here, and registering memory counts for everybody but root.
+    # The devices are accessible to all users here, and registered memory is limited for all users except root.
     chmod 666 /dev/infiniband/*
     $(server "$device") >listening 2>server &
     until grep -q '^listening on ' listening; do kill -0 $! || break; sleep 0.1; done

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs a command where siw0 and rxe0 are up: in a guest, or directly when this machine has RDMA devices. See README.md.
+# Runs a command on a machine with siw0 and rxe0: in a guest, or directly if this machine has RDMA devices. See
+# README.md.
 set -uo pipefail
 exec </dev/null
 
@@ -170,7 +171,7 @@ if [ -s "$control/ready" ]; then
     readers=
 fi
 
-# What the kernel must not have said, and the taint bits 7 (died), 9 (warned), 14 (soft lockup).
+# The forbidden messages of the kernel, and the taint bits 7 (died), 9 (warned), 14 (soft lockup).
 bad='WARNING: |BUG: |BUG at |Oops|Kernel panic|Call Trace:|general protection fault,|INFO: task .* blocked for more than'
 bad="$bad|self-detected stall|detected stalls|soft lockup|hard LOCKUP|refcount_t:|use-after-free|double free|list_(add|del) corruption"
 bad="$bad|possible (circular|recursive) locking|suspicious RCU|scheduling while atomic|sleeping function called|unregister_netdevice: waiting"
@@ -187,10 +188,10 @@ once_more() { # SHORT LONG
     VM_AGAIN=$((again + 1)) exec "$0" "${arguments[@]}"
 }
 
-# Runs the step once more if the first complaint in a kernel log is of a defect of the kernel's own drivers that no program
-# can keep from happening. All of them are siw's: it gives a listener's endpoint back twice when a peer goes away in the middle of its
-# handshake, it tells of a peer's close before it has told that the connection is up, and when its link goes down it walks the list of
-# queue pairs without the lock under which one of them may just be destroyed.
+# Runs the step once more if the first complaint in a kernel log is a known defect of the kernel's own drivers that no program can avoid.
+# All of them are siw's: it releases a listener's endpoint twice when a peer disconnects in the middle of its handshake; it reports a peer's
+# close before it has reported the connection; and when its link goes down it walks the list of queue pairs without the lock under which one
+# of them may just be destroyed.
 once_more_if_known() { # LOG
     local first defect
     first=$(awk -v bad="$bad" '$0 ~ bad { on = 1 } on { print } on && /---\[ end trace/ { exit }' "$1")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Shows that run.sh works: both devices carry traffic of the common tools, output and exit status come back, and
-# nothing that goes wrong in the guest passes. About two minutes. With --inside it is the part in the guest.
+# Tests that run.sh works: both devices carry traffic of the common tools, output and exit status are returned, and no
+# fault in the guest passes. About two minutes. With --inside it is the part in the guest.
 set -uo pipefail
 exec </dev/null
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -92,7 +92,7 @@ took=$(awk '{ print int(($2 - $1) / 1000) }' <<<"$times")
 check "a kernel warning fails" 1 'FAILED: the guest.s kernel complained.* status was 0' \
     "$here/run.sh" --rwdir "$rwdir" 'echo "WARNING: planted by the selftest" >/dev/kmsg; true'
 check "a kernel crash fails" 1 'FAILED: the guest died' "$here/run.sh" --rwdir "$rwdir" 'echo c >/proc/sysrq-trigger; sleep 60'
-# What the kernel says first decides. The first time the command has the kernel say something; the second time it succeeds.
+# The first message of the kernel decides. The first time the command causes a kernel message; the second time it succeeds.
 first='[ -e $VM_RWDIR/again ] || { touch $VM_RWDIR/again; '
 for defect in 'WARNING: at siw_cm.c:453 siw_cep_put+0x11d/0x130 [siw]' 'kernel BUG at drivers/infiniband/core/iwcm.c:969!' \
     'general protection fault, probably for non-canonical address: RIP: 0010:siw_netdev_down+0x9b/0xe0 [siw]'; do

@@ -47,7 +47,7 @@ missing_packages() {
     tr -s ' \n' '\n' <<<"$PACKAGES" | sed '/^$/d' | grep -vxF -f <(echo "$have") || true
 }
 
-# The initial file system depends on init.sh; it takes no time to make, and is made again when that changes. So is tsc.
+# The initial file system depends on init.sh; building it takes no time, and is repeated when that changes. So is tsc.
 init_key() { cat "$here/init.sh" "$here/tsc.c" | cksum | tr ' ' -; }
 if [ "${1:-}" = --print ]; then
     echo "$kernel $(init_key)"
@@ -118,7 +118,8 @@ make_kernel() {
     env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL make -s -C "$headers" M="$siw" CC=gcc HOSTCC=gcc CONFIG_RDMA_SIW=m modules \
         >"$tmp/siw.log" 2>&1 9>&- || { cat "$tmp/siw.log" >&2; die "siw.ko did not build"; }
 
-    # The modules a network test can want, with all they depend on; graphics, sound, adapters and disks stay out.
+    # The modules that a network test may need, with their dependencies; graphics, sound, adapters and disks are left
+    # out.
     local from=$x/lib/modules/$release to=$out/lib/modules/$release
     mkdir -p "$from/updates" "$to"
     strip --strip-debug -o "$from/updates/siw.ko" "$siw/siw.ko"
@@ -167,7 +168,7 @@ make_initrd() {
     rm -rf "$root"
 }
 
-# Left behind by a setup that was killed; nobody else is at work, for we hold the lock.
+# Remains of a killed setup; nobody else is working, because this process holds the lock.
 rm -rf "$cache"/tmp.??????
 if [ ! -e "$kernel/stamp" ] || [ "${1:-}" = --update ]; then
     make_kernel

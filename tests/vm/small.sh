@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# memlock.sh, valgrind.sh, programs.sh and refusals.sh, one after the other in one guest. Builds on the host.
+# memlock.sh, valgrind.sh, programs.sh and refusals.sh, in sequence in one guest. Builds on the host.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=$(tests/vm/build.sh raw-echo)

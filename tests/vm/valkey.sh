@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# valkey-rdma against a valkey-server with its RDMA transport, and beside its own client, valkey-cli, on rxe. On siw, which lacks writes
-# with immediate data, the client has to say so. Builds on the host, runs in the guest; the server is built once, in the cache.
+# valkey-rdma with a valkey-server that has its RDMA transport, and next to its own client, valkey-cli, on rxe. On siw, which lacks writes
+# with immediate data, the client must report that. Builds on the host, runs in the guest; the server is built once, in the cache.
 #
 #   tests/vm/valkey.sh              what holds
 #   tests/vm/valkey.sh bench        requests per second, in rounds that alternate with valkey-benchmark, on rxe
@@ -19,7 +19,7 @@ PROGRAMS="valkey-server valkey-cli valkey-benchmark"
 
 say() { echo "valkey: $*" >&2; }
 
-# Makes $valkey, which has the three programs, unless it is there.
+# Builds $valkey, which has the three programs, unless it exists.
 make_valkey() (
     set -e
     [ ! -e "$valkey/stamp" ] || exit 0
@@ -69,7 +69,7 @@ trap '[ -z "$server" ] || kill -KILL $server 2>/dev/null; rm -rf "$work"' EXIT
 : "${RDMA_SIW_ADDR:?}" "${RDMA_RXE_ADDR:?}"
 port=6379
 ulimit -c 0
-# A processor each, for everybody alike.
+# One processor for each program, on both sides.
 server_cpu='' client_cpu=''
 if [ "$(nproc)" -ge 2 ]; then server_cpu='taskset -c 0' client_cpu='taskset -c 1'; fi
 
@@ -80,7 +80,7 @@ serve() {
         "$@" >"$work/server" 2>&1 &
     server=$!
     tests/vm/listens.sh $port $server || { cat "$work/server"; return 1; }
-    # A connect that meets a siw listener in the moment in which it is made is not noticed, see README.md.
+    # A connect that reaches a siw listener during its creation is not noticed, see README.md.
     [ "$device" != siw ] || sleep 0.3
 }
 unserve() { kill $server 2>/dev/null; wait $server; server=; }
@@ -88,7 +88,7 @@ unserve() { kill $server 2>/dev/null; wait $server; server=; }
 ours() { timeout -k 5 60 $client_cpu "$bin" --provider "${provider:-verbs}" --timeout 50 -p $port "$address" "$@"; }
 theirs() { timeout -k 5 60 $client_cpu "$valkey/valkey-cli" --rdma -h "$address" -p $port "$@"; }
 
-# says PATTERN COMMAND...: that it fails with status 1 and one line that matches.
+# says PATTERN COMMAND...: checks that it fails with status 1 and one line that matches.
 says() {
     local status
     "${@:2}" 2>"$work/said"
@@ -97,7 +97,7 @@ says() {
     [ $status = 1 ] && [ "$(wc -l <"$work/said")" = 1 ] && grep -qE -- "$1" "$work/said"
 }
 
-# check NAME COMMAND...: that the command succeeds; what it writes is shown if it does not.
+# check NAME COMMAND...: checks that the command succeeds; its output is shown if it does not.
 check() {
     local name=$1 result=ok
     shift
@@ -113,7 +113,7 @@ commands() {
     [ "$(ours DEL of-ours of-theirs)" = 2 ] && says "the server refuses: ERR unknown command 'FLY'" ours FLY away
 }
 
-# A value that takes 48 of the server's buffers, and three of either client's.
+# A value that occupies 48 of the server's buffers, and three of either client's.
 between() {
     head -c 2250000 /dev/urandom | base64 -w 0 >"$work/value"
     [ "$(theirs -x SET large <"$work/value")" = OK ] && ours GET large >"$work/got" && [ "$(ours STRLEN large)" = 3000000 ] || return

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Puts a second rxe device, rxe1, at the other end of rxe0's veth pair, and has the traffic between the two cross the pair, so
-# that it can be captured and disturbed. In the guest only: it changes the routes of the whole machine. A kernel delivers what is
-# meant for one of its own addresses without a wire, and rxe does so for what is meant for its own MAC address; so the rules here
-# come before the one that says which addresses are local, and each end has the other as a neighbour.
+# Puts a second rxe device, rxe1, at the other end of rxe0's veth pair, and routes the traffic between the two over the pair, so that it can
+# be captured and disturbed. In the guest only: it changes the routes of the whole machine. A kernel delivers packets for its own addresses
+# without a wire, and rxe does so for its own MAC address. So the rules here precede the one for local addresses, and each end has the other
+# as a neighbour.
 set -euo pipefail
 [ -n "${RDMA_VM:-}" ] || { echo "wire.sh: in the guest only" >&2; exit 2; }
 here=10.77.2.1 there=10.77.3.1
@@ -12,12 +12,12 @@ for name in all v0 v1; do echo 0 >/proc/sys/net/ipv4/conf/$name/rp_filter; done
 for name in v0 v1; do echo 1 >/proc/sys/net/ipv4/conf/$name/accept_local; done
 ip neighbour replace $there lladdr "$(cat /sys/class/net/v1/address)" dev v0 nud permanent
 ip neighbour replace $here lladdr "$(cat /sys/class/net/v0/address)" dev v1 nud permanent
-# What arrives.
+# Incoming packets.
 ip route add table 101 local $here dev v0
 ip route add table 101 $there dev v0
 ip route add table 102 local $there dev v1
 ip route add table 102 $here dev v1
-# What leaves.
+# Outgoing packets.
 ip route add table 103 $there dev v0 src $here
 ip route add table 104 $here dev v1 src $there
 ip rule add pref 100 lookup local
