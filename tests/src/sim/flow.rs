@@ -15,7 +15,7 @@ use super::rng::{Rng, mix};
 use super::swarm::{MS, WorkOptions};
 use super::threads::Said;
 
-/// Timers of streams have this bit, and the stream's number.
+/// The bit that marks the timers of streams. The other bits are the stream's number.
 const OF_FLOW: u64 = 1 << 62;
 /// The timer at which all streams are read and written to their ends.
 pub const SETTLE: u64 = u64::MAX;

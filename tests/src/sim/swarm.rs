@@ -126,9 +126,9 @@ pub struct FaultOptions {
 /// A fault of a link, or of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// Both ends get the end of the stream.
+    /// Both ends receive the end of the stream.
     End,
-    /// Both ends get a reset.
+    /// Both ends receive a reset.
     Reset,
     /// Nothing arrives any more, and nobody is notified.
     Blackhole,
