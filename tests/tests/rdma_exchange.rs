@@ -35,7 +35,7 @@ rdma_reactor_tests::conformance!(exchanged rxe, rdma_reactor_tests::conformance:
     ..rdma_reactor_tests::conformance::Setup::device("RXE")
 });
 
-/// The options of the reactor, and what goes wrong; the other end is a process of its own, or octets by hand.
+/// The options of the reactor, and errors. The peer is another process, or a stream of bytes written by the test.
 mod faults {
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener};

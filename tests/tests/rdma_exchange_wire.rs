@@ -1,5 +1,5 @@
-//! Connecting by exchange between two rxe devices at the ends of a veth pair, as `tests/vm/exchange_wire.sh` sets them up in the guest, for IPv4 and
-//! IPv6. rdma_cm is not there.
+//! Connecting by exchange between two rxe devices at the ends of a veth pair, for IPv4 and IPv6, without rdma_cm. In the guest,
+//! `tests/vm/exchange_wire.sh` sets the devices up.
 #![cfg(feature = "verbs")]
 
 use std::net::{IpAddr, SocketAddr};
