@@ -21,4 +21,4 @@ if (($#)); then
     exit
 fi
 "${run[@]}" -p rdma-transport -- mem:: slab:: soft:: shm::greeting shm::packet shm::record "${skip[@]}"
-"${run[@]}" -p rdma-reactor -- device::pool memory::cells memory::kept memory::region memory::registry
+"${run[@]}" -p rdma-reactor -- device::pool memory::region_memory memory::block_cache memory::region memory::registry

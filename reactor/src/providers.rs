@@ -1,4 +1,4 @@
-//! The providers of a reactor, in the order in which they are asked for an address.
+//! The providers of a reactor, in the order in which they are tried for an address.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -11,19 +11,19 @@ use rdma_transport::slab::Key;
 
 use crate::error::Error;
 
-/// Largest number of providers of one reactor.
+/// The largest number of providers of one reactor.
 pub(crate) const MAX_PROVIDERS: usize = 8;
 
-/// The name of what is in shared memory.
+/// The name for connections in shared memory.
 pub(crate) const SHARED_MEMORY: &str = "shm";
 
-/// The feature that is missing where queue pairs cannot connect by exchange.
+/// The feature that is missing if queue pairs cannot connect by exchange.
 pub(crate) const EXCHANGE: &str = "connecting by exchange";
 
-/// The feature that is missing where connect requests cannot be handed over.
+/// The feature that is missing if connect requests cannot be handed over.
 pub(crate) const HANDOVER: &str = "connect requests to hand over";
 
-/// A handle, and the number of the provider that it belongs to.
+/// A handle, and the index of its provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<T> {
     pub(crate) provider: usize,
@@ -31,16 +31,16 @@ pub(crate) struct Handle<T> {
 }
 
 impl Handle<CmId> {
-    /// The id of a connection whose address is not known yet: it names nothing.
+    /// The id of a connection whose address is not known yet. It identifies nothing.
     pub(crate) const NONE: Self = Self { provider: 0, id: CmId(Key::NONE) };
 }
 
-/// Returns the index of a device in the reactor, which names the device's provider, too.
+/// Returns the index of a device in the reactor, which identifies the device's provider, too.
 pub(crate) const fn device_index(provider: usize, device: DeviceId) -> usize {
     device.0 as usize * MAX_PROVIDERS + provider
 }
 
-/// Returns the number of a device's provider, and its name there.
+/// Returns the index of a device's provider, and its id there.
 pub(crate) const fn device_of(index: usize) -> (usize, DeviceId) {
     (index % MAX_PROVIDERS, DeviceId((index / MAX_PROVIDERS) as u32))
 }
@@ -49,20 +49,21 @@ pub(crate) const fn device_of(index: usize) -> (usize, DeviceId) {
 #[derive(Debug)]
 pub(crate) struct Providers {
     all: Vec<Box<dyn Provider>>,
-    /// The provider that is asked first for the next event, so that none waits for another for ever.
+    /// The provider that is polled first for the next event, so that none waits for another for ever.
     first: usize,
-    /// The providers that carry something, or have: one bit each.
+    /// The providers that carry a connection, or have carried one: one bit each.
     used: u8,
-    /// Those that have carried a connection in shared memory, and those that have carried another one.
+    /// The providers that have carried a connection in shared memory: one bit each.
     in_memory: u8,
+    /// The providers that have carried another connection: one bit each.
     on_wire: u8,
-    /// Number of providers whose connection-manager channel is watched, from the first on.
+    /// The number of providers whose connection-manager channel is watched, from the first on.
     watched: usize,
 }
 
 impl Providers {
     /// # Errors
-    /// [`Error::NoProvider`] if there is none, or more than [`MAX_PROVIDERS`].
+    /// [`Error::NoProvider`] if there are none, or more than [`MAX_PROVIDERS`].
     pub(crate) fn new(all: Vec<Box<dyn Provider>>) -> Result<Self, Error> {
         if (1..=MAX_PROVIDERS).contains(&all.len()) {
             return Ok(Self { all, first: 0, used: 0, in_memory: 0, on_wire: 0, watched: 0 });
@@ -100,7 +101,7 @@ impl Providers {
         self.numbered(device_of(index).0)
     }
 
-    /// As [`Providers::of_device`], to read.
+    /// Returns the provider of a device, like [`Providers::of_device`], for shared access.
     pub(crate) fn get_of_device(&self, index: usize) -> &dyn Provider {
         self.get(device_of(index).0)
     }
@@ -110,7 +111,7 @@ impl Providers {
         self.used |= 1 << provider;
     }
 
-    /// The next provider whose connection-manager channel is not watched yet.
+    /// Returns the next provider whose connection-manager channel is not watched yet.
     #[inline]
     pub(crate) fn unwatched(&self) -> Option<usize> {
         (self.watched < self.len()).then_some(self.watched)
@@ -121,7 +122,7 @@ impl Providers {
         self.watched += 1;
     }
 
-    /// Notes how a provider carries a connection that is up; returns whether it does so in shared memory.
+    /// Notes how a provider carries an established connection. Returns true if it uses shared memory.
     pub(crate) fn note_carried(&mut self, provider: usize, qp: QpId) -> bool {
         let in_memory = self.is_in_memory(provider, qp);
         if in_memory && self.in_memory & 1 << provider == 0 {
@@ -131,13 +132,13 @@ impl Providers {
         in_memory
     }
 
-    /// Whether a connection that is up is in shared memory.
+    /// Returns true if an established connection uses shared memory.
     pub(crate) fn is_in_memory(&mut self, provider: usize, qp: QpId) -> bool {
         self.numbered(provider).shared_memory().is_some_and(|role| role.is_shared(qp))
     }
 
-    /// The names of the providers that were used so far, or of all if none was, with `+` between them. [`SHARED_MEMORY`] stands for what
-    /// was in shared memory, and for its provider as well if that has carried nothing else.
+    /// Returns the names of the providers that were used so far, or of all if none was, with `+` between them. [`SHARED_MEMORY`] stands for
+    /// connections in shared memory, and for their provider as well if that has carried nothing else.
     pub(crate) fn name(&self) -> String {
         let has = |bits: u8, index: usize| bits & 1 << index != 0;
         let counts = |&index: &usize| self.used == 0 || has(self.used, index);
@@ -153,13 +154,13 @@ impl Providers {
         names.join("+")
     }
 
-    /// The number of the `nth` provider to ask for a way to a peer. Connections within the host are left to the last provider first,
-    /// which needs no device.
+    /// Returns the index of the `nth` provider to try for a peer. For addresses of this host, the last provider is first, because it needs
+    /// no device.
     pub(crate) fn nth_for(&self, peer: IpAddr, nth: usize) -> usize {
         if peer.is_loopback() { self.len() - 1 - nth } else { nth }
     }
 
-    /// The number of the first provider that has a device with a local address; of the last one if none has.
+    /// Returns the index of the first provider that has a device with a local address; of the last one if none has.
     pub(crate) fn serving(&mut self, local: IpAddr) -> usize {
         let last = self.len() - 1;
         for (index, provider) in self.all[..last].iter_mut().enumerate() {
@@ -171,21 +172,21 @@ impl Providers {
         last
     }
 
-    /// The number of the first provider that connects by exchange.
+    /// Returns the index of the first provider that connects by exchange.
     ///
     /// # Errors
-    /// None does.
+    /// No provider does.
     pub(crate) fn exchanging(&mut self) -> rdma_transport::Result<usize> {
         let found = self.all.iter_mut().position(|provider| provider.exchange().is_some());
         let provider = self.get(0).name();
         found.ok_or(rdma_transport::Error::Unsupported { provider, feature: EXCHANGE })
     }
 
-    /// When [`Providers::progress`] must be called at the latest.
+    /// Returns the time at which [`Providers::progress`] must be called at the latest.
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match &self.all[..] {
-            // Asked several times in each turn.
+            // This is called several times in each turn.
             [only] => only.next_deadline(),
             all => all.iter().filter_map(|provider| provider.next_deadline()).min(),
         }
@@ -200,7 +201,7 @@ impl Providers {
         more
     }
 
-    /// The next event of a connection manager, and the number of its provider.
+    /// Returns the next event of a connection manager, and the index of its provider.
     pub(crate) fn next_cm_event(&mut self, now: Instant) -> rdma_transport::Result<Option<(usize, CmEvent)>> {
         let first = self.first;
         self.first = (first + 1) % self.len();
@@ -213,14 +214,14 @@ impl Providers {
         Ok(None)
     }
 
-    /// The next event of a device, and the number of its provider.
+    /// Returns the next event of a device, and the index of its provider.
     pub(crate) fn next_device_event(&mut self) -> Option<(usize, DeviceEvent)> {
         let next = |provider: &mut Box<dyn Provider>| provider.device_events()?.next_device_event();
         self.all.iter_mut().enumerate().find_map(|(index, provider)| Some((index, next(provider)?)))
     }
 
-    /// Takes in a connect request that another reactor has detached; returns its id, and the index of its device. Of several
-    /// providers of the request's kind it is for the one with the same number as there, or nobody's.
+    /// Attaches a connect request that another reactor has detached. Returns its id, and the index of its device. If several providers are
+    /// of the request's kind, the one with the same index as there attaches it, or none.
     pub(crate) fn attach(
         &mut self,
         request: Handle<Detached>,
@@ -236,7 +237,7 @@ impl Providers {
         Ok((Handle { provider, id }, device_index(provider, device)))
     }
 
-    /// Calls that acknowledged completion events so far.
+    /// Returns the number of calls that acknowledged completion events so far.
     pub(crate) fn acknowledgements(&self) -> u64 {
         self.iter().filter_map(|provider| Some(provider.adapter()?.acknowledgements())).sum()
     }
@@ -272,7 +273,7 @@ mod tests {
         Box::new(Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("good settings"))
     }
 
-    /// The next event of the last provider. Those of the others are dropped.
+    /// Returns the next event of the last provider, and drops the events of the others.
     fn event(all: &mut [&mut dyn Provider]) -> CmEvent {
         let (start, mut found) = (SystemClock.now(), None);
         while found.is_none() {
@@ -307,7 +308,7 @@ mod tests {
         };
         let mut two = Providers::new(vec![embedded(), embedded()]).unwrap();
         assert_eq!((attach(&mut two, 0).unwrap(), attach(&mut two, 1).unwrap()), (0, 1));
-        assert!(attach(&mut two, 2).is_err(), "nobody knows which of the two");
+        assert!(attach(&mut two, 2).is_err(), "it is unclear which of the two");
         let mut one = Providers::new(vec![embedded()]).unwrap();
         assert_eq!(attach(&mut one, 2).unwrap(), 0);
     }

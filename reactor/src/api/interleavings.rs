@@ -11,7 +11,7 @@ use loom::thread;
 use rdma_transport::mr::LocalKey;
 
 use super::handle::{Commands, HandleCommand, HandleError, ReactorHandle};
-use crate::memory::cells::{Bytes, RegionMemory};
+use crate::memory::region_memory::{RegionBytes, RegionMemory};
 use crate::seam::wake::{Wake, WakeFlag};
 
 /// A model of an eventfd that a reactor sleeps on: it stays readable until a sleep has consumed it.
@@ -183,7 +183,7 @@ fn bytes_are_lent_behind_the_write() {
     loom::model(|| {
         let key = LocalKey(1);
         let memory = Arc::new(rdma_transport::mem::Memory::new(64).unwrap());
-        let mut region = RegionMemory::new(Bytes::Own(memory), 64);
+        let mut region = RegionMemory::new(RegionBytes::Own(memory), 64);
         let (_, hold) = region.lend_mut(0..8, key).unwrap();
         // The bytes, as a cell that the model checker watches.
         let bytes = Arc::new(UnsafeCell::new(0));

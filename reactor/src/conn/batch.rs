@@ -16,7 +16,7 @@ use super::{Connection, Env};
 use crate::config::Framing;
 use crate::error::{DisconnectReason, Outcome};
 use crate::id::TransferId;
-use crate::memory::list::{Leases, News, TransferEnd};
+use crate::memory::list::{Leases, TransferNotification, TransferEnd};
 use crate::memory::operations::Locals;
 
 /// Most batches that one flush posts. A flush follows the end of a batch, so with one of them the peer would have nothing to do from the
@@ -187,8 +187,8 @@ impl Connection {
     fn push_news(&mut self, order: &Order, env: &mut Env<'_>) {
         let immediate;
         let (kind, payload) = match &order.news {
-            Some(News::Message(payload)) => (Kind::Data, &payload[..]),
-            Some(News::Immediate(value)) => {
+            Some(TransferNotification::Message(payload)) => (Kind::Data, &payload[..]),
+            Some(TransferNotification::Immediate(value)) => {
                 let len = order.pieces.iter().map(|piece| piece.remote.len).sum::<u64>();
                 immediate = Immediate { value: *value, len: u32::try_from(len).unwrap_or(u32::MAX) }.emit();
                 (Kind::Immediate, &immediate[..])

@@ -11,7 +11,7 @@ use rdma_transport::wc::{Failure, WcStatus};
 
 use crate::error::Outcome;
 use crate::id::TransferId;
-use crate::memory::list::{Leases, News, Piece, TransferOutcome};
+use crate::memory::list::{Leases, TransferNotification, Piece, TransferOutcome};
 use crate::memory::region::Region;
 
 /// Most bytes of a batch that has more than one piece. It is what one connection may post before others have their turn.
@@ -67,7 +67,7 @@ pub(crate) struct Order {
     pub(crate) leases: Leases,
     pub(crate) way: Way,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) news: Option<News>,
+    pub(crate) news: Option<TransferNotification>,
     /// Memory for the Read behind the last piece, if the list is to have one.
     pub(crate) question: Option<Box<Region>>,
 }

@@ -19,7 +19,7 @@ use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::{Blocked, Outcome, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind, send_wr_id};
 use crate::limits::{CONTROL_SENDS, HEADER_LEN, TAG_ROOM};
-use crate::memory::cells::Hold;
+use crate::memory::region_memory::Hold;
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::Region;
 use crate::security::Sealer;

@@ -23,7 +23,7 @@ use crate::device::pool::Buffer;
 use crate::error::{Blocked, Outcome, PeerViolation, SendErrorKind};
 use crate::id::{OfferId, SendId, SendKind};
 use crate::limits::{HEADER_LEN, MAX_CONTROL, MAX_TRANSFERS};
-use crate::memory::cells::Hold;
+use crate::memory::region_memory::Hold;
 use crate::memory::landing::{Landing, Offered};
 use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};

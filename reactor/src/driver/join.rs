@@ -1,14 +1,14 @@
-//! Messages in several buffers, put together for the program.
+//! Joins messages in several buffers for the program.
 
 use super::Driver;
 use crate::conn::effects::Fragments;
 use crate::device::return_channel::{JoinedMessage, PoolId};
 use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
-use crate::memory::budget::Account;
+use crate::memory::budget::MemoryUse;
 
 impl Driver {
-    /// Copies the parts of a message to memory of its own. Their buffers are free afterwards, if that memory is accounted for.
+    /// Copies the parts of a message to separate memory. Their buffers are free afterwards, if the budget covers that memory.
     pub(crate) fn join(&mut self, id: ConnectionId, mut fragments: Box<Fragments>) -> JoinedMessage {
         let (device, len) = (fragments.device, fragments.len);
         let accounted = self.take_fetched(id, len);
@@ -33,7 +33,7 @@ impl Driver {
         JoinedMessage { bytes, receives }
     }
 
-    /// The program has not kept a message.
+    /// Notes that the program has not kept a message.
     pub(crate) fn end_joined(
         &mut self,
         id: ConnectionId,
@@ -41,7 +41,7 @@ impl Driver {
         JoinedMessage { bytes, receives }: JoinedMessage,
     ) {
         if receives.is_empty() {
-            self.settle(Account::Fetched, bytes.len(), Some(id));
+            self.settle(MemoryUse::Fetched, bytes.len(), Some(id));
         }
         let shared = self.table.get(id).is_some_and(|seat| seat.conn.receives().is_shared());
         for buffer in receives {
@@ -51,18 +51,18 @@ impl Driver {
         self.expect_trim();
     }
 
-    /// The program keeps a message that uses up so many receives.
+    /// Notes that the program keeps a message that occupies this many receives.
     pub(crate) fn keep_joined(&mut self, id: ConnectionId, receives: usize) {
         for _ in 0..receives {
             self.keep_message(id);
         }
     }
 
-    /// A message that the program kept comes back.
+    /// Releases a message that the program had kept.
     pub(super) fn take_joined_home(&mut self, pool: PoolId, joined: JoinedMessage, of: Option<ConnectionId>) {
         let JoinedMessage { bytes, receives } = joined;
         if receives.is_empty() {
-            self.settle(Account::Fetched, bytes.len(), of);
+            self.settle(MemoryUse::Fetched, bytes.len(), of);
         }
         for buffer in receives {
             self.take_home(pool, buffer, of);

@@ -1,4 +1,4 @@
-//! Memory for messages past one buffer: copies that peers are to fetch, and messages that are being fetched.
+//! Memory for messages longer than one buffer: copies that peers will fetch, and messages that are being fetched.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::conn::shortage::PROBE;
 use crate::conn::transfer::Source;
 use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, OfferId, SendId};
-use crate::memory::budget::{Account, Budget, Claimant, Shortage};
+use crate::memory::budget::{MemoryUse, Budget, Claimant, MemoryShortage};
 use crate::memory::joins::Joins;
 use crate::memory::landing::Landing;
 use crate::memory::operations::outside;
@@ -22,21 +22,21 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
 
-/// Time for which a peer that has memory may answer no read while others wait for that memory. It is time for a mebibyte over
-/// a path of 5 Mbit/s.
+/// The time for which a peer that has memory may answer no Read while others wait for that memory. It suffices for a mebibyte over a path
+/// of 5 Mbit/s.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Time between two looks at the memory while some connections wait for it.
+/// The time between two checks of the memory while connections wait for it.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How much of it is in use.
+/// The use of the memory for large messages.
 #[derive(Debug)]
 pub(crate) struct LargeMessages {
     copied: Budget,
     fetched: Budget,
-    /// A look at who has the memory that others wait for is due.
+    /// True if a check of the connections that hold the memory is due.
     looks: bool,
-    /// Memory in which messages in several buffers are joined.
+    /// The memory in which messages in several buffers are joined.
     pub(super) joins: Joins,
 }
 
@@ -45,18 +45,18 @@ impl LargeMessages {
         Self { copied: Budget::new(limit), fetched: Budget::new(limit), looks: false, joins: Joins::new(keep) }
     }
 
-    /// Bytes fetched, and bytes copied.
+    /// Returns the bytes fetched, and the bytes copied.
     pub(super) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
     }
 
-    /// A connection wants no memory any more.
+    /// Notes that a connection needs no memory any more.
     pub(super) fn leave(&mut self, id: ConnectionId) {
         self.copied.leave(id);
         self.fetched.leave(id);
     }
 
-    /// A connection is gone. What it has had for its host counts no longer.
+    /// Notes that a connection has ended. The memory that it used for its host counts no longer.
     pub(super) fn relieve(&mut self, seat: &Seat) {
         if seat.link.fetched_large > 0 {
             self.fetched.relieve(Host::of(seat.conn.peer().ip()), seat.link.fetched_large);
@@ -64,7 +64,7 @@ impl LargeMessages {
     }
 }
 
-/// What a large message is made of.
+/// The payload of a large message.
 #[derive(Debug)]
 pub(super) enum Payload<'a> {
     Bytes(&'a [u8]),
@@ -80,7 +80,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Copies a part; `false` if this side cannot look at the memory.
+    /// Copies a part. Returns false if the program cannot reach the memory.
     fn part(&self, range: Range<usize>, out: &mut [u8]) -> bool {
         match self {
             Self::Bytes(bytes) => {
@@ -91,7 +91,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether this side can look at the memory.
+    /// Returns true if the program can reach the memory.
     fn is_readable(&self) -> bool {
         match self {
             Self::Bytes(_) => true,
@@ -99,19 +99,19 @@ impl Payload<'_> {
         }
     }
 
-    /// Copies all of it into memory that nobody else writes.
+    /// Copies all of it into memory that no one else writes.
     fn copy_to(&self, to: &mut Region) -> bool {
         match self {
             Self::Bytes(bytes) => to.copy_from(0, bytes).is_ok(),
-            // It is fetched from where it is.
+            // The peer fetches it from where it is.
             Self::Region(..) => false,
         }
     }
 }
 
-/// Puts the sealed segments of a large message into a region, and their tags behind them. The peer, and whoever knows its key,
-/// may read the region at any time, so nothing gets there that is not sealed. `false`: the numbers of the segments are used up,
-/// and the peer can open nothing behind them.
+/// Puts the sealed segments of a large message into a region, and their tags behind them. The peer, and anyone who knows its key, may read
+/// the region at any time, so only sealed bytes are written to it. Returns false if the numbers of the segments are used up; the peer can
+/// open nothing after that.
 fn seal(sealer: &mut Sealer, payload: &Payload<'_>, to: &mut Region) -> bool {
     let len = payload.len() as u64;
     let message = sealer.begin(len);
@@ -128,11 +128,11 @@ fn seal(sealer: &mut Sealer, payload: &Payload<'_>, to: &mut Region) -> bool {
 }
 
 impl Driver {
-    /// Sends `payload`, which is too long for one buffer, in several ones if there is room for all of it. Otherwise offers a copy,
+    /// Sends `payload`, which is too long for one buffer, in several buffers if there is capacity for all of it. Otherwise offers a copy,
     /// or a sealed copy if the connection is secured.
     #[cold]
     pub(super) fn send_large(&mut self, id: ConnectionId, payload: Payload<'_>) -> Result<SendId, SendErrorKind> {
-        // A program waits to use its region again.
+        // A program waits until it can use its region again.
         let told = matches!(payload, Payload::Region(..));
         let cut = self.input(id, |conn, env| {
             let len = payload.len();
@@ -156,7 +156,7 @@ impl Driver {
             seat.conn.refuse_transfer(len, true, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
-        let mut region = match self.block(id, len, Account::Copied) {
+        let mut region = match self.block(id, len, MemoryUse::Copied) {
             Ok(region) => Box::new(region),
             Err(error) => {
                 self.large.copied.give_back(len);
@@ -165,7 +165,7 @@ impl Driver {
             }
         };
         let (seat, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
-        // The region that is dropped gives the memory back.
+        // Dropping the region releases the memory.
         let copied = match seat.conn.sealer_mut() {
             Some(sealer) => seal(sealer, &payload, &mut region),
             None => payload.copy_to(&mut region),
@@ -194,7 +194,7 @@ impl Driver {
             return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
         }
         if secured {
-            // The peer fetches a sealed copy: what it could read in the region itself would travel in the clear.
+            // The peer fetches a sealed copy: a Read of the region itself would travel in the clear.
             let max = usize::try_from(conn.terms().max_message).unwrap_or(usize::MAX);
             if range.len() > max {
                 return Err(SendErrorKind::TooLong { len: range.len(), max });
@@ -250,7 +250,7 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Has an offered message read into a region of the program, from `offset` on.
+    /// Reads an offered message into a region of the program, from `offset` on.
     pub(crate) fn land(
         &mut self,
         id: ConnectionId,
@@ -284,20 +284,20 @@ impl Driver {
         if refused == Some(true) { Ok(()) } else { Err(SendErrorKind::NoOffer) }
     }
 
-    /// A connection as one that requests memory to fetch into.
+    /// Returns a connection's claim for memory to fetch into.
     fn claimant(seat: &Seat) -> Claimant {
         let host = Some(Host::of(seat.conn.peer().ip()));
         Claimant { who: seat.conn.id(), host, own: seat.link.fetched }
     }
 
-    /// Gives the transfers of a connection memory, in order, while there is any. Past the memory that is given on trust, only a
-    /// peer that answers reads gets some, or a place in line.
+    /// Allocates memory for the transfers of a connection, in order, while there is any. Past the memory that is granted on trust, only a
+    /// peer that answers Reads gets memory, or is queued.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
         while let Some(seat) = self.table.get_mut(id).filter(|seat| seat.conn.state().is_open()) {
             let Some(len) = seat.conn.wants_memory() else { return };
             let claimant = Self::claimant(seat);
             if !seat.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
-                // It keeps nobody behind it waiting.
+                // It must not hold back the connections behind it.
                 self.large.fetched.leave(id);
                 return self.probe(id);
             }
@@ -308,7 +308,7 @@ impl Driver {
             }
             seat.link.fetched += len;
             seat.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
-            match self.block(id, len, Account::Fetched) {
+            match self.block(id, len, MemoryUse::Fetched) {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));
                 }
@@ -322,11 +322,11 @@ impl Driver {
         }
     }
 
-    /// Has a peer that has shown nothing lately answer a read of a few bytes. The connection asks for memory again when it has.
+    /// Sends a Read of a few bytes to a peer that has answered none lately. The connection requests memory again when it was answered.
     fn probe(&mut self, id: ConnectionId) {
         let Some(seat) = self.table.get(id).filter(|seat| seat.conn.may_probe(self.now)) else { return };
         if !seat.conn.has_probe() {
-            match self.block(id, PROBE as usize, Account::Program) {
+            match self.block(id, PROBE as usize, MemoryUse::Program) {
                 Ok(region) => _ = self.input(id, |conn, _| conn.take_probe(region)),
                 Err(error) => {
                     log::warn!("{id}: memory for a read of {PROBE} bytes: {error}");
@@ -338,16 +338,15 @@ impl Driver {
         self.input(id, |conn, env| conn.probe(env));
     }
 
-    /// A connection waits for memory: has those looked at that have it.
+    /// Schedules a check of the connections that hold memory, because a connection waits for it.
     fn expect_shortage(&mut self) {
         if !std::mem::replace(&mut self.large.looks, true) {
             self.timers.insert(self.now + LOOK, Due::Shortage);
         }
     }
 
-    /// Ends connections whose peers have answered no read for the grace time while others wait for the memory that they have: those
-    /// that have stalled longest, and no more than are needed. What others have besides does not matter: it may be theirs as long as
-    /// they move.
+    /// Ends connections whose peers have answered no Read for the grace time while others wait for the memory that they hold: those that
+    /// have stalled longest, and no more than necessary. Connections that make progress keep their memory.
     pub(super) fn relieve_shortage(&mut self) {
         self.large.looks = false;
         if self.large.fetched.in_line().next().is_none() {
@@ -364,13 +363,13 @@ impl Driver {
             let (id, host) = (seat.conn.id(), Host::of(seat.conn.peer().ip()));
             match seat.conn.stalled().filter(|_| seat.conn.state().is_open()) {
                 Some((since, held)) if since + grace <= self.now => stalled.push((since, (id, host, held))),
-                // Its memory is about to come back.
+                // Its memory is about to be released.
                 None if seat.conn.state().is_ending() => ending.push((id, host, seat.link.fetched)),
                 _ => {}
             }
         }
         stalled.sort_unstable_by_key(|&(since, _)| since);
-        for Shortage { who, mut bytes, of } in shortages {
+        for MemoryShortage { who, mut bytes, of } in shortages {
             let helps = |id, host| id != who && of.is_none_or(|of| of == host);
             for &(_, _, held) in ending.iter().filter(|&&(id, host, _)| helps(id, host)) {
                 bytes = bytes.saturating_sub(held);
@@ -390,7 +389,7 @@ impl Driver {
         }
     }
 
-    /// Takes memory for a message of a connection that has arrived, if there is some.
+    /// Allocates memory for a message of a connection that has arrived, if there is some.
     pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
         let Some(seat) = self.table.get_mut(id) else { return false };
         let taken = self.large.fetched.take(Self::claimant(seat), len);
@@ -401,7 +400,7 @@ impl Driver {
         taken
     }
 
-    /// Gives the memory back in which a message of a connection was, if that is still there.
+    /// Releases the memory of a message of a connection, if the connection still exists.
     fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
         self.large.fetched.give_back(len);
         if let Some(seat) = id.and_then(|id| self.table.get_mut(id)) {
@@ -413,15 +412,15 @@ impl Driver {
         }
     }
 
-    /// The memory of a message past one buffer is free. `id`: the connection that it went over.
-    pub(super) fn settle(&mut self, account: Account, len: usize, id: Option<ConnectionId>) {
+    /// Handles the release of the memory of a message longer than one buffer. `id`: the connection that carried it.
+    pub(super) fn settle(&mut self, account: MemoryUse, len: usize, id: Option<ConnectionId>) {
         match account {
-            Account::Program => {}
-            Account::Copied => {
+            MemoryUse::Program => {}
+            MemoryUse::Copied => {
                 self.large.copied.give_back(len);
                 self.effects.to_ask.extend(self.large.copied.in_line());
             }
-            Account::Fetched => {
+            MemoryUse::Fetched => {
                 self.give_back_fetched(id, len);
                 for id in self.large.fetched.in_line().collect::<Vec<_>>() {
                     self.input(id, |conn, env| conn.mark(env));
@@ -430,8 +429,9 @@ impl Driver {
         }
     }
 
-    /// Tells the program of the next connection that was refused a send and would not be now: once per refusal. `false`:
-    /// there is none. One at a time, as each callback may use what the next one hopes for.
+    /// Notifies the program of the next connection that was refused a send and would not be now: once per refusal.
+    /// Returns false if there is none. There is one notification at a time, because each callback may use the capacity
+    /// that the next one needs.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
         !self.effects.to_ask.is_empty() && self.ask_writable()
@@ -458,7 +458,7 @@ impl Driver {
         false
     }
 
-    /// Whether a message of `len` bytes would be taken now.
+    /// Returns true if a message of `len` bytes would be accepted now.
     pub(crate) fn is_writable_for(&self, id: ConnectionId, len: usize) -> bool {
         let Some(seat) = self.table.get(id) else { return false };
         let conn = &seat.conn;

@@ -1,4 +1,4 @@
-//! Transfers of lists: the checks before one begins, and the timer of their deadlines.
+//! Transfers of lists: the checks before one begins, and the timer for their deadlines.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use crate::config::Framing;
 use crate::conn::list::{Order, QUESTION, Way};
 use crate::error::SendErrorKind;
 use crate::id::{ConnectionId, TransferId};
-use crate::memory::budget::Account;
-use crate::memory::list::{News, Piece, Transfer, TransferOptions};
+use crate::memory::budget::MemoryUse;
+use crate::memory::list::{TransferNotification, Piece, Transfer, TransferOptions};
 
 impl Driver {
     /// Begins a transfer of a list.
@@ -27,10 +27,10 @@ impl Driver {
         let conn = &seat.conn;
         let (raw, max) = (conn.framing() == Framing::Raw, conn.terms().buffer_size);
         match &options.news {
-            Some(News::Message(payload)) if payload.len() > max => {
+            Some(TransferNotification::Message(payload)) if payload.len() > max => {
                 return Err(SendErrorKind::TooLong { len: payload.len(), max });
             }
-            Some(News::Immediate(_)) if raw => return Err(self.lacks(id, "immediate data behind a list")),
+            Some(TransferNotification::Immediate(_)) if raw => return Err(self.lacks(id, "immediate data behind a list")),
             _ => {}
         }
         if self.hides_memory(seat) {
@@ -51,7 +51,7 @@ impl Driver {
             Transfer::Write(_) => Way::Write,
         };
         let question = if way == Way::Write && options.confirm {
-            Some(Box::new(self.block(id, QUESTION, Account::Program).map_err(|error| {
+            Some(Box::new(self.block(id, QUESTION, MemoryUse::Program).map_err(|error| {
                 log::warn!("{id}: memory for a read of {QUESTION} bytes: {error}");
                 SendErrorKind::NoMemory { len: QUESTION }
             })?))
@@ -65,14 +65,14 @@ impl Driver {
         self.input(id, |conn, env| conn.begin_list(order, env)).ok_or(SendErrorKind::Closed)
     }
 
-    /// Posts nothing more of a list. `false`: there is no such list.
+    /// Cancels a list: nothing more of it is posted. Returns false if there is no such list.
     pub(crate) fn cancel_transfer(&mut self, id: ConnectionId, transfer: TransferId) -> bool {
         // A close may have waited for the list.
         self.note(Stages::ENDS);
         self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
     }
 
-    /// Has the deadlines of a connection's lists looked at then.
+    /// Schedules a check of the deadlines of a connection's lists.
     pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
         let Some(seat) = self.table.get_mut(id) else { return };
         if let Some(timer) = seat.link.lists.take() {
@@ -81,7 +81,7 @@ impl Driver {
         seat.link.lists = Some(self.timers.insert(at, Due::Lists(id)));
     }
 
-    /// The deadline of a list has passed.
+    /// Handles the expired deadline of a list.
     pub(super) fn lists_due(&mut self, id: ConnectionId) {
         let Some(seat) = self.table.get_mut(id) else { return };
         seat.link.lists = None;

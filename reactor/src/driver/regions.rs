@@ -1,4 +1,4 @@
-//! Regions of connections: registering, one-sided operations, and taking rights back.
+//! Regions of connections: registration, one-sided operations, and revocation of rights.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -16,11 +16,11 @@ use crate::conn::frame::Immediate;
 use crate::device::Device;
 use crate::error::{Error, MemoryLocation, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind};
-use crate::memory::budget::Account;
+use crate::memory::budget::MemoryUse;
 use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::operations::{Locals, outside};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
-use crate::memory::registry::{RightsEnded, Site};
+use crate::memory::registry::{RightsEnded, RegistrationTarget};
 use crate::providers::device_index;
 use crate::security::{SecurityError, channel};
 
@@ -30,16 +30,16 @@ pub(crate) type Part<'a> = (&'a Region, Range<usize>);
 impl Driver {
     // Registering.
 
-    /// Registers memory on the device of a connection that is on one and has a queue pair. After that there would be nobody
-    /// to whom rights of its peer could be restricted, nor anybody to take them back.
+    /// Registers memory on the device of a connection that has a queue pair. Later there would be no peer to which the rights could be
+    /// restricted, and no end of the connection that revokes them.
     pub(crate) fn register(
         &mut self,
         id: ConnectionId,
         material: Material<'_>,
         options: &RegionOptions,
     ) -> Result<Region, Error> {
-        let site = self.site(id)?;
-        let region = self.register_on(&site, material, options)?;
+        let target = self.registration_target(id)?;
+        let region = self.register_on(&target, material, options)?;
         if options.access.intersects(Access::REMOTE) && !options.any_peer {
             if let Some(seat) = self.table.get_mut(id) {
                 seat.link.regions.push(region.key());
@@ -69,11 +69,11 @@ impl Driver {
         if devices.use_device(device, providers, config).removed {
             return Err(Error::Gone("device"));
         }
-        self.register_on(&Site { device, connection: None }, material, options)
+        self.register_on(&RegistrationTarget { device, connection: None }, material, options)
     }
 
-    fn register_on(&mut self, site: &Site, material: Material<'_>, options: &RegionOptions) -> Result<Region, Error> {
-        let hidden = match site.connection {
+    fn register_on(&mut self, target: &RegistrationTarget, material: Material<'_>, options: &RegionOptions) -> Result<Region, Error> {
+        let hidden = match target.connection {
             Some((id, _)) => self.table.get(id).is_some_and(|seat| self.hides_memory(seat)),
             None => !self.config.plain_remote_memory && !self.config.security.is_plain(),
         };
@@ -82,7 +82,7 @@ impl Driver {
                        send messages, or set allow_plain_remote_memory";
             return Err(SecurityError::Settings(why.into()).into());
         }
-        let region = self.registry.register(&mut self.providers, site, material, options)?;
+        let region = self.registry.register(&mut self.providers, target, material, options)?;
         if options.access.intersects(Access::REMOTE) {
             if let Some(at) = options.lifetime.and_then(|lifetime| self.now.checked_add(lifetime)) {
                 let timer = self.timers.insert(at, Due::Region(region.key()));
@@ -92,12 +92,13 @@ impl Driver {
         Ok(region)
     }
 
-    /// Memory on the device of a connection for a message past one buffer; see [`Registry::block`](crate::memory::registry::Registry::block).
-    pub(super) fn block(&mut self, id: ConnectionId, len: usize, account: Account) -> Result<Region, Error> {
-        let site = self.site(id)?;
+    /// Returns memory on the device of a connection for a message longer than one buffer; see
+    /// [`Registry::block`](crate::memory::registry::Registry::block).
+    pub(super) fn block(&mut self, id: ConnectionId, len: usize, account: MemoryUse) -> Result<Region, Error> {
+        let target = self.registration_target(id)?;
         let secured = self.table.get(id).is_some_and(|seat| seat.conn.is_secured());
         let tail = if secured { channel::tail(len as u64) as usize } else { 0 };
-        let (region, fresh) = self.registry.block(&mut self.providers, &site, (len, tail), account)?;
+        let (region, fresh) = self.registry.block(&mut self.providers, &target, (len, tail), account)?;
         self.stats.messages.large_registrations += u64::from(fresh);
         if self.registry.belongs_to(region.key(), id) {
             if let Some(seat) = self.table.get_mut(id) {
@@ -107,38 +108,38 @@ impl Driver {
         Ok(region)
     }
 
-    /// Where memory of a connection is registered.
-    fn site(&self, id: ConnectionId) -> Result<Site, Error> {
+    /// Returns the target of a connection's registrations.
+    fn registration_target(&self, id: ConnectionId) -> Result<RegistrationTarget, Error> {
         let seat = self.table.get(id).ok_or(Error::Gone("connection"))?;
         let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
         self.live_device(place.device)?;
-        Ok(Site { device: place.device, connection: Some((id, qp)) })
+        Ok(RegistrationTarget { device: place.device, connection: Some((id, qp)) })
     }
 
     fn live_device(&self, index: usize) -> Result<&Device, Error> {
         self.devices.get(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))
     }
 
-    /// Prepares regions of the device of a connection on other threads.
+    /// Returns a maker that prepares regions of the connection's device on other threads.
     pub(crate) fn region_maker(&mut self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
         let place = self.table.get(id).and_then(|seat| seat.link.place).ok_or(Error::Gone("connection"))?;
         let device = self.live_device(place.device)?.id;
         let role = self.providers.of_device(place.device).off_loop_registration();
         let registrar = role.map(|role| role.registrar(device)).transpose()?;
-        Ok(RegionMaker { registrar, options, device: place.device, home: self.registry.home().clone() })
+        Ok(RegionMaker { registrar, options, device: place.device, drop_channel: self.registry.drop_channel().clone() })
     }
 
-    /// Makes a region of what was prepared for the device of a connection.
+    /// Makes a region of memory that was prepared for the device of a connection.
     pub(crate) fn adopt(&mut self, id: ConnectionId, prepared: PreparedRegion) -> Result<Region, Error> {
-        let PreparedRegion { memory, len, registration, options, device, home } = prepared;
+        let PreparedRegion { memory, len, registration, options, device, drop_channel } = prepared;
         let place = self.table.get(id).and_then(|seat| seat.link.place).ok_or(Error::Gone("connection"))?;
-        if place.device != device || !home.dropped.same_channel(&self.registry.home().dropped) {
+        if place.device != device || !drop_channel.dropped.same_channel(&self.registry.drop_channel().dropped) {
             return Err(Error::ForeignDevice);
         }
         self.register(id, Material::Prepared(memory, len, registration), &options)
     }
 
-    /// The program takes the rights of peers to a region back.
+    /// Revokes the rights of peers to a region for the program.
     pub(crate) fn revoke(&mut self, region: &Region) -> Result<(), Error> {
         match self.registry.knows(region) {
             true => self.revoke_region(region.key()),
@@ -153,13 +154,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Takes the rights of peers to a region back whose end is due. A failure is logged and counted.
+    /// Revokes the rights of peers to a region whose lifetime has ended. A failure is logged and counted.
     #[cold]
     pub(super) fn end_rights(&mut self, key: Key) {
         let _ = self.revoke_region(key);
     }
 
-    /// Clears up behind rights that have ended.
+    /// Cleans up after rights that have ended.
     pub(super) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
         let Some(RightsEnded { key, timer, connection }) = ended else { return };
         if let Some(timer) = timer {
@@ -170,7 +171,7 @@ impl Driver {
         }
     }
 
-    /// The peer of a connection is gone, and its rights with it.
+    /// Revokes the rights of a connection's peer, because the connection has ended.
     pub(super) fn revoke_regions_of(&mut self, id: ConnectionId) {
         let Some(seat) = self.table.get_mut(id) else { return };
         for key in std::mem::take(&mut seat.link.regions) {
@@ -179,14 +180,14 @@ impl Driver {
         self.registry.forget_peer(&mut self.providers, id);
     }
 
-    /// Takes note of the regions that the program has dropped.
+    /// Handles the regions that the program has dropped.
     pub(crate) fn take_dropped_regions(&mut self) {
         while let Some(key) = self.registry.next_dropped() {
             self.deregister_unused(key);
         }
     }
 
-    /// Lets go of a region that the program has dropped, when nothing uses it any more.
+    /// Deregisters a region that the program has dropped, once it is not in use any more.
     pub(super) fn deregister_unused(&mut self, key: Key) {
         if let Some(retired) = self.registry.retire(&mut self.providers, key) {
             self.forget_rights(retired.rights);
@@ -212,7 +213,7 @@ impl Driver {
         }
     }
 
-    /// A device is going: its regions are memory only, from now on.
+    /// Deregisters the regions of a device that is being removed: they are only memory from now on.
     pub(super) fn drop_regions_of_device(&mut self, device: usize) {
         for key in self.registry.of_device(device) {
             self.remove_region(key);
@@ -222,7 +223,7 @@ impl Driver {
 
     // Operations.
 
-    /// Reads the beginning of `remote` into several ranges, one after another.
+    /// Reads the beginning of `remote` into several ranges, sequentially.
     pub(crate) fn read(
         &mut self,
         id: ConnectionId,
@@ -244,7 +245,7 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Writes several ranges, one after another, to the beginning of `remote`.
+    /// Writes several ranges, sequentially, to the beginning of `remote`.
     pub(crate) fn write(
         &mut self,
         id: ConnectionId,
@@ -290,7 +291,8 @@ impl Driver {
         posted
     }
 
-    /// An atomic operation on the 8 bytes at the beginning of `remote`, whose old value lands at `offset` of `local`.
+    /// Posts an atomic operation on the 8 bytes at the beginning of `remote`, whose old value is stored at `offset` of
+    /// `local`.
     pub(crate) fn atomic(
         &mut self,
         id: ConnectionId,
@@ -317,13 +319,13 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Whether a connection is secured and its memory therefore not for one-sided operations.
+    /// Returns true if a connection is secured, so that its memory is not available for one-sided operations.
     #[inline]
     pub(super) fn hides_memory(&self, seat: &Seat) -> bool {
         !self.config.plain_remote_memory && seat.conn.is_secured()
     }
 
-    /// Whether a connection has something.
+    /// Returns true if a connection has a feature.
     pub(super) fn has(&self, id: ConnectionId, feature: Features) -> bool {
         self.table.get(id).is_some_and(|seat| self.features(seat).contains(feature))
     }
@@ -333,7 +335,7 @@ impl Driver {
         SendErrorKind::Unsupported { provider: self.providers.get(provider).name(), feature }
     }
 
-    /// Checks that a range is one of a region on a connection's device.
+    /// Checks that a range is inside a region on the connection's device.
     #[inline]
     pub(super) fn check_local(&self, seat: &Seat, region: &Region, range: &Range<usize>) -> Result<(), SendErrorKind> {
         if !self.registry.knows(region) || seat.link.place.is_none_or(|place| place.device != region.device()) {
@@ -342,7 +344,7 @@ impl Driver {
         if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
     }
 
-    /// Checks the two sides of an operation; returns its length.
+    /// Checks the local and the remote range of an operation. Returns its length.
     #[inline]
     fn check_parts<'a>(
         &self,

@@ -1,16 +1,17 @@
-//! Memory for messages past one buffer, shared by all connections: how much of it one connection may take now. Pure.
+//! The memory for messages longer than one buffer, shared by all connections: decides how much of it one connection may
+//! use now. This file does no I/O.
 //!
-//! Four rules keep one peer from taking everything, however many messages it offers:
+//! Four rules keep one peer from using all of it, however many messages it offers:
 //!
-//! - The last parts of the memory are for small messages: one eighth is for messages of at most an eighth of all, and half
-//!   of that is for messages of at most a 64th. When nothing is in use, a message may take all.
+//! - The last parts of the memory are for small messages: one eighth is for messages of at most an eighth of all, and half of that is for
+//!   messages of at most a 64th. When nothing is in use, a message may use all.
 //! - A connection that has some memory gets no more than half of all. The same holds for the connections of one host together,
 //!   except for messages of at most a 64th of all.
-//! - Only the first quarter is given on trust. Past that a peer has answered a Read before it gets memory or a place in line.
-//! - A request that cannot be granted waits in line. When the first in line was passed over [`PATIENCE`] times and needs
-//!   nothing but the memory that small messages use, the others wait, too. So a large message is not kept out by a stream of
-//!   small ones, and a large one that does not move on keeps no small ones out. A connection or a host that has its half is no
-//!   first in line: it waits for itself.
+//! - Only the first quarter is granted on trust. Past that a peer must have answered a Read before it gets memory or is queued.
+//! - A request that cannot be granted is queued. When the first in the queue was passed over [`PATIENCE`] times and needs nothing but the
+//!   memory that small messages use, the others wait, too. So a stream of small messages does not keep a large one out, and a large one
+//!   that makes no progress keeps no small ones out. A connection or a host that has its half is never the first in the queue: it waits for
+//!   itself.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,27 +19,27 @@ use rdma_transport::newcomers::Host;
 
 use crate::id::ConnectionId;
 
-/// What the memory of a region is counted as.
+/// The account to which the memory of a region is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Account {
-    /// The program's own.
+pub(crate) enum MemoryUse {
+    /// Memory of the program.
     Program,
-    /// A copy of a message that the peer is to fetch.
+    /// A copy of a message that the peer will fetch.
     Copied,
-    /// A message that is being fetched, or was.
+    /// A message that is being fetched, or was fetched.
     Fetched,
 }
 
-/// Grants to others after which the first in line may hold them back.
+/// The number of grants to others after which the first in the queue may hold them back.
 const PATIENCE: u32 = 16;
 
-/// A message of at most this part of the memory is small.
+/// Messages up to `1/SMALL` of the memory count as small.
 const SMALL: usize = 64;
 
-/// A message of at most this part of the memory may use what larger ones may not.
+/// Messages up to `1/MEDIUM` of the memory may use memory that larger ones may not.
 const MEDIUM: usize = 8;
 
-/// This part of the memory is given to peers that have shown nothing yet.
+/// `1/TRUST` of the memory is granted to peers that have not answered a Read yet.
 const TRUST: usize = 4;
 
 /// A connection that requests memory.
@@ -47,26 +48,26 @@ pub(crate) struct Claimant {
     pub(crate) who: ConnectionId,
     /// The host of its peer; `None` if hosts have no shares.
     pub(crate) host: Option<Host>,
-    /// The memory that it has already, bytes.
+    /// The memory that it has already, in bytes.
     pub(crate) own: usize,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedRequest {
     claimant: Claimant,
     bytes: usize,
-    /// Requests of others that were granted meanwhile.
+    /// The number of requests of others that were granted meanwhile.
     passed: u32,
-    /// The connection, or its host, would have more than its share.
+    /// True if the connection, or its host, would have more than its share.
     over_share: bool,
 }
 
-/// The memory that is missing for a connection in line that others keep from it.
+/// The memory that a queued connection lacks because others use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shortage {
+pub(crate) struct MemoryShortage {
     pub(crate) who: ConnectionId,
     pub(crate) bytes: usize,
-    /// Only memory of this host helps: it has its share.
+    /// The host whose memory must be released, if the host has its share.
     pub(crate) of: Option<Host>,
 }
 
@@ -75,11 +76,11 @@ pub(crate) struct Shortage {
 pub(crate) struct Budget {
     limit: usize,
     used: usize,
-    /// The part of `used` that small messages have.
+    /// The part of `used` that small messages use.
     used_by_small: usize,
-    /// The memory that messages which are not small have, by host; none has 0.
+    /// The memory of messages that are not small, by host; no entry is 0.
     hosts: BTreeMap<Host, usize>,
-    line: VecDeque<Waiting>,
+    line: VecDeque<QueuedRequest>,
 }
 
 impl Budget {
@@ -95,12 +96,12 @@ impl Budget {
         self.limit
     }
 
-    /// Returns true for a message of at most a 64th of all memory. It does not count for its host.
+    /// Returns true for a message of at most a 64th of all memory. Such a message does not count for its host.
     pub(crate) const fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.limit / SMALL
     }
 
-    /// How much may be in use when a message of this length has its memory.
+    /// Returns how much may be in use when a message of this length has its memory.
     const fn ceiling(&self, bytes: usize) -> usize {
         if self.is_small(bytes) {
             self.limit
@@ -115,7 +116,7 @@ impl Budget {
         beside + bytes <= self.ceiling(bytes) || (beside == 0 && bytes <= self.limit)
     }
 
-    /// Whether a request would be granted now.
+    /// Returns true if a request would be granted now.
     pub(crate) fn would_grant(&self, claimant: Claimant, bytes: usize) -> bool {
         let first = self.line.iter().find(|waiting| !waiting.over_share);
         let held_back = first.is_some_and(|first| {
@@ -126,17 +127,17 @@ impl Budget {
         !held_back && !self.is_over_share(claimant, bytes) && self.fits(bytes, self.used)
     }
 
-    /// Whether a request would be granted now to a peer that has not answered a Read.
+    /// Returns true if a request would be granted now to a peer that has not answered a Read.
     pub(crate) fn would_trust(&self, claimant: Claimant, bytes: usize) -> bool {
         self.used.saturating_add(bytes) <= self.limit / TRUST && self.would_grant(claimant, bytes)
     }
 
-    /// Whether somebody who has `own` already would have more than half.
+    /// Returns true if a claimant with `own` bytes would have more than half.
     const fn is_too_much(&self, bytes: usize, own: usize) -> bool {
         own > 0 && bytes.saturating_add(own) > self.limit / 2
     }
 
-    /// The memory that a host has for messages which are not small.
+    /// Returns the memory of a host's messages that are not small.
     fn of_host(&self, host: Host) -> usize {
         self.hosts.get(&host).copied().unwrap_or(0)
     }
@@ -150,7 +151,7 @@ impl Budget {
         self.is_too_much(bytes, claimant.own) || self.host_has_too_much(claimant.host, bytes)
     }
 
-    /// Takes memory, or puts the connection in line.
+    /// Grants memory, or queues the connection.
     pub(crate) fn request(&mut self, claimant: Claimant, bytes: usize) -> bool {
         let (granted, over_share) = (self.would_grant(claimant, bytes), self.is_over_share(claimant, bytes));
         if granted {
@@ -167,31 +168,31 @@ impl Budget {
         } else if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.claimant.who == claimant.who) {
             (waiting.claimant, waiting.bytes, waiting.over_share) = (claimant, bytes, over_share);
         } else {
-            self.line.push_back(Waiting { claimant, bytes, passed: 0, over_share });
+            self.line.push_back(QueuedRequest { claimant, bytes, passed: 0, over_share });
         }
         granted
     }
 
-    /// Takes memory if there is some, and does not wait for it.
+    /// Grants memory if there is some, and does not queue the connection.
     pub(crate) fn take(&mut self, claimant: Claimant, bytes: usize) -> bool {
         self.would_grant(claimant, bytes) && self.request(claimant, bytes)
     }
 
-    /// A connection wants nothing any more.
+    /// Removes a connection's request.
     pub(crate) fn leave(&mut self, who: ConnectionId) {
         self.line.retain(|waiting| waiting.claimant.who != who);
     }
 
-    /// Gives the memory of one message back.
+    /// Returns the memory of one message to the budget.
     pub(crate) fn give_back(&mut self, bytes: usize) {
-        debug_assert!(bytes <= self.used, "memory that nobody took comes back");
+        debug_assert!(bytes <= self.used, "memory is released that was not in use");
         self.used = self.used.saturating_sub(bytes);
         if self.is_small(bytes) {
             self.used_by_small = self.used_by_small.saturating_sub(bytes);
         }
     }
 
-    /// A host has so much less for messages which are not small: it was given back, or its connection is gone.
+    /// Reduces the memory of a host's messages that are not small: it was released, or its connection has ended.
     pub(crate) fn relieve(&mut self, host: Host, bytes: usize) {
         if let Some(of_host) = self.hosts.get_mut(&host) {
             *of_host = of_host.saturating_sub(bytes);
@@ -201,9 +202,9 @@ impl Budget {
         }
     }
 
-    /// What the first connection in line waits for that waits for others, and the first one of each host that has its share.
-    pub(crate) fn shortages(&self) -> Vec<Shortage> {
-        let mut first = Vec::<Shortage>::new();
+    /// Returns the shortages of the first queued connection that waits for others, and of the first one of each host that has its share.
+    pub(crate) fn shortages(&self) -> Vec<MemoryShortage> {
+        let mut first = Vec::<MemoryShortage>::new();
         for shortage in self.line.iter().filter_map(|waiting| self.shortage(waiting)) {
             if first.iter().all(|other| other.of != shortage.of) {
                 first.push(shortage);
@@ -212,21 +213,21 @@ impl Budget {
         first
     }
 
-    fn shortage(&self, waiting: &Waiting) -> Option<Shortage> {
+    fn shortage(&self, waiting: &QueuedRequest) -> Option<MemoryShortage> {
         let (Claimant { who, host, own }, bytes) = (waiting.claimant, waiting.bytes);
         if self.is_too_much(bytes, own) {
             return None;
         }
-        // One that is longer than what it may have beside others waits until they have nothing.
+        // A request that exceeds its share beside others waits until these have nothing.
         let beyond = |used: usize, most: usize| if bytes > most { used } else { (used + bytes).saturating_sub(most) };
         let missing = if self.fits(bytes, self.used) { 0 } else { beyond(self.used, self.ceiling(bytes)) };
         let of = host.filter(|_| self.host_has_too_much(host, bytes));
         let of_host = of.map_or(0, |host| beyond(self.of_host(host), self.limit / 2));
         let bytes = missing.max(of_host);
-        (bytes > 0).then_some(Shortage { who, bytes, of })
+        (bytes > 0).then_some(MemoryShortage { who, bytes, of })
     }
 
-    /// The connections in line, first come first.
+    /// Returns the queued connections in order of arrival.
     pub(crate) fn in_line(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         self.line.iter().map(|waiting| waiting.claimant.who)
     }
@@ -242,12 +243,12 @@ mod tests {
         ConnectionId::new(ReactorTag::next(), n, 1)
     }
 
-    /// A connection whose host has no other.
+    /// Returns a claimant whose host has no other connection.
     fn alone(who: ConnectionId, own: usize) -> Claimant {
         Claimant { who, host: None, own }
     }
 
-    /// A connection of a host, which has nothing yet.
+    /// Returns a claimant of a host that has no memory yet.
     fn of(n: u32, host: u8) -> Claimant {
         Claimant { who: id(n), host: Some(Host::of([192, 0, 2, host].into())), own: 0 }
     }
@@ -257,7 +258,7 @@ mod tests {
         let mut budget = Budget::new(256);
         assert_eq!((1..9).filter(|&n| budget.request(of(n, 1), 64)).count(), 2, "half of all");
         assert!(budget.request(of(9, 1), 4), "a small one does not count");
-        // Another host is not kept waiting, however long those have been in line.
+        // Another host is not kept waiting, however long those have been queued.
         for _ in 0..100 {
             assert!(budget.request(of(10, 2), 32));
             budget.give_back(32);
@@ -280,16 +281,16 @@ mod tests {
         assert!(budget.request(of(1, 1), 64) && budget.request(of(2, 1), 64) && budget.shortages().is_empty());
         let (third, other) = (of(3, 1), of(4, 2));
         assert!(!budget.request(third, 64));
-        let of_its_host = Shortage { who: third.who, bytes: 64, of: third.host };
+        let of_its_host = MemoryShortage { who: third.who, bytes: 64, of: third.host };
         assert_eq!(budget.shortages(), [of_its_host]);
         assert!(budget.request(of(5, 3), 64) && !budget.request(other, 64));
         let behind = [of(6, 4), of(7, 1)];
         assert!(behind.iter().all(|&claimant| !budget.request(claimant, 64)));
-        let of_all = Shortage { who: other.who, bytes: 32, of: None };
+        let of_all = MemoryShortage { who: other.who, bytes: 32, of: None };
         assert_eq!(budget.shortages(), [of_its_host, of_all], "a host that has its share hides nobody behind it");
         behind.iter().chain([&third]).for_each(|claimant| budget.leave(claimant.who));
         assert_eq!(budget.shortages(), [of_all]);
-        // One that waits for what it has itself names nobody.
+        // A connection that waits for its own memory reports no shortage.
         budget.leave(other.who);
         assert!(!budget.request(Claimant { own: 128, ..other }, 64));
         assert_eq!(budget.shortages(), []);
@@ -335,7 +336,7 @@ mod tests {
             assert!(budget.request(alone(honest, 0), 32));
             budget.give_back(32);
         }
-        // When it gives something back, it is the first.
+        // When it releases some of its memory, it is the first.
         budget.give_back(64);
         assert!(budget.request(alone(greedy, 64), 4));
     }
@@ -357,8 +358,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked for and given back in whatever order: never more than there is, and every request is granted in
-        /// the end if all others give back what they have.
+        /// For any order of requests and releases: the memory in use never exceeds the limit, and every request is granted eventually if
+        /// all others release their memory.
         #[test]
         fn never_too_much_and_nobody_for_ever(
             limit in 1_usize..1000,
@@ -381,7 +382,7 @@ mod tests {
             prop_assert_eq!(budget.used_by_small, 0);
             let line: Vec<_> = budget.line.iter().map(|waiting| (waiting.claimant.who, waiting.bytes)).collect();
             for (nth, (next, bytes)) in line.into_iter().enumerate() {
-                prop_assert!(budget.request(alone(next, 0), bytes), "{nth} is still in line: {budget:?}");
+                prop_assert!(budget.request(alone(next, 0), bytes), "{nth} is still queued: {budget:?}");
                 budget.give_back(bytes);
             }
         }

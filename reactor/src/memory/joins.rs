@@ -1,17 +1,17 @@
-//! Memory in which messages in several buffers are joined, kept for the next ones, so that these take none from the system.
+//! Keeps the memory in which messages in several buffers are joined, so that the next ones allocate nothing.
 
-/// The most pieces of memory that are kept.
+/// The largest number of pieces of memory that are kept.
 const MOST: usize = 64;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Joins {
-    /// Those that were kept last are at the back.
+    /// The most recently kept ones are at the back.
     kept: Vec<Vec<u8>>,
-    /// Bytes of all together.
+    /// The size of all pieces together, in bytes.
     bytes: usize,
     limit: usize,
-    /// The least number of pieces that were there since the last look: nobody has needed so many.
+    /// The smallest number of pieces since the last call of `trim`: these were not needed.
     idle: usize,
 }
 
@@ -20,12 +20,12 @@ impl Joins {
         Self { kept: Vec::new(), bytes: 0, limit, idle: 0 }
     }
 
-    /// Bytes that are kept.
+    /// Returns the number of bytes that are kept.
     pub(crate) const fn kept(&self) -> usize {
         self.bytes
     }
 
-    /// Returns memory for a message of `len` bytes, with nothing in it.
+    /// Returns empty memory for a message of `len` bytes.
     pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
         let mut memory = self.kept.pop().unwrap_or_default();
         self.bytes -= memory.capacity();
@@ -38,7 +38,7 @@ impl Joins {
         memory
     }
 
-    /// Keeps memory, if there is room.
+    /// Keeps memory, if the limits allow.
     pub(crate) fn keep(&mut self, memory: Vec<u8>) {
         let bytes = self.bytes.saturating_add(memory.capacity());
         if bytes <= self.limit && self.kept.len() < MOST {
@@ -47,7 +47,7 @@ impl Joins {
         }
     }
 
-    /// Gives back what was not needed since the last call.
+    /// Frees the pieces that were not needed since the last call.
     pub(crate) fn trim(&mut self) {
         for memory in self.kept.drain(..self.idle.min(self.kept.len())) {
             self.bytes -= memory.capacity();
@@ -68,7 +68,7 @@ mod tests {
         joins.keep(first);
         joins.keep(second);
         joins.keep(Vec::with_capacity(1));
-        assert_eq!(joins.kept(), 16 << 10, "the third has no room");
+        assert_eq!(joins.kept(), 16 << 10, "the third does not fit");
         joins.trim();
         assert_eq!(joins.kept(), 16 << 10, "both were just used");
         let mut memory = joins.take(8000);
@@ -76,7 +76,7 @@ mod tests {
         joins.keep(memory);
         joins.trim();
         assert_eq!(joins.kept(), 8 << 10, "one was enough");
-        assert!(joins.take(1).is_empty(), "nothing is left of the message before");
+        assert!(joins.take(1).is_empty(), "no bytes of the message before remain");
         joins.trim();
         assert_eq!(joins.kept(), 0);
     }

@@ -1,29 +1,30 @@
-//! A message past one buffer that a peer offers, as the program is told of it, and its place in the program's memory.
+//! A message longer than one buffer that a peer offers, as reported to the program, and its target in the program's
+//! memory.
 
 use rdma_transport::slab::Key;
 use rdma_transport::wr::Sge;
 
-use super::cells::Lease;
+use super::region_memory::Lease;
 use crate::id::OfferId;
 
-/// A message past one buffer that the peer offers: it stays in the peer's memory until it is fetched.
+/// A message longer than one buffer that the peer offers: it stays in the peer's memory until it is fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Offered {
-    /// Its name.
+    /// The id of the offer.
     pub id: OfferId,
-    /// Its length, bytes: 1 to `LargeMessageSettings::max_message`.
+    /// The length, in bytes: 1 to `LargeMessageSettings::max_message`.
     pub len: u64,
-    /// The peer's tag ([`Context::offer`](crate::Context::offer)). What it means is between the two programs.
+    /// The peer's tag ([`Context::offer`](crate::Context::offer)). The two programs agree on its meaning.
     pub tag: Option<u64>,
 }
 
-/// The place of a message in a region of the program, which is lent until the message is there or its connection has ended.
+/// The target of a message in a region of the program. The region is on loan until the message has arrived or its connection has ended.
 #[derive(Debug)]
 pub(crate) struct Landing {
     region: Key,
     lease: Lease,
-    /// Offset of the message in the region, bytes.
+    /// The offset of the message in the region, in bytes.
     start: usize,
 }
 
@@ -32,12 +33,12 @@ impl Landing {
         Self { region, lease, start }
     }
 
-    /// The entry of a part of the message.
+    /// Returns the entry of a part of the message.
     pub(crate) fn entry(&self, from: u64, len: u64) -> Option<Sge> {
         self.lease.entry(self.start.checked_add(usize::try_from(from).ok()?)?, usize::try_from(len).ok()?)
     }
 
-    /// Gives the region back: no read into it is on its way. Returns its key if its owner has dropped it meanwhile.
+    /// Releases the region: no read into it is in flight. Returns its key if its owner has dropped it meanwhile.
     pub(crate) fn done(self) -> Option<Key> {
         self.lease.done().then_some(self.region)
     }

@@ -1,4 +1,4 @@
-//! What can become a region, and how it is registered.
+//! The kinds of memory that can become a region, and their registration.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -10,32 +10,32 @@ use rdma_transport::provider::{DeviceId, Provider};
 use rdma_transport::registrar::{Registrar, Registration};
 use rdma_transport::wr::Sge;
 
-use super::cells::Bytes;
-use super::region::{Home, RegionOptions};
+use super::region::{DropChannel, RegionOptions};
+use super::region_memory::RegionBytes;
 use crate::error::Error;
 use crate::providers::role;
 
-/// What is to be registered.
+/// The memory to register.
 #[derive(Debug)]
 pub(crate) enum Material<'a> {
     /// Memory that only the region will have, and its length.
     Own(Memory, usize),
-    /// Memory that the program has a share of.
+    /// Memory that the program shares.
     Shared(Arc<Memory>),
-    /// So many bytes of a dma-buf, from an offset on.
+    /// A part of a dma-buf: the descriptor, the offset and the length, in bytes.
     DmaBuf(BorrowedFd<'a>, u64, usize),
     /// Memory that another thread has prepared.
     Prepared(Arc<Memory>, usize, Option<Registration>),
 }
 
 impl Material<'_> {
-    /// Registers it; returns its bytes and their number, too.
+    /// Registers the memory; also returns its bytes and their number.
     pub(super) fn register(
         self,
         provider: &mut dyn Provider,
         device: DeviceId,
         access: Access,
-    ) -> Result<(MemoryRegion, Bytes, usize), Error> {
+    ) -> Result<(MemoryRegion, RegionBytes, usize), Error> {
         let late =
             provider.device(device).is_some_and(|info| info.capabilities.features.contains(Features::LATE_PLACEMENT));
         let (memory, len) = match self {
@@ -43,13 +43,13 @@ impl Material<'_> {
             Self::Shared(memory) => {
                 let len = memory.len();
                 let registered = provider.register(device, &memory, 0..len, access)?;
-                return Ok((registered, Bytes::Shared(memory), len));
+                return Ok((registered, RegionBytes::Shared(memory), len));
             }
             Self::DmaBuf(buffer, offset, len) => {
                 let address = device_address(offset, page_size());
                 let foreign = role(provider, Provider::foreign_memory, "regions over a dma-buf")?;
                 let registered = foreign.register_dmabuf(device, buffer, offset, len, address, access)?;
-                return Ok((registered, Bytes::Device(address), len));
+                return Ok((registered, RegionBytes::Device(address), len));
             }
             Self::Prepared(memory, len, Some(registration)) => {
                 let role = role(provider, Provider::off_loop_registration, "registration on other threads")?;
@@ -62,7 +62,8 @@ impl Material<'_> {
     }
 }
 
-/// The address at which a dma-buf is registered from an offset on: with the same place in a page as the offset.
+/// Returns the address at which a dma-buf is registered from an offset on: the address and the offset have the same
+/// position in a page.
 const fn device_address(offset: u64, page: usize) -> u64 {
     Sge::DEVICE + offset % page as u64
 }
@@ -70,24 +71,24 @@ const fn device_address(offset: u64, page: usize) -> u64 {
 /// The bytes of memory that was made for a region. Those of a sink of Reads count as shared, because some devices open it to
 /// peers, and taking the remote key back does not close it; so do those of a direct region, which its peers keep. So do bytes that peers may write on a device that may place what they
 /// have written after they have lost the right (`late`).
-pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> Bytes {
+pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> RegionBytes {
     let written = access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
     let open = access.intersects(Access::READ_SINK.union(Access::DIRECT));
-    if open || late && written { Bytes::Shared(memory) } else { Bytes::Own(memory) }
+    if open || late && written { RegionBytes::Shared(memory) } else { RegionBytes::Own(memory) }
 }
 
 /// Prepares memory of one device to be a region, on any thread: see [`crate::Context::region_maker`].
 #[derive(Debug)]
 pub struct RegionMaker {
-    /// `None` where registration takes no time.
+    /// `None` if registration takes no time.
     pub(crate) registrar: Option<Box<dyn Registrar>>,
     pub(crate) options: RegionOptions,
-    /// Index of the device, and its reactor.
+    /// The index of the device.
     pub(crate) device: usize,
-    pub(crate) home: Home,
+    pub(crate) drop_channel: DropChannel,
 }
 
-/// Memory that is to become a region: [`crate::Context::adopt`] makes it one. Dropping it gives the memory back.
+/// Memory that is to become a region: [`crate::Context::adopt`] does that. Dropping it frees the memory.
 #[derive(Debug)]
 pub struct PreparedRegion {
     pub(crate) memory: Arc<Memory>,
@@ -95,15 +96,15 @@ pub struct PreparedRegion {
     pub(crate) registration: Option<Registration>,
     pub(crate) options: RegionOptions,
     pub(crate) device: usize,
-    pub(crate) home: Home,
+    pub(crate) drop_channel: DropChannel,
 }
 
 impl RegionMaker {
-    /// Registers `len` bytes of memory, zeroed, 1 to what the device allows. **Blocks** while the pages are pinned, about a
-    /// quarter of a second for a gibibyte; the reactor's thread goes on meanwhile.
+    /// Allocates and registers `len` zeroed bytes, from 1 up to the limit of the device. **Blocks** while the pages are pinned, about a
+    /// quarter of a second for a gibibyte; the reactor's thread continues meanwhile.
     ///
     /// # Errors
-    /// The system refuses, or the device is gone.
+    /// The system refuses, or the device was removed.
     pub fn prepare(&self, len: usize) -> Result<PreparedRegion, Error> {
         let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
         memory.prefer_huge_pages();
@@ -112,7 +113,14 @@ impl RegionMaker {
             Some(registrar) => Some(registrar.register(&memory, 0..len, options.access)?),
             None => None,
         };
-        Ok(PreparedRegion { memory, len, registration, options, device: self.device, home: self.home.clone() })
+        Ok(PreparedRegion {
+            memory,
+            len,
+            registration,
+            options,
+            device: self.device,
+            drop_channel: self.drop_channel.clone(),
+        })
     }
 }
 

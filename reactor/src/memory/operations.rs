@@ -5,8 +5,8 @@ use std::ops::Range;
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, Sge, SgeList};
 
-use super::cells::Hold;
 use super::region::Region;
+use super::region_memory::Hold;
 use crate::error::SendErrorKind;
 
 /// The regions that one work request uses.
@@ -20,10 +20,10 @@ pub(crate) struct Locals {
 }
 
 impl Locals {
-    /// Entries that the device is to read from.
+    /// Returns entries that the device is to read from.
     ///
     /// # Errors
-    /// A range that is not inside its region.
+    /// A range is not inside its region.
     #[inline]
     pub(crate) fn to_read(parts: &[(&Region, Range<usize>)]) -> Result<Self, SendErrorKind> {
         if let [(region, range)] = parts {
@@ -36,10 +36,10 @@ impl Locals {
         }))
     }
 
-    /// Entries that the device is to write to.
+    /// Returns entries that the device is to write to.
     ///
     /// # Errors
-    /// A range that is not inside its region.
+    /// A range is not inside its region.
     pub(crate) fn to_write(parts: &mut [(&mut Region, Range<usize>)]) -> Result<Self, SendErrorKind> {
         Self::gather(parts.iter_mut().map(|(region, range)| {
             let (sge, hold) = region.lend_mut(range.clone()).ok_or_else(|| outside(region, range))?;
@@ -47,7 +47,7 @@ impl Locals {
         }))
     }
 
-    /// Gathers entries; if one cannot be had, gives back those that could.
+    /// Gathers entries; if one is not available, releases those gathered so far.
     fn gather(parts: impl Iterator<Item = Result<(Key, Sge, Hold), SendErrorKind>>) -> Result<Self, SendErrorKind> {
         let mut locals = Self { sges: SgeList::default(), holds: Holds::default() };
         for (part, slot) in parts.zip(0..MAX_SGE) {
@@ -70,7 +70,7 @@ impl Locals {
     }
 }
 
-/// The error of a range that is not inside a region.
+/// Returns the error for a range that is not inside a region.
 pub(crate) fn outside(region: &Region, range: &Range<usize>) -> SendErrorKind {
     SendErrorKind::OutOfBounds { end: range.end.max(range.start) as u64, len: region.len() as u64 }
 }

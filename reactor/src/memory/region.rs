@@ -1,4 +1,4 @@
-//! Registered memory in the program's hands, and its name in the hands of peers.
+//! Registered memory of the program, and its description for peers.
 
 use std::fmt;
 use std::io;
@@ -12,10 +12,10 @@ use rdma_transport::mr::{Access, LocalKey, RemoteKey};
 use rdma_transport::slab::Key;
 use rdma_transport::wr::{RemoteAddress, Sge};
 
-use super::cells::{Hold, Lease, Refused, RegionMemory};
+use super::region_memory::{CopyRefused, Hold, Lease, RegionMemory};
 use crate::seam::wake::WakeFlag;
 
-/// What to register: see [`crate::Context::register`].
+/// The options of a registration: see [`crate::Context::register`].
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
     pub(crate) access: Access,
@@ -31,14 +31,14 @@ impl Default for RegionOptions {
 }
 
 impl RegionOptions {
-    /// No rights for peers: memory for operations of this side. Those may read and write it; nothing has to be allowed for
-    /// that.
+    /// Creates options without rights for peers: memory for local operations, which may always read and write it.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets the peer read, write or do atomic operations. No right brings another one, and `LOCAL_WRITE` is always there.
+    /// Lets the peer read, write or do atomic operations. No right implies another one; `LOCAL_WRITE` is always
+    /// granted.
     ///
     /// A region that is read into needs `Access::READ_SINK` on devices with `Features::OPEN_READ_SINKS`, which iWARP adapters
     /// have. The bytes of such a region can be copied and not borrowed, on every device.
@@ -48,20 +48,21 @@ impl RegionOptions {
         self
     }
 
-    /// Gives these rights to every peer on the device, now and later. Without this, they are those of the one
-    /// connection, where the device can tell connections apart (the embedded provider can), and end with it.
+    /// Grants these rights to every peer on the device, now and later. Without this, only the peer of the one
+    /// connection has them, if the device can tell connections apart (the embedded provider can), and they end with the
+    /// connection.
     #[must_use]
     pub const fn any_peer(mut self) -> Self {
         self.any_peer = true;
         self
     }
 
-    /// Lets peers of this host map the memory, and read and write it without this side's processor, by the rights that every peer gets.
-    /// Such a peer **keeps the pages**: the rights cannot be taken back, so [`Context::revoke`](crate::Context::revoke) and
-    /// [`RegionOptions::lifetime`] do nothing, and what is in the memory stays open to the peer until the memory is gone. Copies of the
-    /// bytes can be made, and no borrows. Other peers use the region as any other. The memory is one of the region's own, which
-    /// [`Context::register`](crate::Context::register) and [`Context::register_at`](crate::Context::register_at) make. Only the embedded
-    /// provider has such regions.
+    /// Lets peers of this host map the memory, and read and write it without the local processor, by the rights that every peer gets. Such
+    /// a peer **keeps the pages**: the rights cannot be revoked, so [`Context::revoke`](crate::Context::revoke) and
+    /// [`RegionOptions::lifetime`] have no effect, and the peer can reach the contents until the memory is freed. The bytes can be copied
+    /// and not borrowed. Other peers use the region like any other. The memory must be allocated by the region
+    /// ([`Context::register`](crate::Context::register) and [`Context::register_at`](crate::Context::register_at) do that). Only the
+    /// embedded provider has such regions.
     #[must_use]
     pub const fn direct(mut self) -> Self {
         (self.direct, self.any_peer) = (true, true);
@@ -69,7 +70,7 @@ impl RegionOptions {
         self
     }
 
-    /// Memory for `len` bytes of a region with these options.
+    /// Allocates memory for `len` bytes of a region with these options.
     pub(crate) fn memory(&self, len: usize) -> Result<Memory, rdma_transport::Error> {
         let writes = self.access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
         let made = match self.direct {
@@ -79,7 +80,7 @@ impl RegionOptions {
         made.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })
     }
 
-    /// Takes the rights back after this time.
+    /// Revokes the rights after this time.
     #[must_use]
     pub const fn lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime = Some(lifetime);
@@ -87,23 +88,23 @@ impl RegionOptions {
     }
 }
 
-/// What a peer needs to know of a region, or of a part of it, to read or write there. Send it as data, as
+/// The description of a region, or of a part of it, with which a peer can read or write there. Send it as data, as
 /// [`RemoteRegion::to_bytes`] or in any other form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// Virtual address in the peer (the tagged offset of iWARP).
+    /// The virtual address in the peer (the tagged offset of iWARP).
     pub address: u64,
-    /// Length, bytes. Checked here before anything is sent, and by the peer's device in any case.
+    /// The length, in bytes. It is checked locally before anything is sent, and always by the peer's device.
     pub len: u64,
     /// The remote key (the STag of iWARP).
     pub key: u32,
 }
 
 impl RemoteRegion {
-    /// Bytes of [`RemoteRegion::to_bytes`].
+    /// The length of [`RemoteRegion::to_bytes`], in bytes.
     pub const LEN: usize = 20;
 
-    /// `address:8 | len:8 | key:4`, little-endian.
+    /// Encodes the description: `address:8 | len:8 | key:4`, little-endian.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -113,7 +114,8 @@ impl RemoteRegion {
         out
     }
 
-    /// Reads the first [`RemoteRegion::LEN`] bytes; `None` if there are fewer, or the region would wrap around.
+    /// Decodes the first [`RemoteRegion::LEN`] bytes. Returns `None` if there are fewer, or the region would wrap
+    /// around.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (address, rest) = bytes.split_first_chunk()?;
@@ -124,7 +126,7 @@ impl RemoteRegion {
         Some(Self { address, len, key })
     }
 
-    /// A part of it; `None` if that is not inside.
+    /// Returns a part of it. `None` if that is not inside.
     ///
     /// Example: [`Region`].
     #[must_use]
@@ -142,11 +144,10 @@ impl RemoteRegion {
 
 /// Memory registered with a device: source and target of one-sided operations, and of sends without a copy.
 ///
-/// The bytes can be borrowed while nobody else may write them: while no operation of this side writes them, and no peer
-/// has the right to. Copies out can be made at any time; a copy that overlaps with an operation or a peer's write may mix
-/// old and new bytes. Copies into bytes that an operation of this side uses are
-/// refused ([`Lent`]). Dropping a region,
-/// on any thread, deregisters it when its last operation has ended.
+/// The bytes can be borrowed while no one else may write them: no local operation writes them, and no peer has the
+/// right to. They can always be copied out; a copy that overlaps with an operation or a peer's write may mix old and
+/// new bytes. Copies into bytes that a local operation uses are refused ([`Lent`]). Dropping a region, on any thread,
+/// deregisters it when its last operation has ended.
 ///
 /// ```
 /// use rdma_reactor::{Config, ProviderChoice, Reactor, RegionOptions};
@@ -159,7 +160,7 @@ impl RemoteRegion {
 /// let mut out = [0; 5];
 /// region.copy_to(8, &mut out);
 /// assert_eq!((region.load(0), &out), (42, b"bytes"));
-/// // No peer may write, and no operation is under way.
+/// // No peer may write, and no operation is in progress.
 /// assert!(region.bytes().is_some_and(|bytes| bytes[8..13] == *b"bytes"));
 /// // The second half, as a peer would know it.
 /// assert_eq!(region.remote().part(32, 32).map(|part| part.len), Some(32));
@@ -172,14 +173,14 @@ pub struct Region {
     key: Key,
     local_key: LocalKey,
     remote: RemoteRegion,
-    /// Index of its device.
+    /// The index of its device.
     device: usize,
-    home: Home,
+    drop_channel: DropChannel,
 }
 
-/// The way to its reactor that a region tells when it is dropped.
+/// The channel by which a region notifies its reactor when it is dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Home {
+pub(crate) struct DropChannel {
     pub(crate) dropped: Sender<Key>,
     pub(crate) wake: Arc<WakeFlag>,
 }
@@ -196,38 +197,38 @@ impl Region {
         local_key: LocalKey,
         remote: RemoteRegion,
         device: usize,
-        home: Home,
+        drop_channel: DropChannel,
     ) -> Self {
-        Self { memory, key, local_key, remote, device, home }
+        Self { memory, key, local_key, remote, device, drop_channel }
     }
 
-    /// Length, bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Always `false`: a region has at least one byte.
+    /// Always returns `false`: a region has at least one byte.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.memory.len() == 0
     }
 
-    /// Its name for a peer. A peer can use it only with the rights that the region was registered with, until they end.
+    /// Returns its description for a peer. A peer can use it only with the rights that the region was registered with,
+    /// until they end.
     #[must_use]
     pub const fn remote(&self) -> RemoteRegion {
         self.remote
     }
 
-    /// The bytes; `None` while an operation or a peer may write them, and always where they are not the region's alone
+    /// Returns the bytes. `None` while an operation or a peer may write them, and always if others share the memory
     /// ([`crate::Context::register_memory`], [`crate::Context::register_dmabuf`], `Access::READ_SINK`).
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         self.memory.bytes()
     }
 
-    /// The bytes, to change; `None` while an operation or a peer may read or write them, and where [`Region::bytes`] never lends
-    /// them.
+    /// Returns the bytes, to change. `None` while an operation or a peer may read or write them, and if [`Region::bytes`] never lends them.
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.memory.bytes_mut()
@@ -238,12 +239,13 @@ impl Region {
     /// Example: [`Region`].
     ///
     /// # Panics
-    /// If the range is not inside, as slices do, and on a region over a dma-buf.
+    /// If the range is not inside, as with slices, and on a region over a dma-buf.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
         assert!(self.memory.copy_to(offset, out), "{} bytes at {offset} of a region of {}", out.len(), self.len());
     }
 
-    /// As [`Region::copy_to`]; `false` if the range is not inside or this side cannot look at the memory.
+    /// Copies like [`Region::copy_to`]. Returns false if the range is not inside or the program cannot reach the
+    /// memory.
     pub(crate) fn try_copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         self.memory.copy_to(offset, out)
     }
@@ -256,15 +258,15 @@ impl Region {
     /// [`Lent`]; nothing was copied.
     ///
     /// # Panics
-    /// If the range is not inside, as slices do, and on a region over a dma-buf.
+    /// If the range is not inside, as with slices, and on a region over a dma-buf.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Lent> {
         self.memory.copy_from(offset, bytes).map_err(|refused| match refused {
-            Refused::Lent => Lent,
-            Refused::Outside => panic!("{} bytes at {offset} of a region of {}", bytes.len(), self.len()),
+            CopyRefused::Lent => Lent,
+            CopyRefused::Outside => panic!("{} bytes at {offset} of a region of {}", bytes.len(), self.len()),
         })
     }
 
-    /// The 8 bytes at an offset as a number of this machine, read at once.
+    /// Returns the 8 bytes at an offset as a number in native byte order, read atomically.
     ///
     /// # Panics
     /// If the offset is not a multiple of 8, or not inside, and on a region over a dma-buf.
@@ -273,7 +275,7 @@ impl Region {
         self.memory.load(offset).unwrap_or_else(|| panic!("a word at {offset} of a region of {}", self.len()))
     }
 
-    /// Writes 8 bytes at once, after everything that this thread has written here before.
+    /// Writes 8 bytes atomically, after everything that this thread has written here before.
     ///
     /// Example: [`Region`].
     ///
@@ -284,13 +286,13 @@ impl Region {
     /// If the offset is not a multiple of 8, or not inside, and on a region over a dma-buf.
     pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Lent> {
         self.memory.store(offset, value).map_err(|refused| match refused {
-            Refused::Lent => Lent,
-            Refused::Outside => panic!("a word at {offset} of a region of {}", self.len()),
+            CopyRefused::Lent => Lent,
+            CopyRefused::Outside => panic!("a word at {offset} of a region of {}", self.len()),
         })
     }
 
-    /// Replaces memory that peers could write by a copy that nobody else can reach. Operations cannot use the copy, which is
-    /// registered nowhere.
+    /// Replaces memory that peers could write by a copy that no one else can reach. Operations cannot use the copy, because it is not
+    /// registered.
     pub(crate) fn make_private(&mut self) -> io::Result<()> {
         if let Some(copy) = self.memory.private_copy()? {
             (self.memory, self.device) = (copy, usize::MAX);
@@ -298,7 +300,7 @@ impl Region {
         Ok(())
     }
 
-    /// Whether others than this side's operations may reach the memory, or have a share of it.
+    /// Returns true if anyone but local operations may reach the memory, or shares it.
     pub(crate) fn is_open(&self) -> bool {
         self.memory.is_shared()
     }
@@ -308,7 +310,7 @@ impl Region {
         self.memory.part_mut(range)
     }
 
-    /// Leaves out what is behind the first `len` bytes.
+    /// Drops the bytes behind the first `len`.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.memory.truncate(len);
         self.remote.len = self.memory.len() as u64;
@@ -322,12 +324,12 @@ impl Region {
         self.device
     }
 
-    /// Whether it is of the reactor that listens at the other end of `dropped`.
+    /// Returns true if it belongs to the reactor that listens at the other end of `dropped`.
     pub(crate) fn is_of(&self, dropped: &Sender<Key>) -> bool {
-        self.home.dropped.same_channel(dropped)
+        self.drop_channel.dropped.same_channel(dropped)
     }
 
-    /// Whether peers may use the memory.
+    /// Returns true if peers may use the memory.
     pub(crate) fn is_exposed(&self) -> bool {
         self.memory.users().peers_may()
     }
@@ -373,9 +375,9 @@ impl fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A reactor that is gone has deregistered everything.
-        if self.home.dropped.send(self.key).is_ok() {
-            self.home.wake.wake();
+        // A reactor that was dropped has deregistered everything.
+        if self.drop_channel.dropped.send(self.key).is_ok() {
+            self.drop_channel.wake.wake();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All regions of a reactor, as the reactor knows them: how they are registered, who may reach them, when they go.
+//! The regions of a reactor: how they are registered, who may reach them, and when they end.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use rdma_transport::provider::Provider;
 use rdma_transport::qp::QpId;
 use rdma_transport::slab::{Key, Slab};
 
-use super::budget::Account;
-use super::cells::{Hold, RegionMemory, Users};
-use super::kept::{Block, Kept, Purpose};
+use super::block_cache::{Block, BlockCache, Purpose};
+use super::budget::MemoryUse;
 use super::material::{Material, bytes};
-use super::region::{Home, Region, RegionOptions, RemoteRegion};
+use super::region::{DropChannel, Region, RegionOptions, RemoteRegion};
+use super::region_memory::{Hold, RegionMemory, Users};
 use crate::error::Error;
 use crate::id::ConnectionId;
 use crate::providers::{Providers, device_of, role};
@@ -23,56 +23,56 @@ use crate::seam::wake::WakeFlag;
 /// The rights by which a peer can reach a region. A sink of Reads is open to the peer that answers them.
 const PEERS: Access = Access::REMOTE.union(Access::READ_SINK);
 
-/// A region as the reactor knows it.
+/// The reactor's entry for a region.
 #[derive(Debug)]
 struct Registration {
     region: MemoryRegion,
-    /// The memory, if it is kept for other messages afterwards.
+    /// The memory, if it is kept for later messages.
     block: Option<Arc<Memory>>,
     access: Access,
     device: usize,
     users: Arc<Users>,
-    /// The peers that may reach it.
+    /// The hold of the peers that may reach it.
     peers: Option<Hold>,
-    /// The connection whose peer alone may.
+    /// The connection whose peer alone may reach it.
     connection: Option<ConnectionId>,
     timer: Option<Key>,
-    /// What it counts for in its account, bytes.
+    /// The bytes that are charged to its account.
     len: usize,
-    account: Account,
+    account: MemoryUse,
     /// The connection that it was registered for.
     of: Option<ConnectionId>,
 }
 
-/// Where memory is to be registered, and for whom.
+/// The device and the connection for which memory is registered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Site {
+pub(crate) struct RegistrationTarget {
     pub(crate) device: usize,
     /// The connection whose peer gets the rights, if they are not for every peer, and its queue pair.
     pub(crate) connection: Option<(ConnectionId, QpId)>,
 }
 
-impl Site {
+impl RegistrationTarget {
     fn connection(&self) -> Option<ConnectionId> {
         self.connection.map(|(id, _)| id)
     }
 }
 
-/// The rights of peers to a region have ended: what was kept for that moment.
+/// The state to clean up when the rights of peers to a region have ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RightsEnded {
     pub(crate) key: Key,
-    /// It would have ended them.
+    /// The timer that would have ended the rights.
     pub(crate) timer: Option<Key>,
     /// The connection whose peer had them.
     pub(crate) connection: Option<ConnectionId>,
 }
 
-/// A region that is gone.
+/// A region that was removed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Removed {
     pub(crate) rights: Option<RightsEnded>,
-    pub(crate) account: Account,
+    pub(crate) account: MemoryUse,
     pub(crate) len: usize,
     /// The connection that it was registered for.
     pub(crate) of: Option<ConnectionId>,
@@ -82,55 +82,55 @@ pub(crate) struct Removed {
 #[derive(Debug)]
 pub(crate) struct Registry {
     regions: Slab<Registration>,
-    kept: Kept,
-    home: Home,
+    kept: BlockCache,
+    drop_channel: DropChannel,
     dropped: Receiver<Key>,
-    /// Number of registrations that a device has not given back.
+    /// The number of registrations that a device has not released.
     unreleased: usize,
-    /// Number of times that a device has not taken a remote key back.
+    /// The number of times that a device has not revoked a remote key.
     unrevoked: usize,
 }
 
 impl Registry {
     pub(crate) fn new(wake: Arc<WakeFlag>, keep: usize) -> Self {
         let (sender, dropped) = crossbeam_channel::unbounded();
-        let home = Home { dropped: sender, wake };
+        let drop_channel = DropChannel { dropped: sender, wake };
         Self {
             regions: Slab::default(),
-            kept: Kept::new(keep, page_size()),
-            home,
+            kept: BlockCache::new(keep, page_size()),
+            drop_channel,
             dropped,
             unreleased: 0,
             unrevoked: 0,
         }
     }
 
-    /// Regions registered now.
+    /// Returns the number of registered regions.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// Bytes that are registered for messages past one buffer, and that none of them has now.
+    /// Returns the bytes that are registered for messages longer than one buffer and not in use.
     pub(crate) const fn kept(&self) -> usize {
         self.kept.bytes()
     }
 
-    /// Number of registrations that a device has not given back.
+    /// Returns the number of registrations that a device has not released.
     pub(crate) const fn unreleased(&self) -> usize {
         self.unreleased
     }
 
-    /// Number of times that a device has not taken a remote key back.
+    /// Returns the number of times that a device has not revoked a remote key.
     pub(crate) const fn unrevoked(&self) -> usize {
         self.unrevoked
     }
 
-    /// The way by which regions tell that they were dropped.
-    pub(crate) const fn home(&self) -> &Home {
-        &self.home
+    /// Returns the channel by which regions report that they were dropped.
+    pub(crate) const fn drop_channel(&self) -> &DropChannel {
+        &self.drop_channel
     }
 
-    /// The next region that its owner has dropped.
+    /// Returns the next region that its owner has dropped.
     pub(crate) fn next_dropped(&mut self) -> Option<Key> {
         let key = self.dropped.try_recv().ok()?;
         if let Some(registration) = self.regions.get(key) {
@@ -143,64 +143,63 @@ impl Registry {
     pub(crate) fn register(
         &mut self,
         providers: &mut Providers,
-        site: &Site,
+        target: &RegistrationTarget,
         material: Material<'_>,
         options: &RegionOptions,
     ) -> Result<Region, Error> {
-        let (provider, device) = (providers.of_device(site.device), device_of(site.device).1);
+        let (provider, device) = (providers.of_device(target.device), device_of(target.device).1);
         let (registered, bytes, len) = material.register(provider, device, options.access)?;
         let scoped = options.access.intersects(Access::REMOTE) && !options.any_peer;
         if scoped {
-            self.restrict(providers, registered.id, site)?;
+            self.restrict(providers, registered.id, target)?;
         }
-        let connection = site.connection().filter(|_| scoped);
-        Ok(self.add(site, registered, RegionMemory::new(bytes, len), options.access, connection, Account::Program))
+        let connection = target.connection().filter(|_| scoped);
+        Ok(self.add(target, registered, RegionMemory::new(bytes, len), options.access, connection, MemoryUse::Program))
     }
 
-    /// Memory for a message past one buffer, and whether it had to be registered. It may hold what an earlier message of the
-    /// same purpose has left. Behind the message there is room for the `tail` of a sealed one, which the region includes and its
-    /// account does not.
+    /// Returns memory for a message longer than one buffer, and true if it had to be registered. It may contain bytes of an earlier message
+    /// of the same purpose. Behind the message there is space for the `tail` of a sealed one, which is part of the region and not charged
+    /// to its account.
     pub(crate) fn block(
         &mut self,
         providers: &mut Providers,
-        site: &Site,
+        target: &RegistrationTarget,
         (len, tail): (usize, usize),
-        account: Account,
+        account: MemoryUse,
     ) -> Result<(Region, bool), Error> {
         let open_sinks = || {
-            let (provider, device) = device_of(site.device);
+            let (provider, device) = device_of(target.device);
             let info = providers.get(provider).device(device);
             info.is_some_and(|info| info.capabilities.features.contains(Features::OPEN_READ_SINKS))
         };
         let access = match account {
-            Account::Copied => Access::LOCAL_WRITE | Access::REMOTE_READ,
+            MemoryUse::Copied => Access::LOCAL_WRITE | Access::REMOTE_READ,
             _ if open_sinks() => Access::READ_SINK,
             _ => Access::LOCAL_WRITE,
         };
         // A peer learns the key of an open sink from the Read that it answers.
-        let peer = site.connection().filter(|_| access.intersects(PEERS));
-        let purpose = Purpose { device: site.device, account, peer };
+        let peer = target.connection().filter(|_| access.intersects(PEERS));
+        let purpose = Purpose { device: target.device, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
             None => {
-                // A peer of this host fetches a copy from where it is.
-                let reader = site
-                    .connection
-                    .map(|(_, qp)| qp)
-                    .filter(|&qp| account == Account::Copied && providers.is_in_memory(device_of(site.device).0, qp));
+                // A peer on the same host fetches a copy directly from this memory.
+                let reader = target.connection.map(|(_, qp)| qp).filter(|&qp| {
+                    account == MemoryUse::Copied && providers.is_in_memory(device_of(target.device).0, qp)
+                });
                 let (memory, registered) =
-                    self.register_block(providers, site, len + tail, (access, reader.is_some()))?;
+                    self.register_block(providers, target, len + tail, (access, reader.is_some()))?;
                 if peer.is_some() {
-                    self.restrict(providers, registered.id, site)?;
+                    self.restrict(providers, registered.id, target)?;
                 }
-                if let (Some(qp), Some(role)) = (reader, providers.of_device(site.device).shared_memory()) {
+                if let (Some(qp), Some(role)) = (reader, providers.of_device(target.device).shared_memory()) {
                     role.lend(qp, registered.id)?;
                 }
                 (memory, registered, true)
             }
         };
         let memory = RegionMemory::new(bytes(memory, access, false), len + tail);
-        let region = self.add(site, registered, memory, access, peer, account);
+        let region = self.add(target, registered, memory, access, peer, account);
         if let Some(registration) = self.regions.get_mut(region.key()) {
             registration.len = len;
         }
@@ -211,7 +210,7 @@ impl Registry {
     fn register_block(
         &mut self,
         providers: &mut Providers,
-        site: &Site,
+        target: &RegistrationTarget,
         len: usize,
         (access, shared): (Access, bool),
     ) -> Result<(Arc<Memory>, MemoryRegion), Error> {
@@ -221,33 +220,33 @@ impl Registry {
             let memory = memory.map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
             memory.prefer_huge_pages();
             let memory = Arc::new(memory);
-            let registered = provider.register(device_of(site.device).1, &memory, 0..bytes, access)?;
+            let registered = provider.register(device_of(target.device).1, &memory, 0..bytes, access)?;
             Ok((memory, registered))
         };
-        match register(providers.of_device(site.device)) {
+        match register(providers.of_device(target.device)) {
             Err(error @ rdma_transport::Error::Memory { .. }) if self.kept.bytes() > 0 => {
-                log::debug!("{error}: what was kept is given back");
-                self.forget_device(providers, site.device);
-                Ok(register(providers.of_device(site.device))?)
+                log::debug!("{error}: the kept blocks are released");
+                self.forget_device(providers, target.device);
+                Ok(register(providers.of_device(target.device))?)
             }
             made => Ok(made?),
         }
     }
 
-    /// Adds what was registered.
+    /// Adds a registered region.
     fn add(
         &mut self,
-        site: &Site,
+        target: &RegistrationTarget,
         registered: MemoryRegion,
         mut memory: RegionMemory,
         access: Access,
         connection: Option<ConnectionId>,
-        account: Account,
+        account: MemoryUse,
     ) -> Region {
-        let (device, len, address) = (site.device, memory.len(), memory.address());
+        let (device, len, address) = (target.device, memory.len(), memory.address());
         let key = self.regions.insert(Registration {
             region: registered,
-            block: if account == Account::Program { None } else { memory.share() },
+            block: if account == MemoryUse::Program { None } else { memory.share() },
             access,
             device,
             users: Arc::clone(memory.users()),
@@ -256,35 +255,35 @@ impl Registry {
             timer: None,
             len,
             account,
-            of: site.connection(),
+            of: target.connection(),
         });
         let remote = RemoteRegion { address, len: len as u64, key: registered.remote_key.0 };
-        Region::new(memory, key, registered.local_key, remote, device, self.home.clone())
+        Region::new(memory, key, registered.local_key, remote, device, self.drop_channel.clone())
     }
 
-    /// Has a timer end the rights of peers.
+    /// Sets the timer that ends the rights of peers.
     pub(crate) fn set_timer(&mut self, key: Key, timer: Key) {
         if let Some(registration) = self.regions.get_mut(key) {
             registration.timer = Some(timer);
         }
     }
 
-    /// Whether a region is of this reactor, and still registered.
+    /// Returns true if a region is of this reactor, and still registered.
     pub(crate) fn knows(&self, region: &Region) -> bool {
-        region.is_of(&self.home.dropped) && self.regions.get(region.key()).is_some()
+        region.is_of(&self.drop_channel.dropped) && self.regions.get(region.key()).is_some()
     }
 
-    /// Whether a region is for the peer of a connection alone.
+    /// Returns true if a region is for the peer of a connection alone.
     pub(crate) fn belongs_to(&self, key: Key, id: ConnectionId) -> bool {
         self.regions.get(key).is_some_and(|registration| registration.connection == Some(id))
     }
 
-    /// Whether a region may be read into on every device.
+    /// Returns true if a region may be read into on every device.
     pub(crate) fn is_sink(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| registration.access.contains(Access::READ_SINK))
     }
 
-    /// Whether the peer of a connection may read a region.
+    /// Returns true if the peer of a connection may read a region.
     pub(crate) fn readable_by(&self, key: Key, id: ConnectionId) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             registration.access.contains(Access::REMOTE_READ)
@@ -293,7 +292,7 @@ impl Registry {
         })
     }
 
-    /// Takes the rights of peers to a region back; `None` if there are none.
+    /// Revokes the rights of peers to a region. Returns `None` if there are none.
     ///
     /// # Errors
     /// The device keeps the remote key. The memory stays counted as used by peers: nobody gets a reference to it any more.
@@ -307,7 +306,7 @@ impl Registry {
         let revoked = if planted { Ok(()) } else { keys.and_then(|keys| keys.invalidate(registration.region.id)) };
         match revoked {
             Err(error) if !cfg!(planted = "a-kept-region-counts-as-released") => {
-                log::error!("taking back a remote key: {error}");
+                log::error!("revoking a remote key: {error}");
                 self.unrevoked += 1;
                 Err(error.into())
             }
@@ -315,22 +314,22 @@ impl Registry {
         }
     }
 
-    /// Nobody but the program reaches a region any more.
+    /// Notes that only the program reaches a region from now on.
     fn rights_ended(&mut self, key: Key) -> Option<RightsEnded> {
         let peers = self.regions.get_mut(key)?.peers.take()?;
-        // Whether its owner has dropped it is looked at by the caller.
+        // The caller checks if the owner has dropped the region.
         let _ = peers.done();
         self.without_peers(key)
     }
 
-    /// What was kept for the moment when the rights of peers to a region end.
+    /// Takes out the state that is kept for the moment when the rights of peers to a region end.
     fn without_peers(&mut self, key: Key) -> Option<RightsEnded> {
         let registration = self.regions.get_mut(key)?;
         Some(RightsEnded { key, timer: registration.timer.take(), connection: registration.connection.take() })
     }
 
-    /// Handles a Send with Invalidate of a connection's peer, which has taken back a remote key of the connection's device. Keys
-    /// are unique on their device only, and a peer may not take back the key of a region for the peer of another connection.
+    /// Handles a Send with Invalidate of a connection's peer, which has revoked a remote key of the connection's device. Keys are unique on
+    /// their device only, and a peer may not revoke the key of a region for the peer of another connection.
     pub(crate) fn invalidated(
         &mut self,
         providers: &mut Providers,
@@ -344,7 +343,8 @@ impl Registry {
                 && (may || cfg!(planted = "keys-without-their-device"))
         });
         match found {
-            // The provider takes the key back as well: what a peer says is no reason to lend memory to the program.
+            // The provider revokes the key as well: a peer's claim alone does not make it safe to lend the memory to
+            // the program.
             Some((key, _)) => self.revoke(providers, key).unwrap_or(None),
             None => {
                 let gone = self.kept.drop_of_key(device, by, remote);
@@ -354,7 +354,7 @@ impl Registry {
         }
     }
 
-    /// Whether a region that its owner has dropped is used by nobody but peers with rights to it.
+    /// Returns true if the owner has dropped a region, and only peers with rights to it use it.
     pub(crate) fn is_abandoned(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             let users = &registration.users;
@@ -362,7 +362,8 @@ impl Registry {
         })
     }
 
-    /// Whether peers may lose their rights to a region that its owner has dropped: no message is to be fetched from it.
+    /// Returns true if the owner has dropped a region, and peers may lose their rights to it because no message is to
+    /// be fetched from it.
     pub(crate) fn is_unwanted(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             let users = &registration.users;
@@ -370,7 +371,7 @@ impl Registry {
         })
     }
 
-    /// Deregisters a region, and only then lets go of what peers could reach. If the device keeps the region, peers may still
+    /// Deregisters a region, and only then releases the memory that peers could reach. If the device keeps the region, peers may still
     /// reach its memory, which stays counted as used by them.
     pub(crate) fn remove(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
         let Registration { region, device, .. } = self.regions.get(key)?;
@@ -381,12 +382,12 @@ impl Registry {
         Some(Removed { rights, account, len, of })
     }
 
-    /// Keeps the memory of a message past one buffer for the next one. `None` if it is something else, somebody uses it still,
-    /// or the peer has lost its right to it.
+    /// Keeps the memory of a message longer than one buffer for the next one. Returns `None` if the region is something else, if it is
+    /// still in use, or if the peer has lost its right to it.
     pub(crate) fn retire(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
         let whole = |registration: &&Registration| {
             let of_its_peer = registration.peers.is_some() && registration.connection.is_some();
-            registration.account != Account::Program && (of_its_peer || !registration.access.intersects(PEERS))
+            registration.account != MemoryUse::Program && (of_its_peer || !registration.access.intersects(PEERS))
         };
         let unused = |registration: &&Registration| registration.users.is_dropped() && !registration.users.operate();
         let registration = self.regions.get_mut(key).filter(|it| whole(&&**it) && unused(&&**it))?;
@@ -401,37 +402,38 @@ impl Registry {
         Some(Removed { rights, account, len, of })
     }
 
-    /// The peer of a connection is gone: so is what was kept for it.
+    /// Drops the blocks that were kept for the peer of a connection that has ended.
     pub(crate) fn forget_peer(&mut self, providers: &mut Providers, id: ConnectionId) {
         let gone = self.kept.drop_of_peer(id);
         self.drop_blocks(providers, gone);
     }
 
-    /// Gives back what was kept and not used since the last call.
+    /// Releases the blocks that were not used since the last call.
     pub(crate) fn trim(&mut self, providers: &mut Providers) {
         let gone = self.kept.drop_idle();
         self.drop_blocks(providers, gone);
     }
 
-    /// A device is going: nothing is kept on it.
+    /// Drops all blocks that are kept on a device, because it is being removed.
     pub(crate) fn forget_device(&mut self, providers: &mut Providers, device: usize) {
         let gone = self.kept.drop_of_device(device);
         self.drop_blocks(providers, gone);
     }
 
-    /// The regions on a device.
+    /// Returns the regions on a device.
     pub(crate) fn of_device(&self, device: usize) -> Vec<Key> {
         self.regions.iter().filter(|(_, registration)| registration.device == device).map(|(key, _)| key).collect()
     }
 
-    /// Lets only the peer of the site's connection use a region, where the provider can tell peers apart. If that fails, the
-    /// region goes.
-    fn restrict(&mut self, providers: &mut Providers, region: MrId, site: &Site) -> Result<(), Error> {
-        let Some((_, qp)) = site.connection else { return Ok(()) };
-        // Where a key is good for a whole protection domain, the key is all that the other peers lack.
-        let Some(keys) = providers.of_device(site.device).remote_keys() else { return Ok(()) };
+    /// Restricts a region to the peer of the target's connection, if the provider can tell peers apart. If that fails, the region is
+    /// deregistered.
+    fn restrict(&mut self, providers: &mut Providers, region: MrId, target: &RegistrationTarget) -> Result<(), Error> {
+        let Some((_, qp)) = target.connection else { return Ok(()) };
+        // If a key is valid for a whole protection domain, the only protection from other peers is that they do not
+        // know it.
+        let Some(keys) = providers.of_device(target.device).remote_keys() else { return Ok(()) };
         if let Err(error) = keys.restrict(region, qp) {
-            self.deregister(providers, site.device, region);
+            self.deregister(providers, target.device, region);
             return Err(error.into());
         }
         Ok(())
@@ -443,7 +445,7 @@ impl Registry {
         }
     }
 
-    /// Deregisters a region; `false` if the device keeps it, and the provider its share of the memory.
+    /// Deregisters a region. Returns false if the device keeps it, and the provider its share of the memory.
     fn deregister(&mut self, providers: &mut Providers, device: usize, region: MrId) -> bool {
         let released = providers.of_device(device).deregister(region);
         if let Err(error) = &released {
@@ -473,7 +475,7 @@ mod tests {
         }
     }
 
-    /// A device whose keys are those of every other one.
+    /// A device whose keys are not unique across devices.
     fn device() -> Iwarp<TcpNet> {
         let mut seed = 7_u32;
         let entropy = move |bytes: &mut [u8]| {
@@ -494,7 +496,9 @@ mod tests {
         let devices = [0, 1].map(|provider| device_index(provider, DeviceId(0)));
         let [mut first, mut second] = devices.map(|device| {
             let memory = Material::Own(Memory::new(4096).unwrap(), 4096);
-            registry.register(&mut providers, &Site { device, connection: None }, memory, &options).unwrap()
+            registry
+                .register(&mut providers, &RegistrationTarget { device, connection: None }, memory, &options)
+                .unwrap()
         });
         let key = RemoteKey(first.remote().key);
         assert_eq!(key.0, second.remote().key);

@@ -1,44 +1,45 @@
 //! The adaptive wait (`Wait::Adaptive`) decides how long to poll before sleeping. This file does no I/O, and time is an
 //! argument.
 //!
-//! Two things are measured: the *gap* from empty queues to the next completion, and the *cost* of a wake-up, which is
-//! the delay of a completion that has to wake a sleeper. To measure the cost, one idle time in [`PROBE`] is spent the
-//! other way than the rest, or one in [`FAR_PROBE`] when gaps are long. The difference counts as the cost.
+//! It measures two things: the *gap* from empty queues to the next completion, and the *cost* of a wake-up, which is
+//! the delay of a completion that has to wake a sleeping thread. To measure the cost, one idle time in [`PROBE`] (one
+//! in [`FAR_PROBE`] if gaps are long) is spent the other way than the rest. The difference counts as the cost.
 //!
 //! Polling that finds a completion after `t` takes `t - cost` more processor time than sleeping. If a share `s` of a
-//! processor may be spent, that is worth while up to `cost / (1 - s)`: the *limit*. If the usual gap is not above the
-//! limit, an idle time begins with polling up to the limit; otherwise the reactor sleeps at once. A gap counts as
-//! [`LONG`] limits at most. So one long pause is forgiven; two are not, and neither are short gaps that alternate with
-//! pauses.
+//! processor may be spent, polling pays off up to `cost / (1 - s)`: the *limit*. If the usual gap is not above the
+//! limit, an idle time begins with polling up to the limit; otherwise the reactor sleeps immediately. A gap counts as
+//! at most [`LONG`] limits. So the estimate tolerates one long pause, but not two, and not short gaps that alternate
+//! with pauses.
 //!
 //! If the reactor slept, the gap is the time that passed without the cost, and counts as longer than the polling before
 //! it. Otherwise, a cost estimate that is too high and a gap estimate that is too short could confirm each other.
 //!
 //! Whatever the estimates are, polling that takes more processor time than sleeping is paid from a credit, which grows
-//! by the share of the time that passes. Credit that is too small for the usual gap is saved up.
+//! by the share of the time that passes. If the credit is too small for the usual gap, it is saved up.
 
 use std::time::{Duration, Instant};
 
-/// Number of idle times of which one measures the cost of a wake-up.
+/// The number of idle times per measurement of the cost of a wake-up.
 const PROBE: u32 = 128;
-/// Number of idle times of which one measures the cost when gaps are long.
+/// The number of idle times per measurement of the cost if gaps are long.
 const FAR_PROBE: u32 = 8 * PROBE;
-/// Largest value of a gap, as a multiple of the limit.
+/// The largest value of a gap, as a multiple of the limit.
 const LONG: f64 = 4.0;
-/// Smallest value of a gap that was slept through, as a multiple of the polling before it.
+/// The smallest value of a gap during which the reactor slept, as a multiple of the polling before it.
 const MISSED: f64 = 1.5;
-/// Weight of a new measurement.
+/// The weight of a new measurement.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// Weight of a probe.
+/// The weight of a probe.
 const PROBE_WEIGHT: f64 = 1.0 / 4.0;
-/// First estimate of the cost of a wake-up, and below it the range, ns.
+/// The first estimate of the cost of a wake-up, in ns.
 const COST: f64 = 20_000.0;
+/// The range of the estimate, in ns.
 const COSTS: (f64, f64) = (2_000.0, 200_000.0);
-/// Longest limit, ns.
+/// The longest limit, in ns.
 const LONGEST: f64 = 1_000_000.0;
 /// The share of a processor that polling may take beyond what sleeping would have taken.
 const SHARE: f64 = 0.5;
-/// Length of the time for which the share can be saved up, ns.
+/// The length of the time for which the share can be saved up, in ns.
 const SAVED: f64 = 4_000_000.0;
 
 /// The plan for one idle time.
@@ -63,14 +64,14 @@ struct Idle {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Adaptive {
-    /// Share of a processor that may be spent; above 0, at most 1.
-    /// Usual time from empty queues to a completion, without the wake-up, ns.
+    /// The share of a processor that may be spent; above 0, at most 1.
+    /// The usual time from empty queues to a completion, without the wake-up, in ns.
     gap: f64,
-    /// Usual time from falling asleep to seeing a completion, ns.
+    /// The usual time from falling asleep to seeing a completion, in ns.
     slept: f64,
-    /// Usual cost of a wake-up, ns.
+    /// The usual cost of a wake-up, in ns.
     cost: f64,
-    /// Polling time that may be spent, ns.
+    /// The polling time that may be spent, in ns.
     credit: f64,
     credited: Instant,
     idle: Option<Idle>,
@@ -79,16 +80,16 @@ pub(crate) struct Adaptive {
 
 impl Adaptive {
     pub(crate) fn new(now: Instant) -> Self {
-        // The estimates begin such that the reactor polls; two long gaps end that.
+        // With the first estimates, the reactor polls; two long gaps end that.
         Self { gap: COST / 2.0, slept: COST, cost: COST, credit: SAVED * SHARE, credited: now, idle: None, count: 0 }
     }
 
-    /// The limit: longest polling in one idle time, ns.
+    /// Returns the limit: the longest polling in one idle time, in ns.
     fn limit(&self) -> f64 {
         (self.cost / (1.0 - SHARE)).min(LONGEST)
     }
 
-    /// Returns how long to poll from now on, as the queues are empty.
+    /// Returns how long to poll from now on, now that the queues are empty.
     pub(crate) fn budget(&mut self, now: Instant) -> Duration {
         if let Some(idle) = self.idle {
             return idle.until.saturating_duration_since(now);
@@ -116,9 +117,9 @@ impl Adaptive {
         budget
     }
 
-    /// Pays for polling that took `time`. `hit`: the polling has found a completion.
+    /// Charges polling that took `time`. `hit`: the polling found a completion.
     pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
-        // A hit saved the cost of a wake-up; after a miss, the wake-up is still to come.
+        // A hit saved the cost of a wake-up; after a miss, the wake-up still follows.
         let saved = if hit { self.cost } else { 0.0 };
         self.credit -= (nanos(time) - saved).max(0.0);
     }
@@ -130,7 +131,7 @@ impl Adaptive {
         }
     }
 
-    /// Learns from the idle time that has ended with completions.
+    /// Updates the estimates by the idle time that ended with completions.
     pub(crate) fn found(&mut self, now: Instant) {
         let Some(Idle { since, until, plan, slept }) = self.idle.take() else { return };
         let time = nanos(now.saturating_duration_since(since));
@@ -170,17 +171,18 @@ mod tests {
 
     const ROUND: u64 = 100;
 
-    /// A reactor with its traffic, and the time that they spent, ns.
+    /// A reactor with its traffic, and the time that they spent, in ns.
     struct Trial {
         adaptive: Adaptive,
         start: Instant,
         now: u64,
         wake: u64,
-        /// Time of all polling, and below it the part beyond the cost of sleeping.
+        /// The time of all polling.
         polled: u64,
+        /// The part of it beyond the cost of sleeping.
         extra: u64,
         sleeps: u64,
-        /// Time from completions to their callbacks.
+        /// The time from completions to their callbacks.
         delay: u64,
     }
 
@@ -196,7 +198,7 @@ mod tests {
             self.start + Duration::from_nanos(self.now)
         }
 
-        /// Lets the queues be empty for `gap`, and a callback of the completion take `busy`.
+        /// Simulates empty queues for `gap`, and a callback of the completion that takes `busy`.
         fn cycle(&mut self, gap: u64, busy: u64) {
             let due = self.now + gap;
             let budget = self.adaptive.budget(self.at()).as_nanos() as u64;
@@ -243,7 +245,7 @@ mod tests {
         }
     }
 
-    /// A steady gap that is a little too long to poll for, and a wake-up far cheaper than taken at first.
+    /// A steady gap that is slightly too long to poll for, and a wake-up far cheaper than the first estimate.
     #[test]
     fn a_first_guess_does_not_stay() {
         let mut trial = Trial::new(2_000);

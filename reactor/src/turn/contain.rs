@@ -1,4 +1,4 @@
-//! A callback, and the panic that it may end in: [`Config::contain_panics`](crate::Config::contain_panics).
+//! Calls a callback, and contains its panic: [`Config::contain_panics`](crate::Config::contain_panics).
 
 use std::any::Any;
 use std::fmt;
@@ -11,32 +11,32 @@ use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::id::ConnectionId;
 
-/// The one that a callback is made for, who ends if the callback panics.
+/// The connection or endpoint that a callback concerns. It ends if the callback panics.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Of {
+pub(super) enum CallbackSubject {
     Connection(ConnectionId),
     #[cfg(feature = "datagram")]
     Endpoint(EndpointId),
-    /// A timer, a descriptor, a request, a device or another thread: the callback is all that there is of it.
-    Nobody,
+    /// No connection or endpoint: the callback concerns a timer, a descriptor, a request, a device or another thread.
+    Other,
 }
 
-impl fmt::Display for Of {
+impl fmt::Display for CallbackSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connection(id) => write!(f, " for {id}"),
             #[cfg(feature = "datagram")]
             Self::Endpoint(id) => write!(f, " for {id}"),
-            Self::Nobody => Ok(()),
+            Self::Other => Ok(()),
         }
     }
 }
 
-/// Makes a callback. `None`: it has panicked, and that is dealt with.
+/// Calls a callback. Returns `None` if it panicked; the panic has been handled then.
 #[inline]
 pub(super) fn call<R>(
     (driver, endpoints): (&mut Driver, &mut Endpoints),
-    (of, name): (Of, &'static str),
+    (of, name): (CallbackSubject, &'static str),
     callback: impl FnOnce(&mut Context<'_>) -> R,
 ) -> Option<R> {
     if driver.config().contain_panics {
@@ -49,38 +49,38 @@ pub(super) fn call<R>(
 #[cold]
 fn contained<R>(
     (driver, endpoints): (&mut Driver, &mut Endpoints),
-    (of, name): (Of, &'static str),
+    (of, name): (CallbackSubject, &'static str),
     callback: impl FnOnce(&mut Context<'_>) -> R,
 ) -> Option<R> {
-    // A callback changes the reactor through its context only. `Context::append` is the one method of the context that calls
-    // back, and a panic in its `fill` leaves nothing half done. So the panic has interrupted no change of the reactor.
+    // A callback changes the reactor through its context only. `Context::append` is the only method of the context that calls back, and a
+    // panic in its `fill` leaves the state consistent. So the panic interrupted no change of the reactor.
     let made = catch_unwind(AssertUnwindSafe(|| callback(&mut Context { driver, endpoints })));
     match made {
         Ok(result) => Some(result),
         Err(panic) => {
             let why = format!("{name} panicked: {}", text(&*panic));
-            // What a program panics with may panic when it is dropped, and so may what that panics with.
+            // The payload of a panic may panic when it is dropped, and so may the payload of that panic.
             if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
                 std::mem::forget(again);
             }
             log::error!("{why}{of}");
             driver.counters().turns.panics += 1;
             match of {
-                Of::Connection(id) => driver.panicked(id, why),
+                CallbackSubject::Connection(id) => driver.panicked(id, why),
                 #[cfg(feature = "datagram")]
-                Of::Endpoint(id) => {
+                CallbackSubject::Endpoint(id) => {
                     if let Some(key) = id.key(driver.tag()) {
                         endpoints.end(driver, key, crate::error::DisconnectReason::Internal(why), true);
                     }
                 }
-                Of::Nobody => {}
+                CallbackSubject::Other => {}
             }
             None
         }
     }
 }
 
-/// The text of a panic.
+/// Returns the text of a panic.
 pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("without a text")

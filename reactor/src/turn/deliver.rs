@@ -1,12 +1,12 @@
-//! The calls of the program. All callbacks are made in this file.
+//! Calls the program. This file makes all callbacks.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_transport::slab::Key;
 
-use super::contain::{Of, call};
-use super::serve::Desk;
+use super::contain::{CallbackSubject, call};
+use super::serve::CommandReceiver;
 use crate::api::handler::{ConnectRequest, Decision, Handler};
 use crate::api::message::{Content, LargeContent, Message};
 use crate::conn::effects::{Arrived, Event, Fragments};
@@ -24,22 +24,22 @@ use crate::memory::landing::Offered;
 use crate::memory::region::Region;
 use crate::seam::poller::Readiness;
 
-/// The parts of a device that its messages borrow, so that callbacks can have the driver.
+/// The parts of a device that its messages borrow, so that callbacks can borrow the driver.
 pub(super) type Lender = (usize, Arc<Slabs>, Arc<ReturnChannel>);
 
-/// The driver and the program, in the stages of a turn that call back.
+/// The driver and the program, for the stages of a turn that make callbacks.
 pub(super) struct Delivery<'a, M, H: ?Sized> {
     pub(super) driver: &'a mut Driver,
     pub(super) endpoints: &'a mut Endpoints,
-    pub(super) desk: &'a mut Desk<M>,
+    pub(super) receiver: &'a mut CommandReceiver<M>,
     pub(super) handler: &'a mut H,
-    /// The lender of the last message.
+    /// The lender of the last message, cached for the next one.
     pub(super) lender: &'a mut Option<Lender>,
-    /// A callback ran, or something moved on, in this turn.
+    /// True if a callback ran, or the reactor made progress, in this turn.
     pub(super) progressed: bool,
 }
 
-/// Makes a callback of the handler for a connection or an endpoint, or for nobody. `None`: it has panicked.
+/// Calls a callback of the handler for a connection, for an endpoint, or for neither. Returns `None` if it panicked.
 macro_rules! callback {
     ($self:ident.$name:ident($of:expr $(, $argument:expr)*)) => {{
         let handler = &mut *$self.handler;
@@ -48,10 +48,10 @@ macro_rules! callback {
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Lets the program say which reactor takes a connection that a peer wants.
+    /// Asks the program which reactor accepts a peer's connect request.
     pub(super) fn place(&mut self, request: Request) {
         let request = if self.driver.asks_for_place(&request) {
-            match callback!(self.on_place(Of::Nobody, told(&request))) {
+            match callback!(self.on_place(CallbackSubject::Other, told(&request))) {
                 Some(place) => self.driver.place(request, place),
                 None => return self.driver.refuse(&request, &[]),
             }
@@ -63,10 +63,10 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Lets the program accept or refuse a connection that a peer wants with this reactor.
+    /// Lets the program accept or refuse a peer's connect request for this reactor.
     pub(super) fn answer(&mut self, request: Request) {
         let Some(request) = self.driver.screen(request) else { return };
-        match callback!(self.on_connect_request(Of::Nobody, told(&request))) {
+        match callback!(self.on_connect_request(CallbackSubject::Other, told(&request))) {
             Some(Decision::Accept) => self.driver.accept(request, &[]),
             Some(Decision::AcceptWith(data)) => self.driver.accept(request, &data),
             Some(Decision::Reject(data)) => self.driver.refuse(&request, &data),
@@ -76,29 +76,29 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Reports an event of a device.
     pub(super) fn device_event(&mut self, event: &DeviceEvent) {
-        callback!(self.on_device_event(Of::Nobody, event));
+        callback!(self.on_device_event(CallbackSubject::Other, event));
     }
 
-    /// Fires a timer of the program.
+    /// Reports that a timer of the program has expired.
     pub(super) fn timer(&mut self, key: Key, token: u64) {
         let timer = TimerId::new(self.driver.tag(), key);
-        callback!(self.on_timer(Of::Nobody, timer, token));
+        callback!(self.on_timer(CallbackSubject::Other, timer, token));
     }
 
     /// Reports readiness of a descriptor of the program.
     pub(super) fn io_ready(&mut self, key: Key, readiness: Readiness) {
         let io = IoId::new(self.driver.tag(), key);
-        callback!(self.on_io_ready(Of::Nobody, io, readiness));
+        callback!(self.on_io_ready(CallbackSubject::Other, io, readiness));
     }
 
-    /// Passes on a message of another thread.
+    /// Delivers a message of another thread.
     pub(super) fn woken(&mut self, message: M) {
-        callback!(self.on_wake(Of::Nobody, message));
+        callback!(self.on_wake(CallbackSubject::Other, message));
     }
 
-    /// Reports that the reactor drains.
+    /// Reports that the reactor is draining.
     pub(super) fn drain(&mut self, deadline: Duration) {
-        callback!(self.on_drain(Of::Nobody, deadline));
+        callback!(self.on_drain(CallbackSubject::Other, deadline));
     }
 
     /// Makes the callbacks that are due.
@@ -123,8 +123,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     #[inline]
     pub(super) fn event(&mut self, id: ConnectionId, event: Event) {
-        let of = Of::Connection(id);
-        // A callback that has panicked is dealt with.
+        let of = CallbackSubject::Connection(id);
+        // A callback that panicked has been handled.
         let _ = match event {
             Event::Message(arrived) => return self.message(id, arrived),
             Event::Sent { send, count, outcome } => return self.sent(id, (send, count), outcome),
@@ -145,7 +145,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[inline]
     fn sent(&mut self, id: ConnectionId, (first, count): (SendId, u32), outcome: Outcome) {
         for nth in 0..count {
-            callback!(self.on_send_complete(Of::Connection(id), id, first.after(nth), outcome));
+            callback!(self.on_send_complete(CallbackSubject::Connection(id), id, first.after(nth), outcome));
         }
     }
 
@@ -161,7 +161,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let Some((_, slabs, channel)) = &*self.lender else { return };
         let (start, end) = (start as usize, end as usize);
         let content = Content::Pooled { start, end, buffer: &mut buffer, slabs, channel };
-        callback!(self.on_recv(Of::Connection(id), id, Message { connection: id, content }));
+        callback!(self.on_recv(CallbackSubject::Connection(id), id, Message { connection: id, content }));
         match buffer {
             Some(buffer) => self.driver.free_receive(device, buffer, shared),
             None => self.driver.keep_message(id),
@@ -171,9 +171,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[cold]
     fn identified(&mut self, id: ConnectionId) {
         let Some(peer) = self.driver.identity(id).cloned() else { return };
-        let judged = callback!(self.on_identity(Of::Connection(id), id, &peer));
-        // A callback that has panicked has ended the connection.
-        let refusal = judged.map_or(Some("this side has failed".to_owned()), Result::err);
+        let judged = callback!(self.on_identity(CallbackSubject::Connection(id), id, &peer));
+        // A callback that panicked has ended the connection.
+        let refusal = judged.map_or(Some("the local side has failed".to_owned()), Result::err);
         self.driver.input(id, |conn, env| conn.judged(refusal, env));
     }
 
@@ -185,17 +185,17 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let receives = joined.receives.len();
         let mut joined = Some(joined);
         let content = Content::Large(LargeContent::Joined { joined: &mut joined, channel: &channel });
-        callback!(self.on_recv(Of::Connection(id), id, Message { connection: id, content }));
+        callback!(self.on_recv(CallbackSubject::Connection(id), id, Message { connection: id, content }));
         match joined {
             Some(joined) => self.driver.end_joined(id, device, joined),
             None => self.driver.keep_joined(id, receives),
         }
     }
 
-    /// Lets the program say where a message past one buffer is to land.
+    /// Asks the program where a message longer than one buffer is to be placed.
     #[cold]
     fn offered(&mut self, id: ConnectionId, offered: Offered) {
-        callback!(self.on_offer(Of::Connection(id), id, offered));
+        callback!(self.on_offer(CallbackSubject::Connection(id), id, offered));
         self.driver.input(id, |conn, env| conn.settle_offer(offered.id, env));
     }
 
@@ -206,7 +206,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         let mut region = Some(region);
         let message = Message { connection: id, content: Content::Large(LargeContent::Region(&mut region)) };
-        callback!(self.on_recv(Of::Connection(id), id, message));
+        callback!(self.on_recv(CallbackSubject::Connection(id), id, message));
     }
 
     #[cfg(feature = "datagram")]
@@ -216,11 +216,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let key = |endpoint: EndpointId| endpoint.key(tag).unwrap_or(Key::NONE);
         let Self { driver, endpoints, handler, .. } = self;
         let mut handler = handler.datagrams();
-        /// Makes a callback of the handler of datagrams, if the program has one.
+        /// Calls a callback of the handler of datagrams, if the program has one.
         macro_rules! callback {
             ($name:ident($endpoint:expr $(, $argument:expr)*)) => {
                 if let Some(handler) = &mut handler {
-                    let of = (Of::Endpoint($endpoint), stringify!($name));
+                    let of = (CallbackSubject::Endpoint($endpoint), stringify!($name));
                     call((&mut **driver, &mut **endpoints), of, |cx| handler.$name(cx, $endpoint $(, $argument)*));
                 }
             };
@@ -246,7 +246,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     }
 }
 
-/// The view of a request that the program gets.
+/// Returns the view of a request that the program receives.
 fn told(request: &Request) -> ConnectRequest<'_> {
     let (listener, reactor, peer, private_data) = request.parts();
     ConnectRequest::new(listener, reactor, peer, private_data)

@@ -1,4 +1,4 @@
-//! Making a group of reactors.
+//! Creates groups of reactors.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use super::Reactor;
 use crate::driver::group::Reactors;
 
 impl Reactors {
-    /// Makes a group. All reactors must have the same kind of provider, or `ProviderChoice::Auto`. The first reactor
-    /// has index 0. A reactor that was in a group before leaves that one.
+    /// Creates a group. All reactors must have the same kind of provider, or `ProviderChoice::Auto`. The first reactor
+    /// has index 0. A reactor that is in another group leaves that group.
     #[must_use]
     pub fn of<M>(reactors: &mut [Reactor<M>]) -> Self {
         let members = reactors.iter().map(|reactor| {

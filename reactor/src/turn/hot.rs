@@ -1,5 +1,5 @@
-//! The hot loop: waits, takes completions, makes their callbacks, and posts what these have asked for. The other stages of a turn stand
-//! behind [`Driver::is_due`](crate::driver::Driver::is_due).
+//! The hot loop: waits, polls completions, calls their callbacks, and posts the work requests of these.
+//! [`Driver::is_due`](crate::driver::Driver::is_due) guards the other stages of a turn.
 
 use std::time::Duration;
 
@@ -9,49 +9,49 @@ use crate::api::handler::Handler;
 use crate::error::Error;
 
 impl<M> Reactor<M> {
-    /// Takes the stages of a turn; `docs/loop.md` describes them and their order. Returns whether something moved on. What a failed
-    /// stage has left is done in the next turn.
+    /// Runs the stages of a turn; `docs/loop.md` describes them and their order. Returns true if the reactor made progress. The work that a
+    /// failed stage leaves is done in the next turn.
     #[inline]
     pub(super) fn stages<H: Handler<M> + ?Sized>(
         &mut self,
         handler: &mut H,
         timeout: Option<Duration>,
     ) -> Result<bool, Error> {
-        let Self { driver, endpoints, desk, lender, .. } = self;
+        let Self { driver, endpoints, receiver, lender, .. } = self;
         driver.counters().turns.taken += 1;
-        let mut delivery = Delivery { driver, endpoints, desk, handler, lender, progressed: false };
-        // What was asked for from outside of a turn goes out before anything sleeps.
+        let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
+        // Requests from outside of a turn are posted before anything sleeps.
         delivery.flush();
         // 1. spin  2. arm  3. wait
-        self.waiting.wait(delivery.driver, timeout)?;
+        self.idle_wait.wait(delivery.driver, timeout)?;
         if delivery.driver.is_due() {
             // 4. connection managers  5. devices  6. providers
             delivery.first_stages()?;
         }
-        // 7. completion queues, and what is to be posted because of them
+        // 7. completion queues, and the posts that follow from them
         let now = delivery.driver.now();
         if delivery.completions() {
-            self.waiting.found(now);
+            self.idle_wait.found(now);
         }
         if delivery.driver.is_due() {
             // 8. timers  9. descriptors, other threads  10. ends  11. flush
-            delivery.last_stages(self.waiting.program_edges())?;
+            delivery.last_stages(self.idle_wait.program_edges())?;
         }
         Ok(delivery.progressed)
     }
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Takes stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, until all are
-    /// empty or the turn's budget is used up; then what there is to post, and the queues of that once more. Returns whether there
-    /// were completions in the queues.
+    /// Runs stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, until all are empty or the
+    /// turn's budget is used up; then the posts, and their queues once more. Returns true if there were completions in the queues.
     #[inline]
     fn completions(&mut self) -> bool {
         self.driver.begin_turn();
         let mut budget = self.driver.config().completions.per_turn as usize;
         if self.driver.is_behind() {
             self.progressed = true;
-            // Backlogs get half of the turn at most, because messages of others are in the queues meanwhile.
+            // Backlogs get at most half of the turn, because the messages of other connections wait in the queues
+            // meanwhile.
             let mut left = budget.div_ceil(2);
             budget -= left;
             self.backlogs(&mut left);
@@ -59,13 +59,13 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         let early = self.driver.begin_polling();
         let found = self.batches(early, &mut budget);
-        // A call from outside of a turn may have left some.
+        // A call from outside of a turn may have left events.
         self.events();
         // Flush now: replies must not wait for timers and later stages.
         self.post_and_look(&mut budget) || found
     }
 
-    /// Takes the rest of stage 7 once more, for a program that asks for something when the turn is over.
+    /// Runs the rest of stage 7 once more, for a program that makes requests when the turn is over.
     pub(super) fn resume(&mut self) -> bool {
         let mut budget = self.driver.config().completions.per_turn as usize;
         let found = self.driver.resume_polling() && self.batches(true, &mut budget);
@@ -73,8 +73,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.post_and_look(&mut budget) || found
     }
 
-    /// Posts what was gathered, and looks once more at the queues of what has completed in its post. Only once: the later stages have
-    /// their turn, too.
+    /// Posts the gathered work requests, and polls once more the queues whose work completed during the post. It does so only once, so that
+    /// the later stages get their turn.
     #[inline]
     fn post_and_look(&mut self, budget: &mut usize) -> bool {
         self.flush();
@@ -86,8 +86,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         found
     }
 
-    /// Handles the completions of queues that are ready, while `budget` lasts, and reports room for sends. `early`: there is
-    /// a batch that was polled before, which is handled in any case, because it is nowhere else. Returns whether there was any.
+    /// Handles the completions of queues that are ready, while `budget` lasts, and reports capacity for sends. `early`: a batch was polled
+    /// earlier. It is always handled, because its completions are in no queue any more. Returns true if there were completions.
     #[inline]
     fn batches(&mut self, early: bool, budget: &mut usize) -> bool {
         let any = early || (*budget > 0 && self.driver.next_batch(*budget));
@@ -112,7 +112,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         any
     }
 
-    /// Hands the batch's `nth` completion to the endpoint whose work it is.
+    /// Passes the batch's `nth` completion to the endpoint that posted its work request.
     #[cold]
     fn guest(&mut self, number: u64, nth: usize) {
         if let Some(&wc) = self.driver.queues().completion(nth).map(|(_, wc)| wc) {
@@ -120,7 +120,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Gives each connection that has a backlog its part of the turn, the oldest first, while `budget` lasts.
+    /// Gives each connection with a backlog its share of the turn, the oldest first, while `budget` lasts.
     #[cold]
     fn backlogs(&mut self, budget: &mut usize) {
         let mut waiting = self.driver.take_waiting();
@@ -139,7 +139,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.driver.put_waiting(waiting);
     }
 
-    /// Posts everything that was gathered.
+    /// Posts all gathered work requests.
     #[inline]
     pub(super) fn flush(&mut self) {
         self.driver.flush();

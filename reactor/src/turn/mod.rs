@@ -1,4 +1,4 @@
-//! The loop: one turn, stage by stage, in the order of `docs/loop.md`.
+//! The loop: runs one turn, stage by stage, in the order of `docs/loop.md`.
 
 mod adaptive;
 mod contain;
@@ -19,8 +19,8 @@ use rdma_transport::provider::Provider;
 #[cfg(feature = "tokio")]
 pub(crate) use self::contain::text as text_of_panic;
 use self::deliver::{Delivery, Lender};
-use self::serve::Desk;
-use self::wait::Waiting;
+use self::serve::CommandReceiver;
+use self::wait::IdleWait;
 use crate::api::context::Context;
 use crate::api::handle::{Commands, ReactorHandle};
 use crate::api::handler::Handler;
@@ -37,18 +37,19 @@ use crate::stats::Stats;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Turn {
-    /// A callback ran, or a connection moved on.
+    /// True if a callback ran, or a connection made progress.
     pub progressed: bool,
-    /// A stage stopped at its bound with work left: take another turn soon. The reactor's descriptor is readable.
+    /// True if a stage stopped at its bound with work left: run another turn soon. The reactor's descriptor is
+    /// readable.
     pub more: bool,
 }
 
-/// The parts that a reactor runs on. [`Reactor::new`] takes the real ones, and a simulation brings its own.
+/// The parts that a reactor runs on. [`Reactor::new`] uses the real ones; a simulation provides its own.
 #[derive(Debug)]
 pub struct Parts {
-    /// The providers that carry the connections, 1 to 8, in the order of preference: a listener on an unspecified address is on each
-    /// of them, one on another address on the first that has a device there, and a connection goes over the first that resolves the
-    /// peer's address. Addresses of the loopback are tried from the last provider on.
+    /// The providers that carry the connections, 1 to 8, in the order of preference. A listener on an unspecified address listens on each
+    /// of them; a listener on another address uses the first that has a device with that address. A connection uses the first that resolves
+    /// the peer's address. Loopback addresses are tried from the last provider on.
     pub providers: Vec<Box<dyn Provider>>,
     /// The source of readiness.
     pub poller: Box<dyn Poller>,
@@ -58,17 +59,17 @@ pub struct Parts {
 
 /// The loop drives its providers, and calls a [`Handler`].
 ///
-/// A reactor may be sent to another thread, and is used from one thread at a time. Only [`Reactor::run`],
-/// [`Reactor::turn`] and [`Reactor::shutdown`] wait for something to happen. Dropping a reactor closes every connection
-/// at once, without callbacks; see [`Reactor::shutdown`] for the polite way. `M` is the type of the messages from other
-/// threads, see [`Reactor::handle`].
+/// A reactor may be sent to another thread; only one thread at a time uses it. Only [`Reactor::run`],
+/// [`Reactor::turn`], [`Reactor::step`] and [`Reactor::shutdown`] block until something happens. Dropping a reactor
+/// closes every connection immediately, without callbacks; [`Reactor::shutdown`] closes them gracefully. `M` is the
+/// type of the messages from other threads, see [`Reactor::handle`].
 ///
 /// ```
 /// use std::time::Duration;
 ///
 /// use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Handler, ProviderChoice, Reactor};
 ///
-/// /// What became of a connection.
+/// /// The outcome of a connection.
 /// #[derive(Default)]
 /// struct Program {
 ///     error: Option<ConnectError>,
@@ -82,9 +83,9 @@ pub struct Parts {
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let (mut reactor, mut program) = (Reactor::new(Config::default().provider(ProviderChoice::Iwarp))?, Program::default());
-/// // Nobody listens there.
+/// // No process listens on this port.
 /// reactor.context().connect("127.0.0.1:1".parse()?)?;
-/// // `run` does the same until it is stopped. A program that has its own loop takes turns.
+/// // `run` takes turns until it is stopped. A program with its own loop calls `turn`.
 /// while program.error.is_none() {
 ///     reactor.turn(&mut program, Duration::from_millis(100))?;
 /// }
@@ -96,26 +97,26 @@ pub struct Parts {
 pub struct Reactor<M = ()> {
     driver: Driver,
     endpoints: Endpoints,
-    desk: Desk<M>,
-    waiting: Waiting,
-    /// What the last message has borrowed, which most messages borrow.
+    receiver: CommandReceiver<M>,
+    idle_wait: IdleWait,
+    /// The lender of the last message. Most messages have the same one.
     lender: Option<Lender>,
-    phase: Phase,
+    phase: TurnPhase,
 }
 
-/// The place of the caller's code in the turns.
+/// The state of the current turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum TurnPhase {
     /// No turn is open.
     Outside,
-    /// [`Reactor::step`] has left its turn open.
+    /// [`Reactor::step`] left its turn open.
     Open,
-    /// A turn is being taken, or a panic has ended one in the middle: then nobody knows what was left undone.
+    /// A turn is running, or a panic ended one in the middle: then it is unknown which work was not done.
     Inside,
 }
 
 impl Reactor {
-    /// Makes a reactor on the providers that `config` names.
+    /// Creates a reactor on the providers that `config` names.
     ///
     /// # Errors
     /// A setting is out of its range, the provider is not available, or the system has no descriptors left.
@@ -125,7 +126,7 @@ impl Reactor {
 }
 
 impl<M> Reactor<M> {
-    /// Makes a reactor as [`Reactor::new`] does, for messages of type `M` from other threads.
+    /// Creates a reactor like [`Reactor::new`], for messages of type `M` from other threads.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -136,7 +137,7 @@ impl<M> Reactor<M> {
         Self::with_parts(config, Parts { providers, poller, clock: Box::new(SystemClock) })
     }
 
-    /// Makes a reactor on parts of the caller's own.
+    /// Creates a reactor on parts that the caller provides.
     ///
     /// ```
     /// use rdma_reactor::{Config, Error, Parts, Reactor};
@@ -148,7 +149,7 @@ impl<M> Reactor<M> {
     /// ```
     ///
     /// # Errors
-    /// A setting is out of its range, the number of providers is, or the poller refused the channel of one.
+    /// A setting or the number of providers is out of its range, or the poller refused the channel of a provider.
     pub fn with_parts(config: Config, parts: Parts) -> Result<Self, Error> {
         config.validate()?;
         let Parts { providers, poller, clock } = parts;
@@ -157,22 +158,22 @@ impl<M> Reactor<M> {
         let commands = Commands::new(Arc::clone(&wake), config.handle_queue);
         let driver = Driver::new(config, providers, (poller, clock), wake);
         let mut reactor = Self {
-            desk: Desk::new(commands),
-            waiting: Waiting::new(driver.now()),
+            receiver: CommandReceiver::new(commands),
+            idle_wait: IdleWait::new(driver.now()),
             lender: None,
             driver,
             endpoints: Endpoints::default(),
-            phase: Phase::Outside,
+            phase: TurnPhase::Outside,
         };
         reactor.driver.watch_channels()?;
         reactor.driver.leave_turn();
         Ok(reactor)
     }
 
-    /// Offers the operations of a callback outside of a turn. What they queue, open, set or drain is seen to in the next
-    /// turn, and the reactor's descriptor becomes readable for that. After [`Reactor::step`] this is [`Reactor::quiet_context`].
+    /// Returns the operations of a callback, for use outside of a turn. The next turn carries out what they queue, open, set or drain, and
+    /// the reactor's descriptor becomes readable for that. After [`Reactor::step`] this is [`Reactor::quiet_context`].
     pub fn context(&mut self) -> Context<'_> {
-        if self.phase == Phase::Open {
+        if self.phase == TurnPhase::Open {
             return self.quiet_context();
         }
         self.driver.leave_turn();
@@ -180,56 +181,57 @@ impl<M> Reactor<M> {
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// As [`Reactor::context`], for a caller that takes a turn before it waits for the descriptor: nothing makes the descriptor readable
-    /// for what is asked for here. A loop of [`Reactor::turn`] with a timeout is such a caller, since the turn posts first, and waits then.
-    /// After [`Reactor::step`] the time is that of its turn, as in a callback.
+    /// Like [`Reactor::context`], for a caller that runs a turn before it waits for the descriptor: requests made here do not make the
+    /// descriptor readable. A loop of [`Reactor::turn`] with a timeout is such a caller, because the turn posts first and waits then. After
+    /// [`Reactor::step`] the time is that of its turn, as in a callback.
     pub fn quiet_context(&mut self) -> Context<'_> {
         match self.phase {
-            Phase::Open => self.driver.resume_turn(),
-            Phase::Outside | Phase::Inside => self.driver.enter_turn(),
+            TurnPhase::Open => self.driver.resume_turn(),
+            TurnPhase::Outside | TurnPhase::Inside => self.driver.enter_turn(),
         }
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// Makes a handle for other threads.
+    /// Returns a handle for other threads.
     #[must_use]
     pub fn handle(&self) -> ReactorHandle<M> {
-        self.desk.commands.handle()
+        self.receiver.commands.handle()
     }
 
-    /// Names of the providers that were used so far, or of all if none was, with `+` between them: `verbs`, `iwarp` or `verbs+iwarp`. `shm`
-    /// stands for connections in shared memory.
+    /// Returns the names of the providers that were used so far, or of all if none was, with `+` between them: `verbs`, `iwarp` or
+    /// `verbs+iwarp`. `shm` stands for connections in shared memory.
     #[must_use]
     pub fn provider_name(&self) -> String {
         self.driver.providers().name()
     }
 
-    /// Counters since the start, and current levels.
+    /// Returns counters since the start, and current levels.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.driver.stats()
     }
 
-    /// Number of pooled buffers that exist, and of those that nobody holds. Receives that wait in a shared queue count
-    /// as held by nobody.
+    /// Returns the number of pooled buffers, and the number of those that are free. Receives that wait in a shared
+    /// receive queue count as free.
     #[must_use]
     pub fn pool_levels(&self) -> (usize, usize) {
         let memory = self.driver.stats().memory;
         (memory.pool_buffers, memory.pool_free + memory.shared_posted)
     }
 
-    /// Time at which a turn is due at the latest, even if nothing becomes readable. `None`: no timer is set.
+    /// Returns the time at which a turn is due at the latest, even if nothing becomes readable. `None` if no timer is
+    /// set.
     pub fn next_deadline(&mut self) -> Option<Instant> {
         self.driver.next_deadline()
     }
 
-    /// Takes turns until [`Context::stop`] or [`ReactorHandle::stop`] is called, or a drain has ended. A stop leaves
-    /// connections open; a reactor that was drained takes no turn any more.
+    /// Runs turns until [`Context::stop`] or [`ReactorHandle::stop`] is called, or a drain has ended. A stop leaves
+    /// connections open; a drained reactor runs no more turns.
     ///
     /// # Errors
-    /// The poller or the provider as a whole failed; a connection that fails is reported to the handler instead. Nothing is
-    /// lost by it, and the program may go on with another turn. [`Error::Panicked`] after a callback has panicked and the
-    /// program has caught that: then the reactor can only be dropped, see [`Config::contain_panics`].
+    /// The poller or the provider as a whole failed; a connection that fails is reported to the handler instead. Such an error loses
+    /// nothing, and the program may continue with another turn. [`Error::Panicked`] if a callback has panicked and the program caught that:
+    /// then the reactor can only be dropped, see [`Config::contain_panics`].
     pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
         while !self.driver.take_stop() && !self.driver.is_drained() {
             self.turn_once(handler, None)?;
@@ -237,7 +239,7 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Takes one bounded turn; waits at most `timeout` for something to do (`None`: until there is). How to call it
+    /// Runs one bounded turn; waits at most `timeout` for something to do (`None`: without a limit). How to call it
     /// from another loop is in [the guide](crate::guide::embedding).
     ///
     /// Example: [`Reactor`].
@@ -253,19 +255,19 @@ impl<M> Reactor<M> {
         self.arm(turn)
     }
 
-    /// Takes one bounded turn, and leaves it open: [`Reactor::turn`] is this and [`Reactor::arm`]. It is for executors and other loops
-    /// whose code runs between turns as if it were a callback. Waits as [`Reactor::turn`] does.
+    /// Runs one bounded turn, and leaves it open: [`Reactor::turn`] is this and [`Reactor::arm`]. It is for executors and other loops whose
+    /// code runs between turns as if it were a callback. Waits like [`Reactor::turn`].
     ///
     /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. [`Reactor::resume`] posts
-    /// what was asked for, [`Reactor::arm`] closes the turn, and the next turn of any kind does both. Call one of the three before the
-    /// program waits for anything. A loop that waits in `step` only needs no `arm`.
+    /// the requests, [`Reactor::arm`] closes the turn, and the next turn of any kind does both. Call one of the three before the program
+    /// waits for anything. A loop that waits in `step` only needs no `arm`.
     ///
     /// ```
     /// use std::time::Duration;
     ///
     /// use rdma_reactor::{Context, Error, Handler, Reactor, Turn};
     ///
-    /// /// A turn of a loop that waits for the descriptor. `tasks` runs what the callbacks have made ready.
+    /// /// A turn of a loop that waits for the descriptor. `tasks` runs the tasks that the callbacks made ready.
     /// fn turn(reactor: &mut Reactor, handler: &mut impl Handler, tasks: impl FnOnce(&mut Context<'_>)) -> Result<Turn, Error> {
     ///     reactor.step(handler, Duration::ZERO)?;
     ///     tasks(&mut reactor.context());
@@ -282,51 +284,51 @@ impl<M> Reactor<M> {
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Turn, Error> {
         let turn = self.turn_once(handler, timeout.into())?;
-        self.phase = Phase::Open;
+        self.phase = TurnPhase::Open;
         Ok(turn)
     }
 
-    /// Continues the turn that [`Reactor::step`] has left open, without waiting: posts what was asked for since, and handles
-    /// what completes immediately, as a turn does for its callbacks. That takes a fraction of another turn. The turn stays
-    /// open. Without an open turn this begins one.
+    /// Continues the turn that [`Reactor::step`] left open, without waiting: posts the requests made since, and handles what completes
+    /// immediately, as a turn does for its callbacks. That takes a fraction of another turn. The turn stays open. Without an open turn this
+    /// begins one.
     ///
     /// Example: [`Reactor::step`].
     ///
     /// # Errors
     /// [`Error::Panicked`], as [`Reactor::run`].
     pub fn resume<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<Turn, Error> {
-        match std::mem::replace(&mut self.phase, Phase::Inside) {
-            Phase::Open => self.driver.resume_turn(),
-            Phase::Outside => self.driver.enter_turn(),
-            Phase::Inside => return Err(Error::Panicked),
+        match std::mem::replace(&mut self.phase, TurnPhase::Inside) {
+            TurnPhase::Open => self.driver.resume_turn(),
+            TurnPhase::Outside => self.driver.enter_turn(),
+            TurnPhase::Inside => return Err(Error::Panicked),
         }
-        let Self { driver, endpoints, desk, lender, .. } = self;
-        let mut delivery = Delivery { driver, endpoints, desk, handler, lender, progressed: false };
+        let Self { driver, endpoints, receiver, lender, .. } = self;
+        let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
         let now = delivery.driver.now();
         if delivery.resume() {
-            self.waiting.found(now);
+            self.idle_wait.found(now);
         }
         let progressed = delivery.progressed;
         self.driver.leave_turn();
-        self.phase = Phase::Open;
+        self.phase = TurnPhase::Open;
         Ok(Turn { progressed, more: self.driver.has_work() })
     }
 
-    /// Closes the turn that [`Reactor::step`] has left open, for a caller that waits for the descriptor next: arms the completion
-    /// queues, and looks once more at all sources of events. From now on, whatever there is to do makes the descriptor readable.
-    /// Returns `turn` with `more` set if there is something to do already. Posts nothing: call [`Reactor::resume`] first.
+    /// Closes the turn that [`Reactor::step`] left open, for a caller that waits for the descriptor next: arms the completion queues, and
+    /// checks all sources of events once more. From now on, all new work makes the descriptor readable. Returns `turn` with `more` set if
+    /// there is something to do already. Posts nothing: call [`Reactor::resume`] first.
     ///
     /// Example: [`Reactor::step`].
     ///
     /// # Errors
     /// The poller or the provider as a whole failed.
     pub fn arm(&mut self, turn: Turn) -> Result<Turn, Error> {
-        if self.phase == Phase::Open {
+        if self.phase == TurnPhase::Open {
             self.driver.leave_turn();
-            self.phase = Phase::Outside;
+            self.phase = TurnPhase::Outside;
         }
-        // An edge that was seen does not come again. So arm, and look once more at everything.
-        let more = turn.more || self.waiting.look_before_sleep(&mut self.driver)?;
+        // An edge is reported only once. So arm, and check everything once more.
+        let more = turn.more || self.idle_wait.look_before_sleep(&mut self.driver)?;
         let more = more || self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
         if more {
             self.driver.os().wake.wake_again();
@@ -341,14 +343,14 @@ impl<M> Reactor<M> {
         self.driver.is_draining()
     }
 
-    /// Whether the reactor was drained and nothing is left, see [`Context::drain`]. This is for programs that call
-    /// [`Reactor::turn`].
+    /// Returns true if the reactor was drained and nothing is left, see [`Context::drain`]. This is for programs that
+    /// call [`Reactor::turn`].
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.driver.is_drained()
     }
 
-    /// Closes every listener, connection and endpoint, and takes turns until all are gone or `deadline` has passed.
+    /// Closes every listener, connection and endpoint, and runs turns until all have ended or `deadline` has passed.
     ///
     /// Example: [`Reactor`].
     ///
@@ -369,18 +371,19 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Takes one turn, unless a panic has ended the last one in the middle.
+    /// Runs one turn, unless a panic ended the last one in the middle.
     fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
-        if std::mem::replace(&mut self.phase, Phase::Inside) == Phase::Inside {
+        if std::mem::replace(&mut self.phase, TurnPhase::Inside) == TurnPhase::Inside {
             return Err(Error::Panicked);
         }
         self.driver.enter_turn();
         let was_drained = self.is_drained();
         let progressed = self.stages(handler, timeout);
-        self.waiting.end_turn(&mut self.driver);
+        self.idle_wait.end_turn(&mut self.driver);
         self.driver.leave_turn();
-        self.phase = Phase::Outside;
-        // The turn that ends a drain is followed by a look of the caller, who would otherwise wait for nothing.
+        self.phase = TurnPhase::Outside;
+        // The turn that ends a drain returns to the caller for a check, because the caller would otherwise wait in
+        // vain.
         Ok(Turn { progressed: progressed?, more: self.driver.has_work() || self.is_drained() != was_drained })
     }
 }
@@ -389,13 +392,13 @@ impl<M> fmt::Debug for Reactor<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reactor")
             .field("driver", &self.driver)
-            .field("desk", &self.desk.commands)
+            .field("receiver", &self.receiver.commands)
             .finish_non_exhaustive()
     }
 }
 
 impl<M> AsRawFd for Reactor<M> {
-    /// The descriptor to nest in an outer loop: readable when a turn has something to do.
+    /// Returns the descriptor to nest in an outer loop: readable when a turn has something to do.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }

@@ -8,25 +8,25 @@ use crate::driver::stages::Stages;
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
 
-/// Largest number of commands taken in one turn.
+/// The largest number of commands processed in one turn.
 const COMMANDS_PER_TURN: usize = 1024;
 
 /// The reactor's end of the queue for commands of other threads.
 #[derive(Debug)]
-pub(super) struct Desk<M> {
+pub(super) struct CommandReceiver<M> {
     pub(super) commands: Commands<M>,
-    /// Sends that wait for room, in order.
+    /// Sends that wait for capacity, in order.
     waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
-    /// Number of commands that may still be taken in this turn.
+    /// The number of commands that may still be processed in this turn.
     left: usize,
 }
 
-impl<M> Desk<M> {
+impl<M> CommandReceiver<M> {
     pub(super) const fn new(commands: Commands<M>) -> Self {
         Self { commands, waiting: BTreeMap::new(), left: 0 }
     }
 
-    /// Begins the stage. Sends that waited go out if there is room.
+    /// Begins the stage. Waiting sends are posted if there is capacity.
     pub(super) fn begin(&mut self, driver: &mut Driver) {
         self.left = COMMANDS_PER_TURN;
         if !self.waiting.is_empty() {
@@ -36,8 +36,8 @@ impl<M> Desk<M> {
         }
     }
 
-    /// Returns the next message for the program, within the turn's bound. Sends that come before that message are
-    /// carried out.
+    /// Returns the next message for the program, within the turn's bound. Carries out the sends that precede that
+    /// message.
     pub(super) fn next_message(&mut self, driver: &mut Driver) -> Option<M> {
         while self.left > 0 {
             let command = self.commands.next()?;
@@ -60,7 +60,7 @@ impl<M> Desk<M> {
         None
     }
 
-    /// Ends the stage; returns whether commands were taken.
+    /// Ends the stage; returns true if commands were processed.
     pub(super) fn end(&self, driver: &mut Driver) -> bool {
         let taken = (COMMANDS_PER_TURN - self.left) as u64;
         let turns = &mut driver.counters().turns;
@@ -75,7 +75,7 @@ impl<M> Desk<M> {
         taken > 0
     }
 
-    /// Sends as much as there is room for; returns whether that was everything.
+    /// Sends as much as there is capacity for; returns true if that was everything.
     fn pump(&self, driver: &mut Driver, conn: ConnectionId, queue: &mut VecDeque<Vec<u8>>) -> bool {
         while let Some(payload) = queue.front() {
             if driver.is_coming_up(conn) {

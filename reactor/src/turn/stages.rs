@@ -1,4 +1,4 @@
-//! The stages of a turn behind flags: each is taken if [`Stages`] or the clock says that it has something to do.
+//! The stages of a turn behind flags: each runs if [`Stages`] or the clock says that it has something to do.
 
 use super::deliver::Delivery;
 use crate::api::handler::Handler;
@@ -7,17 +7,17 @@ use crate::driver::{CmStep, Due};
 use crate::error::Error;
 use crate::seam::poller::Edge;
 
-/// Largest number of events of the connection manager handled in one turn; the same holds for events of devices.
+/// The largest number of connection-manager events handled in one turn; the same holds for events of devices.
 const EVENTS_PER_TURN: usize = 256;
 
-/// Largest number of timers fired in one turn.
+/// The largest number of timers fired in one turn.
 const TIMERS_PER_TURN: usize = 1024;
 
-/// Largest number of connect requests taken from other reactors in one turn.
+/// The largest number of connect requests accepted from other reactors in one turn.
 const ARRIVALS_PER_TURN: usize = 256;
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Takes stages 4 to 6.
+    /// Runs stages 4 to 6.
     #[cold]
     pub(super) fn first_stages(&mut self) -> Result<(), Error> {
         self.driver.watch_channels()?;
@@ -30,7 +30,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         Ok(())
     }
 
-    /// Takes stages 8 to 11.
+    /// Runs stages 8 to 11.
     #[cold]
     pub(super) fn last_stages(&mut self, edges: &mut Vec<Edge>) -> Result<(), Error> {
         self.timers();
@@ -41,21 +41,21 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         if self.driver.take(Stages::OTHERS | Stages::WAITING_SENDS) {
             self.others();
         }
-        // A callback may have brought a device into use.
+        // A callback may have opened a device.
         self.driver.watch_channels()?;
         if self.driver.take(Stages::ENDS) {
             self.ends();
         }
         self.driver.finish_drain(!self.endpoints.is_empty());
-        // It may be of a device that is gone.
+        // The lender may belong to a device that was removed.
         *self.lender = None;
         self.flush();
         Ok(())
     }
 
-    /// Takes stages 4 and 5: events of the connection manager, then of devices.
+    /// Runs stages 4 and 5: events of the connection manager, then of devices.
     fn connection_managers(&mut self) -> Result<(), Error> {
-        // What a failed call or the bound leaves is for the next turn.
+        // The events that a failed call or the bound leaves are handled in the next turn.
         self.driver.note(Stages::EVENTS);
         for _ in 0..EVENTS_PER_TURN {
             match self.driver.next_cm()? {
@@ -73,7 +73,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         Ok(())
     }
 
-    /// Takes stage 5.
+    /// Runs stage 5.
     fn devices(&mut self) {
         for _ in 0..EVENTS_PER_TURN {
             let Some(told) = self.driver.next_device_event() else {
@@ -90,7 +90,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Takes stage 8: fires the timers that are due.
+    /// Runs stage 8: fires the timers that are due.
     fn timers(&mut self) {
         self.driver.take(Stages::TIMERS);
         let mut left = TIMERS_PER_TURN;
@@ -110,7 +110,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Takes the first part of stage 9: readiness of the program's own descriptors.
+    /// Runs the first part of stage 9: readiness of the program's own descriptors.
     fn descriptors(&mut self, edges: &mut Vec<Edge>) {
         for Edge { token, readiness } in edges.drain(..) {
             // A callback may have deregistered the descriptor meanwhile.
@@ -123,7 +123,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Takes the second part of stage 9: buffers and regions that other threads gave back, and calls to stop.
+    /// Runs the second part of stage 9: buffers and regions that other threads released, and calls to stop.
     fn calls(&mut self) {
         if self.driver.os().wake.take() {
             self.progressed = true;
@@ -137,7 +137,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Takes the last part of stage 9: connect requests of other reactors, commands of other threads, and the beginning
+    /// Runs the last part of stage 9: connect requests of other reactors, commands of other threads, and the beginning
     /// of a drain.
     fn others(&mut self) {
         let mut left = ARRIVALS_PER_TURN;
@@ -149,11 +149,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         if left == 0 {
             self.driver.note(Stages::OTHERS);
         }
-        self.desk.begin(self.driver);
-        while let Some(message) = self.desk.next_message(self.driver) {
+        self.receiver.begin(self.driver);
+        while let Some(message) = self.receiver.next_message(self.driver) {
             self.woken(message);
         }
-        self.progressed |= self.desk.end(self.driver);
+        self.progressed |= self.receiver.end(self.driver);
         if let Some(deadline) = self.driver.begin_drain() {
             self.progressed = true;
             self.drain(deadline);
@@ -161,7 +161,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Takes stage 10: ends connections and endpoints that have nothing left to wait for.
+    /// Runs stage 10: ends connections and endpoints that wait for nothing any more.
     fn ends(&mut self) {
         for id in self.driver.take_ended() {
             self.progressed = true;

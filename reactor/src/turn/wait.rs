@@ -11,35 +11,35 @@ use crate::error::Error;
 use crate::seam::io::is_of_program;
 use crate::seam::poller::{Edge, give_way};
 
-/// The share of [`Config::look_interval`](crate::Config::look_interval) that the first interval has. Intervals double while the looks find
+/// The first interval is this fraction of [`Config::look_interval`](crate::Config::look_interval). Intervals double while the looks find
 /// nothing.
 const FIRST: u32 = 20;
 
-/// Number of empty rounds of polling between two readings of the clock.
+/// The number of empty rounds of polling between two readings of the clock.
 const ROUNDS: u32 = 8;
 
-/// Time of polling in vain after which the thread lets others have its processor, since the peer may be one of them.
+/// The time of polling in vain after which the thread yields its processor, since the peer may need it.
 const GIVE_WAY: Duration = Duration::from_micros(50);
 
-/// The waiting of a reactor: its estimates, and its looks at what the operating system has to report.
+/// The waiting of a reactor: its estimates, and its checks for events of the operating system.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct IdleWait {
     adaptive: Adaptive,
     /// The edges of a look, until they are noted. Empty between two calls.
     edges: Vec<Edge>,
-    /// Edges of the program's descriptors.
+    /// The edges of the program's descriptors.
     program_edges: Vec<Edge>,
-    /// The next look is due then, whatever there is to do.
+    /// The time at which the next look is due, even if there is work.
     look_at: Instant,
-    /// Time from the last look to the next one while there is always work.
+    /// The time from the last look to the next one while there is always work.
     interval: Duration,
-    /// This turn has looked.
+    /// True if this turn has looked.
     looked: bool,
-    /// Number of completions polled before the edges of this turn came.
+    /// The number of completions polled before the edges of this turn arrived.
     woken: Option<u64>,
 }
 
-impl Waiting {
+impl IdleWait {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             adaptive: Adaptive::new(now),
@@ -52,7 +52,7 @@ impl Waiting {
         }
     }
 
-    /// Takes stages 1 to 3.
+    /// Runs stages 1 to 3.
     #[inline]
     pub(super) fn wait(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         self.looked = false;
@@ -60,25 +60,26 @@ impl Waiting {
         if !driver.has_work() {
             self.spin(driver, timeout)?;
         }
-        // Everything is polled before it is armed: what is found then raises no event.
+        // Everything is polled before it is armed: what polling finds raises no event then.
         let idle = !driver.has_work() && !driver.poll_news() && !driver.arm();
         if idle && !driver.os().wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
         } else {
-            // However much there is to do, others are looked after. A flood that has to wait for its next turn hides nobody's edges.
+            // Even under load, the operating system is checked regularly. A flood that has to wait for its next turn cannot hide other
+            // edges.
             let is_due = driver.now() >= self.look_at && !cfg!(planted = "no-look-under-load");
             if is_due || driver.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
             }
         }
         if idle && !driver.is_noted(Stages::PROVIDERS) {
-            // Peers have sent nothing while the reactor had nothing to do.
+            // Peers sent nothing while the reactor had nothing to do.
             driver.caught_up();
         }
         Ok(())
     }
 
-    /// Takes stage 1: polls without sleeping while the budget lasts.
+    /// Runs stage 1: polls without sleeping while the budget lasts.
     #[inline]
     fn spin(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         let from = driver.now();
@@ -103,7 +104,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// Goes on polling when the first rounds have found nothing. Returns whether there is a completion.
+    /// Continues polling when the first rounds found nothing. Returns true if there is a completion.
     #[inline(never)]
     fn spin_on(&mut self, driver: &mut Driver, timeout: Option<Duration>, budget: Duration) -> Result<bool, Error> {
         let from = driver.now();
@@ -131,7 +132,7 @@ impl Waiting {
         }
     }
 
-    /// Takes stage 3: sleeps until there is an edge, until the next deadline, or until `timeout` has passed since `begun`.
+    /// Runs stage 3: sleeps until there is an edge, until the next deadline, or until `timeout` has passed since `begun`.
     fn sleep(&mut self, driver: &mut Driver, begun: Instant, timeout: Option<Duration>) -> Result<(), Error> {
         self.adaptive.sleeps();
         let mut left = timeout;
@@ -148,7 +149,7 @@ impl Waiting {
         self.look(driver, left)
     }
 
-    /// Asks the operating system for edges, and notes which stages they are for.
+    /// Requests edges from the operating system, and notes which stages they are for.
     fn look(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         self.looked = true;
         driver.os_mut().poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
@@ -181,8 +182,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Arms, and looks once more at everything, before the caller of a turn sleeps on the reactor's descriptor. Returns
-    /// whether there is something to do.
+    /// Arms, and checks everything once more, before the caller of a turn sleeps on the reactor's descriptor. Returns
+    /// true if there is something to do.
     pub(super) fn look_before_sleep(&mut self, driver: &mut Driver) -> Result<bool, Error> {
         if driver.arm() {
             return Ok(true);
@@ -193,7 +194,7 @@ impl Waiting {
         Ok(driver.has_work())
     }
 
-    /// Edges of the program's descriptors.
+    /// Returns the edges of the program's descriptors.
     pub(super) const fn program_edges(&mut self) -> &mut Vec<Edge> {
         &mut self.program_edges
     }
@@ -204,7 +205,7 @@ impl Waiting {
         self.adaptive.found(now);
     }
 
-    /// Closes the accounts of a turn that has ended.
+    /// Updates the estimates and counters when a turn has ended.
     #[inline]
     pub(super) fn end_turn(&mut self, driver: &mut Driver) {
         if let Some(before) = self.woken.take() {
@@ -216,7 +217,7 @@ impl Waiting {
     }
 }
 
-/// Polls some rounds without a look at the clock. Returns whether there is a completion.
+/// Polls some rounds without reading the clock. Returns true if there is a completion.
 #[inline]
 fn rounds(driver: &mut Driver) -> bool {
     for _ in 0..ROUNDS {

@@ -150,7 +150,7 @@ impl Side {
     /// `Context::send_region`.
     pub(super) fn send_from(&mut self, len: usize) {
         let Self { source, .. } = self;
-        let region = std::mem::replace(source, region(&self.home, 1, 9));
+        let region = std::mem::replace(source, region(&self.drop_channel, 1, 9));
         let sent = self.tell(|conn, env| conn.send_from(&region, 0..len, env));
         self.source = region;
         self.taken(sent, Some(Said::Message { tag: 0, len }));
@@ -173,7 +173,7 @@ impl Side {
                 })
             })
         } else {
-            let region = std::mem::replace(&mut self.source, region(&self.home, 1, 9));
+            let region = std::mem::replace(&mut self.source, region(&self.drop_channel, 1, 9));
             let sent = self.tell(|conn, env| conn.send_cut_from(&region, &(0..len), env));
             self.source = region;
             sent
@@ -190,7 +190,7 @@ impl Side {
         let hold = self.source.lend_to_peer(0..1);
         let source = if copy {
             assert!(!hold.done());
-            Source::Copy { region: Box::new(region(&self.home, 1, 4)), told: false }
+            Source::Copy { region: Box::new(region(&self.drop_channel, 1, 4)), told: false }
         } else {
             Source::Lent(key, hold)
         };
@@ -224,7 +224,7 @@ impl Side {
         if !matches!(self.checked(|conn, env| conn.check_operation(ranges, false, env)), Some(Ok(()))) {
             return;
         }
-        let mut all: [Region; 4] = std::array::from_fn(|_| region(&self.home, 1, 9));
+        let mut all: [Region; 4] = std::array::from_fn(|_| region(&self.drop_channel, 1, 9));
         std::mem::swap(&mut all[0], &mut self.sink);
         let mut parts: Vec<_> = all.iter_mut().take(ranges).map(|region| (region, 0..1)).collect();
         let locals = Locals::to_write(&mut parts).expect("the ranges are inside");
@@ -348,7 +348,7 @@ impl Side {
         assert!(!self.closed, "{offered:?} after close");
         if offered.len % 2 == 0 && self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) {
             assert!(!self.trusts || offered.tag == Some(offered.len));
-            let mut place = region(&self.home, offered.len as usize, 6);
+            let mut place = region(&self.drop_channel, offered.len as usize, 6);
             let lease = place.lease_mut(0..place.len()).expect("all of it");
             let landing = Landing::new(place.key(), lease, 0);
             self.input(|conn, env| conn.land(offered.id, landing, env));

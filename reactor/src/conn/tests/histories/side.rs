@@ -27,9 +27,9 @@ use crate::device::srq::queue::SharedReceives;
 use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, ReactorTag, SendId};
 use crate::limits::{CONTROL_CREDITS, MAX_TRANSFERS, buffer_len};
-use crate::memory::cells::{Bytes, RegionMemory};
+use crate::memory::region_memory::{RegionBytes, RegionMemory};
 use crate::memory::landing::Offered;
-use crate::memory::region::{Home, Region, RemoteRegion};
+use crate::memory::region::{DropChannel, Region, RemoteRegion};
 use crate::seam::wake::{Wake, WakeFlag};
 use crate::security::Security;
 use crate::stats::Stats;
@@ -124,7 +124,7 @@ pub(super) struct Side {
     pub(super) device: Device,
     /// Number of buffers that are promised to the connection and the shared queue.
     pub(super) promised: usize,
-    pub(super) home: Home,
+    pub(super) drop_channel: DropChannel,
     // The program.
     pub(super) manner: Manner,
     pub(super) kept: Vec<Buffer>,
@@ -160,12 +160,12 @@ pub(super) struct Side {
     pub(super) ended: Option<Ended>,
 }
 
-pub(super) fn region(home: &Home, len: usize, key: u32) -> Region {
+pub(super) fn region(drop_channel: &DropChannel, len: usize, key: u32) -> Region {
     // A mapping of its own is for memory that is too large to be touched in every history.
     let memory = if len > 1 << 16 { Memory::new(len) } else { Memory::from_vec(vec![0; len]) };
     let memory = Arc::new(memory.expect("memory"));
     let remote = RemoteRegion { address: memory.as_ptr() as u64, len: len as u64, key };
-    Region::new(RegionMemory::new(Bytes::Own(memory), len), Key::new(key, 1), LocalKey(key), remote, 0, home.clone())
+    Region::new(RegionMemory::new(RegionBytes::Own(memory), len), Key::new(key, 1), LocalKey(key), remote, 0, drop_channel.clone())
 }
 
 impl Side {
@@ -193,7 +193,7 @@ impl Side {
             SharedReceives::new(&mut pool, srq, shared, buffer_len(BUFFER as u32))
         });
         let (dropped, _) = crossbeam_channel::unbounded();
-        let home = Home { dropped, wake: Arc::new(WakeFlag::new(Arc::new(NoWake))) };
+        let drop_channel = DropChannel { dropped, wake: Arc::new(WakeFlag::new(Arc::new(NoWake))) };
         let id = ConnectionId::new(ReactorTag::next(), 0, 1);
         let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let framing = terms.framing;
@@ -227,9 +227,9 @@ impl Side {
             arrivals: 0,
             last_arrival: now,
             settled: 0,
-            source: region(&home, 64, 1),
-            sink: region(&home, 64, 2),
-            home,
+            source: region(&drop_channel, 64, 1),
+            sink: region(&drop_channel, 64, 2),
+            drop_channel,
             ended: None,
         };
         side.device.abrupt = terms.abrupt;
@@ -379,7 +379,7 @@ impl Side {
         while let Some(len) =
             self.conn.as_ref().filter(|conn| !self.starved && conn.state().is_open()).and_then(Connection::wants_memory)
         {
-            let region = Box::new(region(&self.home, len, 3));
+            let region = Box::new(region(&self.drop_channel, len, 3));
             self.input(|conn, _| conn.give_memory(*region));
         }
     }

@@ -1,10 +1,9 @@
-//! The memory of a region, with its users counted, so that its bytes are lent as references only while nobody else may
-//! write them, and are changed only while no operation reads or writes them.
+//! The memory of a region, with its users counted: bytes are borrowed as references only while no one else may write
+//! them, and are changed only while no operation reads or writes them.
 //!
-//! Two rules make that sound. A work request gets its entry ([`RegionMemory::lend`]) through the one handle, and its [`Hold`]
-//! is given back when the work request has completed or its queue pair is destroyed. Peers get rights when the memory is
-//! registered and never later, and are counted until the rights are taken back. So whoever sees no writer sees none for as
-//! long as the handle is borrowed.
+//! Two rules make that sound. A work request gets its entry ([`RegionMemory::lend`]) through the one handle, and its [`Hold`] is released
+//! when the work request has completed or its queue pair is destroyed. Peers get rights when the memory is registered and never later, and
+//! are counted until the rights are revoked. So a caller that sees no writer sees none for as long as the handle is borrowed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,14 +18,14 @@ use rdma_transport::wr::Sge;
 
 use crate::seam::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard};
 
-/// What somebody besides the owner does with a region.
+/// The use of a region by someone other than its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// A work request reads it.
     Read,
     /// A work request writes it.
     Write,
-    /// The peer of a connection is to fetch a message from it.
+    /// The peer of a connection will fetch a message from it.
     Fetch,
     /// Peers may read it.
     PeersRead,
@@ -37,21 +36,21 @@ enum Use {
 /// The users of a region, besides its owner.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
-    /// By [`Use`].
+    /// The number of users, indexed by [`Use`].
     counts: [AtomicU32; 5],
-    /// The owner has dropped the region.
+    /// True if the owner has dropped the region.
     dropped: AtomicBool,
-    lent: Mutex<Lent>,
+    lent: Mutex<LentRanges>,
 }
 
-/// The ranges that operations use, oldest first, with a number each.
+/// The ranges that operations use, oldest first, each with a number.
 #[derive(Debug, Default)]
-struct Lent {
+struct LentRanges {
     ranges: VecDeque<(u32, Range<usize>)>,
     next: u32,
 }
 
-impl Lent {
+impl LentRanges {
     #[inline]
     fn add(&mut self, range: Range<usize>) -> u32 {
         self.next = self.next.wrapping_add(1);
@@ -83,16 +82,16 @@ impl Lent {
 
 impl Users {
     fn count(&self, of: Use) -> u32 {
-        // Whatever was done to the memory before a user was counted out is seen by whoever sees the count.
+        // Whoever sees the lowered count also sees all that a former user did to the memory.
         self.counts[of as usize].load(Ordering::Acquire)
     }
 
-    /// Whether a work request, or a message that a peer is to fetch, uses the memory.
+    /// Returns true if a work request, or a message that a peer will fetch, uses the memory.
     pub(crate) fn operate(&self) -> bool {
         self.count(Use::Read) + self.count(Use::Write) + self.count(Use::Fetch) > 0
     }
 
-    /// Whether a peer is to fetch a message from the memory.
+    /// Returns true if a peer will fetch a message from the memory.
     pub(crate) fn fetch(&self) -> bool {
         self.count(Use::Fetch) > 0
     }
@@ -101,17 +100,17 @@ impl Users {
         self.count(Use::Write) + self.count(Use::PeersWrite) > 0
     }
 
-    /// Whether peers may use the memory.
+    /// Returns true if peers may use the memory.
     pub(crate) fn peers_may(&self) -> bool {
         self.count(Use::PeersRead) + self.count(Use::PeersWrite) > 0
     }
 
-    fn lent(&self) -> MutexGuard<'_, Lent> {
-        // Nothing in there can be left half done by a panic.
+    fn lent(&self) -> MutexGuard<'_, LentRanges> {
+        // A panic cannot leave the list half changed.
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The owner has dropped the region.
+    /// Notes that the owner has dropped the region.
     pub(crate) fn set_dropped(&self) {
         self.dropped.store(true, Ordering::Relaxed);
     }
@@ -121,10 +120,10 @@ impl Users {
     }
 }
 
-/// One use of a region: by a work request that has not completed, by a message that was not fetched, or by peers that have
-/// not lost their rights.
+/// One use of a region: by a work request that has not completed, by a message that was not fetched, or by peers that have not lost their
+/// rights.
 #[derive(Debug)]
-#[must_use = "a hold that is dropped keeps its region from its owner for good"]
+#[must_use = "a hold that is dropped withholds the region from its owner for ever"]
 pub(crate) struct Hold {
     users: Arc<Users>,
     what: Use,
@@ -133,8 +132,8 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    /// The work request has completed or its queue pair is destroyed, the message was fetched, or the peers can no longer
-    /// reach the memory. `true` if the owner has dropped the region, which may now be unused.
+    /// Ends the use: the work request has completed or its queue pair is destroyed, the message was fetched, or the
+    /// peers can no longer reach the memory. Returns true if the owner has dropped the region, which may be unused now.
     #[inline]
     pub(crate) fn done(self) -> bool {
         if let Some(range) = self.range {
@@ -148,18 +147,18 @@ impl Hold {
 
 /// The bytes of a region.
 #[derive(Debug)]
-pub(crate) enum Bytes {
-    /// Nobody but the region has this memory.
+pub(crate) enum RegionBytes {
+    /// Only the region has this memory.
     Own(Arc<Memory>),
-    /// Others may write this memory at any time: the program has a share of it, other processes have it mapped, or it is a sink of
-    /// Reads, which some devices open to peers for as long as it is registered. It is never behind a reference.
+    /// Others may write this memory at any time: the program shares it, other processes have it mapped, or it is a sink of Reads, which
+    /// some devices open to peers for as long as it is registered. It is never borrowed as a reference.
     Shared(Arc<Memory>),
-    /// The memory is a device's, registered as a dma-buf at this address: only devices reach it.
+    /// The memory belongs to a device, registered as a dma-buf at this address: only devices reach it.
     Device(u64),
 }
 
-impl Bytes {
-    /// An entry for a range that is inside of the region and that a [`Hold`] covers.
+impl RegionBytes {
+    /// Returns an entry for a range that is inside of the region and that a [`Hold`] covers.
     #[inline]
     fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         match self {
@@ -167,19 +166,19 @@ impl Bytes {
             // borrow of the region that `RegionMemory::entry` speaks of, keeps the owner from handing out references that would conflict; all else here goes by the functions of `Memory`, and
             // so do the other shares of memory that is not the region's own.
             Self::Own(memory) | Self::Shared(memory) => unsafe { memory.shared_entry(range, key) },
-            // SAFETY: the range is inside of the region that was registered from this address on; operations name it on
-            // connections of its device only (`Driver::check_local`).
+            // SAFETY: the range is inside of the region that was registered from this address on; operations use it
+            // only on connections of its device (`Driver::check_local`).
             Self::Device(address) => unsafe { Sge::of_device(address + range.start as u64, range.len(), key) },
         }
     }
 }
 
-/// A part of a region that a list of work requests uses, one after another: one hold for all of them. The entries are in use no
-/// longer than the lease: whoever gives it back ([`Lease::done`]) knows that the last of the work requests has ended.
+/// A part of a region that a list of work requests uses sequentially: one hold for all of them. The entries are used no longer than the
+/// lease: the caller of [`Lease::done`] knows that the last of the work requests has ended.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    bytes: Bytes,
-    /// The entry of the whole range, if it is not too long for one. The others are parts of it.
+    bytes: RegionBytes,
+    /// The entry of the whole range, if one entry can cover it. The other entries are parts of it.
     whole: Option<Sge>,
     range: Range<usize>,
     key: LocalKey,
@@ -187,8 +186,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// An entry of `len` bytes from an offset in the region, for a work request of the list; `None` if that is not inside the part
-    /// that is lent.
+    /// Returns an entry of `len` bytes from an offset in the region, for a work request of the list. `None` if that is not inside the
+    /// leased part.
     #[inline]
     pub(crate) fn entry(&self, offset: usize, len: usize) -> Option<Sge> {
         let (at, lent) = (offset.wrapping_sub(self.range.start), self.range.len());
@@ -201,73 +200,77 @@ impl Lease {
         }
     }
 
-    /// As [`Hold::done`].
+    /// Ends the lease, like [`Hold::done`].
     pub(crate) fn done(self) -> bool {
         self.hold.done()
     }
 }
 
-/// Memory that work requests and peers use, in the hands of its one owner.
+/// Memory that work requests and peers use, owned by its one handle.
 #[derive(Debug)]
 pub(crate) struct RegionMemory {
-    bytes: Bytes,
+    bytes: RegionBytes,
     len: usize,
     users: Arc<Users>,
 }
 
-/// Why bytes were not copied in.
+/// The reason why bytes were not copied in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// The range is not inside, or no program can reach the memory.
+pub(crate) enum CopyRefused {
+    /// The range is not inside, or the program cannot reach the memory.
     Outside,
     /// An operation uses the memory.
     Lent,
 }
 
 impl RegionMemory {
-    pub(crate) fn new(bytes: Bytes, len: usize) -> Self {
-        debug_assert!(if let Bytes::Own(memory) | Bytes::Shared(memory) = &bytes { len <= memory.len() } else { true });
+    pub(crate) fn new(bytes: RegionBytes, len: usize) -> Self {
+        debug_assert!(if let RegionBytes::Own(memory) | RegionBytes::Shared(memory) = &bytes {
+            len <= memory.len()
+        } else {
+            true
+        });
         Self { bytes, len, users: Arc::default() }
     }
 
-    /// The memory that the program can reach.
+    /// Returns the memory that the program can reach.
     fn memory(&self) -> Option<&Memory> {
         match &self.bytes {
-            Bytes::Own(memory) | Bytes::Shared(memory) => Some(memory),
-            Bytes::Device(_) => None,
+            RegionBytes::Own(memory) | RegionBytes::Shared(memory) => Some(memory),
+            RegionBytes::Device(_) => None,
         }
     }
 
-    /// A copy that nobody else has a share in; `None` if nobody has a share in this memory either.
+    /// Returns a copy that no one else shares. `None` if no one else shares this memory either.
     pub(crate) fn private_copy(&self) -> io::Result<Option<Self>> {
-        if matches!(self.bytes, Bytes::Own(_)) {
+        if matches!(self.bytes, RegionBytes::Own(_)) {
             return Ok(None);
         }
-        let mut own = Self::new(Bytes::Own(Arc::new(Memory::new(self.len)?)), self.len);
+        let mut own = Self::new(RegionBytes::Own(Arc::new(Memory::new(self.len)?)), self.len);
         if let Some(bytes) = own.bytes_mut() {
             self.copy_to(0, bytes);
         }
         Ok(Some(own))
     }
 
-    /// Whether others have the memory, too.
+    /// Returns true if others share the memory.
     pub(crate) const fn is_shared(&self) -> bool {
-        !matches!(self.bytes, Bytes::Own(_))
+        !matches!(self.bytes, RegionBytes::Own(_))
     }
 
-    /// A share of the memory.
+    /// Returns a share of the memory.
     pub(crate) fn share(&self) -> Option<Arc<Memory>> {
         match &self.bytes {
-            Bytes::Own(memory) | Bytes::Shared(memory) => Some(Arc::clone(memory)),
-            Bytes::Device(_) => None,
+            RegionBytes::Own(memory) | RegionBytes::Shared(memory) => Some(Arc::clone(memory)),
+            RegionBytes::Device(_) => None,
         }
     }
 
-    /// The address of the first byte, as work requests name it.
+    /// Returns the address of the first byte, as work requests name it.
     pub(crate) fn address(&self) -> u64 {
         match &self.bytes {
-            Bytes::Own(memory) | Bytes::Shared(memory) => memory.as_ptr() as u64,
-            Bytes::Device(address) => *address,
+            RegionBytes::Own(memory) | RegionBytes::Shared(memory) => memory.as_ptr() as u64,
+            RegionBytes::Device(address) => *address,
         }
     }
 
@@ -294,35 +297,35 @@ impl RegionMemory {
         Hold { users: Arc::clone(&self.users), what, range }
     }
 
-    /// An entry for a work request that reads the memory; `None` if the range is not inside.
+    /// Returns an entry for a work request that reads the memory. `None` if the range is not inside.
     #[inline]
     pub(crate) fn lend(&self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Read, Some(range))))
     }
 
-    /// An entry for something that reads the memory while the region is borrowed, and not longer; `None` if the range is not inside.
+    /// Returns an entry for a reader that uses the memory only while the region is borrowed. `None` if the range is not inside.
     #[inline]
     pub(crate) fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         self.sge(range, key)
     }
 
-    /// An entry for a work request that writes the memory; `None` if the range is not inside.
+    /// Returns an entry for a work request that writes the memory. `None` if the range is not inside.
     pub(crate) fn lend_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Write, Some(range))))
     }
 
-    /// For a peer that is to fetch a message from the memory, of any length, unlike what one work request names. The range
-    /// is inside.
+    /// Holds a range for a peer that will fetch a message from it. Unlike the range of one work request, it may have any length. The range
+    /// must be inside.
     pub(crate) fn lend_to_peer(&self, range: Range<usize>) -> Hold {
         self.hold(Use::Fetch, Some(range))
     }
 
-    /// A lease of a range for a list of work requests that read the memory; `None` if the range is not inside.
+    /// Returns a lease of a range for a list of work requests that read the memory. `None` if the range is not inside.
     pub(crate) fn lease(&self, range: Range<usize>, key: LocalKey) -> Option<Lease> {
         self.lease_for(Use::Read, range, key)
     }
 
-    /// A lease of a range for a list of work requests that write the memory; `None` if the range is not inside.
+    /// Returns a lease of a range for a list of work requests that write the memory. `None` if the range is not inside.
     pub(crate) fn lease_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<Lease> {
         self.lease_for(Use::Write, range, key)
     }
@@ -330,9 +333,9 @@ impl RegionMemory {
     fn lease_for(&self, what: Use, range: Range<usize>, key: LocalKey) -> Option<Lease> {
         self.contains(&range).then_some(())?;
         let bytes = match &self.bytes {
-            Bytes::Own(memory) => Bytes::Own(Arc::clone(memory)),
-            Bytes::Shared(memory) => Bytes::Shared(Arc::clone(memory)),
-            Bytes::Device(address) => Bytes::Device(*address),
+            RegionBytes::Own(memory) => RegionBytes::Own(Arc::clone(memory)),
+            RegionBytes::Shared(memory) => RegionBytes::Shared(Arc::clone(memory)),
+            RegionBytes::Device(address) => RegionBytes::Device(*address),
         };
         let whole = bytes.entry(range.clone(), key);
         Some(Lease { bytes, whole, range: range.clone(), key, hold: self.hold(what, Some(range)) })
@@ -348,9 +351,9 @@ impl RegionMemory {
         range.start <= range.end && range.end <= self.len
     }
 
-    /// The bytes; `None` while anybody may write them, and where they are not the region's alone.
+    /// Returns the bytes. `None` while anyone may write them, and if others share the memory.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
-        let Bytes::Own(memory) = &self.bytes else { return None };
+        let RegionBytes::Own(memory) = &self.bytes else { return None };
         if self.users.others_write() {
             return None;
         }
@@ -359,9 +362,9 @@ impl RegionMemory {
         Some(unsafe { slice::from_raw_parts(memory.as_ptr(), self.len) })
     }
 
-    /// The bytes, to change; `None` while anybody else may read or write them, and where they are not the region's alone.
+    /// Returns the bytes, to change. `None` while anyone else may read or write them, and if others share the memory.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        let Bytes::Own(memory) = &self.bytes else { return None };
+        let RegionBytes::Own(memory) = &self.bytes else { return None };
         if self.users.operate() || self.users.peers_may() {
             return None;
         }
@@ -369,10 +372,10 @@ impl RegionMemory {
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr(), self.len) })
     }
 
-    /// A part of the bytes, to change; `None` while anybody else may read or write that part, and where [`RegionMemory::bytes`]
-    /// never lends them.
+    /// Returns a part of the bytes, to change. `None` while anyone else may read or write that part, and if [`RegionMemory::bytes`] never
+    /// lends them.
     pub(crate) fn part_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
-        let Bytes::Own(memory) = &self.bytes else { return None };
+        let RegionBytes::Own(memory) = &self.bytes else { return None };
         if !self.contains(&range) || self.users.peers_may() || self.is_lent(&range) {
             return None;
         }
@@ -381,48 +384,48 @@ impl RegionMemory {
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(range.start), range.len()) })
     }
 
-    /// Makes the region end earlier. What it no longer includes stays registered.
+    /// Shortens the region. The part that it no longer includes stays registered.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Copies out, whoever else uses the memory; `false` if the range is not inside. A copy that overlaps with a write may
-    /// mix old and new bytes.
+    /// Copies bytes out, whoever else uses the memory. Returns false if the range is not inside. A copy that overlaps with a write may mix
+    /// old and new bytes.
     pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len);
         inside && self.memory().is_some_and(|memory| memory.copy_out(offset, out))
     }
 
-    /// Whether an operation uses a part of a range.
+    /// Returns true if an operation uses a part of a range.
     fn is_lent(&self, range: &Range<usize>) -> bool {
         self.users.operate() && self.users.lent().overlaps(range)
     }
 
-    /// Copies in, whether or not peers may use the memory, unless an operation does.
-    pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Refused> {
-        let end = offset.checked_add(bytes.len()).filter(|&end| end <= self.len).ok_or(Refused::Outside)?;
+    /// Copies bytes in, even if peers may use the memory, unless an operation uses it.
+    pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CopyRefused> {
+        let end = offset.checked_add(bytes.len()).filter(|&end| end <= self.len).ok_or(CopyRefused::Outside)?;
         if self.is_lent(&(offset..end)) {
-            return Err(Refused::Lent);
+            return Err(CopyRefused::Lent);
         }
         let copied = self.memory().is_some_and(|memory| memory.copy_in(offset, bytes));
-        if copied { Ok(()) } else { Err(Refused::Outside) }
+        if copied { Ok(()) } else { Err(CopyRefused::Outside) }
     }
 
-    /// 8 aligned bytes in the order of this machine; `None` if the offset is not aligned or not inside.
+    /// Returns 8 aligned bytes in the byte order of this machine. `None` if the offset is not aligned or not inside.
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
         self.memory()?.word(offset).filter(|_| offset + 8 <= self.len)
     }
 
-    /// Reads 8 aligned bytes at once; `None` if the offset is not aligned or not inside.
+    /// Reads 8 aligned bytes atomically. Returns `None` if the offset is not aligned or not inside.
     pub(crate) fn load(&self, offset: usize) -> Option<u64> {
         self.word(offset).map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Writes 8 aligned bytes at once, after everything that this thread has written before.
-    pub(crate) fn store(&mut self, offset: usize, value: u64) -> Result<(), Refused> {
-        let word = self.word(offset).ok_or(Refused::Outside)?;
+    /// Writes 8 aligned bytes atomically, after everything that this thread has written before.
+    pub(crate) fn store(&mut self, offset: usize, value: u64) -> Result<(), CopyRefused> {
+        let word = self.word(offset).ok_or(CopyRefused::Outside)?;
         if self.is_lent(&(offset..offset + 8)) {
-            return Err(Refused::Lent);
+            return Err(CopyRefused::Lent);
         }
         word.store(value, Ordering::Release);
         Ok(())
@@ -434,7 +437,7 @@ mod tests {
     use super::*;
 
     fn region(len: usize) -> RegionMemory {
-        RegionMemory::new(Bytes::Own(Arc::new(Memory::new(len).unwrap())), len)
+        RegionMemory::new(RegionBytes::Own(Arc::new(Memory::new(len).unwrap())), len)
     }
 
     const KEY: LocalKey = LocalKey(7);
@@ -464,12 +467,12 @@ mod tests {
             |region: &mut RegionMemory| region.lend_to_peer(0..8),
         ] {
             let hold = lend(&mut region);
-            assert_eq!(region.copy_from(7, &[2; 2]), Err(Refused::Lent));
-            assert_eq!(region.store(0, 2), Err(Refused::Lent));
+            assert_eq!(region.copy_from(7, &[2; 2]), Err(CopyRefused::Lent));
+            assert_eq!(region.store(0, 2), Err(CopyRefused::Lent));
             assert_eq!(region.load(0), Some(u64::from_ne_bytes([1; 8])));
             assert_eq!((region.copy_from(8, &[1; 8]), region.store(8, 3)), (Ok(()), Ok(())), "that part is not lent");
             region.users().set_dropped();
-            assert!(hold.done(), "its owner has gone meanwhile");
+            assert!(hold.done(), "its owner has dropped it meanwhile");
             assert_eq!((region.copy_from(0, &[1; 8]), region.store(0, u64::from_ne_bytes([1; 8]))), (Ok(()), Ok(())));
         }
     }
@@ -478,7 +481,7 @@ mod tests {
     fn a_lease_reaches_for_what_is_lent_and_no_further() {
         let mut region = region(100);
         let lease = region.lease_mut(10..60, KEY).unwrap();
-        assert!(region.bytes().is_none() && region.copy_from(59, &[1; 2]) == Err(Refused::Lent));
+        assert!(region.bytes().is_none() && region.copy_from(59, &[1; 2]) == Err(CopyRefused::Lent));
         let base = region.address();
         for (offset, len) in [(10, 50), (10, 0), (59, 1), (60, 0), (30, 7)] {
             let entry = lease.entry(offset, len).unwrap();
@@ -488,7 +491,7 @@ mod tests {
             assert!(lease.entry(offset, len).is_none(), "{len} bytes at {offset}");
         }
         region.users().set_dropped();
-        assert!(lease.done(), "its owner has gone meanwhile");
+        assert!(lease.done(), "its owner has dropped it meanwhile");
         assert!(region.bytes_mut().is_some());
         let reading = region.lease(0..100, KEY).unwrap();
         assert!(region.bytes().is_some() && region.bytes_mut().is_none() && region.lease(0..101, KEY).is_none());
@@ -514,14 +517,14 @@ mod tests {
     #[test]
     fn memory_of_others_is_copied_and_never_behind_a_reference() {
         let memory = Arc::new(Memory::new(8).unwrap());
-        let mut region = RegionMemory::new(Bytes::Shared(Arc::clone(&memory)), 8);
+        let mut region = RegionMemory::new(RegionBytes::Shared(Arc::clone(&memory)), 8);
         assert!(region.bytes().is_none() && region.bytes_mut().is_none());
         assert_eq!(region.copy_from(0, &[3; 8]), Ok(()));
         let mut seen = [0; 8];
         assert!(memory.copy_out(0, &mut seen));
         assert_eq!((seen, region.load(0)), ([3; 8], Some(u64::from_ne_bytes([3; 8]))));
 
-        let mut region = RegionMemory::new(Bytes::Device(Sge::DEVICE + 4096), 64);
+        let mut region = RegionMemory::new(RegionBytes::Device(Sge::DEVICE + 4096), 64);
         assert!(region.bytes().is_none() && region.bytes_mut().is_none() && region.load(0).is_none());
         assert!(!region.copy_to(0, &mut seen) && region.copy_from(0, &[1]).is_err() && region.store(0, 1).is_err());
         let (sge, hold) = region.lend_mut(8..64, KEY).unwrap();
@@ -533,14 +536,14 @@ mod tests {
     fn nothing_outside_is_reached() {
         let mut region = region(100);
         assert!(region.lend(100..100, KEY).is_some());
-        #[allow(clippy::reversed_empty_ranges, reason = "what a careless caller asks for")]
+        #[allow(clippy::reversed_empty_ranges, reason = "the ranges of a careless caller")]
         let backwards = 60..50;
         for range in [0..101, 101..101, backwards, usize::MAX - 1..usize::MAX] {
             assert!(region.lend(range.clone(), KEY).is_none());
             assert!(region.lend_mut(range, KEY).is_none());
         }
         assert!(!region.copy_to(93, &mut [0; 8]));
-        assert_eq!(region.copy_from(usize::MAX, &[0; 2]), Err(Refused::Outside));
+        assert_eq!(region.copy_from(usize::MAX, &[0; 2]), Err(CopyRefused::Outside));
         assert!(region.load(88).is_some());
         assert!(region.load(93).is_none() && region.load(96).is_none() && region.load(usize::MAX - 3).is_none());
     }

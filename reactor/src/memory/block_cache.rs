@@ -1,6 +1,6 @@
-//! Registered memory of messages past one buffer, kept for the next ones, so that these register nothing.
+//! Keeps registered memory of messages longer than one buffer for the next ones, so that these register nothing.
 //!
-//! A copy that a peer could read is kept for that peer alone: it still has the key.
+//! A copy that a peer could read is kept for that peer alone: the peer still has the key.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,48 +8,48 @@ use std::sync::Arc;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{MemoryRegion, RemoteKey};
 
-use super::budget::Account;
+use super::budget::MemoryUse;
 use crate::id::ConnectionId;
 
-/// The most blocks that are kept: a search looks at each of them.
+/// The largest number of blocks that are kept: a search looks at each of them.
 const MOST: usize = 256;
 
-/// Blocks are longer than what they are for by at most this part of the next power of two.
+/// A block is longer than its message by at most `1/STEPS` of the next power of two.
 const STEPS: usize = 16;
 
-/// Whom a block is for.
+/// The purpose of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Purpose {
-    /// Index of its device.
+    /// The index of its device.
     pub(super) device: usize,
-    pub(super) account: Account,
+    pub(super) account: MemoryUse,
     /// The connection whose peer may read it.
     pub(super) peer: Option<ConnectionId>,
 }
 
-/// Memory that is registered, and that nobody uses.
+/// Registered memory that is not in use.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) memory: Arc<Memory>,
     pub(super) registered: MemoryRegion,
     pub(super) purpose: Purpose,
-    /// It was not used since the last look.
+    /// True if it was not used since the last call of `drop_idle`.
     idle: bool,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Kept {
-    /// Those that were kept last are at the back.
+pub(super) struct BlockCache {
+    /// The most recently kept ones are at the back.
     blocks: VecDeque<Block>,
-    /// Bytes of all together.
+    /// The size of all blocks together, in bytes.
     bytes: usize,
     limit: usize,
-    /// The least step between the lengths of blocks: that of [`Memory`], bytes.
+    /// The smallest step between the lengths of blocks: that of [`Memory`], in bytes.
     page: usize,
 }
 
-impl Kept {
+impl BlockCache {
     pub(super) const fn new(limit: usize, page: usize) -> Self {
         Self { blocks: VecDeque::new(), bytes: 0, limit, page }
     }
@@ -58,15 +58,15 @@ impl Kept {
         self.bytes
     }
 
-    /// The length of a block for a message of `len` bytes: such that messages of about the same length can share it, if it
-    /// may be kept at all.
+    /// Returns the length of a block for a message of `len` bytes: messages of about the same length can share it, if it may be kept at
+    /// all.
     pub(super) fn block_len(&self, len: usize) -> usize {
         let step = (len.next_power_of_two() / STEPS).max(self.page);
         let rounded = len.next_multiple_of(step);
         if rounded <= self.limit { rounded } else { len.next_multiple_of(self.page) }
     }
 
-    /// Takes a block for a message of `len` bytes.
+    /// Takes out a block for a message of `len` bytes.
     pub(super) fn take(&mut self, purpose: Purpose, len: usize) -> Option<Block> {
         let wanted = self.block_len(len);
         let at = self.blocks.iter().rposition(|block| block.purpose == purpose && block.memory.len() == wanted)?;
@@ -75,7 +75,7 @@ impl Kept {
         Some(block)
     }
 
-    /// Keeps a block. Those that have no room any more go to `gone`.
+    /// Keeps a block. Those that exceed the limits go to `gone`.
     pub(super) fn keep(
         &mut self,
         memory: Arc<Memory>,
@@ -143,11 +143,11 @@ mod tests {
     const MIB: usize = 1 << 20;
     const PAGE: usize = 4 << 10;
 
-    fn purpose(account: Account, peer: Option<ConnectionId>) -> Purpose {
+    fn purpose(account: MemoryUse, peer: Option<ConnectionId>) -> Purpose {
         Purpose { device: 0, account, peer }
     }
 
-    fn keep(kept: &mut Kept, len: usize, key: u32, purpose: Purpose) -> usize {
+    fn keep(kept: &mut BlockCache, len: usize, key: u32, purpose: Purpose) -> usize {
         let registered =
             MemoryRegion { id: MrId(Key::new(key, 1)), local_key: LocalKey(key), remote_key: RemoteKey(key) };
         let mut gone = Vec::new();
@@ -157,14 +157,14 @@ mod tests {
 
     #[test]
     fn messages_of_about_one_length_share_blocks() {
-        let kept = Kept::new(64 * MIB, PAGE);
+        let kept = BlockCache::new(64 * MIB, PAGE);
         for (len, block) in [(1, PAGE), (PAGE, PAGE), (10_000, 12_288), (MIB, MIB), (MIB + 1, MIB + MIB / 8)] {
             assert_eq!(kept.block_len(len), block, "{len}");
         }
         assert_eq!(kept.block_len(64 * MIB), 64 * MIB);
-        // What is not kept is no longer than it must be.
+        // A block that is not kept is no longer than necessary.
         assert_eq!(kept.block_len(65 * MIB + 1), 65 * MIB + PAGE);
-        assert_eq!(Kept::new(0, PAGE).block_len(5 * MIB + 1), 5 * MIB + PAGE);
+        assert_eq!(BlockCache::new(0, PAGE).block_len(5 * MIB + 1), 5 * MIB + PAGE);
     }
 
     /// A block is as long as the memory that is made for it: otherwise no message would find it again.
@@ -172,30 +172,30 @@ mod tests {
     fn blocks_consist_of_whole_pages_of_the_system() {
         for page in [PAGE, 4 * PAGE, 16 * PAGE] {
             for limit in [0, 64 * MIB] {
-                let kept = Kept::new(limit, page);
+                let kept = BlockCache::new(limit, page);
                 for len in [1, PAGE + 1, 10_000, 100_000, 300_000, MIB + 1, 65 * MIB + 1] {
                     let block = kept.block_len(len);
                     assert!(block >= len && block % page == 0, "{block} bytes for {len}, pages of {page}");
                 }
             }
-            let mut kept = Kept::new(64 * MIB, page);
+            let mut kept = BlockCache::new(64 * MIB, page);
             assert_eq!([1, 2 * PAGE, page].map(|len| kept.block_len(len)), [page, page.max(2 * PAGE), page]);
-            keep(&mut kept, 10_000, 1, purpose(Account::Fetched, None));
-            assert!(kept.take(purpose(Account::Fetched, None), 10_001).is_some());
+            keep(&mut kept, 10_000, 1, purpose(MemoryUse::Fetched, None));
+            assert!(kept.take(purpose(MemoryUse::Fetched, None), 10_001).is_some());
         }
     }
 
     #[test]
     fn blocks_come_back_for_the_same_purpose_only() {
-        let mut kept = Kept::new(64 * MIB, PAGE);
+        let mut kept = BlockCache::new(64 * MIB, PAGE);
         let [first, second] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
-        let fetched = purpose(Account::Fetched, None);
+        let fetched = purpose(MemoryUse::Fetched, None);
         keep(&mut kept, MIB, 1, fetched);
-        keep(&mut kept, MIB, 2, purpose(Account::Copied, Some(first)));
-        assert!(kept.take(purpose(Account::Copied, Some(second)), MIB).is_none(), "another peer has the key");
-        assert!(kept.take(purpose(Account::Fetched, None), MIB + 1).is_none());
+        keep(&mut kept, MIB, 2, purpose(MemoryUse::Copied, Some(first)));
+        assert!(kept.take(purpose(MemoryUse::Copied, Some(second)), MIB).is_none(), "another peer has the key");
+        assert!(kept.take(purpose(MemoryUse::Fetched, None), MIB + 1).is_none());
         assert!(kept.take(Purpose { device: 1, ..fetched }, MIB).is_none());
-        assert_eq!(kept.take(purpose(Account::Copied, Some(first)), MIB - 7).unwrap().registered.remote_key.0, 2);
+        assert_eq!(kept.take(purpose(MemoryUse::Copied, Some(first)), MIB - 7).unwrap().registered.remote_key.0, 2);
         assert_eq!(kept.take(fetched, MIB).unwrap().registered.remote_key.0, 1);
         assert!(kept.take(fetched, MIB).is_none());
         assert_eq!(kept.bytes(), 0);
@@ -203,11 +203,11 @@ mod tests {
 
     #[test]
     fn the_oldest_make_room_and_the_idle_go() {
-        let mut kept = Kept::new(4 * MIB, PAGE);
-        let fetched = purpose(Account::Fetched, None);
+        let mut kept = BlockCache::new(4 * MIB, PAGE);
+        let fetched = purpose(MemoryUse::Fetched, None);
         assert_eq!((0..6).map(|key| keep(&mut kept, MIB, key, fetched)).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1]);
         assert_eq!(kept.bytes(), 4 * MIB);
-        assert_eq!(keep(&mut kept, 5 * MIB, 9, fetched), 1, "what is longer than all may be is not kept");
+        assert_eq!(keep(&mut kept, 5 * MIB, 9, fetched), 1, "a block longer than the limit is not kept");
         assert_eq!(kept.bytes(), 4 * MIB);
 
         assert_eq!(kept.drop_of_device(0).len(), 4);
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(kept.drop_idle().iter().map(|block| block.registered.remote_key.0).collect::<Vec<_>>(), [1]);
         assert_eq!(kept.drop_idle().len(), 1);
 
-        let mut few = Kept::new(usize::MAX, PAGE);
+        let mut few = BlockCache::new(usize::MAX, PAGE);
         assert_eq!((0..MOST as u32 + 3).map(|key| keep(&mut few, 1, key, fetched)).sum::<usize>(), 3);
         assert_eq!(few.drop_of_device(1).len(), 0);
         assert_eq!(few.drop_of_device(0).len(), MOST);
@@ -227,14 +227,14 @@ mod tests {
 
     #[test]
     fn a_key_that_a_peer_has_taken_back_and_a_peer_that_is_gone_leave_nothing() {
-        let mut kept = Kept::new(64 * MIB, PAGE);
+        let mut kept = BlockCache::new(64 * MIB, PAGE);
         let [conn, other] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
         for key in [1, 2, 3] {
-            keep(&mut kept, MIB, key, purpose(Account::Copied, Some(conn)));
+            keep(&mut kept, MIB, key, purpose(MemoryUse::Copied, Some(conn)));
         }
-        keep(&mut kept, MIB, 2, purpose(Account::Fetched, None));
-        // The same key of another device, and that of another peer.
-        keep(&mut kept, MIB, 2, Purpose { device: 1, ..purpose(Account::Copied, Some(conn)) });
+        keep(&mut kept, MIB, 2, purpose(MemoryUse::Fetched, None));
+        // The same key of another device, and the key of another peer.
+        keep(&mut kept, MIB, 2, Purpose { device: 1, ..purpose(MemoryUse::Copied, Some(conn)) });
         assert!(
             kept.drop_of_key(0, other, RemoteKey(2)).is_empty() && kept.drop_of_key(2, conn, RemoteKey(2)).is_empty()
         );
