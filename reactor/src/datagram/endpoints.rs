@@ -20,9 +20,9 @@ use super::endpoint::{
 use super::{EndpointId, EndpointOptions, PeerId};
 use crate::device::pool::{Buffer, Pool, Posted, Slabs};
 use crate::device::{deregister, register};
-use crate::driver::owners::Owner;
+use crate::driver::owners::CmIdOwner;
 use crate::driver::stages::Stages;
-use crate::driver::{Driver, Due};
+use crate::driver::{Driver, TimerPurpose};
 use crate::error::{Blocked, ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
 use crate::id::SendId;
 use crate::providers::{Handle, device_index, device_of, role};
@@ -267,7 +267,7 @@ impl Endpoints {
             endpoint.id = id;
         }
         for cm in [cm, listener] {
-            driver.owners_mut().own(cm, Owner::Guest(EndpointToken::Endpoint(key).pack()));
+            driver.owners_mut().own(cm, CmIdOwner::Endpoint(EndpointToken::Endpoint(key).pack()));
         }
         self.mark(key);
         // The receives are posted now, so that the endpoint receives datagrams before the next turn.
@@ -465,7 +465,7 @@ impl Endpoints {
         if endpoint.is_open() {
             log::debug!("{}: ending: {reason}", endpoint.id);
             let until = driver.now() + driver.config().timeouts.close;
-            let timer = driver.timers_mut().insert(until, Due::Guest(EndpointToken::Endpoint(key).pack()));
+            let timer = driver.timers_mut().insert(until, TimerPurpose::Endpoint(EndpointToken::Endpoint(key).pack()));
             endpoint.state = EndpointState::Draining { reason, timer };
             self.ending.push(key);
             driver.note(Stages::ENDS);

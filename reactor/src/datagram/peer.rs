@@ -11,8 +11,8 @@ use rdma_transport::slab::Key;
 
 use super::endpoints::{DATAGRAMS, EndpointEvent, EndpointPeer, EndpointToken, Endpoints, PeerLookup};
 use super::{Origin, PeerId};
-use crate::driver::owners::Owner;
-use crate::driver::{Driver, Due};
+use crate::driver::owners::CmIdOwner;
+use crate::driver::{Driver, TimerPurpose};
 use crate::error::{ConnectError, DisconnectReason, Error, RejectReason};
 use crate::providers::{Handle, device_index, role};
 
@@ -100,11 +100,11 @@ impl Endpoints {
         let cm = Handle { provider, id };
         let lookup = self.lookups.insert(PeerLookup { endpoint: key, cm, address, timer: Key::new(0, 0) });
         let number = EndpointToken::Lookup(lookup).pack();
-        let timer = driver.timers_mut().insert(deadline, Due::Guest(number));
+        let timer = driver.timers_mut().insert(deadline, TimerPurpose::Endpoint(number));
         if let Some(lookup) = self.lookups.get_mut(lookup) {
             lookup.timer = timer;
         }
-        driver.owners_mut().own(cm, Owner::Guest(number));
+        driver.owners_mut().own(cm, CmIdOwner::Endpoint(number));
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Stage 4: what the connection manager says, from resolving an address to a connection that is up.
+//! Stage 4: handles the events of the connection manager, from resolving an address to an established connection.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -12,10 +12,10 @@ use rdma_transport::provider::Provider;
 
 use super::Driver;
 use super::data_path::post_own_receives;
-use super::fallback::{Attempt, Fallback};
-use super::owners::Owner;
+use super::fallback::{ConnectAttempt, Fallback};
+use super::owners::CmIdOwner;
 use super::stages::Stages;
-use super::table::{Place, Seat};
+use super::table::{ConnectionSlot, DeviceBinding};
 use crate::config::{Config, Framing};
 use crate::conn::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::conn::recv_queue::RecvQueue;
@@ -29,39 +29,39 @@ use crate::options::{ConnectOptions, Service, check_security};
 use crate::providers::{EXCHANGE, Handle, SHARED_MEMORY, device_index, role};
 use crate::security::Security;
 
-/// What came of asking for an event of the connection manager.
+/// The result of polling for an event of the connection manager.
 #[derive(Debug)]
 pub(crate) enum CmStep {
-    /// There was none.
+    /// There was no event.
     Nothing,
-    /// It was for a connection or a listener.
+    /// The event concerned a connection or a listener, and was handled.
     Done,
-    /// A peer wants a connection: the program is to be asked.
-    Request(Request),
-    /// It is a guest's, whose number comes with it.
-    Guest(u64, Handle<CmId>, CmEventKind),
+    /// A peer requests a connection: the program must decide.
+    Request(IncomingRequest),
+    /// The event concerns an endpoint, with the endpoint's number.
+    Endpoint(u64, Handle<CmId>, CmEventKind),
 }
 
-/// A connect request, wherever it came in. Nothing is allocated for it yet.
+/// A connect request, received here or by another reactor. Nothing is allocated for it yet.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct IncomingRequest {
     pub(super) cm: Handle<CmId>,
-    /// Index of the reactor that listens, and its listener.
+    /// The index of the reactor that listens. The listener is one of that reactor.
     pub(super) reactor: usize,
     pub(super) listener: ListenerId,
     pub(super) framing: Framing,
     pub(super) service: Service,
     pub(super) security: Security,
-    /// Index of the device that it came in on.
+    /// The index of the device on which it arrived.
     pub(super) device: usize,
     pub(super) peer: SocketAddr,
     pub(super) private_data: Box<[u8]>,
-    /// The request counts as a connection of this reactor already.
+    /// True if the request is already counted as a connection of this reactor.
     pub(super) placed: bool,
 }
 
-impl Request {
-    /// What the peer says of itself.
+impl IncomingRequest {
+    /// Parses the peer's greeting.
     pub(super) fn greeting(&self) -> Result<Greeting<'_>, RejectReason> {
         match self.framing {
             Framing::Raw => Ok(Greeting::reject(RejectReason::Refused, &self.private_data)),
@@ -69,7 +69,7 @@ impl Request {
         }
     }
 
-    /// The listener, its reactor's index, the peer and its private data: what the program is told.
+    /// Returns the listener, its reactor's index, the peer and its private data, for the program.
     pub(crate) fn parts(&self) -> (ListenerId, usize, SocketAddr, &[u8]) {
         let private_data = self.greeting().map_or(&[][..], |greeting| greeting.user);
         (self.listener, self.reactor, self.peer, private_data)
@@ -79,16 +79,17 @@ impl Request {
 impl Driver {
     // Connecting.
 
-    /// Opens a connection to the first of several addresses that lets itself be connected to.
+    /// Opens a connection to the first of several addresses to which connecting succeeds.
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
         let mut fallback = Fallback::new(peers.iter().copied(), path, exchange);
-        let Attempt { peer, cm, deadline } = fallback.resolve_next(&mut self.providers, &self.config, self.now)?;
+        let ConnectAttempt { peer, cm, deadline } =
+            fallback.resolve_next(&mut self.providers, &self.config, self.now)?;
         let opening = Opening { framing, peer, host: None, private_data, security };
         let id = self.insert(cm, service, Role::Active, opening);
-        if let Some(seat) = self.table.get_mut(id) {
-            seat.link.fallback = (!fallback.is_empty()).then_some(fallback);
+        if let Some(slot) = self.table.get_mut(id) {
+            slot.link.fallback = (!fallback.is_empty()).then_some(fallback);
         }
         self.set_deadline(id, Some(deadline));
         self.ring();
@@ -99,7 +100,7 @@ impl Driver {
     pub(crate) fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
-        // Any descriptor may be asked for a peer; one that is no socket of IP has none.
+        // Any descriptor may be passed here; one that is not an IP socket has no peer address.
         let stream = TcpStream::from(stream);
         let peer = stream.peer_addr().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
         let (exchange, deadline) = (exchange.unwrap_or_default(), self.now + self.config.timeouts.connect);
@@ -134,7 +135,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// Checks whether a connection may be opened; returns how it is to be secured.
+    /// Checks if a connection may be opened. Returns how it is to be secured.
     fn may_connect(&self, options: &ConnectOptions) -> Result<Security, Error> {
         options.check()?;
         let security = options.security.as_ref().unwrap_or(&self.config.security);
@@ -151,39 +152,39 @@ impl Driver {
         Ok(security.clone())
     }
 
-    /// Goes on with the next address of a connection whose attempt has failed and has left nothing on the device. `false` if
-    /// there is none, and the program is to be told of the end.
+    /// Tries the next address of a connection whose attempt failed and left nothing on the device. Returns false if there is none, and the
+    /// end must be reported to the program.
     pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
         if self.refuses_all() {
             return false;
         }
-        let Some(seat) = self.table.get(id) else { return false };
-        let Some(error) = seat.conn.failed_attempt() else { return false };
-        // Completions that are still to come would be taken for those of the next attempt.
-        if seat.conn.is_outstanding() || !seat.allowance.backlog.is_empty() {
+        let Some(slot) = self.table.get(id) else { return false };
+        let Some(error) = slot.conn.failed_attempt() else { return false };
+        // Otherwise, outstanding completions would count for the next attempt.
+        if slot.conn.is_outstanding() || !slot.allowance.backlog.is_empty() {
             return false;
         }
-        log::info!("{id}: {}: {error}", seat.conn.peer());
+        log::info!("{id}: {}: {error}", slot.conn.peer());
         self.attempt_next(id)
     }
 
-    /// Begins an attempt with the next address of a connection; `false` if there is none.
+    /// Begins an attempt with the next address of a connection. Returns false if there is none.
     pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
         let Self { table, providers, owners, config, now, stats, .. } = self;
-        let Some(seat) = table.get_mut(id) else { return false };
-        let Some(opening) = seat.conn.reopening() else { return false };
-        let Some(mut fallback) = seat.link.fallback.take() else { return false };
-        let Ok(Attempt { peer, cm, deadline }) = fallback.resolve_next(providers, config, *now) else {
+        let Some(slot) = table.get_mut(id) else { return false };
+        let Some(opening) = slot.conn.reopening() else { return false };
+        let Some(mut fallback) = slot.link.fallback.take() else { return false };
+        let Ok(ConnectAttempt { peer, cm, deadline }) = fallback.resolve_next(providers, config, *now) else {
             return false;
         };
         log::info!("{id}: {peer} is tried");
         let mut conn = Connection::new(id, Role::Active, Opening { peer, ..opening }, config, *now);
-        conn.set_user(seat.conn.user());
-        let mut old = std::mem::replace(seat, Seat::new(conn, cm, seat.link.service));
-        seat.link.fallback = (!fallback.is_empty()).then_some(fallback);
-        seat.link.regions.clone_from(&old.link.regions);
+        conn.set_user(slot.conn.user());
+        let mut old = std::mem::replace(slot, ConnectionSlot::new(conn, cm, slot.link.service));
+        slot.link.fallback = (!fallback.is_empty()).then_some(fallback);
+        slot.link.regions.clone_from(&old.link.regions);
         old.destroy(providers, owners, stats, *now);
-        owners.own(cm, Owner::Connection(id));
+        owners.own(cm, CmIdOwner::Connection(id));
         self.revoke_regions_of(id);
         self.vacate(old);
         self.set_deadline(id, Some(deadline));
@@ -193,9 +194,10 @@ impl Driver {
     /// Adds a connection.
     fn insert(&mut self, cm: Handle<CmId>, service: Service, role: Role, opening: Opening) -> ConnectionId {
         let (config, now) = (&self.config, self.now);
-        let id = self.table.insert(|id| Seat::new(Connection::new(id, role, opening, config, now), cm, service));
+        let id =
+            self.table.insert(|id| ConnectionSlot::new(Connection::new(id, role, opening, config, now), cm, service));
         if cm != Handle::NONE {
-            self.owners.own(cm, Owner::Connection(id));
+            self.owners.own(cm, CmIdOwner::Connection(id));
         }
         if let Some(membership) = &mut self.membership {
             membership.gained();
@@ -203,7 +205,7 @@ impl Driver {
         id
     }
 
-    /// Takes the next event of the connection manager.
+    /// Handles the next event of the connection manager.
     pub(crate) fn next_cm(&mut self) -> Result<CmStep, Error> {
         let Some((provider, event)) = self.providers.next_cm_event(self.now)? else {
             self.drop_removed_devices();
@@ -215,34 +217,34 @@ impl Driver {
         let of = if let CmEventKind::ConnectRequest { listener, .. } = kind { listener } else { id };
         let owner = self.owners.owner(Handle { provider, id: of });
         let cm = Handle { provider, id };
-        if let Some(Owner::Guest(number)) = owner {
-            return Ok(CmStep::Guest(number, cm, kind));
+        if let Some(CmIdOwner::Endpoint(number)) = owner {
+            return Ok(CmStep::Endpoint(number, cm, kind));
         }
         match (owner, kind) {
-            (Some(Owner::Listener(key)), CmEventKind::ConnectRequest { device, peer, private_data, .. }) => {
+            (Some(CmIdOwner::Listener(key)), CmEventKind::ConnectRequest { device, peer, private_data, .. }) => {
                 let device = device_index(provider, device);
                 let request = self.request(cm, key, device, peer, private_data);
                 return Ok(request.map_or(CmStep::Done, CmStep::Request));
             }
             (_, CmEventKind::ConnectRequest { .. }) => self.reject(cm, Framing::Raw, RejectReason::Busy, &[]),
-            (Some(Owner::Listener(key)), CmEventKind::DeviceRemoval) => self.listener_lost(key),
-            (Some(Owner::Listener(key)), CmEventKind::AddressChange) => self.listener_moved(key),
-            (Some(Owner::Connection(id)), CmEventKind::Resolved { device }) => {
+            (Some(CmIdOwner::Listener(key)), CmEventKind::DeviceRemoval) => self.listener_lost(key),
+            (Some(CmIdOwner::Listener(key)), CmEventKind::AddressChange) => self.listener_moved(key),
+            (Some(CmIdOwner::Connection(id)), CmEventKind::Resolved { device }) => {
                 self.cm_resolved(id, device_index(provider, device));
             }
-            (Some(Owner::Connection(id)), kind) => self.cm_event(id, kind),
-            // The event is late, or of no interest.
+            (Some(CmIdOwner::Connection(id)), kind) => self.cm_event(id, kind),
+            // The event is late, or irrelevant.
             _ => {}
         }
         Ok(CmStep::Done)
     }
 
-    /// The address of a connection of this side is resolved: the provider carries the connection.
+    /// Handles the resolution of an outgoing connection's address: the provider carries the connection.
     fn cm_resolved(&mut self, id: ConnectionId, device: usize) {
-        if let Some(seat) = self.table.get_mut(id) {
-            self.providers.note_use(seat.link.cm.provider);
-            let limit = seat.link.fallback.as_mut().and_then(Fallback::resolved);
-            seat.link.fallback.take_if(|fallback| fallback.is_empty());
+        if let Some(slot) = self.table.get_mut(id) {
+            self.providers.note_use(slot.link.cm.provider);
+            let limit = slot.link.fallback.as_mut().and_then(Fallback::resolved);
+            slot.link.fallback.take_if(|fallback| fallback.is_empty());
             if limit.is_some() {
                 self.set_deadline(id, limit);
             }
@@ -259,11 +261,11 @@ impl Driver {
                 let own = self.buffer_size_of(id);
                 let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
                 self.note_carried(id);
-                // The address answers: from here on it has all the time that a connection may take.
+                // The address answers: from now on the full connect timeout applies.
                 if self
                     .table
                     .get(id)
-                    .is_some_and(|seat| seat.link.fallback.is_some() && seat.conn.state().is_securing())
+                    .is_some_and(|slot| slot.link.fallback.is_some() && slot.conn.state().is_securing())
                 {
                     self.set_timeout(id, self.config.timeouts.connect);
                 }
@@ -290,34 +292,34 @@ impl Driver {
         }
     }
 
-    /// Notes how a connection that is up is carried.
+    /// Notes how an established connection is carried.
     fn note_carried(&mut self, id: ConnectionId) {
-        let Some(seat) = self.table.get(id) else { return };
-        let Some(qp) = seat.link.qp else { return };
-        if self.providers.note_carried(seat.link.cm.provider, qp) {
+        let Some(slot) = self.table.get(id) else { return };
+        let Some(qp) = slot.link.qp else { return };
+        if self.providers.note_carried(slot.link.cm.provider, qp) {
             log::info!("{id}: the peer is on this host: over {SHARED_MEMORY}");
         }
     }
 
-    /// A connection of this side is on a device: it gets its queue pair and receives, and the peer is asked.
+    /// Gives an outgoing connection its device, queue pair and receives, and sends the connect request.
     fn resolved(&mut self, id: ConnectionId, device: usize) -> Result<(), Error> {
-        if !self.table.get_mut(id).is_some_and(|seat| seat.conn.resolved()) {
+        if !self.table.get_mut(id).is_some_and(|slot| slot.conn.resolved()) {
             return Ok(());
         }
-        self.equip(id, device)?;
+        self.create_queue_pair(id, device)?;
         let (own, extensions) = (self.buffer_size_of(id), self.offers_extensions(id));
-        let Some(seat) = self.table.get_mut(id) else { return Ok(()) };
-        let private_data = seat.conn.request(own, extensions, &self.config);
-        let (provider, cm) = self.providers.of(seat.link.cm);
-        provider.connect(cm, &seat.link.service.param(&private_data))?;
+        let Some(slot) = self.table.get_mut(id) else { return Ok(()) };
+        let private_data = slot.conn.request(own, extensions, &self.config);
+        let (provider, cm) = self.providers.of(slot.link.cm);
+        provider.connect(cm, &slot.link.service.param(&private_data))?;
         Ok(())
     }
 
-    /// Gives a connection its queue pair, and posts its receives.
-    fn equip(&mut self, id: ConnectionId, index: usize) -> Result<(), Error> {
+    /// Creates the queue pair of a connection, and posts its receives.
+    fn create_queue_pair(&mut self, id: ConnectionId, index: usize) -> Result<(), Error> {
         let Self { table, devices, providers, config, now, stages, .. } = self;
-        let seat = table.get_mut(id).ok_or(Error::Gone("connection"))?;
-        let sharing = config.shared_receives.filter(|_| seat.conn.framing() == Framing::Credits);
+        let slot = table.get_mut(id).ok_or(Error::Gone("connection"))?;
+        let sharing = config.shared_receives.filter(|_| slot.conn.framing() == Framing::Credits);
         stages.insert(Stages::CHANNELS);
         devices.use_device(index, providers, config);
         if let Some(receives) = sharing {
@@ -325,7 +327,7 @@ impl Driver {
             device.share_receives(providers.of_device(index), receives)?;
             devices.settle_shared(providers);
         }
-        let (provider, cm) = providers.of(seat.link.cm);
+        let (provider, cm) = providers.of(slot.link.cm);
         let device = devices.get_mut(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))?;
         let room = device.claim(provider, config, sharing)?;
         let cq = device.cqs[room.cq].id;
@@ -346,7 +348,7 @@ impl Driver {
                 None => Err(Error::Limit { limit: "shared_receives", value: receives.into() }),
             },
             _ => {
-                let size = match seat.conn.framing() {
+                let size = match slot.conn.framing() {
                     Framing::Credits => buffer_len(device.buffer_size),
                     Framing::Raw => device.buffer_size as usize,
                 };
@@ -362,12 +364,12 @@ impl Driver {
             }
         };
         let immediate = provider.immediate_sends().is_some();
-        seat.conn.equip((attr.max_send_wr, immediate), receives, window);
-        (seat.link.place, seat.link.qp) = (Some(Place { device: index, room }), Some(qp));
+        slot.conn.set_queues((attr.max_send_wr, immediate), receives, window);
+        (slot.link.place, slot.link.qp) = (Some(DeviceBinding { device: index, room }), Some(qp));
         if sharing.is_none() {
             let mut chain = self.devices.take_receive_chain();
             let posted = match self.at_with_provider(id) {
-                Some((seat, mut env, provider)) => post_own_receives(seat, &mut env, provider, qp, &mut chain),
+                Some((slot, mut env, provider)) => post_own_receives(slot, &mut env, provider, qp, &mut chain),
                 None => Ok(()),
             };
             self.devices.put_receive_chain(chain);
@@ -380,8 +382,8 @@ impl Driver {
 
     // Accepting.
 
-    /// Whether a request can become a connection here; if not, it is refused.
-    pub(crate) fn screen(&mut self, request: Request) -> Option<Request> {
+    /// Checks if a request can become a connection here; refuses it otherwise.
+    pub(crate) fn screen(&mut self, request: IncomingRequest) -> Option<IncomingRequest> {
         let peer = request.peer;
         let refusal = match request.greeting() {
             Err(reason) => Some((reason, Level::Info, reason.to_string())),
@@ -396,7 +398,7 @@ impl Driver {
             Ok(_) if self.drain.is_on() => {
                 Some((RejectReason::Draining, Level::Debug, "the reactor is being drained".into()))
             }
-            Ok(_) => self.find_place(&request).err().map(|error| (RejectReason::Busy, Level::Warn, error.to_string())),
+            Ok(_) => self.find_slot(&request).err().map(|error| (RejectReason::Busy, Level::Warn, error.to_string())),
         };
         match refusal {
             Some((reason, level, why)) => {
@@ -409,11 +411,12 @@ impl Driver {
         }
     }
 
-    /// Finds a place for a connection that a peer wants: a free one (`None`), or that of a connection which gives way.
-    fn find_place(&self, request: &Request) -> Result<Option<ConnectionId>, Error> {
+    /// Finds a slot for an incoming connection: a free one (`None`), or that of a connection that is evicted for it.
+    fn find_slot(&self, request: &IncomingRequest) -> Result<Option<ConnectionId>, Error> {
         let Config { max_connections, max_pending, max_handshakes_per_peer, .. } = self.config;
         let (host, pending) = (Host::of(request.peer.ip()), &self.table.pending);
-        // A handshake takes time to compute, so one host gets no more than a part of them, and pays for more by itself.
+        // A handshake takes processor time, so one host gets no more than a part of them, and loses its own oldest one
+        // for more.
         let most = max_handshakes_per_peer.unwrap_or((max_pending as usize).div_ceil(2));
         if !request.security.is_plain() && pending.count_of(host) >= most {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
@@ -427,12 +430,12 @@ impl Driver {
         pending.gives_way(host).map(Some).ok_or(Error::Limit { limit, value: value.into() })
     }
 
-    /// The program takes a request, and has `answer` to say.
-    pub(crate) fn accept(&mut self, request: Request, answer: &[u8]) {
+    /// Accepts a request for the program, with `answer` as private data.
+    pub(crate) fn accept(&mut self, request: IncomingRequest, answer: &[u8]) {
         let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
         if let Err(error) = self.try_accept(request, answer) {
             let (reason, level) = match error {
-                // This mistake of the program would be there at the peer's next attempt, too.
+                // This mistake of the program would recur at the peer's next attempt.
                 Error::PrivateDataTooLong { .. } => (RejectReason::Refused, Level::Error),
                 _ => (RejectReason::Busy, Level::Warn),
             };
@@ -442,26 +445,26 @@ impl Driver {
         self.request_done(placed);
     }
 
-    /// Logs that a request is refused, unless its host has caused enough of such lines.
+    /// Logs that a request is refused, unless its host has reached the limit of such lines.
     fn log_refusal(&mut self, peer: SocketAddr, level: Level, why: &str) {
         let (limit, now) = (&mut self.effects.log_limit, self.now);
         complain!(limit, now, Complaint::Refused, level, peer, "{peer} is refused: {why}");
     }
 
-    /// The program refuses a request, and has `answer` to say.
-    pub(crate) fn refuse(&mut self, request: &Request, answer: &[u8]) {
+    /// Refuses a request for the program, with `answer` as private data.
+    pub(crate) fn refuse(&mut self, request: &IncomingRequest, answer: &[u8]) {
         self.reject(request.cm, request.framing, RejectReason::Refused, answer);
         self.request_done(request.placed);
     }
 
-    fn try_accept(&mut self, request: Request, answer: &[u8]) -> Result<(), Error> {
-        let Request { cm, listener, framing, service, ref security, device, peer, placed, .. } = request;
+    fn try_accept(&mut self, request: IncomingRequest, answer: &[u8]) -> Result<(), Error> {
+        let IncomingRequest { cm, listener, framing, service, ref security, device, peer, placed, .. } = request;
         if framing == Framing::Credits && answer.len() > MAX_USER_PRIVATE_DATA {
             return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
         }
         let Ok(greeting) = request.greeting() else { return Err(Error::Gone("request")) };
         // The program may have opened connections since the request was screened.
-        if let Some(oldest) = self.find_place(&request)? {
+        if let Some(oldest) = self.find_slot(&request)? {
             self.evict(oldest);
         }
         log::debug!("{peer} is accepted on {listener}");
@@ -470,39 +473,40 @@ impl Driver {
         }
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: security.clone() };
         let id = self.insert(cm, service, Role::Passive, opening);
-        let equipped = self.equip(id, device).or_else(|error| {
-            // There may be a place and no memory for its buffers, or no shared receives.
+        let created = self.create_queue_pair(id, device).or_else(|error| {
+            // There may be a slot, but no memory for its buffers, or no shared receives.
             let is_limit = matches!(error, Error::Limit { .. });
             let oldest = self.table.pending.gives_way(Host::of(peer.ip())).filter(|_| is_limit).ok_or(error)?;
             self.evict(oldest);
-            self.equip(id, device)
+            self.create_queue_pair(id, device)
         });
-        if let Err(error) = equipped {
-            // Nobody has heard of the connection, and its connection-manager id lives on.
+        if let Err(error) = created {
+            // The program was not notified of the connection, and its connection-manager id is still in use.
             self.forget(id);
             return Err(error);
         }
         let own = self.buffer_size_of(id);
         let offers = framing == Framing::Credits && greeting.extensions;
         let extensions = (offers || self.knows_extensions(id)) && self.enable_extensions(id);
-        let Some(seat) = self.table.get_mut(id) else { return Ok(()) };
-        seat.conn.came_to(listener);
-        seat.conn.agree(&greeting, own, extensions, &self.config);
-        let reply = seat.conn.greeting(answer, own, extensions, &self.config);
-        seat.conn.note_greeting(&request.private_data);
-        seat.conn.note_greeting(&reply);
+        let Some(slot) = self.table.get_mut(id) else { return Ok(()) };
+        slot.conn.came_to(listener);
+        slot.conn.agree(&greeting, own, extensions, &self.config);
+        let reply = slot.conn.greeting(answer, own, extensions, &self.config);
+        slot.conn.note_greeting(&request.private_data);
+        slot.conn.note_greeting(&reply);
         self.table.add_pending(id, self.now);
         self.set_timeout(id, self.config.timeouts.handshake);
         let (provider, cm) = self.providers.of(cm);
         if let Err(error) = provider.accept(cm, &service.param(&reply), self.now) {
-            // The peer may have gone in between: no fault of this side, and nobody was told of the connection.
+            // The peer may have disconnected in between. That is no local fault, and the program was not notified of
+            // the connection.
             log::debug!("{id}: accepting {peer}: {error}");
             self.input(id, |conn, env| conn.end(Ending::Silent, env));
         }
         Ok(())
     }
 
-    /// Rejects a request; its id is gone afterwards.
+    /// Rejects a request and destroys its id.
     pub(super) fn reject(&mut self, cm: Handle<CmId>, framing: Framing, reason: RejectReason, user: &[u8]) {
         self.stats.connections.refused += 1;
         let fits = user.len() <= MAX_USER_PRIVATE_DATA;
@@ -521,33 +525,33 @@ impl Driver {
         }
     }
 
-    // What a device brings.
+    // The features of a device.
 
-    /// Whether the device of a connection has something that its peer must agree on.
+    /// Returns true if the device of a connection has extensions that its peer must agree on.
     fn offers_extensions(&self, id: ConnectionId) -> bool {
-        let device = self.table.get(id).and_then(|seat| self.devices.get(seat.link.place?.device));
+        let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
         let info = device.and_then(|device| self.providers.get_of_device(device.index()).device(device.id));
         info.is_some_and(|info| info.capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT))
     }
 
-    /// Whether the program has said that the peer has the extensions. Raw framing has no greeting that could.
+    /// Returns true if the program has declared that the peer has the extensions. Raw framing has no greeting for that.
     fn knows_extensions(&self, id: ConnectionId) -> bool {
-        self.table.get(id).is_some_and(|seat| seat.conn.framing() == Framing::Raw && seat.link.service.extensions)
+        self.table.get(id).is_some_and(|slot| slot.conn.framing() == Framing::Raw && slot.link.service.extensions)
     }
 
-    /// The peer offers the extensions: they are used if this side has them, too.
+    /// Handles the peer's offer of the extensions: they are used if the local side has them, too.
     fn enable_extensions(&mut self, id: ConnectionId) -> bool {
         let offered = self.offers_extensions(id);
-        let Some(seat) = self.table.get(id).filter(|_| offered) else { return false };
-        let (Some(qp), Some(role)) = (seat.link.qp, self.providers.numbered(seat.link.cm.provider).extensions()) else {
+        let Some(slot) = self.table.get(id).filter(|_| offered) else { return false };
+        let (Some(qp), Some(role)) = (slot.link.qp, self.providers.numbered(slot.link.cm.provider).extensions()) else {
             return false;
         };
         role.enable_extensions(qp).is_ok()
     }
 
-    /// Largest payload of a buffer on the device of a connection.
+    /// Returns the largest payload of a buffer on the device of a connection.
     fn buffer_size_of(&self, id: ConnectionId) -> u32 {
-        let device = self.table.get(id).and_then(|seat| self.devices.get(seat.link.place?.device));
+        let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
         device.map_or(self.config.buffer_size, |device| device.buffer_size)
     }
 }

@@ -1,4 +1,4 @@
-//! Opening the providers that a configuration asks for.
+//! Opens the providers that a configuration selects.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,9 +9,9 @@ use crate::config::{Config, ProviderChoice};
 use crate::error::Error;
 use crate::seam::poller::Entropy;
 
-/// Opens the providers that [`Config::provider`] asks for, in the order in which a reactor asks them: for
-/// [`ProviderChoice::Auto`] the RDMA devices, if there are any, and then the embedded provider. For a program with a provider of its
-/// own, which puts it where it belongs and hands the list to [`Reactor::with_parts`](crate::Reactor::with_parts):
+/// Opens the providers that [`Config::provider`] selects, in the order in which a reactor tries them. For [`ProviderChoice::Auto`] these
+/// are the RDMA devices, if there are any, and then the embedded provider. A program with its own provider inserts it into the list, which
+/// it passes to [`Reactor::with_parts`](crate::Reactor::with_parts):
 ///
 /// ```
 /// use rdma_reactor::transport::Provider;
@@ -26,7 +26,7 @@ use crate::seam::poller::Entropy;
 /// ```
 ///
 /// # Errors
-/// There is no device, where one is asked for, or the system refused what the embedded provider needs.
+/// A device is required and there is none, or the system refused the resources of the embedded provider.
 pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>, Error> {
     match config.provider {
         ProviderChoice::Verbs => {
@@ -56,7 +56,7 @@ pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>,
     }
 }
 
-/// A source of randomness for two.
+/// Splits a source of randomness into two.
 fn halves(entropy: Entropy) -> (Entropy, Entropy) {
     let shared = Arc::new(Mutex::new(entropy));
     let other = Arc::clone(&shared);
@@ -72,18 +72,18 @@ fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Resul
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))
 }
 
-/// What is set for the embedded provider alone counts there; what is not set is taken from the reactor's settings.
+/// Returns the settings of the embedded provider: its own ones, and for the others those of the reactor.
 fn settings(config: &Config) -> IwarpConfig {
     let mut settings = config.iwarp.clone();
-    // Those that are complete are counted and rejected by this side; what is still silent gives way in there.
+    // The local side counts and rejects complete handshakes; the embedded provider evicts those that are still silent.
     settings.max_handshakes = settings.max_handshakes.max(config.max_pending as usize);
     settings.allowed_peers = settings.allowed_peers.or_else(|| config.allowed_peers.clone());
     settings.max_handshakes_per_peer = settings.max_handshakes_per_peer.or(config.max_handshakes_per_peer);
     settings
 }
 
-/// TCP gives no connection up whose peer the keepalive would still wait for: a peer that takes nothing for a while, because its
-/// process is stopped or its machine is busy, is not gone.
+/// TCP must not give up a connection for which the keepalive still waits: a peer that reads nothing for a while, because its process is
+/// stopped or its machine is busy, is not gone.
 fn tcp(config: &Config) -> TcpConfig {
     let mut tcp = TcpConfig::default();
     tcp.host_congestion.clone_from(&config.iwarp.within_host.congestion);
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// A setting of the embedded provider is never dropped.
+    /// No setting of the embedded provider is dropped.
     #[test]
     fn the_embedded_provider_has_what_is_set_for_it() {
         let networks = |text: &str| Some(vec![text.parse().unwrap()]);

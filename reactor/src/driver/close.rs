@@ -1,4 +1,4 @@
-//! The ends of connections: deadlines, the flush of their queues, and stage 10, which finishes them.
+//! Ends connections: deadlines, the flush of their queues, and stage 10, which finishes them.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use rdma_transport::slab::Key;
 
 use super::owners::Owners;
 use super::stages::Stages;
-use super::table::{Flush, Seat, Suspect};
-use super::{Driver, Due};
+use super::table::{ConnectionSlot, Flush, Suspicion};
+use super::{Driver, TimerPurpose};
 use crate::conn::effects::Event;
 use crate::conn::life::Silence;
 use crate::conn::state::{Ending, State};
@@ -19,9 +19,9 @@ use crate::id::{ConnectionId, WorkRequestId};
 use crate::providers::Providers;
 use crate::stats::Stats;
 
-impl Seat {
-    /// Destroys the queue pair of a connection. From then on nothing touches the buffers that are still posted, so they are free.
-    /// If the device keeps the queue pair, they are lost, and what the connection uses is not given back.
+impl ConnectionSlot {
+    /// Destroys the queue pair of a connection. After that nothing touches the posted buffers, so they are free. If the device keeps the
+    /// queue pair, the buffers are lost, and the resources of the connection are not released.
     pub(super) fn destroy(&mut self, providers: &mut Providers, owners: &mut Owners, stats: &mut Stats, now: Instant) {
         let (provider, cm) = providers.of(self.link.cm);
         let destroyed = provider.destroy_id(cm, now);
@@ -37,30 +37,30 @@ impl Seat {
     }
 }
 
-/// Time until the next look at what was still to be looked at when the time to flush was over.
+/// The time until the next check, if there was still something to check when the flush timeout ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Largest number of connections that are finished in one turn.
+/// The largest number of connections that are finished in one turn.
 const ENDS_PER_TURN: usize = 256;
 
 impl Driver {
-    /// The program closes a connection.
+    /// Closes a connection for the program.
     pub(crate) fn close(&mut self, id: ConnectionId) {
         self.input(id, |conn, env| conn.close(env));
     }
 
-    /// The program closes a connection, and what it has sent need not arrive.
+    /// Closes a connection for the program without delivering its sends.
     pub(crate) fn abort(&mut self, id: ConnectionId) {
         self.input(id, |conn, env| conn.abort(env));
     }
 
-    /// A callback for a connection has panicked.
+    /// Ends a connection whose callback has panicked.
     pub(crate) fn panicked(&mut self, id: ConnectionId, why: String) {
         self.input(id, |conn, env| conn.panicked(why, env));
         self.note(Stages::ENDS);
     }
 
-    /// Ends what is on a device that has failed, and asks that device for nothing any more.
+    /// Ends the connections of a device that has failed, and uses that device no more.
     pub(super) fn fail_device(&mut self, index: usize, error: &rdma_transport::Error) {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return };
         log::error!("{}: {error}: its connections end", device.name);
@@ -69,10 +69,10 @@ impl Driver {
         self.drop_if_abandoned(index);
     }
 
-    /// A device is going away or has failed: its connections end.
+    /// Ends the connections of a device that is being removed or has failed.
     pub(crate) fn end_connections_of(&mut self, index: usize) {
         for id in self.table.ids() {
-            if self.table.get(id).and_then(|seat| seat.link.place).is_some_and(|place| place.device == index) {
+            if self.table.get(id).and_then(|slot| slot.link.place).is_some_and(|place| place.device == index) {
                 self.input(id, |conn, env| conn.device_removed(env));
             }
         }
@@ -81,11 +81,11 @@ impl Driver {
 
     // Time.
 
-    /// A connection's deadline has passed.
+    /// Handles an expired deadline of a connection.
     fn connection_due(&mut self, id: ConnectionId) {
-        let Some(seat) = self.table.get_mut(id) else { return };
-        seat.link.timer = None;
-        if matches!(seat.conn.state(), State::Closing(_)) {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        slot.link.timer = None;
+        if matches!(slot.conn.state(), State::Closing(_)) {
             return self.flush_due(id);
         }
         let silence = self.silence(id);
@@ -93,30 +93,30 @@ impl Driver {
         self.suspect(id, suspects == Some(true));
     }
 
-    /// What is known of the silence of a peer. Nothing of it can be left unseen when all was looked at that there was when the
-    /// peer was first suspected to be gone: in the completion queue, and in the operating system.
+    /// Returns the facts about the silence of a peer. Nothing of the peer remains unseen once everything was checked that the completion
+    /// queue and the operating system held when the peer was first suspected to be gone.
     fn silence(&self, id: ConnectionId) -> Silence {
         let unknown = Silence { heard: None, caught_up: true };
-        let Some(seat) = self.table.get(id) else { return unknown };
-        let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return unknown };
-        let liveness = self.providers.get(seat.link.cm.provider).liveness();
+        let Some(slot) = self.table.get(id) else { return unknown };
+        let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return unknown };
+        let liveness = self.providers.get(slot.link.cm.provider).liveness();
         let cq = self.devices.get(place.device).and_then(|device| device.cqs.get(place.room.cq));
-        let passed = match (seat.link.suspect, cq) {
+        let passed = match (slot.link.suspect, cq) {
             (Some(suspect), Some(cq)) => cq.has_passed(suspect.mark) && self.stats.turns.waits > suspect.waits,
             (None, Some(_)) => false,
             (_, None) => true,
         };
-        let unread = liveness.is_some_and(|liveness| liveness.has_unread(qp)) || !seat.allowance.backlog.is_empty();
+        let unread = liveness.is_some_and(|liveness| liveness.has_unread(qp)) || !slot.allowance.backlog.is_empty();
         Silence { heard: liveness.and_then(|liveness| liveness.last_heard(qp)), caught_up: passed && !unread }
     }
 
     /// Notes that a peer seems to be gone, or that it does not.
     fn suspect(&mut self, id: ConnectionId, suspects: bool) {
         let Self { table, devices, stats, .. } = self;
-        let Some(seat) = table.get_mut(id) else { return };
-        let cq = seat.link.place.and_then(|place| devices.cq(place.queue()));
-        seat.link.suspect = match (suspects, seat.link.suspect, cq) {
-            (true, None, Some(cq)) => Some(Suspect { mark: cq.mark(), waits: stats.turns.waits }),
+        let Some(slot) = table.get_mut(id) else { return };
+        let cq = slot.link.place.and_then(|place| devices.cq(place.queue()));
+        slot.link.suspect = match (suspects, slot.link.suspect, cq) {
+            (true, None, Some(cq)) => Some(Suspicion { mark: cq.mark(), waits: stats.turns.waits }),
             (true, suspect, _) => suspect,
             (false, ..) => None,
         };
@@ -124,63 +124,63 @@ impl Driver {
 
     // Flushing.
 
-    /// Has the device flush the queues of a connection.
+    /// Makes the device flush the queues of a connection.
     pub(super) fn begin_flush(&mut self, id: ConnectionId) {
         let Self { table, devices, providers, now, .. } = self;
         table.will_end(id);
-        let Some(seat) = table.get_mut(id) else { return };
-        if seat.link.qp.is_some() {
-            let (provider, cm) = providers.of(seat.link.cm);
+        let Some(slot) = table.get_mut(id) else { return };
+        if slot.link.qp.is_some() {
+            let (provider, cm) = providers.of(slot.link.cm);
             if let Err(error) = provider.disconnect(cm, *now) {
                 log::debug!("{id}: disconnecting: {error}");
             }
         }
-        let mark = seat.link.place.and_then(|place| devices.cq(place.queue())).map(CompletionQueue::mark);
-        seat.link.flush = Flush::Waiting(mark.unwrap_or_default());
+        let mark = slot.link.place.and_then(|place| devices.cq(place.queue())).map(CompletionQueue::mark);
+        slot.link.flush = Flush::Waiting(mark.unwrap_or_default());
         self.set_timeout(id, self.config.timeouts.flush);
         self.watch_end(id);
     }
 
-    /// Puts a connection on the list of those that end.
+    /// Adds a connection to the list of those that end.
     pub(super) fn watch_end(&mut self, id: ConnectionId) {
-        if self.table.get_mut(id).is_some_and(|seat| !std::mem::replace(&mut seat.link.ending, true)) {
+        if self.table.get_mut(id).is_some_and(|slot| !std::mem::replace(&mut slot.link.ending, true)) {
             self.table.ending.push(id);
         }
         self.note(Stages::ENDS);
         self.ring();
     }
 
-    /// The time to flush is over. What was flushed, or came before, may be among what is still to be looked at: that is waited
-    /// for, and not what comes later.
+    /// Handles the end of the flush timeout. Flushed work, or earlier completions, may still be unchecked: the connection waits for these,
+    /// and not for later ones.
     fn flush_due(&mut self, id: ConnectionId) {
         let behind = self.has_unseen() || self.fair.is_behind() || self.is_noted(Stages::PROVIDERS);
-        let Some(seat) = self.table.get_mut(id) else { return };
-        // The queues of a device that has failed or is going are not looked at any more.
-        let cq = seat.link.place.and_then(|place| {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        // The queues of a device that has failed or is being removed are not polled any more.
+        let cq = slot.link.place.and_then(|place| {
             self.devices.get_mut(place.device).filter(|device| !device.removed)?.cqs.get_mut(place.room.cq)
         });
-        let waits = match (seat.link.flush, cq) {
+        let waits = match (slot.link.flush, cq) {
             (Flush::Waiting(begun), Some(cq)) if behind => {
-                seat.link.flush = Flush::Late(begun, cq.mark());
+                slot.link.flush = Flush::Late(begun, cq.mark());
                 true
             }
             (Flush::Late(_, mark), Some(cq)) => !cq.has_passed(mark),
             _ => false,
         };
-        if waits || !seat.allowance.backlog.is_empty() {
-            // That depends on the local side alone.
+        if waits || !slot.allowance.backlog.is_empty() {
+            // The local side alone decides how long that takes.
             self.set_timeout(id, self.config.timeouts.flush.min(LOOK_AGAIN));
         } else {
-            // The device does not flush: stage 10 finishes the connection without.
-            seat.link.flush = Flush::Over;
+            // The device does not flush: stage 10 finishes the connection without a flush.
+            slot.link.flush = Flush::Over;
             self.note(Stages::ENDS);
         }
     }
 
     // Stage 10.
 
-    /// Takes the connections that have nothing outstanding any more, or whose time is up: they are to be finished. What is past
-    /// [`ENDS_PER_TURN`] is left for the next turn.
+    /// Takes the connections that have nothing outstanding any more, or whose time is over: they must be finished. Those past
+    /// [`ENDS_PER_TURN`] remain for the next turn.
     pub(crate) fn take_ended(&mut self) -> Vec<ConnectionId> {
         let mut ended = Vec::new();
         let mut list = std::mem::take(&mut self.table.ending);
@@ -189,7 +189,7 @@ impl Driver {
                 self.note(Stages::ENDS);
                 return true;
             }
-            if self.table.get(id).is_some_and(|seat| seat.conn.is_drained()) {
+            if self.table.get(id).is_some_and(|slot| slot.conn.is_drained()) {
                 let abrupt = self.has(id, Features::ABRUPT_DISCONNECT);
                 self.input(id, |conn, env| conn.leave(abrupt, env));
             }
@@ -204,33 +204,33 @@ impl Driver {
         ended
     }
 
-    /// Whether a connection that ends has nothing left to wait for; `None` if it is gone.
+    /// Returns true if an ending connection has nothing left to wait for. `None` if the connection is gone.
     fn is_over(&mut self, id: ConnectionId) -> Option<bool> {
         let Self { table, devices, stages, .. } = self;
-        let seat = table.get(id)?;
-        let Some(closing) = seat.conn.state().closing() else { return Some(false) };
-        let begun = match seat.link.flush {
+        let slot = table.get(id)?;
+        let Some(closing) = slot.conn.state().closing() else { return Some(false) };
+        let begun = match slot.link.flush {
             Flush::Over => return Some(true),
             Flush::Before => return Some(false),
             Flush::Waiting(begun) | Flush::Late(begun, _) => begun,
         };
-        if seat.link.qp.is_none() {
+        if slot.link.qp.is_none() {
             return Some(true);
         }
-        if !seat.conn.is_flushed() {
+        if !slot.conn.is_flushed() {
             return Some(false);
         }
         // Receives of the shared queue do not show in the connection: none of its messages may be left on its completion queue.
         // Those of a connection that did not come up would not be delivered; of one that was being secured, the peer's last word
         // may be among them.
-        let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !seat.conn.is_secured();
-        if !seat.conn.receives().is_shared() || never_up {
+        let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !slot.conn.is_secured();
+        if !slot.conn.receives().is_shared() || never_up {
             return Some(true);
         }
-        let place = seat.link.place?;
+        let place = slot.link.place?;
         let Some(device) = devices.get_mut(place.device).filter(|device| !device.removed) else { return Some(true) };
         let Some(cq) = device.cqs.get_mut(place.room.cq) else { return Some(true) };
-        if cq.has_passed(begun) && seat.allowance.backlog.is_empty() {
+        if cq.has_passed(begun) && slot.allowance.backlog.is_empty() {
             return Some(true);
         }
         // Has the queue looked at in the next turn.
@@ -242,19 +242,19 @@ impl Driver {
     /// The end of a connection: its queue pair goes, and its last callbacks are made. [`Driver::release`] follows the last.
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
         let Self { table, providers, owners, now, stats, .. } = self;
-        let seat = table.get_mut(id)?;
-        let (sends, receives) = seat.conn.unflushed();
+        let slot = table.get_mut(id)?;
+        let (sends, receives) = slot.conn.unflushed();
         if (sends, receives) != (0, 0) {
             stats.connections.unflushed += 1;
             log::warn!("{id}: the device has not flushed {sends} sends and {receives} receives in time");
         }
-        seat.destroy(providers, owners, stats, *now);
+        slot.destroy(providers, owners, stats, *now);
         let last = self.input(id, |conn, env| conn.finish(env)).flatten();
         self.revoke_regions_of(id);
         last.map(|event| self.with_device(id, event))
     }
 
-    /// Names the device in the reason of an end that came from one of its work requests.
+    /// Adds the device's name to the reason of an end that a work request of the device caused.
     fn with_device(&self, id: ConnectionId, event: Event) -> Event {
         let Event::Disconnected(reason) = &event else { return event };
         let DisconnectReason::Transport(DisconnectCause::WorkRequest(failure)) = **reason else { return event };
@@ -262,75 +262,75 @@ impl Driver {
         Event::Disconnected(Box::new(DisconnectReason::WorkRequest { device, failure }))
     }
 
-    /// Drops a connection of which the program has not heard, and whose connection-manager id lives on.
+    /// Drops a connection of which the program was not notified, and whose connection-manager id is still in use.
     pub(super) fn forget(&mut self, id: ConnectionId) {
-        if let Some(seat) = self.table.get(id) {
-            self.owners.disown(seat.link.cm);
+        if let Some(slot) = self.table.get(id) {
+            self.owners.disown(slot.link.cm);
             self.release(id);
         }
     }
 
-    /// Ends a connection that was accepted and is not up, at once, so that its place and its buffers are free: the queue pair
-    /// goes with what is posted, and nothing is flushed.
+    /// Ends an accepted connection that is not up, immediately, so that its slot and its buffers are free: the queue pair is destroyed with
+    /// the posted work requests, and nothing is flushed.
     pub(super) fn evict(&mut self, id: ConnectionId) {
         let Self { table, providers, owners, stats, now, .. } = self;
-        let Some(seat) = table.get_mut(id) else { return };
-        log::debug!("{id}: {} gives way to a new connection", seat.conn.peer());
-        let qp = seat.link.qp;
-        seat.destroy(providers, owners, stats, *now);
-        // So that a shared queue is told that what is left of it in the completion queue is nobody's.
-        seat.link.qp = qp;
+        let Some(slot) = table.get_mut(id) else { return };
+        log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
+        let qp = slot.link.qp;
+        slot.destroy(providers, owners, stats, *now);
+        // The shared queue must be notified that the remaining completions of the queue pair have no connection.
+        slot.link.qp = qp;
         self.input(id, |conn, env| conn.finish(env));
         self.stats.connections.refused += 1;
         self.stats.connections.evicted += 1;
         self.forget(id);
     }
 
-    /// Gives back all that a connection holds, and frees its slot.
+    /// Releases everything that a connection holds, and frees its slot.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.large.leave(id);
-        let Some(seat) = self.table.remove(id) else { return };
-        // What the program keeps of it counts for nobody from now on.
-        self.large.relieve(&seat);
+        let Some(slot) = self.table.remove(id) else { return };
+        // What the program keeps of it counts for no host from now on.
+        self.large.relieve(&slot);
         if let Some(membership) = &self.membership {
             membership.lost();
         }
-        self.vacate(seat);
+        self.vacate(slot);
     }
 
-    /// Gives back all that a connection held on its device.
-    pub(super) fn vacate(&mut self, mut seat: Seat) {
-        for timer in [seat.link.timer.take().map(|(timer, _)| timer), seat.link.lists.take()].into_iter().flatten() {
+    /// Releases everything that a connection held on its device.
+    pub(super) fn vacate(&mut self, mut slot: ConnectionSlot) {
+        for timer in [slot.link.timer.take().map(|(timer, _)| timer), slot.link.lists.take()].into_iter().flatten() {
             self.timers.cancel(timer);
         }
-        let Some(place) = seat.link.place else { return };
+        let Some(place) = slot.link.place else { return };
         if let Some(device) = self.devices.get_mut(place.device) {
-            if let Some(slab) = seat.link.apart.flatten() {
+            if let Some(slab) = slot.link.apart.flatten() {
                 self.stats.memory.unreleased +=
-                    device.remove_mapped_slab(self.providers.numbered(seat.link.cm.provider), slab);
+                    device.remove_mapped_slab(self.providers.numbered(slot.link.cm.provider), slab);
             }
-            let kept = seat.conn.receives().kept();
+            let kept = slot.conn.receives().kept();
             let mark = device.cqs[place.room.cq].mark();
-            match (seat.conn.receives().claim(), &mut device.buffers.shared) {
+            match (slot.conn.receives().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
-                    if let Some(qp) = seat.link.qp {
-                        // What it has left in the completion queue is nobody's.
+                    if let Some(qp) = slot.link.qp {
+                        // Its remaining completions have no connection any more.
                         shared.disown(qp);
                     }
-                    for wc in seat.allowance.backlog.drain(..) {
-                        // The completion was polled and never handled.
+                    for wc in slot.allowance.backlog.drain(..) {
+                        // The completion was polled but not handled.
                         if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wc.wr_id) {
                             if let Some(buffer) = shared.take(place) {
                                 shared.give(buffer);
                             }
                         }
                     }
-                    shared.leave(claim, kept, seat.link.lost.is_none().then_some((place.room.cq, mark)));
-                    device.release(place.room, 0, seat.link.lost);
+                    shared.leave(claim, kept, slot.link.lost.is_none().then_some((place.room.cq, mark)));
+                    device.release(place.room, 0, slot.link.lost);
                 }
                 _ => {
-                    seat.conn.receives_mut().empty(&mut device.buffers.pool);
-                    device.release(place.room, kept as usize, seat.link.lost);
+                    slot.conn.receives_mut().empty(&mut device.buffers.pool);
+                    device.release(place.room, kept as usize, slot.link.lost);
                 }
             }
         }
@@ -338,12 +338,12 @@ impl Driver {
         self.expect_trim();
     }
 
-    /// Drops everything at once, without callbacks.
+    /// Drops everything immediately, without callbacks.
     pub(crate) fn teardown(&mut self) {
         self.close_listeners();
         for id in self.table.ids() {
-            let Some(seat) = self.table.get(id) else { continue };
-            let (cm, up) = (seat.link.cm, seat.link.qp.is_some());
+            let Some(slot) = self.table.get(id) else { continue };
+            let (cm, up) = (slot.link.cm, slot.link.qp.is_some());
             if up {
                 let (provider, cm) = self.providers.of(cm);
                 if let Err(error) = provider.disconnect(cm, self.now) {
@@ -367,7 +367,7 @@ impl Driver {
 
     // Devices.
 
-    /// Gives up the devices that are going away, or have gone.
+    /// Removes the devices that are being removed, or are gone.
     pub(super) fn drop_removed_devices(&mut self) {
         for index in 0..self.devices.len() {
             let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
@@ -392,20 +392,20 @@ impl Driver {
         self.stats.memory.unreleased += kept.registrations;
     }
 
-    /// Stage 8: the next timer that is due and is a guest's or the program's; others are done with here. `None`: none is due,
-    /// or `budget` is used up.
-    pub(crate) fn next_due(&mut self, budget: &mut usize) -> Option<(Key, Due)> {
+    /// Stage 8: returns the next expired timer of an endpoint or of the program; handles the other ones itself. Returns `None` if none has
+    /// expired, or `budget` is used up.
+    pub(crate) fn next_due(&mut self, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
         while *budget > 0 {
             let (key, due) = self.timers.pop_due(self.now)?;
             *budget -= 1;
             match due {
-                Due::Connection(id) => self.connection_due(id),
-                Due::Lists(id) => self.lists_due(id),
-                Due::Region(key) => self.end_rights(key),
-                Due::Listen(key) => self.listen_again(key),
-                Due::Trim => self.trim_pools(),
-                Due::Shortage => self.relieve_shortage(),
-                Due::Program(_) | Due::Guest(_) | Due::Drain => return Some((key, due)),
+                TimerPurpose::Connection(id) => self.connection_due(id),
+                TimerPurpose::Lists(id) => self.lists_due(id),
+                TimerPurpose::Region(key) => self.end_rights(key),
+                TimerPurpose::Listen(key) => self.listen_again(key),
+                TimerPurpose::Trim => self.trim_pools(),
+                TimerPurpose::Shortage => self.relieve_shortage(),
+                TimerPurpose::Program(_) | TimerPurpose::Endpoint(_) | TimerPurpose::Drain => return Some((key, due)),
             }
         }
         None

@@ -1,4 +1,4 @@
-//! Stage 5: what devices say on their own account.
+//! Stage 5: handles the asynchronous events of devices.
 
 use rdma_transport::event::{self, DeviceEventKind};
 
@@ -12,26 +12,26 @@ use crate::providers::device_index;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceEvent {
-    /// Name of the device, such as `mlx5_0`; `device N` when it was removed before anything was on it.
+    /// The name of the device, such as `mlx5_0`; `device N` if it was removed before it was used.
     pub device: String,
-    /// What happened. What concerns one queue pair or receive queue is the reactor's own affair and not told.
+    /// The kind of the event. Events of one queue pair or receive queue are handled by the reactor and not reported.
     pub kind: DeviceEventKind,
 }
 
-/// An event of a device, and the index of a device on which nothing can go on.
+/// An event of a device, and the index of a device that has failed.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct DeviceEventReport {
     pub(crate) event: Option<DeviceEvent>,
     pub(crate) failed: Option<usize>,
 }
 
 impl Driver {
-    /// Takes the next event of a device. Connections that it ends are ended.
-    pub(crate) fn next_device_event(&mut self) -> Option<Told> {
+    /// Handles the next event of a device, and ends the connections that cannot continue.
+    pub(crate) fn next_device_event(&mut self) -> Option<DeviceEventReport> {
         let (provider, event) = self.providers.next_device_event()?;
         let event::DeviceEvent { device, kind } = event;
         let index = device_index(provider, device);
-        let mut told = Told::default();
+        let mut told = DeviceEventReport::default();
         match kind {
             DeviceEventKind::LastReceive(_) => return Some(told),
             DeviceEventKind::SharedReceiveQueueFailed(_) => {
@@ -55,11 +55,11 @@ impl Driver {
         Some(told)
     }
 
-    /// A shared queue takes nothing any more: the connections that live on it cannot go on.
+    /// Ends the connections that use a failed shared receive queue.
     fn shared_queue_failed(&mut self, device: usize) {
         for id in self.table.ids() {
-            let on_it = self.table.get(id).is_some_and(|seat| {
-                seat.conn.receives().is_shared() && seat.link.place.is_some_and(|place| place.device == device)
+            let on_it = self.table.get(id).is_some_and(|slot| {
+                slot.conn.receives().is_shared() && slot.link.place.is_some_and(|place| place.device == device)
             });
             if on_it {
                 let reason = DisconnectReason::Internal("the shared receive queue failed".into());

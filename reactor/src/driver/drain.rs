@@ -1,37 +1,37 @@
-//! Draining: no connection comes any more, those that are there end, and `run` returns; with a deadline.
+//! Draining: new connections are refused, existing ones end, and `run` returns; with a deadline.
 
 use std::time::Duration;
 
 use rdma_transport::slab::Key;
 
 use super::stages::Stages;
-use super::{Driver, Due};
+use super::{Driver, TimerPurpose};
 use crate::seam::timer::FOREVER;
 
-/// How far a reactor is with it.
+/// The progress of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Drain {
     #[default]
     No,
-    /// A callback or another thread has asked for it.
+    /// A callback or another thread has requested it.
     Wanted(Duration),
-    /// Connections end, until this timer fires.
+    /// Connections end, until this timer expires.
     Draining(Key),
-    /// The deadline has passed: what is there is cut off, and nothing new begins.
+    /// The deadline has passed: existing connections are cut off, and nothing new begins.
     Overdue,
     /// Nothing is left.
     Done,
 }
 
 impl Drain {
-    /// Whether connections are refused.
+    /// Returns true if connections are refused.
     pub(super) const fn is_on(self) -> bool {
         !matches!(self, Self::No)
     }
 }
 
 impl Driver {
-    /// Asks for it. The first deadline holds.
+    /// Requests a drain. The first deadline counts.
     pub(crate) fn want_drain(&mut self, deadline: Duration) {
         if !self.drain.is_on() {
             self.drain = Drain::Wanted(deadline);
@@ -40,7 +40,7 @@ impl Driver {
         }
     }
 
-    /// Stage 9: begins what was asked for; returns the time that the program has to drain.
+    /// Stage 9: begins a requested drain; returns the time that the program has to drain.
     #[inline]
     pub(crate) fn begin_drain(&mut self) -> Option<Duration> {
         let Drain::Wanted(deadline) = self.drain else { return None };
@@ -49,18 +49,18 @@ impl Driver {
 
     #[cold]
     fn begin_drain_of(&mut self, deadline: Duration) -> Duration {
-        // The request may come from a callback that has taken long.
+        // The request may come from a callback that took long.
         self.look_at_clock();
         log::info!("draining {} connections within {deadline:?}", self.table.len());
         if let Some(membership) = &self.membership {
             membership.close();
         }
         let until = self.now.checked_add(deadline).unwrap_or(self.now + FOREVER);
-        self.drain = Drain::Draining(self.timers.insert(until, Due::Drain));
+        self.drain = Drain::Draining(self.timers.insert(until, TimerPurpose::Drain));
         deadline
     }
 
-    /// The deadline has passed: nothing is waited for any more. Whether that is new.
+    /// Handles the expired deadline: the drain waits for nothing any more. Returns true if that is new.
     pub(crate) fn drain_overdue(&mut self) -> bool {
         if !matches!(self.drain, Drain::Draining(_)) {
             return false;
@@ -73,23 +73,23 @@ impl Driver {
         true
     }
 
-    /// After stage 10: whether nothing is left. `guests`: something else than a connection is.
+    /// After stage 10: returns true if nothing is left. `others`: something other than a connection is left.
     #[inline]
-    pub(crate) fn finish_drain(&mut self, guests: bool) {
+    pub(crate) fn finish_drain(&mut self, others: bool) {
         if matches!(self.drain, Drain::Draining(_) | Drain::Overdue) {
-            self.look_whether_drained(guests);
+            self.check_drained(others);
         }
     }
 
     #[cold]
-    fn look_whether_drained(&mut self, guests: bool) {
-        // A reactor that listens does so for the others, until there are none.
+    fn check_drained(&mut self, others: bool) {
+        // A reactor that listens does so for the others, until none accepts connections.
         if self.membership.as_ref().is_some_and(|membership| membership.is_open() && !self.listeners.is_empty()) {
             return;
         }
         self.close_listeners();
         let expects = self.membership.as_ref().is_some_and(|membership| membership.expects());
-        if self.table.is_empty() && !guests && !expects {
+        if self.table.is_empty() && !others && !expects {
             if let Drain::Draining(timer) = std::mem::replace(&mut self.drain, Drain::Done) {
                 self.timers.cancel(timer);
             }
@@ -97,12 +97,12 @@ impl Driver {
         }
     }
 
-    /// Whether nothing new may begin.
+    /// Returns true if nothing new may begin.
     pub(crate) const fn refuses_all(&self) -> bool {
         matches!(self.drain, Drain::Overdue | Drain::Done)
     }
 
-    /// Whether a drain was asked for.
+    /// Returns true if a drain was requested.
     pub(crate) const fn is_draining(&self) -> bool {
         self.drain.is_on()
     }
@@ -111,7 +111,7 @@ impl Driver {
         self.drain == Drain::Done
     }
 
-    /// Closes every connection, after what was accepted for sending has been sent.
+    /// Closes every connection after its accepted sends have been sent.
     pub(crate) fn close_all(&mut self) {
         for id in self.table.ids() {
             self.close(id);

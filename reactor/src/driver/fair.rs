@@ -1,5 +1,5 @@
-//! Fairness in stage 7: how much of one connection is handled in a turn. Completions beyond that wait in the connection's
-//! backlog, in order, for the next turn; connections whose completions come meanwhile are looked at before.
+//! Fairness in stage 7: limits how much of one connection is handled in a turn. Completions beyond that wait in the
+//! connection's backlog, in order, for the next turn; connections whose completions arrive meanwhile come first.
 
 use std::collections::VecDeque;
 
@@ -8,27 +8,28 @@ use rdma_transport::wc::WorkCompletion;
 use super::Driver;
 use crate::id::ConnectionId;
 
-/// How much of a connection may be handled in a turn.
+/// The limits on the work of one connection in a turn.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Limits {
-    /// The turn, counted.
+pub(crate) struct TurnLimits {
+    /// The number of the turn.
     turn: u64,
     completions: u32,
     bytes: usize,
 }
 
-impl Limits {
-    /// Whether anything may be handled. Then nothing needs to be counted: the next turn counts anew.
+impl TurnLimits {
+    /// Returns true if there is no limit. Then nothing needs to be counted: the next turn starts anew.
     #[inline]
     const fn are_none(&self) -> bool {
         self.completions == u32::MAX
     }
 }
 
-/// What of a connection was handled in a turn, and what waits. The connection's work requests bound the backlog.
+/// The work of a connection that was handled in a turn, and its backlog. The connection's work requests bound the
+/// backlog.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance {
-    /// The turn that the next two are of.
+    /// The turn of the next two fields.
     turn: u64,
     completions: u32,
     bytes: usize,
@@ -36,9 +37,10 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Counts a completion in; `false` when the turn's allowance is used up. The first completion of a turn always fits.
+    /// Counts a completion. Returns false if the turn's allowance is used up. The first completion of a turn always
+    /// fits.
     #[inline]
-    fn take(&mut self, wc: &WorkCompletion, limits: &Limits) -> bool {
+    fn take(&mut self, wc: &WorkCompletion, limits: &TurnLimits) -> bool {
         if self.turn != limits.turn {
             (self.turn, self.completions, self.bytes) = (limits.turn, 0, 0);
         }
@@ -50,8 +52,8 @@ impl Allowance {
         true
     }
 
-    /// Whether a completion is handled now; if not, it waits in the backlog, and `waiting` is told of the first. `spared`
-    /// says whether the connection may have more than its allowance.
+    /// Decides if a completion is handled now. If not, it is added to the backlog, and the first one adds the
+    /// connection to `waiting`. `spared`: the connection may exceed its allowance.
     #[inline]
     pub(crate) fn admit_or_defer(
         &mut self,
@@ -71,16 +73,16 @@ impl Allowance {
     }
 }
 
-/// The limits of a turn, and the connections that have a backlog.
+/// The limits of a turn, and the connections with a backlog.
 #[derive(Debug, Default)]
 pub(crate) struct Fair {
-    limits: Limits,
-    /// In the order in which they came to it.
+    limits: TurnLimits,
+    /// The connections in the order in which their backlogs began.
     waiting: VecDeque<ConnectionId>,
 }
 
 impl Fair {
-    /// Whether something waits.
+    /// Returns true if a completion waits.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         !self.waiting.is_empty()
@@ -88,7 +90,7 @@ impl Fair {
 }
 
 impl Driver {
-    /// Whether some connection has a backlog.
+    /// Returns true if a connection has a backlog.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         self.fair.is_behind()
@@ -100,30 +102,29 @@ impl Driver {
         self.table.pending.saw(self.now);
     }
 
-    /// Gives every connection a fresh allowance: anything while there is no other.
+    /// Gives every connection a new allowance, without a limit if there is only one connection.
     #[inline]
     pub(crate) fn begin_turn(&mut self) {
         self.caught_up();
         let turn = self.fair.limits.turn + 1;
         self.fair.limits = match self.table.len() {
-            0 | 1 => Limits { turn, completions: u32::MAX, bytes: usize::MAX },
-            _ => Limits { turn, completions: self.config.fair_messages, bytes: self.config.fair_bytes },
+            0 | 1 => TurnLimits { turn, completions: u32::MAX, bytes: usize::MAX },
+            _ => TurnLimits { turn, completions: self.config.fair_messages, bytes: self.config.fair_bytes },
         };
     }
 
-    /// The connections that have a backlog, oldest first; each comes once.
+    /// Takes out the connections that have a backlog, oldest first, without duplicates.
     pub(crate) fn take_waiting(&mut self) -> VecDeque<ConnectionId> {
         std::mem::take(&mut self.fair.waiting)
     }
 
-    /// Connections whose turn has not come; connections that have got a backlog meanwhile are behind them.
+    /// Returns connections whose turn has not come; connections that have a backlog since are behind them.
     pub(crate) fn put_waiting(&mut self, mut waiting: VecDeque<ConnectionId>) {
         waiting.append(&mut self.fair.waiting);
         self.fair.waiting = waiting;
     }
 
-    /// The next completion of a connection's backlog, if its allowance reaches for it. A connection whose allowance does not
-    /// reach waits on.
+    /// Returns the next completion of a connection's backlog if its allowance covers it. Otherwise the connection waits on.
     pub(crate) fn next_deferred(&mut self, id: ConnectionId) -> Option<WorkCompletion> {
         let limits = self.fair.limits;
         let allowance = &mut self.table.get_mut(id)?.allowance;
@@ -135,9 +136,9 @@ impl Driver {
         allowance.backlog.pop_front()
     }
 
-    /// A connection has more in its backlog than the turn reaches for.
+    /// Notes that a connection has more in its backlog than the turn covers.
     pub(crate) fn wait_on(&mut self, id: ConnectionId) {
-        if self.table.get(id).is_some_and(|seat| !seat.allowance.backlog.is_empty()) {
+        if self.table.get(id).is_some_and(|slot| !slot.allowance.backlog.is_empty()) {
             self.fair.waiting.push_back(id);
         }
     }
@@ -167,7 +168,7 @@ mod tests {
     #[test]
     fn an_allowance_ends_by_completions_or_bytes_and_a_turn_renews_it() {
         let mut allowance = Allowance::default();
-        let mut take = |turn, bytes| allowance.take(&receive(bytes), &Limits { turn, completions: 3, bytes: 100 });
+        let mut take = |turn, bytes| allowance.take(&receive(bytes), &TurnLimits { turn, completions: 3, bytes: 100 });
         assert_eq!([1; 4].map(|bytes| take(1, bytes)), [true, true, true, false]);
         assert_eq!([1; 4].map(|bytes| take(2, bytes)), [true, true, true, false]);
         assert_eq!([90, 20, 1].map(|bytes| take(3, bytes)), [true, true, false]);

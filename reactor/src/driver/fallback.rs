@@ -1,4 +1,4 @@
-//! The addresses of a peer, and the providers that may lead there, which are still to be tried for a connection.
+//! The addresses of a peer, and the providers that may reach them, which remain to be tried for a connection.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -14,21 +14,21 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// In the order in which they are tried. The first one is being tried if some of its providers were.
+    /// The addresses in the order in which they are tried. The first one is being tried if some of its providers were.
     addresses: VecDeque<SocketAddr>,
-    /// Number of providers that were tried for the first address.
+    /// The number of providers that were tried for the first address.
     tried: usize,
-    /// The time until which the attempt that is being made may last. Until its address is resolved it has less, because another
-    /// provider waits for its turn.
+    /// The deadline of the current attempt. Until its address is resolved the deadline is shorter, because another provider waits for its
+    /// turn.
     limit: Option<Instant>,
     path: PathOptions,
-    /// By exchange, and with which port and GID.
+    /// The port and GID, if the connection is made by exchange.
     exchange: Option<ExchangeOptions>,
 }
 
 /// An attempt to connect to one address over one provider.
 #[derive(Debug)]
-pub(super) struct Attempt {
+pub(super) struct ConnectAttempt {
     pub(super) peer: SocketAddr,
     pub(super) cm: Handle<CmId>,
     /// The time until which the peer may stay silent.
@@ -49,8 +49,8 @@ impl Fallback {
         self.addresses.is_empty()
     }
 
-    /// Notes that the address of the attempt is resolved, so that no other provider is tried for it. Returns the time until which the
-    /// attempt may last, if that was not its deadline before.
+    /// Notes that the address of the attempt is resolved, so that no other provider is tried for it. Returns the new deadline of the
+    /// attempt, if it changes.
     pub(super) fn resolved(&mut self) -> Option<Instant> {
         let limit = self.limit.take();
         if limit.is_some() {
@@ -59,7 +59,7 @@ impl Fallback {
         limit
     }
 
-    /// Resolves the next address that is not refused at once, over the next provider.
+    /// Resolves the next address that is not refused immediately, over the next provider.
     ///
     /// # Errors
     /// The error of the last attempt, if each is refused; of the first one, if a source was chosen, which the providers of the next
@@ -69,7 +69,7 @@ impl Fallback {
         providers: &mut Providers,
         config: &Config,
         now: Instant,
-    ) -> Result<Attempt, Error> {
+    ) -> Result<ConnectAttempt, Error> {
         self.limit = None;
         let any_source = self.path.source == Source::Any;
         let mut refusal = None;
@@ -97,11 +97,12 @@ impl Fallback {
                         self.next_address();
                     }
                     log::debug!("{peer} is resolved by the provider {}", providers.get(provider).name());
-                    return Ok(Attempt { peer, cm: Handle { provider, id }, deadline });
+                    return Ok(ConnectAttempt { peer, cm: Handle { provider, id }, deadline });
                 }
                 Err(error) => {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
-                    // Of an exchange, what a provider with the role says counts, and not that another one lacks it.
+                    // For an exchange, the error of a provider with the role counts, and not that another provider
+                    // lacks it.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::Error::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);
@@ -121,8 +122,8 @@ impl Fallback {
     }
 }
 
-/// The addresses of a host in the order in which they are tried: that of the system, except that the families take turns, so that
-/// a host with many addresses of a family that leads nowhere is soon tried by the other (RFC 8305, section 4).
+/// Returns the addresses of a host in the order in which they are tried: in the system's order, except that the address families alternate,
+/// so that a host with many addresses of an unreachable family is soon tried by the other (RFC 8305, section 4).
 pub(super) fn by_turns(addresses: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut preferred, mut other): (VecDeque<_>, VecDeque<_>) =

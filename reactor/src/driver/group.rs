@@ -1,14 +1,14 @@
-//! Several reactors, one thread each: what connects to one of them is spread over all.
+//! Groups of reactors, one thread each: incoming connections are spread over all of them.
 //!
-//! The program makes the reactors and the threads, so that it decides on names, priorities, scopes and what a handler
-//! borrows; [`Reactors::of`] makes a group of them. One of them listens, or more do. A connect request that comes in is
-//! handed over before anything is allocated for it: on the embedded provider the socket with its MPA request already
-//! read moves, on devices the connection-manager id (`rdma_migrate_id`(3)). So there is one listener, one order of
-//! arrival, and a choice made with the load at hand; `SO_REUSEPORT`, with a listener per reactor, would let a hash of
-//! addresses choose, and exists on TCP sockets only.
+//! The program creates the reactors and the threads, so that it decides on names, priorities, scopes and borrows of a
+//! handler; [`Reactors::of`] makes a group of the reactors. One or more of them listen. An incoming connect request is
+//! handed over before anything is allocated for it: on the embedded provider the socket is moved with its MPA request
+//! already read, on devices the connection-manager id (`rdma_migrate_id`(3)). So there is one listener, one order of
+//! arrival, and a choice by the current load; with `SO_REUSEPORT` and a listener per reactor, a hash of addresses would
+//! choose, and only TCP sockets have it.
 //!
-//! A connection that is up stays where it is: regions registered with one provider, posted receives, and the pools their
-//! buffers belong to do not move.
+//! An established connection stays where it is, because regions registered with one provider, posted receives, and the
+//! pools of their buffers cannot move.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,25 +27,26 @@ use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
 use crate::security::Security;
 
-/// Which reactor of a group takes a connection; see [`crate::Handler::on_place`].
+/// The reactor of a group that accepts a connection; see [`crate::Handler::on_place`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
-    /// The one with the fewest connections, those on their way included.
+    /// The reactor with the fewest connections, including those in transit to it.
     #[default]
     LeastLoaded,
-    /// This one, by its index in the group. If it takes none, being drained, gone or out of range, the least loaded.
+    /// The reactor with this index in the group. If it accepts none (it is drained, gone or out of range), the least
+    /// loaded one.
     Reactor(usize),
 }
 
-/// A group of reactors, seen from any thread. Nothing here blocks.
+/// A group of reactors, usable from any thread. Nothing here blocks.
 ///
 /// ```
 /// use std::time::Duration;
 ///
 /// use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, Reactors};
 ///
-/// /// Sends back what it gets, on whichever reactor.
+/// /// Sends each message back, on any reactor.
 /// struct Echo;
 ///
 /// impl Handler for Echo {
@@ -58,11 +59,11 @@ pub enum Place {
 /// let config = Config::default().provider(ProviderChoice::Iwarp);
 /// let mut reactors = vec![Reactor::new(config.clone())?, Reactor::new(config)?];
 /// let group = Reactors::of(&mut reactors);
-/// // One listens, and hands connections to the one that has the fewest.
+/// // One reactor listens, and hands connections to the one that has the fewest.
 /// reactors[0].context().listen("127.0.0.1:0".parse()?)?;
 /// let threads: Vec<_> = reactors.into_iter().enumerate().map(|(index, mut reactor)| {
 ///     std::thread::spawn(move || {
-///         // Where the system allows it, each has a processor of its own.
+///         // If the system allows it, each thread has its own processor.
 ///         let _ = Reactors::pin(index);
 ///         reactor.run(&mut Echo)
 ///     })
@@ -77,46 +78,48 @@ pub enum Place {
 /// ```
 #[derive(Clone)]
 pub struct Reactors {
-    members: Arc<[Member]>,
+    members: Arc<[GroupMember]>,
 }
 
 /// One reactor, as the others see it.
-struct Member {
+struct GroupMember {
     arrivals: Sender<Arrival>,
     wake: Arc<WakeFlag>,
-    /// Connections in any phase, and connect requests on their way to it; one that arrives is counted once all the time.
+    /// The number of connections in any phase, and of connect requests in transit to it. An arriving one is counted
+    /// throughout.
     load: AtomicUsize,
-    /// Connect requests on their way to it.
+    /// The number of connect requests in transit to it.
     coming: AtomicUsize,
-    /// Most of those.
+    /// The largest number of those.
     max_coming: usize,
-    /// It takes connections.
+    /// True if it accepts connections.
     open: AtomicBool,
 }
 
-/// A connect request on its way from the reactor that listens.
+/// A connect request in transit from the reactor that listens.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    /// With the number of its provider in the reactor that listens.
+    /// The request, with the index of its provider in the reactor that listens.
     pub(crate) detached: Handle<Detached>,
     pub(crate) framing: Framing,
     pub(crate) service: Service,
     pub(crate) security: Security,
-    /// Index of the reactor that listens, and its listener.
+    /// The index of the reactor that listens. The listener is one of that reactor.
     pub(crate) reactor: usize,
     pub(crate) listener: ListenerId,
     pub(crate) peer: SocketAddr,
     pub(crate) private_data: Box<[u8]>,
 }
 
-impl Member {
+impl GroupMember {
     fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that is to come; `false` when it takes none.
+    /// Counts a request that will arrive. Returns false if the reactor accepts none.
     fn reserve(&self) -> bool {
-        // First the count, then the question: who closes asks in the other order, and one of both sees the other.
+        // First the count, then the check: a closing reactor does both in the other order, and one of the two sees the
+        // other.
         let coming = self.coming.fetch_add(1, Ordering::SeqCst);
         let takes = coming < self.max_coming && self.open.load(Ordering::SeqCst);
         if takes {
@@ -129,15 +132,15 @@ impl Member {
 }
 
 impl Reactors {
-    /// A group of members, and each one's own end of it.
-    pub(crate) fn form(members: Vec<(Arc<WakeFlag>, usize, usize)>) -> (Self, Vec<Membership>) {
+    /// Creates a group of members, and the membership of each.
+    pub(crate) fn form(members: Vec<(Arc<WakeFlag>, usize, usize)>) -> (Self, Vec<GroupMembership>) {
         let mut receivers = Vec::with_capacity(members.len());
-        let members: Arc<[Member]> = members
+        let members: Arc<[GroupMember]> = members
             .into_iter()
             .map(|(wake, connections, max_coming)| {
                 let (sender, receiver) = unbounded();
                 receivers.push(receiver);
-                Member {
+                GroupMember {
                     arrivals: sender,
                     wake,
                     load: AtomicUsize::new(connections),
@@ -148,7 +151,7 @@ impl Reactors {
             })
             .collect();
         let group = Self { members };
-        let ends = receivers.into_iter().enumerate().map(|(index, arrivals)| Membership {
+        let ends = receivers.into_iter().enumerate().map(|(index, arrivals)| GroupMembership {
             group: group.clone(),
             index,
             arrivals,
@@ -157,35 +160,35 @@ impl Reactors {
         (group.clone(), ends.collect())
     }
 
-    /// Reactors in the group, those that are gone included.
+    /// Returns the number of reactors in the group, including those that are gone.
     #[must_use]
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether the group is of no reactors at all.
+    /// Returns true if the group has no reactors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// Connections of a reactor, in any phase, and those on their way to it; `None` when it takes no more: it is drained,
-    /// gone, or out of range.
+    /// Returns the number of a reactor's connections, in any phase, and of those in transit to it. `None` if it accepts
+    /// no more: it is drained, gone, or out of range.
     #[must_use]
     pub fn load(&self, index: usize) -> Option<usize> {
-        self.members.get(index).filter(|member| member.open.load(Ordering::Relaxed)).map(Member::load)
+        self.members.get(index).filter(|member| member.open.load(Ordering::Relaxed)).map(GroupMember::load)
     }
 
-    /// Drains one reactor, as [`crate::ReactorHandle::drain`] does. What connects goes to the others from now on; if it
-    /// listens, it goes on listening for them, and its `run` returns when the last of them is drained or gone.
-    /// Ignored when out of range.
+    /// Drains one reactor, like [`crate::ReactorHandle::drain`]. New connections go to the others from now on. If it
+    /// listens, it continues to listen for them, and its `run` returns when the last of them is drained or gone.
+    /// Ignored if `index` is out of range.
     ///
     /// ```
     /// use std::time::Duration;
     ///
     /// use rdma_reactor::Reactors;
     ///
-    /// /// Takes the first reactor out of a group; its clients have ten seconds to go.
+    /// /// Drains the first reactor of a group; its clients have ten seconds to disconnect.
     /// fn retire(group: &Reactors) {
     ///     group.drain(0, Duration::from_secs(10));
     /// }
@@ -198,17 +201,17 @@ impl Reactors {
         }
     }
 
-    /// Drains all of them: nobody listens any more, and each `run` returns when its connections have ended.
+    /// Drains all reactors: none listens any more, and each `run` returns when its connections have ended.
     pub fn drain_all(&self, deadline: Duration) {
-        // All, before the first of them looks for one that is left.
+        // All are closed before the first of them checks if another one is open.
         self.members.iter().for_each(|member| member.open.store(false, Ordering::SeqCst));
         self.members.iter().for_each(|member| member.wake.drain(deadline));
     }
 
-    /// Binds the calling thread to a core: the `index`-th of those that this process may use, counted round.
+    /// Binds the calling thread to a core: the `index`-th of those that this process may use, modulo their number.
     ///
     /// # Errors
-    /// The system does not say which cores there are, or refuses.
+    /// The system does not report its cores, or refuses.
     pub fn pin(index: usize) -> Result<(), Error> {
         let cores = core_affinity::get_core_ids().filter(|cores| !cores.is_empty());
         let cores = cores.ok_or(Error::Pin { index, reason: "the system does not say which cores there are" })?;
@@ -231,30 +234,31 @@ impl fmt::Debug for Reactors {
     }
 }
 
-/// A reactor's own end of its group.
+/// A reactor's membership of its group.
 #[derive(Debug)]
-pub(crate) struct Membership {
+pub(crate) struct GroupMembership {
     group: Reactors,
     pub(crate) index: usize,
     arrivals: Receiver<Arrival>,
-    /// The next connection is counted already, since it was placed here.
+    /// True if the next connection is already counted, because it was placed here.
     counted: bool,
 }
 
-impl Membership {
-    fn own(&self) -> &Member {
+impl GroupMembership {
+    fn own(&self) -> &GroupMember {
         &self.group.members[self.index]
     }
 
-    /// Counts a request in at the reactor that is to take it; `None` when all are being drained.
+    /// Assigns the request to a reactor and increments that reactor's load. Returns `None` if all reactors are
+    /// draining.
     pub(crate) fn place(&self, place: Place) -> Option<usize> {
         let members = &self.group.members;
         if let Place::Reactor(index) = place {
-            if members.get(index).is_some_and(Member::reserve) {
+            if members.get(index).is_some_and(GroupMember::reserve) {
                 return Some(index);
             }
         }
-        // Another may close or fill up in between: not more often than there are reactors.
+        // Another one may close or fill up in between, at most once per reactor.
         for _ in 0..members.len() {
             let open = members.iter().enumerate().filter(|(_, member)| {
                 member.open.load(Ordering::Relaxed) && member.coming.load(Ordering::Relaxed) < member.max_coming
@@ -267,7 +271,7 @@ impl Membership {
         None
     }
 
-    /// Sends a request to the reactor it was placed at. It comes back when that is gone.
+    /// Sends a request to the reactor at which it was placed. Returns the request if that reactor is gone.
     pub(crate) fn send(&self, index: usize, arrival: Arrival) -> Result<(), Box<Arrival>> {
         let member = &self.group.members[index];
         member.arrivals.send(arrival).map_err(|error| Box::new(error.0))?;
@@ -279,19 +283,19 @@ impl Membership {
         self.arrivals.try_recv().ok()
     }
 
-    /// A request that was placed elsewhere does not go there.
+    /// Notes that a request that was placed elsewhere is not sent there.
     pub(crate) fn unplace(&self, index: usize) {
         let member = &self.group.members[index];
         member.load.fetch_sub(1, Ordering::Relaxed);
         member.coming.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A request that was placed here is about to become a connection, or to be refused.
+    /// Notes that a request that was placed here is about to become a connection, or to be refused.
     pub(crate) fn begin(&mut self) {
         self.counted = true;
     }
 
-    /// It has become one, or was refused.
+    /// Notes that it has become a connection, or was refused.
     pub(crate) fn done(&mut self) {
         if std::mem::take(&mut self.counted) {
             self.own().load.fetch_sub(1, Ordering::Relaxed);
@@ -299,37 +303,37 @@ impl Membership {
         self.own().coming.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// There is a connection more.
+    /// Counts a new connection.
     pub(crate) fn gained(&mut self) {
         if !std::mem::take(&mut self.counted) {
             self.own().load.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// There is a connection less.
+    /// Counts the end of a connection.
     pub(crate) fn lost(&self) {
         self.own().load.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Takes no more requests.
+    /// Stops accepting requests.
     pub(crate) fn close(&self) {
         if self.own().open.swap(false, Ordering::SeqCst) {
             self.group.wake_others(self.index);
         }
     }
 
-    /// Whether requests are still on their way here.
+    /// Returns true if requests are still in transit to this reactor.
     pub(crate) fn expects(&self) -> bool {
         self.own().coming.load(Ordering::SeqCst) > 0
     }
 
-    /// Whether some reactor takes connections.
+    /// Returns true if a reactor of the group accepts connections.
     pub(crate) fn is_open(&self) -> bool {
         self.group.members.iter().any(|member| member.open.load(Ordering::SeqCst))
     }
 }
 
-impl Drop for Membership {
+impl Drop for GroupMembership {
     fn drop(&mut self) {
         self.close();
     }

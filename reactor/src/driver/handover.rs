@@ -1,4 +1,4 @@
-//! Connect requests, placed on a reactor of the group before anything is allocated for them.
+//! Places connect requests on a reactor of the group before anything is allocated for them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,14 +7,14 @@ use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
 use super::Driver;
-use super::accept::Request;
+use super::accept::IncomingRequest;
 use super::group::{Arrival, Place};
 use crate::id::ListenerId;
 use crate::options::ListenOptions;
 use crate::providers::{HANDOVER, Handle, role};
 
 impl Driver {
-    /// A request on a listener of this reactor.
+    /// Returns a request that arrived on a listener of this reactor.
     pub(super) fn request(
         &mut self,
         cm: Handle<CmId>,
@@ -22,30 +22,41 @@ impl Driver {
         device: usize,
         peer: SocketAddr,
         private_data: Box<[u8]>,
-    ) -> Option<Request> {
+    ) -> Option<IncomingRequest> {
         let ListenOptions { framing, service, ref security, .. } = self.listeners.get(listener)?.options;
         let security = security.as_ref().unwrap_or(&self.config.security).clone();
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
         let listener = ListenerId::new(self.tag(), listener);
-        // A listener of IPv6 that takes IPv4 too gets the IPv4 address of a peer in the form of IPv6 (RFC 4291, section
-        // 2.5.5.2).
+        // A listener on an IPv6 address that also accepts IPv4 reports the IPv4 address of a peer as a mapped IPv6
+        // address (RFC 4291, section 2.5.5.2).
         let peer = match peer.ip().to_canonical() {
             ip @ IpAddr::V4(_) => SocketAddr::new(ip, peer.port()),
             IpAddr::V6(_) => peer,
         };
-        Some(Request { cm, reactor, listener, framing, service, security, device, peer, private_data, placed: false })
+        Some(IncomingRequest {
+            cm,
+            reactor,
+            listener,
+            framing,
+            service,
+            security,
+            device,
+            peer,
+            private_data,
+            placed: false,
+        })
     }
 
-    /// Whether the program is to be asked which reactor of the group takes a request.
-    pub(crate) fn asks_for_place(&self, request: &Request) -> bool {
+    /// Returns true if the program must be asked which reactor of the group accepts a request.
+    pub(crate) fn asks_for_place(&self, request: &IncomingRequest) -> bool {
         self.membership.is_some() && request.greeting().is_ok()
     }
 
-    /// Places a request; it comes back if it is to be answered here.
-    pub(crate) fn place(&mut self, mut request: Request, place: Place) -> Option<Request> {
+    /// Places a request. Returns it if this reactor must answer it.
+    pub(crate) fn place(&mut self, mut request: IncomingRequest, place: Place) -> Option<IncomingRequest> {
         let Some(membership) = &self.membership else { return Some(request) };
         match membership.place(place) {
-            // Nobody takes it: it is refused here.
+            // No reactor accepts it: it is refused here.
             None => Some(request),
             Some(index) if index == membership.index => {
                 request.placed = true;
@@ -55,8 +66,8 @@ impl Driver {
         }
     }
 
-    /// Hands a request to the reactor that it was placed at. It comes back when that cannot be.
-    fn hand_over(&mut self, request: Request, index: usize) -> Option<Request> {
+    /// Hands a request to the reactor at which it was placed. Returns the request if that fails.
+    fn hand_over(&mut self, request: IncomingRequest, index: usize) -> Option<IncomingRequest> {
         let membership = self.membership.as_ref()?;
         let (provider, cm) = self.providers.of(request.cm);
         let detached = match role(provider, Provider::handover, HANDOVER).and_then(|role| role.detach(cm)) {
@@ -67,7 +78,7 @@ impl Driver {
                 return Some(request);
             }
         };
-        let Request { reactor, listener, framing, service, security, peer, private_data, .. } = request;
+        let IncomingRequest { reactor, listener, framing, service, security, peer, private_data, .. } = request;
         let arrival = Arrival { detached, framing, service, security, reactor, listener, peer, private_data };
         match membership.send(index, arrival) {
             Ok(()) => {
@@ -75,15 +86,15 @@ impl Driver {
                 None
             }
             Err(arrival) => {
-                // That reactor has gone since it was chosen.
+                // That reactor was dropped since it was chosen.
                 membership.unplace(index);
                 self.take_in(*arrival, false)
             }
         }
     }
 
-    /// Stage 9: the next request that another reactor has handed over, while `left` lasts.
-    pub(crate) fn next_arrival(&mut self, left: &mut usize) -> Option<Request> {
+    /// Stage 9: returns the next request that another reactor has handed over, while `left` lasts.
+    pub(crate) fn next_arrival(&mut self, left: &mut usize) -> Option<IncomingRequest> {
         while *left > 0 {
             let arrival = self.membership.as_ref()?.next_arrival()?;
             *left -= 1;
@@ -96,12 +107,21 @@ impl Driver {
         None
     }
 
-    fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<Request> {
+    fn take_in(&mut self, arrival: Arrival, placed: bool) -> Option<IncomingRequest> {
         let Arrival { detached, framing, service, security, reactor, listener, peer, private_data } = arrival;
         match self.providers.attach(detached, self.now) {
-            Ok((cm, device)) => {
-                Some(Request { cm, reactor, listener, framing, service, security, device, peer, private_data, placed })
-            }
+            Ok((cm, device)) => Some(IncomingRequest {
+                cm,
+                reactor,
+                listener,
+                framing,
+                service,
+                security,
+                device,
+                peer,
+                private_data,
+                placed,
+            }),
             Err(error) => {
                 log::warn!("{peer} is refused: {error}");
                 self.stats.connections.refused += 1;
@@ -111,14 +131,14 @@ impl Driver {
         }
     }
 
-    /// A request has become a connection, or was refused.
+    /// Notes that a request has become a connection, or was refused.
     pub(super) fn request_done(&mut self, placed: bool) {
         if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.done();
         }
     }
 
-    /// Somebody has called: a request may have come, the addresses of a host, or a wish to drain.
+    /// Schedules a check after another thread's call: for a request, for the addresses of a host, or for a drain.
     pub(crate) fn check_inbox(&mut self) {
         self.take_lookups();
         if let Some(deadline) = self.os.wake.take_drain() {

@@ -14,7 +14,7 @@ impl Driver {
         let accounted = self.take_fetched(id, len);
         let mut bytes = self.large.joins.take(len);
         let buffers = self.devices.buffers(device);
-        let shared = self.table.get(id).is_some_and(|seat| seat.conn.receives().is_shared());
+        let shared = self.table.get(id).is_some_and(|slot| slot.conn.receives().is_shared());
         let parts = if cfg!(planted = "last-fragment-forgotten") { fragments.parts.len() - 1 } else { usize::MAX };
         for (buffer, end) in fragments.parts.iter().take(parts) {
             bytes.extend_from_slice(&buffers.pool.slabs().bytes(buffer, *end as usize)[HEADER_LEN..]);
@@ -27,8 +27,8 @@ impl Driver {
                 receives.push(buffer);
             }
         }
-        if let Some(seat) = self.table.get_mut(id) {
-            seat.conn.recycle(fragments);
+        if let Some(slot) = self.table.get_mut(id) {
+            slot.conn.recycle(fragments);
         }
         JoinedMessage { bytes, receives }
     }
@@ -43,7 +43,7 @@ impl Driver {
         if receives.is_empty() {
             self.settle(MemoryUse::Fetched, bytes.len(), Some(id));
         }
-        let shared = self.table.get(id).is_some_and(|seat| seat.conn.receives().is_shared());
+        let shared = self.table.get(id).is_some_and(|slot| slot.conn.receives().is_shared());
         for buffer in receives {
             self.devices.buffers(device).free_receive(buffer, shared);
         }

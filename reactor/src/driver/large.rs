@@ -6,15 +6,15 @@ use std::time::Duration;
 use rdma_transport::caps::Features;
 use rdma_transport::newcomers::Host;
 
-use super::table::Seat;
-use super::{Driver, Due};
+use super::table::ConnectionSlot;
+use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::Need;
 use crate::conn::shortage::PROBE;
 use crate::conn::transfer::Source;
 use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, OfferId, SendId};
-use crate::memory::budget::{MemoryUse, Budget, Claimant, MemoryShortage};
+use crate::memory::budget::{Budget, Claimant, MemoryShortage, MemoryUse};
 use crate::memory::joins::Joins;
 use crate::memory::landing::Landing;
 use crate::memory::operations::outside;
@@ -57,22 +57,22 @@ impl LargeMessages {
     }
 
     /// Notes that a connection has ended. The memory that it used for its host counts no longer.
-    pub(super) fn relieve(&mut self, seat: &Seat) {
-        if seat.link.fetched_large > 0 {
-            self.fetched.relieve(Host::of(seat.conn.peer().ip()), seat.link.fetched_large);
+    pub(super) fn relieve(&mut self, slot: &ConnectionSlot) {
+        if slot.link.fetched_large > 0 {
+            self.fetched.relieve(Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
         }
     }
 }
 
 /// The payload of a large message.
 #[derive(Debug)]
-pub(super) enum Payload<'a> {
+pub(super) enum LargePayload<'a> {
     Bytes(&'a [u8]),
     /// A range inside of a region.
     Region(&'a Region, Range<usize>),
 }
 
-impl Payload<'_> {
+impl LargePayload<'_> {
     fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
@@ -112,7 +112,7 @@ impl Payload<'_> {
 /// Puts the sealed segments of a large message into a region, and their tags behind them. The peer, and anyone who knows its key, may read
 /// the region at any time, so only sealed bytes are written to it. Returns false if the numbers of the segments are used up; the peer can
 /// open nothing after that.
-fn seal(sealer: &mut Sealer, payload: &Payload<'_>, to: &mut Region) -> bool {
+fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> bool {
     let len = payload.len() as u64;
     let message = sealer.begin(len);
     let mut scratch = vec![0; SEGMENT.min(payload.len())];
@@ -131,9 +131,9 @@ impl Driver {
     /// Sends `payload`, which is too long for one buffer, in several buffers if there is capacity for all of it. Otherwise offers a copy,
     /// or a sealed copy if the connection is secured.
     #[cold]
-    pub(super) fn send_large(&mut self, id: ConnectionId, payload: Payload<'_>) -> Result<SendId, SendErrorKind> {
+    pub(super) fn send_large(&mut self, id: ConnectionId, payload: LargePayload<'_>) -> Result<SendId, SendErrorKind> {
         // A program waits until it can use its region again.
-        let told = matches!(payload, Payload::Region(..));
+        let told = matches!(payload, LargePayload::Region(..));
         let cut = self.input(id, |conn, env| {
             let len = payload.len();
             conn.may_cut(len).then(|| conn.send_cut(len, told, env, |range, room| payload.part(range, room)))
@@ -148,12 +148,12 @@ impl Driver {
         if len > most {
             return Err(SendErrorKind::TooLong { len, max: most });
         }
-        let (seat, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-        seat.conn.check_offer(len, true, &mut env)?;
-        let claimant = Claimant { who: id, host: None, own: seat.conn.copies() };
+        let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
+        slot.conn.check_offer(len, true, &mut env)?;
+        let claimant = Claimant { who: id, host: None, own: slot.conn.copies() };
         if !self.large.copied.request(claimant, len) {
-            let (seat, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
-            seat.conn.refuse_transfer(len, true, &mut env);
+            let (slot, mut env) = self.at(id).ok_or(SendErrorKind::Closed)?;
+            slot.conn.refuse_transfer(len, true, &mut env);
             return Err(SendErrorKind::WouldBlock(Blocked::Memory));
         }
         let mut region = match self.block(id, len, MemoryUse::Copied) {
@@ -164,9 +164,9 @@ impl Driver {
                 return Err(SendErrorKind::NoMemory { len });
             }
         };
-        let (seat, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
+        let (slot, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
         // Dropping the region releases the memory.
-        let copied = match seat.conn.sealer_mut() {
+        let copied = match slot.conn.sealer_mut() {
             Some(sealer) => seal(sealer, &payload, &mut region),
             None => payload.copy_to(&mut region),
         };
@@ -186,10 +186,10 @@ impl Driver {
         region: &Region,
         range: Range<usize>,
     ) -> Result<SendId, SendErrorKind> {
-        let seat = self.open_seat(id)?;
-        let conn = &seat.conn;
+        let slot = self.open_slot(id)?;
+        let conn = &slot.conn;
         let (max, raw, secured) = (conn.terms().buffer_size, conn.framing() == Framing::Raw, conn.is_secured());
-        self.check_local(seat, region, &range)?;
+        self.check_local(slot, region, &range)?;
         if range.len() <= max || raw {
             return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
         }
@@ -199,12 +199,12 @@ impl Driver {
             if range.len() > max {
                 return Err(SendErrorKind::TooLong { len: range.len(), max });
             }
-            return self.send_large(id, Payload::Region(region, range));
+            return self.send_large(id, LargePayload::Region(region, range));
         }
         if !self.registry.readable_by(region.key(), id) {
             return Err(SendErrorKind::NotReadable { max });
         }
-        if self.table.get(id).is_some_and(|seat| seat.conn.may_cut(range.len())) {
+        if self.table.get(id).is_some_and(|slot| slot.conn.may_cut(range.len())) {
             return self.input(id, |conn, env| conn.send_cut_from(region, &range, env)).ok_or(SendErrorKind::Closed)?;
         }
         self.offer_checked(id, region, range, None)
@@ -218,11 +218,11 @@ impl Driver {
         range: Range<usize>,
         tag: u64,
     ) -> Result<SendId, SendErrorKind> {
-        let seat = self.open_seat(id)?;
-        if seat.conn.is_secured() {
+        let slot = self.open_slot(id)?;
+        if slot.conn.is_secured() {
             return Err(self.lacks(id, "tagged offers on secured connections"));
         }
-        self.check_local(seat, region, &range)?;
+        self.check_local(slot, region, &range)?;
         if range.is_empty() {
             return Err(SendErrorKind::Empty);
         }
@@ -258,15 +258,15 @@ impl Driver {
         region: &mut Region,
         offset: usize,
     ) -> Result<(), SendErrorKind> {
-        let seat = self.open_seat(id)?;
-        let conn = &seat.conn;
+        let slot = self.open_slot(id)?;
+        let conn = &slot.conn;
         let (len, secured) = (conn.offered_len(offer).ok_or(SendErrorKind::NoOffer)?, conn.is_secured());
         if secured {
             return Err(self.lacks(id, "landing places on secured connections"));
         }
         let end = usize::try_from(len).ok().and_then(|len| offset.checked_add(len));
         let range = offset..end.ok_or(SendErrorKind::OutOfBounds { end: u64::MAX, len: region.len() as u64 })?;
-        self.check_local(seat, region, &range)?;
+        self.check_local(slot, region, &range)?;
         if self.has(id, Features::OPEN_READ_SINKS) && !self.registry.is_sink(region.key()) {
             return Err(SendErrorKind::NotASink);
         }
@@ -277,7 +277,7 @@ impl Driver {
 
     /// Refuses an offered message.
     pub(crate) fn refuse_offer(&mut self, id: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
-        if !self.open_seat(id)?.conn.terms().landings {
+        if !self.open_slot(id)?.conn.terms().landings {
             return Err(self.lacks(id, "refusals that this peer understands"));
         }
         let refused = self.input(id, |conn, env| conn.refuse_offer(offer, env));
@@ -285,18 +285,18 @@ impl Driver {
     }
 
     /// Returns a connection's claim for memory to fetch into.
-    fn claimant(seat: &Seat) -> Claimant {
-        let host = Some(Host::of(seat.conn.peer().ip()));
-        Claimant { who: seat.conn.id(), host, own: seat.link.fetched }
+    fn claimant(slot: &ConnectionSlot) -> Claimant {
+        let host = Some(Host::of(slot.conn.peer().ip()));
+        Claimant { who: slot.conn.id(), host, own: slot.link.fetched }
     }
 
     /// Allocates memory for the transfers of a connection, in order, while there is any. Past the memory that is granted on trust, only a
     /// peer that answers Reads gets memory, or is queued.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
-        while let Some(seat) = self.table.get_mut(id).filter(|seat| seat.conn.state().is_open()) {
-            let Some(len) = seat.conn.wants_memory() else { return };
-            let claimant = Self::claimant(seat);
-            if !seat.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
+        while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
+            let Some(len) = slot.conn.wants_memory() else { return };
+            let claimant = Self::claimant(slot);
+            if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
                 // It must not hold back the connections behind it.
                 self.large.fetched.leave(id);
                 return self.probe(id);
@@ -306,8 +306,8 @@ impl Driver {
                 self.expect_shortage();
                 return self.probe(id);
             }
-            seat.link.fetched += len;
-            seat.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
+            slot.link.fetched += len;
+            slot.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
             match self.block(id, len, MemoryUse::Fetched) {
                 Ok(region) => {
                     self.input(id, |conn, _| conn.give_memory(region));
@@ -324,8 +324,8 @@ impl Driver {
 
     /// Sends a Read of a few bytes to a peer that has answered none lately. The connection requests memory again when it was answered.
     fn probe(&mut self, id: ConnectionId) {
-        let Some(seat) = self.table.get(id).filter(|seat| seat.conn.may_probe(self.now)) else { return };
-        if !seat.conn.has_probe() {
+        let Some(slot) = self.table.get(id).filter(|slot| slot.conn.may_probe(self.now)) else { return };
+        if !slot.conn.has_probe() {
             match self.block(id, PROBE as usize, MemoryUse::Program) {
                 Ok(region) => _ = self.input(id, |conn, _| conn.take_probe(region)),
                 Err(error) => {
@@ -341,7 +341,7 @@ impl Driver {
     /// Schedules a check of the connections that hold memory, because a connection waits for it.
     fn expect_shortage(&mut self) {
         if !std::mem::replace(&mut self.large.looks, true) {
-            self.timers.insert(self.now + LOOK, Due::Shortage);
+            self.timers.insert(self.now + LOOK, TimerPurpose::Shortage);
         }
     }
 
@@ -359,12 +359,12 @@ impl Driver {
         }
         let grace = GRACE.min(self.config.timeouts.transfer);
         let (mut stalled, mut ending, mut giving_way) = (Vec::new(), Vec::new(), Vec::new());
-        for seat in self.table.iter().filter(|seat| seat.link.fetched > 0) {
-            let (id, host) = (seat.conn.id(), Host::of(seat.conn.peer().ip()));
-            match seat.conn.stalled().filter(|_| seat.conn.state().is_open()) {
+        for slot in self.table.iter().filter(|slot| slot.link.fetched > 0) {
+            let (id, host) = (slot.conn.id(), Host::of(slot.conn.peer().ip()));
+            match slot.conn.stalled().filter(|_| slot.conn.state().is_open()) {
                 Some((since, held)) if since + grace <= self.now => stalled.push((since, (id, host, held))),
                 // Its memory is about to be released.
-                None if seat.conn.state().is_ending() => ending.push((id, host, seat.link.fetched)),
+                None if slot.conn.state().is_ending() => ending.push((id, host, slot.link.fetched)),
                 _ => {}
             }
         }
@@ -391,11 +391,11 @@ impl Driver {
 
     /// Allocates memory for a message of a connection that has arrived, if there is some.
     pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
-        let Some(seat) = self.table.get_mut(id) else { return false };
-        let taken = self.large.fetched.take(Self::claimant(seat), len);
+        let Some(slot) = self.table.get_mut(id) else { return false };
+        let taken = self.large.fetched.take(Self::claimant(slot), len);
         if taken {
-            seat.link.fetched += len;
-            seat.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
+            slot.link.fetched += len;
+            slot.link.fetched_large += if self.large.fetched.is_small(len) { 0 } else { len };
         }
         taken
     }
@@ -403,11 +403,11 @@ impl Driver {
     /// Releases the memory of a message of a connection, if the connection still exists.
     fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
         self.large.fetched.give_back(len);
-        if let Some(seat) = id.and_then(|id| self.table.get_mut(id)) {
-            seat.link.fetched = seat.link.fetched.saturating_sub(len);
+        if let Some(slot) = id.and_then(|id| self.table.get_mut(id)) {
+            slot.link.fetched = slot.link.fetched.saturating_sub(len);
             if !self.large.fetched.is_small(len) {
-                seat.link.fetched_large = seat.link.fetched_large.saturating_sub(len);
-                self.large.fetched.relieve(Host::of(seat.conn.peer().ip()), len);
+                slot.link.fetched_large = slot.link.fetched_large.saturating_sub(len);
+                self.large.fetched.relieve(Host::of(slot.conn.peer().ip()), len);
             }
         }
     }
@@ -439,17 +439,17 @@ impl Driver {
 
     fn ask_writable(&mut self) -> bool {
         while let Some(id) = self.effects.to_ask.pop_front() {
-            let Some(seat) = self.table.get(id) else { continue };
-            let memory = match seat.conn.is_unblocked() {
+            let Some(slot) = self.table.get(id) else { continue };
+            let memory = match slot.conn.is_unblocked() {
                 None => continue,
                 Some(Need::Transfer { copy, .. }) if copy > 0 => {
-                    self.large.copied.would_grant(Claimant { who: id, host: None, own: seat.conn.copies() }, copy)
+                    self.large.copied.would_grant(Claimant { who: id, host: None, own: slot.conn.copies() }, copy)
                 }
                 Some(_) => true,
             };
             if memory {
-                if let Some((seat, mut env)) = self.at(id) {
-                    seat.conn.unblock(&mut env);
+                if let Some((slot, mut env)) = self.at(id) {
+                    slot.conn.unblock(&mut env);
                     self.large.copied.leave(id);
                     return true;
                 }
@@ -460,8 +460,8 @@ impl Driver {
 
     /// Returns true if a message of `len` bytes would be accepted now.
     pub(crate) fn is_writable_for(&self, id: ConnectionId, len: usize) -> bool {
-        let Some(seat) = self.table.get(id) else { return false };
-        let conn = &seat.conn;
+        let Some(slot) = self.table.get(id) else { return false };
+        let conn = &slot.conn;
         if conn.writable() == 0 || len <= conn.terms().buffer_size {
             return conn.writable() > 0;
         }

@@ -6,13 +6,13 @@ use rdma_transport::caps::Features;
 use rdma_transport::wr::Sge;
 
 use super::stages::Stages;
-use super::{Driver, Due};
+use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::list::{Order, QUESTION, Way};
 use crate::error::SendErrorKind;
 use crate::id::{ConnectionId, TransferId};
 use crate::memory::budget::MemoryUse;
-use crate::memory::list::{TransferNotification, Piece, Transfer, TransferOptions};
+use crate::memory::list::{Piece, Transfer, TransferNotification, TransferOptions};
 
 impl Driver {
     /// Begins a transfer of a list.
@@ -23,31 +23,33 @@ impl Driver {
         pieces: Vec<Piece>,
         options: &TransferOptions,
     ) -> Result<TransferId, SendErrorKind> {
-        let seat = self.open_seat(id)?;
-        let conn = &seat.conn;
+        let slot = self.open_slot(id)?;
+        let conn = &slot.conn;
         let (raw, max) = (conn.framing() == Framing::Raw, conn.terms().buffer_size);
         match &options.news {
             Some(TransferNotification::Message(payload)) if payload.len() > max => {
                 return Err(SendErrorKind::TooLong { len: payload.len(), max });
             }
-            Some(TransferNotification::Immediate(_)) if raw => return Err(self.lacks(id, "immediate data behind a list")),
+            Some(TransferNotification::Immediate(_)) if raw => {
+                return Err(self.lacks(id, "immediate data behind a list"));
+            }
             _ => {}
         }
-        if self.hides_memory(seat) {
+        if self.hides_memory(slot) {
             return Err(SendErrorKind::PlainRemoteMemory);
         }
-        let sinks = transfer.is_read() && self.features(seat).contains(Features::OPEN_READ_SINKS);
+        let sinks = transfer.is_read() && self.features(slot).contains(Features::OPEN_READ_SINKS);
         for region in (0..transfer.len()).filter_map(|index| transfer.region(index)) {
-            self.check_local(seat, region, &(0..region.len()))?;
+            self.check_local(slot, region, &(0..region.len()))?;
             if sinks && !self.registry.is_sink(region.key()) {
                 return Err(SendErrorKind::NotASink);
             }
         }
-        let longest = self.device_of(seat).map_or(0, |device| device.max_message);
+        let longest = self.device_of(slot).map_or(0, |device| device.max_message);
         let longest = usize::try_from(longest.min(Sge::MAX_LEN.into())).unwrap_or(usize::MAX);
         let way = match transfer {
             Transfer::Read(_) => Way::Read,
-            Transfer::Write(_) if self.features(seat).contains(Features::ACKNOWLEDGED_WRITES) => Way::PlacedWrite,
+            Transfer::Write(_) if self.features(slot).contains(Features::ACKNOWLEDGED_WRITES) => Way::PlacedWrite,
             Transfer::Write(_) => Way::Write,
         };
         let question = if way == Way::Write && options.confirm {
@@ -74,17 +76,17 @@ impl Driver {
 
     /// Schedules a check of the deadlines of a connection's lists.
     pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
-        let Some(seat) = self.table.get_mut(id) else { return };
-        if let Some(timer) = seat.link.lists.take() {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        if let Some(timer) = slot.link.lists.take() {
             self.timers.cancel(timer);
         }
-        seat.link.lists = Some(self.timers.insert(at, Due::Lists(id)));
+        slot.link.lists = Some(self.timers.insert(at, TimerPurpose::Lists(id)));
     }
 
     /// Handles the expired deadline of a list.
     pub(super) fn lists_due(&mut self, id: ConnectionId) {
-        let Some(seat) = self.table.get_mut(id) else { return };
-        seat.link.lists = None;
+        let Some(slot) = self.table.get_mut(id) else { return };
+        slot.link.lists = None;
         self.input(id, |conn, env| conn.lists_due(env));
         // A close may have waited for the list.
         self.note(Stages::ENDS);

@@ -1,4 +1,4 @@
-//! Listeners. They outlive the removal of their device.
+//! The listeners. They outlive the removal of their device.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -8,25 +8,25 @@ use rdma_transport::cm::{self, CmId};
 use rdma_transport::provider::Provider;
 use rdma_transport::slab::Key;
 
-use super::owners::Owner;
-use super::{Driver, Due};
+use super::owners::CmIdOwner;
+use super::{Driver, TimerPurpose};
 use crate::error::Error;
 use crate::id::ListenerId;
 use crate::options::{ListenOptions, check_security};
 use crate::providers::{EXCHANGE, Handle, role};
 
-/// How often a listener without an id tries to listen again.
+/// The interval at which a listener without an id tries to listen again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// Number of ports that are tried when any will do and another provider cannot have the first one.
+/// The number of ports that are tried if any port will do and another provider cannot use the first one.
 const PORTS: usize = 4;
 
-/// A place where connections come in.
+/// A listener of the reactor.
 #[derive(Debug)]
-pub(crate) struct Listener {
-    /// One for each provider that listens. Empty while the address is on no device.
+pub(crate) struct ListenerEntry {
+    /// One id for each provider that listens. Empty while the address is on no device.
     ids: Vec<Handle<CmId>>,
-    /// Where it listens, with its port.
+    /// The address that it listens on, with its port.
     address: SocketAddr,
     pub(super) options: ListenOptions,
 }
@@ -40,7 +40,7 @@ impl Driver {
         check_security(options.security.as_ref().unwrap_or(&self.config.security), options.framing, false)?;
         let ids = self.listen_on(address, &options)?;
         let address = ids.first().and_then(|&id| self.address_of(id)).unwrap_or(address);
-        let key = self.listeners.insert(Listener { ids: Vec::new(), address, options });
+        let key = self.listeners.insert(ListenerEntry { ids: Vec::new(), address, options });
         self.listens(key, ids);
         self.ring();
         Ok(ListenerId::new(self.tag(), key))
@@ -62,30 +62,30 @@ impl Driver {
         }
     }
 
-    /// Stops listening everywhere.
+    /// Closes all listeners.
     pub(crate) fn close_listeners(&mut self) {
         for key in self.listeners.keys() {
             self.drop_listener(key);
         }
     }
 
-    /// A listener's device was removed: what is left of it goes, so that the device can.
+    /// Destroys the ids of a listener whose device was removed, so that the device can be closed.
     pub(super) fn listener_lost(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
-            log::warn!("the device of {address} was removed: its listener waits for it to come back");
-            self.timers.insert(self.now + LISTEN_AGAIN, Due::Listen(key));
+            log::warn!("the device of {address} was removed: its listener waits for its return");
+            self.timers.insert(self.now + LISTEN_AGAIN, TimerPurpose::Listen(key));
         }
     }
 
-    /// The address of a listener has moved to another device or port, where a new id has to listen.
+    /// Recreates a listener whose address has moved to another device or port.
     pub(super) fn listener_moved(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
-            log::warn!("{address} has moved to another device or port: its listener is made anew");
+            log::warn!("{address} has moved to another device or port: its listener is recreated");
             self.listen_again(key);
         }
     }
 
-    /// Destroys the ids of a listener that is to listen again; returns the address, if there were any.
+    /// Destroys the ids of a listener that will listen again. Returns the address, if there were any.
     fn stop_listening(&mut self, key: Key) -> Option<SocketAddr> {
         let listener = self.listeners.get_mut(key)?;
         let (ids, address) = (std::mem::take(&mut listener.ids), listener.address);
@@ -94,7 +94,7 @@ impl Driver {
         any.then_some(address)
     }
 
-    /// Listens again if the address is on a device, else tries again later.
+    /// Listens again if the address is on a device; otherwise tries again later.
     pub(crate) fn listen_again(&mut self, key: Key) {
         let Some(listener) = self.listeners.get(key) else { return };
         let (address, options) = (listener.address, listener.options.clone());
@@ -105,7 +105,7 @@ impl Driver {
             }
             Err(error) => {
                 log::debug!("{error}");
-                self.timers.insert(self.now + LISTEN_AGAIN, Due::Listen(key));
+                self.timers.insert(self.now + LISTEN_AGAIN, TimerPurpose::Listen(key));
             }
         }
     }
@@ -113,7 +113,7 @@ impl Driver {
     /// Notes the ids of a listener.
     fn listens(&mut self, key: Key, ids: Vec<Handle<CmId>>) {
         for &id in &ids {
-            self.owners.own(id, Owner::Listener(key));
+            self.owners.own(id, CmIdOwner::Listener(key));
             self.providers.note_use(id.provider);
         }
         if let Some(listener) = self.listeners.get_mut(key) {
@@ -123,7 +123,7 @@ impl Driver {
 
     // Choosing the providers.
 
-    /// Listens on an address: on every provider if it is unspecified, else on the first one that has it.
+    /// Listens on an address: on every provider if it is unspecified, otherwise on the first one that has it.
     fn listen_on(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
         if let Some(exchange) = &options.exchange {
             let provider = self.providers.exchanging()?;
@@ -140,7 +140,8 @@ impl Driver {
         self.listen_from(first, address, options)
     }
 
-    /// Listens on the first provider, from one on, that can. One with a device and no connection manager cannot.
+    /// Listens on the first provider, starting from `from`, that can. One with a device and no connection manager
+    /// cannot.
     fn listen_from(
         &mut self,
         first: usize,
@@ -163,7 +164,7 @@ impl Driver {
         Ok(Vec::new())
     }
 
-    /// Takes a stream that the program has accepted, as if it had come to a listener for exchange.
+    /// Passes a stream that the program has accepted to a listener for exchange, as if it had arrived there.
     pub(crate) fn take_stream(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
         let key = listener.key(self.tag()).and_then(|key| self.listeners.get(key));
         let id = *key.and_then(|listener| listener.ids.first()).ok_or(Error::Gone("listener"))?;
@@ -186,11 +187,12 @@ impl Driver {
         self.providers.get(id.provider).local_address(id.id)
     }
 
-    /// Listens on all providers, at the same port. On iWARP devices the port is one of TCP, which the embedded provider cannot have
-    /// then: the first provider listens without it.
+    /// Listens on all providers, at the same port. On iWARP devices the port is a TCP port, which the embedded provider cannot use then:
+    /// the first provider listens without it.
     fn listen_on_all(&mut self, address: SocketAddr, options: &cm::ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
         let tries = if address.port() == 0 { PORTS } else { 1 };
-        // Ids whose port another provider cannot have. They stay open meanwhile, so that the next one is another port.
+        // Ids whose port another provider cannot use. They stay open meanwhile, so that the next one has a different
+        // port.
         let mut given_up = Vec::new();
         let listening = loop {
             let first = match self.listen_at(0, address, options) {

@@ -1,4 +1,4 @@
-//! Host names of peers. They are looked up on other threads, because `getaddrinfo`(3) blocks.
+//! Looks up the host names of peers on other threads, because `getaddrinfo`(3) blocks.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,12 +17,12 @@ use crate::id::ConnectionId;
 use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
 
-/// Largest number of names that are looked up at a time. Others wait for their turn; the connect timeout counts meanwhile.
+/// The largest number of names that are looked up at a time. Others are queued; the connect timeout runs meanwhile.
 const THREADS: usize = 4;
 
 /// A name to look up, for a connection.
 #[derive(Debug)]
-struct Question {
+struct HostQuery {
     of: ConnectionId,
     host: String,
     port: u16,
@@ -32,33 +32,33 @@ struct Question {
 
 /// The addresses of a name.
 #[derive(Debug)]
-struct Answer {
-    question: Question,
+struct HostAddresses {
+    query: HostQuery,
     addresses: io::Result<Vec<SocketAddr>>,
 }
 
-/// See the [module](self). The threads end when this is dropped, each after the name that it looks up.
+/// See the [module](self). The threads end when this is dropped, each after its current lookup.
 #[derive(Debug)]
 pub(super) struct Lookups {
-    questions: (Sender<Question>, Receiver<Question>),
-    answers: (Sender<Answer>, Receiver<Answer>),
+    queries: (Sender<HostQuery>, Receiver<HostQuery>),
+    answers: (Sender<HostAddresses>, Receiver<HostAddresses>),
     threads: usize,
 }
 
 impl Default for Lookups {
     fn default() -> Self {
-        Self { questions: unbounded(), answers: unbounded(), threads: 0 }
+        Self { queries: unbounded(), answers: unbounded(), threads: 0 }
     }
 }
 
 impl Lookups {
-    fn ask(&mut self, question: Question, wake: &Arc<WakeFlag>) -> io::Result<()> {
+    fn ask(&mut self, query: HostQuery, wake: &Arc<WakeFlag>) -> io::Result<()> {
         if self.threads < THREADS {
-            let (questions, answers, wake) = (self.questions.1.clone(), self.answers.0.clone(), Arc::clone(wake));
+            let (queries, answers, wake) = (self.queries.1.clone(), self.answers.0.clone(), Arc::clone(wake));
             let work = move || {
-                for question in questions {
-                    let addresses = (&*question.host, question.port).to_socket_addrs().map(Iterator::collect);
-                    if answers.send(Answer { question, addresses }).is_err() {
+                for query in queries {
+                    let addresses = (&*query.host, query.port).to_socket_addrs().map(Iterator::collect);
+                    if answers.send(HostAddresses { query, addresses }).is_err() {
                         return;
                     }
                     wake.wake();
@@ -68,13 +68,13 @@ impl Lookups {
             self.threads += 1;
         }
         // This value has a receiver, so that sending cannot fail.
-        let _ = self.questions.0.send(question);
+        let _ = self.queries.0.send(query);
         Ok(())
     }
 }
 
 impl Driver {
-    /// Has the name of a connection's peer looked up.
+    /// Starts the lookup of the name of a connection's peer.
     pub(super) fn look_up(
         &mut self,
         of: ConnectionId,
@@ -82,23 +82,23 @@ impl Driver {
         path: PathOptions,
         exchange: Option<ExchangeOptions>,
     ) -> io::Result<()> {
-        self.lookups.ask(Question { of, host, port, path, exchange }, &self.os.wake)
+        self.lookups.ask(HostQuery { of, host, port, path, exchange }, &self.os.wake)
     }
 
-    /// Takes the addresses that were found, and connects to them.
+    /// Handles finished lookups, and connects to the addresses.
     pub(super) fn take_lookups(&mut self) {
-        while let Ok(Answer { question, addresses }) = self.lookups.answers.1.try_recv() {
-            let Question { of, host, path, exchange, .. } = question;
-            // The program may have given the connection up meanwhile, or its time may be over.
-            if !self.table.get(of).is_some_and(|seat| seat.link.cm == Handle::NONE && seat.conn.state().is_handshake())
+        while let Ok(HostAddresses { query, addresses }) = self.lookups.answers.1.try_recv() {
+            let HostQuery { of, host, path, exchange, .. } = query;
+            // The program may have closed the connection meanwhile, or its time may be over.
+            if !self.table.get(of).is_some_and(|slot| slot.link.cm == Handle::NONE && slot.conn.state().is_handshake())
             {
                 continue;
             }
             let error = match addresses {
                 Err(error) => ConnectError::Lookup { host, why: error.to_string() },
                 Ok(addresses) => {
-                    if let Some(seat) = self.table.get_mut(of) {
-                        seat.link.fallback = Some(Fallback::new(by_turns(&addresses), path, exchange));
+                    if let Some(slot) = self.table.get_mut(of) {
+                        slot.link.fallback = Some(Fallback::new(by_turns(&addresses), path, exchange));
                     }
                     if self.attempt_next(of) {
                         continue;

@@ -1,5 +1,6 @@
-//! Where connections and the world meet: what a provider, a device or a timer says goes to its connection, and what the
-//! connection wants is done. The driver knows no handler: callbacks to make are events, which the turn delivers.
+//! The driver connects the connections with their surroundings: it passes events of providers, devices and timers to
+//! their connection, and carries out the actions of the connection. The driver knows no handler: callbacks are events,
+//! which the turn delivers.
 
 mod accept;
 pub(crate) mod choose;
@@ -32,14 +33,14 @@ use rdma_transport::slab::{Key, Slab};
 
 use self::drain::Drain;
 use self::fair::Fair;
-use self::group::Membership;
+use self::group::GroupMembership;
 use self::large::LargeMessages;
-use self::listen::Listener;
+use self::listen::ListenerEntry;
 use self::lookup::Lookups;
 use self::owners::Owners;
 use self::queues::Queues;
 use self::stages::Stages;
-use self::table::{Seat, Table};
+use self::table::{ConnectionSlot, ConnectionTable};
 use crate::config::Config;
 use crate::conn::effects::{Action, Arrived, Effects, Event};
 use crate::conn::{Connection, Env};
@@ -59,30 +60,30 @@ use crate::seam::wake::WakeFlag;
 use crate::security::PeerIdentity;
 use crate::stats::{ConnectionStats, MemoryStats, Stats};
 
-pub(crate) use self::accept::{CmStep, Request};
+pub(crate) use self::accept::{CmStep, IncomingRequest};
 pub use self::device_event::DeviceEvent;
 
-/// What a timer is for.
+/// The purpose of a timer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Due {
+pub(crate) enum TimerPurpose {
     /// The program's timer, with its token.
     Program(u64),
-    /// A connection has set a deadline.
+    /// The deadline of a connection.
     Connection(ConnectionId),
-    /// The deadline of a list of transfers of a connection.
+    /// The deadline of a connection's lists.
     Lists(ConnectionId),
     /// The lifetime of peers' rights to a region is over.
     Region(Key),
-    /// Look whether a listener's device is back.
+    /// The next check if a listener's device has returned.
     Listen(Key),
     /// The time to drain is over.
     Drain,
-    /// Look whether pools have memory that nobody needs.
+    /// The next check if pools have memory that is not needed.
     Trim,
-    /// Look whether memory for large messages is with peers that answer no reads while others wait for it.
+    /// The next check if peers that answer no Reads hold memory for large messages for which others wait.
     Shortage,
-    /// Something else than a connection has set it, with a number of its own.
-    Guest(u64),
+    /// A timer of an endpoint, with the endpoint's number.
+    Endpoint(u64),
 }
 
 /// Descriptors, and calls from other threads.
@@ -90,7 +91,7 @@ pub(crate) enum Due {
 pub(crate) struct Os {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) clock: Box<dyn Clock>,
-    /// Descriptors of the program's own.
+    /// The descriptors of the program.
     pub(crate) io: Registrations,
     pub(crate) wake: Arc<WakeFlag>,
 }
@@ -107,19 +108,19 @@ pub(crate) struct Driver {
     devices: Devices,
     stages: Stages,
     queues: Queues,
-    table: Table,
+    table: ConnectionTable,
     fair: Fair,
-    listeners: Slab<Listener>,
+    listeners: Slab<ListenerEntry>,
     registry: Registry,
     large: LargeMessages,
-    timers: Timers<Due>,
+    timers: Timers<TimerPurpose>,
     effects: Effects,
     stats: Stats,
     drain: Drain,
     lookups: Lookups,
-    /// The group of reactors that this one is in.
-    membership: Option<Membership>,
-    /// The program wants `run` to return.
+    /// The membership of the reactor's group, if it is in one.
+    membership: Option<GroupMembership>,
+    /// True if the program has requested that `run` returns.
     stop: bool,
 }
 
@@ -138,7 +139,7 @@ impl Driver {
             devices: Devices::new(Arc::clone(&wake), tag.number()),
             stages: Stages::CHANNELS | Stages::EVENTS,
             queues: Queues::new(&config),
-            table: Table::new(tag, now),
+            table: ConnectionTable::new(tag, now),
             fair: Fair::default(),
             listeners: Slab::default(),
             registry: Registry::new(Arc::clone(&wake), config.large.cache),
@@ -167,25 +168,25 @@ impl Driver {
         self.now
     }
 
-    /// A turn begins.
+    /// Begins a turn.
     pub(crate) fn enter_turn(&mut self) {
         self.look_at_clock();
         self.resume_turn();
     }
 
-    /// The last turn goes on.
+    /// Continues the last turn.
     pub(crate) fn resume_turn(&mut self) {
         self.effects.outside = false;
         self.os.wake.enter();
     }
 
-    /// The turn has ended, or what follows is called from outside.
+    /// Ends the turn; subsequent calls come from outside of a turn.
     pub(crate) fn leave_turn(&mut self) {
         self.effects.outside = true;
         self.os.wake.leave();
     }
 
-    /// Makes the driver's time that of the clock. What sets a deadline does so, because callbacks may have taken long.
+    /// Reads the clock. Deadlines are computed after that, because callbacks may have taken long.
     pub(crate) fn look_at_clock(&mut self) {
         self.now = self.os.clock.now();
     }
@@ -215,7 +216,7 @@ impl Driver {
         &mut self.os
     }
 
-    pub(crate) const fn timers_mut(&mut self) -> &mut Timers<Due> {
+    pub(crate) const fn timers_mut(&mut self) -> &mut Timers<TimerPurpose> {
         &mut self.timers
     }
 
@@ -223,11 +224,11 @@ impl Driver {
         &mut self.stats
     }
 
-    pub(crate) const fn connections(&self) -> &Table {
+    pub(crate) const fn connections(&self) -> &ConnectionTable {
         &self.table
     }
 
-    /// The counters, and the levels of now.
+    /// Returns the counters, and the current levels.
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.stats;
         stats.completions.acknowledgements = self.providers.acknowledgements();
@@ -242,7 +243,7 @@ impl Driver {
         stats
     }
 
-    /// Has a turn taken if none is going on: something was asked for from outside that a turn has to see to.
+    /// Triggers a turn if none is running: a request from outside requires one.
     pub(crate) fn ring(&self) {
         if self.effects.outside {
             self.os.wake.wake();
@@ -258,37 +259,37 @@ impl Driver {
         std::mem::replace(&mut self.stop, false)
     }
 
-    /// When a turn is due at the latest, though nothing becomes readable.
+    /// Returns the time at which a turn is due at the latest, even if nothing becomes readable.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
         [self.timers.next(), self.providers.next_deadline()].into_iter().flatten().min()
     }
 
     // Connections.
 
-    /// A connection, and what its inputs work with.
+    /// Returns a connection and the environment of its inputs.
     #[inline]
-    pub(crate) fn at(&mut self, id: ConnectionId) -> Option<(&mut Seat, Env<'_>)> {
+    pub(crate) fn at(&mut self, id: ConnectionId) -> Option<(&mut ConnectionSlot, Env<'_>)> {
         let Self { table, devices, config, now, effects, stats, .. } = self;
-        let seat = table.get_mut(id)?;
-        let device = seat.link.place.map_or(usize::MAX, |place| place.device);
+        let slot = table.get_mut(id)?;
+        let device = slot.link.place.map_or(usize::MAX, |place| place.device);
         let buffers = devices.buffers(device);
-        Some((seat, Env { now: *now, config, device, buffers, effects, stats }))
+        Some((slot, Env { now: *now, config, device, buffers, effects, stats }))
     }
 
-    /// Gives a connection an input, and does what it wants then. `None` if there is no such connection.
+    /// Passes an input to a connection, and carries out its actions. Returns `None` if there is no such connection.
     #[inline]
     pub(crate) fn input<R>(
         &mut self,
         id: ConnectionId,
         input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R,
     ) -> Option<R> {
-        let (seat, mut env) = self.at(id)?;
-        let result = input(&mut seat.conn, &mut env);
+        let (slot, mut env) = self.at(id)?;
+        let result = input(&mut slot.conn, &mut env);
         self.act();
         Some(result)
     }
 
-    /// Does what connections want.
+    /// Carries out the actions that connections have requested.
     #[inline]
     pub(crate) fn act(&mut self) {
         if !self.effects.actions.is_empty() {
@@ -311,7 +312,7 @@ impl Driver {
                     self.forget_rights(ended);
                 }
                 Action::Unused(key) => self.deregister_unused(key),
-                // Dropping a region has it deregistered when nothing uses it any more.
+                // Dropping a region deregisters it when it is not in use any more.
                 Action::Discard(region) => drop(region),
                 Action::NoMemory => self.large.leave(id),
                 Action::Ring => self.os.wake.wake(),
@@ -319,64 +320,64 @@ impl Driver {
         }
     }
 
-    /// The next callback to make, if it is that of a message which waits for no others.
+    /// Returns the next callback, if it is for a message that waits for no others.
     #[inline]
     pub(crate) fn next_arrived(&mut self) -> Option<(ConnectionId, Arrived)> {
         self.effects.arrived.take()
     }
 
-    /// The next callback to make.
+    /// Returns the next callback.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
         self.effects.next_event()
     }
 
-    /// A connection that the program was told of.
+    /// Returns a connection that was reported to the program.
     pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
-        self.table.get(id).map(|seat| &seat.conn).filter(|conn| conn.state().is_announced())
+        self.table.get(id).map(|slot| &slot.conn).filter(|conn| conn.state().is_announced())
     }
 
-    /// Who the peer of a connection is, if that is proven.
+    /// Returns the identity of a connection's peer, if it is proven.
     pub(crate) fn identity(&self, id: ConnectionId) -> Option<&PeerIdentity> {
         self.table.get(id)?.conn.identity()
     }
 
-    /// What the device of a connection can do.
+    /// Returns the capabilities of a connection's device.
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
-        let seat = self.table.get(id)?;
-        let device = self.devices.get(seat.link.place?.device)?;
-        let mut capabilities = self.providers.get(seat.link.cm.provider).device(device.id)?.capabilities;
-        capabilities.features = self.features(seat);
+        let slot = self.table.get(id)?;
+        let device = self.devices.get(slot.link.place?.device)?;
+        let mut capabilities = self.providers.get(slot.link.cm.provider).device(device.id)?.capabilities;
+        capabilities.features = self.features(slot);
         Some(capabilities)
     }
 
-    /// What a connection can do: what its device can, without what its peer does not know.
+    /// Returns the features of a connection: those of its device, without those that its peer does not know.
     #[inline]
-    pub(super) fn features(&self, seat: &Seat) -> Features {
-        let mut features = self.device_of(seat).map_or(Features::empty(), |device| device.features);
-        if features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !seat.conn.terms().extensions {
+    pub(super) fn features(&self, slot: &ConnectionSlot) -> Features {
+        let mut features = self.device_of(slot).map_or(Features::empty(), |device| device.features);
+        if features.contains(Features::EXTENSIONS_BY_AGREEMENT) && !slot.conn.terms().extensions {
             features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
-        if seat.conn.is_secured() {
-            // The news of such a write has no header that could be authenticated: a sealed message replaces it.
+        if slot.conn.is_secured() {
+            // The notification of such a write has no header that could be authenticated: a sealed message replaces it.
             features.remove(Features::WRITE_WITH_IMMEDIATE);
         }
         features
     }
 
-    /// The device that a connection is on.
+    /// Returns the device of a connection.
     #[inline]
-    pub(super) fn device_of(&self, seat: &Seat) -> Option<&Device> {
-        self.devices.get(seat.link.place?.device)
+    pub(super) fn device_of(&self, slot: &ConnectionSlot) -> Option<&Device> {
+        self.devices.get(slot.link.place?.device)
     }
 
-    /// Name of the device that a connection is on.
+    /// Returns the name of a connection's device.
     pub(crate) fn device_name(&self, id: ConnectionId) -> Option<&str> {
         let place = self.table.get(id)?.link.place?;
         self.devices.get(place.device).map(|device| device.name.as_str())
     }
 
-    /// Name of what carries a connection.
+    /// Returns the name of the carrier of a connection.
     pub(crate) fn carrier(&mut self, id: ConnectionId) -> Option<&'static str> {
         let link = &self.table.get(id)?.link;
         let (provider, qp) = (link.cm.provider, link.qp?);
@@ -387,80 +388,80 @@ impl Driver {
         })
     }
 
-    /// Whether a connection is neither up nor ending yet.
+    /// Returns true if a connection is neither up nor ending yet.
     pub(crate) fn is_coming_up(&self, id: ConnectionId) -> bool {
-        self.table.get(id).is_some_and(|seat| seat.conn.state().is_handshake())
+        self.table.get(id).is_some_and(|slot| slot.conn.state().is_handshake())
     }
 
-    /// Enters a group.
-    pub(crate) fn join_group(&mut self, membership: Membership) {
+    /// Joins a group.
+    pub(crate) fn join_group(&mut self, membership: GroupMembership) {
         self.membership = Some(membership);
     }
 
-    /// A connection that is open.
-    pub(super) fn open_seat(&self, id: ConnectionId) -> Result<&Seat, SendErrorKind> {
-        self.table.get(id).filter(|seat| seat.conn.state().is_open()).ok_or(SendErrorKind::Closed)
+    /// Returns a connection that is open.
+    pub(super) fn open_slot(&self, id: ConnectionId) -> Result<&ConnectionSlot, SendErrorKind> {
+        self.table.get(id).filter(|slot| slot.conn.state().is_open()).ok_or(SendErrorKind::Closed)
     }
 
     // Buffers.
 
-    /// A buffer for a program to fill, of a connection's device, with what it holds and where it belongs.
+    /// Returns a buffer of a connection's device for the program to fill, with its slabs and its return channel.
     pub(crate) fn send_buffer_for(
         &mut self,
         id: ConnectionId,
     ) -> Option<(usize, Buffer, Arc<Slabs>, Arc<ReturnChannel>)> {
         let Self { table, devices, providers, .. } = self;
-        let seat = table.get_mut(id).filter(|seat| seat.conn.state().is_open())?;
-        let device = devices.get_mut(seat.link.place?.device)?;
-        let provider = providers.numbered(seat.link.cm.provider);
-        let apart = *seat.link.apart.get_or_insert_with(|| device.add_mapped_slab(provider, seat.link.qp));
+        let slot = table.get_mut(id).filter(|slot| slot.conn.state().is_open())?;
+        let device = devices.get_mut(slot.link.place?.device)?;
+        let provider = providers.numbered(slot.link.cm.provider);
+        let apart = *slot.link.apart.get_or_insert_with(|| device.add_mapped_slab(provider, slot.link.qp));
         let apart = apart.and_then(|slab| device.buffers.pool.take_mapped(slab));
         let buffer = apart.or_else(|| device.take_for_program(provider))?;
         let pool = &device.buffers.pool;
-        let capacity = seat.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN - TAG_ROOM);
+        let capacity = slot.conn.terms().buffer_size.min(pool.stride() - HEADER_LEN - TAG_ROOM);
         Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Whether a buffer is of this reactor.
+    /// Returns true if a buffer belongs to this reactor.
     pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
         self.devices.owns_buffers_of(channel)
     }
 
-    /// Checks that a buffer belongs to the pool of a connection's device: its memory is registered nowhere else.
+    /// Checks that a buffer belongs to the pool of a connection's device: its memory is not registered elsewhere.
     pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<(), SendErrorKind> {
-        let seat = self.open_seat(id)?;
-        let same = seat.link.place.is_some_and(|place| place.device == channel.pool.device);
+        let slot = self.open_slot(id)?;
+        let same = slot.link.place.is_some_and(|place| place.device == channel.pool.device);
         if same && self.owns_buffers_of(channel) { Ok(()) } else { Err(SendErrorKind::ForeignBuffer) }
     }
 
-    /// Where the buffers of a device are, and where they belong. `None` never happens for the device of a message that is to be
-    /// delivered: the claim of its connection keeps the device until the connection is released, and that is after its messages. If it
-    /// happened, there would be no pool that the buffers could go back to.
+    /// Returns the memory and the return channel of a device's buffers. It is never `None` for the device of a message that will be
+    /// delivered: the claim of its connection keeps the device until the connection is released, which is after its messages. If it were
+    /// `None`, there would be no pool to which the buffers could return.
     pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<ReturnChannel>)> {
         let device = self.devices.get(device);
-        debug_assert!(device.is_some(), "a message of a device that is gone");
+        debug_assert!(device.is_some(), "a message of a device that was removed");
         let device = device?;
         Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Whether that is still where the buffers of a device are: a pool may have grown.
+    /// Returns true if that is still the memory of the device's buffers: a pool may have grown.
     #[inline]
     pub(crate) fn is_lender(&self, device: usize, slabs: &Arc<Slabs>) -> bool {
         self.devices.get(device).is_some_and(|device| Arc::ptr_eq(slabs, device.buffers.pool.slabs()))
     }
 
-    /// The buffer of a message that the program has not kept is free again.
+    /// Frees the buffer of a message that the program has not kept.
     #[inline]
     pub(crate) fn free_receive(&mut self, device: usize, buffer: Buffer, shared: bool) {
         self.devices.buffers(device).free_receive(buffer, shared);
     }
 
-    /// The program keeps a message.
+    /// Notes that the program keeps a message.
     pub(crate) fn keep_message(&mut self, id: ConnectionId) {
         self.input(id, |conn, _| conn.receives_mut().keep());
     }
 
-    /// Stage 9: takes the buffers that came home from the program.
+    /// Stage 9: frees the buffers that the program has released.
     pub(crate) fn take_returned(&mut self) {
         while let Some(Returned { pool, memory, receive_of }) = self.devices.next_returned() {
             match memory {
@@ -470,21 +471,21 @@ impl Driver {
         }
     }
 
-    /// Takes a buffer back from the program's hands. A buffer of a pool that is gone is discarded: it names nothing any more, and
-    /// its memory goes with the last holder.
+    /// Frees a buffer that the program has released. A buffer of a pool that is gone is discarded: it identifies nothing any more, and its
+    /// memory is freed with its last holder.
     pub(crate) fn take_home(&mut self, pool: PoolId, buffer: Buffer, receive_of: Option<ConnectionId>) {
         if !self.devices.has_pool(pool) {
             return;
         }
-        if let Some((seat, mut env)) = receive_of.and_then(|id| self.at(id)) {
-            seat.conn.message_returned(buffer, &mut env);
-            if seat.conn.state().is_ending() {
+        if let Some((slot, mut env)) = receive_of.and_then(|id| self.at(id)) {
+            slot.conn.message_returned(buffer, &mut env);
+            if slot.conn.state().is_ending() {
                 self.note(Stages::ENDS);
             }
             return;
         }
         let buffers = self.devices.buffers(pool.device);
-        // A receive of the shared queue that a connection which is gone had kept, or any in its place.
+        // A receive of the shared queue that an ended connection had kept, or any other in its place.
         let buffer = match &mut buffers.shared {
             Some(shared) if receive_of.is_some() => shared.return_orphan(buffer),
             _ => Some(buffer),
@@ -502,7 +503,7 @@ impl Driver {
         self.devices.get(index)
     }
 
-    /// Claims completion entries on a device, for something else than a connection; returns the index of their queue.
+    /// Reserves completion entries on a device for an endpoint; returns the index of their queue.
     pub(crate) fn claim_room(&mut self, index: usize, entries: u32) -> Result<usize, Error> {
         let Self { devices, providers, config, stages, .. } = self;
         stages.insert(Stages::CHANNELS);
@@ -513,7 +514,7 @@ impl Driver {
         device.claim_room(providers.of_device(index), config, entries)
     }
 
-    /// Gives them back.
+    /// Releases reserved completion entries.
     pub(crate) fn release_room(&mut self, device: usize, cq: usize, entries: u32) {
         if let Some(used) = self.devices.get_mut(device) {
             used.release_room(cq, entries);
@@ -521,13 +522,14 @@ impl Driver {
         self.drop_if_abandoned(device);
     }
 
-    /// Pools have let go of buffers, or memory of large messages was kept: looks later whether it is needed.
+    /// Schedules a check for unneeded memory, because pools have released buffers, or memory of large messages was
+    /// kept.
     pub(crate) fn expect_trim(&mut self) {
         let kept = self.registry.kept() + self.large.joins.kept();
         if !self.devices.trimming && (self.devices.are_excessive() || kept > 0) {
             self.devices.trimming = true;
             let idle = self.config.timeouts.pool_idle;
-            self.timers.insert(self.now + idle, Due::Trim);
+            self.timers.insert(self.now + idle, TimerPurpose::Trim);
         }
     }
 
@@ -541,18 +543,18 @@ impl Driver {
         self.expect_trim();
     }
 
-    /// Has `Connection::timeout` called then, instead of when it was to be called.
+    /// Schedules `Connection::timeout` for `at`, and cancels an earlier schedule.
     fn set_deadline(&mut self, id: ConnectionId, at: Option<Instant>) {
-        let Some(seat) = self.table.get_mut(id) else { return };
-        if let Some((timer, _)) = seat.link.timer.take() {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        if let Some((timer, _)) = slot.link.timer.take() {
             self.timers.cancel(timer);
         }
-        seat.link.timer = at.map(|at| (self.timers.insert(at, Due::Connection(id)), at));
+        slot.link.timer = at.map(|at| (self.timers.insert(at, TimerPurpose::Connection(id)), at));
     }
 
-    /// Has it called then, unless it is to be called earlier.
+    /// Schedules `Connection::timeout` for `at`, unless an earlier call is already scheduled.
     fn look_by(&mut self, id: ConnectionId, at: Instant) {
-        if self.table.get(id).is_some_and(|seat| seat.link.timer.is_none_or(|(_, earlier)| at < earlier)) {
+        if self.table.get(id).is_some_and(|slot| slot.link.timer.is_none_or(|(_, earlier)| at < earlier)) {
             self.set_deadline(id, Some(at));
         }
     }

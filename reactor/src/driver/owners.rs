@@ -10,22 +10,22 @@ use crate::providers::{Handle, Providers};
 
 /// The owner of a connection-manager id.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Owner {
+pub(crate) enum CmIdOwner {
     Connection(ConnectionId),
     Listener(Key),
-    /// Something else than a connection, which has numbered it itself.
-    Guest(u64),
+    /// An endpoint, which assigned this number itself.
+    Endpoint(u64),
 }
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
-    /// By provider, and by the slot of the id there.
-    all: Vec<Vec<Option<(CmId, Owner)>>>,
+    /// The owners by provider, and by the slot of the id there.
+    all: Vec<Vec<Option<(CmId, CmIdOwner)>>>,
 }
 
 impl Owners {
-    pub(crate) fn own(&mut self, cm: Handle<CmId>, owner: Owner) {
+    pub(crate) fn own(&mut self, cm: Handle<CmId>, owner: CmIdOwner) {
         let (provider, slot) = (cm.provider, cm.id.0.slot() as usize);
         if self.all.len() <= provider {
             self.all.resize(provider + 1, Vec::new());
@@ -43,7 +43,7 @@ impl Owners {
         }
     }
 
-    pub(crate) fn owner(&self, cm: Handle<CmId>) -> Option<Owner> {
+    pub(crate) fn owner(&self, cm: Handle<CmId>) -> Option<CmIdOwner> {
         let owners = self.all.get(cm.provider)?;
         owners.get(cm.id.0.slot() as usize)?.filter(|(id, _)| *id == cm.id).map(|(_, owner)| owner)
     }

@@ -1,8 +1,7 @@
-//! The connections of peers that are accepted and not up yet, and the choice of the one that gives way when all places are
-//! taken.
+//! Accepted connections of peers that are not up yet, and the choice of the one that is evicted when all slots are taken.
 //!
-//! An honest peer is up within milliseconds. A connection that has been waiting for longer is nearly always one whose peer only
-//! wants to hold the place. The host with the most connections pays first, with its oldest one.
+//! An honest peer is up within milliseconds. If a connection has been waiting for longer, its peer nearly always only wants to hold the
+//! slot. The host with the most connections loses its oldest one first.
 
 use std::time::{Duration, Instant};
 
@@ -10,79 +9,80 @@ use rdma_transport::newcomers::{Host, NewcomerEntry, Newcomers, Ticket};
 
 use crate::id::ConnectionId;
 
-/// The time that a connection has for coming up before it may have to give way.
+/// The time that a connection has to come up before it may be evicted.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The place of a connection that is not up.
+/// The slot of a connection that is not up.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Waits {
-    /// The connection is to come up.
+pub(super) enum PendingSlot {
+    /// The connection is expected to come up.
     ToComeUp(Ticket),
-    /// The connection will not come up, and its queues are being flushed. It holds its buffers until then, so it counts.
+    /// The connection will not come up, and its queues are being flushed. It holds its buffers until then, so it
+    /// counts.
     ToEnd(Ticket),
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingConnections {
     coming: Newcomers<ConnectionId>,
     ending: Newcomers<ConnectionId>,
-    /// The time up to which everything that peers have sent was looked at.
+    /// The time up to which everything that peers have sent was checked.
     seen: Instant,
 }
 
-impl Pending {
+impl PendingConnections {
     pub(super) fn new(now: Instant) -> Self {
         Self { coming: Newcomers::default(), ending: Newcomers::default(), seen: now }
     }
 
-    /// Notes that everything that peers had sent before `now` is looked at.
+    /// Notes that everything that peers had sent before `now` was checked.
     #[inline]
     pub(super) const fn saw(&mut self, now: Instant) {
         self.seen = now;
     }
 
     /// Adds a connection that was accepted now.
-    pub(super) fn add(&mut self, id: ConnectionId, host: Host, now: Instant) -> Waits {
-        Waits::ToComeUp(self.coming.add(id, host, now))
+    pub(super) fn add(&mut self, id: ConnectionId, host: Host, now: Instant) -> PendingSlot {
+        PendingSlot::ToComeUp(self.coming.add(id, host, now))
     }
 
     /// Notes that a connection will not come up.
-    pub(super) fn will_end(&mut self, place: Waits) -> Waits {
-        let Waits::ToComeUp(ticket) = place else { return place };
+    pub(super) fn will_end(&mut self, place: PendingSlot) -> PendingSlot {
+        let PendingSlot::ToComeUp(ticket) = place else { return place };
         let Some(NewcomerEntry { id, since, host }) = self.coming.remove(ticket) else { return place };
-        Waits::ToEnd(self.ending.add(id, host, since))
+        PendingSlot::ToEnd(self.ending.add(id, host, since))
     }
 
-    /// Frees the place of a connection that is up or gone.
-    pub(super) fn remove(&mut self, place: Waits) {
+    /// Frees the slot of a connection that is up or gone.
+    pub(super) fn remove(&mut self, place: PendingSlot) {
         match place {
-            Waits::ToComeUp(ticket) => _ = self.coming.remove(ticket),
-            Waits::ToEnd(ticket) => _ = self.ending.remove(ticket),
+            PendingSlot::ToComeUp(ticket) => _ = self.coming.remove(ticket),
+            PendingSlot::ToEnd(ticket) => _ = self.ending.remove(ticket),
         }
     }
 
-    /// Returns the number of places that are taken.
+    /// Returns the number of slots in use.
     pub(super) fn len(&self) -> usize {
         self.coming.len() + self.ending.len()
     }
 
-    /// Returns the number of places that a host has taken.
+    /// Returns the number of slots that a host uses.
     pub(super) fn count_of(&self, host: Host) -> usize {
         self.coming.count_of(host) + self.ending.count_of(host)
     }
 
-    /// Returns the oldest connection of a host if it is slow: it gives way to a new one of that host.
+    /// Returns the oldest connection of a host if it is slow: a new one of that host evicts it.
     pub(super) fn slow_of(&self, host: Host) -> Option<ConnectionId> {
         self.coming.oldest(Some(host)).filter(|oldest| self.is_slow(oldest)).map(|oldest| oldest.id)
     }
 
-    /// Returns true if a connection has had its time for coming up. A peer whose octets nobody has looked at is not slow.
+    /// Returns true if a connection has had its time to come up. A peer whose bytes were not checked yet is not slow.
     fn is_slow(&self, connection: &NewcomerEntry<ConnectionId>) -> bool {
         connection.since + GRACE <= self.seen
     }
 
-    /// Returns the connection that gives way to a new one of `host`, if one does.
+    /// Returns the connection that a new one of `host` evicts, if any.
     pub(super) fn gives_way(&self, host: Host) -> Option<ConnectionId> {
         let coming = &self.coming;
         let largest = coming.largest().filter(|_| !cfg!(planted = "nobody-gives-way"))?;
@@ -92,7 +92,7 @@ impl Pending {
         let chosen = if self.is_slow(&of_largest) || is_majority && has_more {
             of_largest
         } else if self.is_slow(&of_all) && !(is_majority && own == most) {
-            // A host with more than half of the places pays for its new connections itself.
+            // A host with more than half of the slots loses its own connections to its new ones.
             of_all
         } else if has_more {
             of_largest
@@ -111,7 +111,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
 
-    /// The time that a peer has to come up, and the time that an honest one needs, ms.
+    /// The time that a peer has to come up, and the time that an honest one needs, in ms.
     const TIMEOUT: u64 = 5_000;
     const HANDSHAKE: u64 = 10;
 
@@ -120,31 +120,31 @@ mod tests {
         Host::of(IpAddr::from([10, 0, high, low]))
     }
 
-    /// A table with so many places, a millisecond to a turn.
-    struct World {
-        pending: Pending,
+    /// A table with this many slots, one millisecond per turn.
+    struct PendingModel {
+        pending: PendingConnections,
         places: usize,
         start: Instant,
         now: u64,
         tag: ReactorTag,
         next: u32,
-        /// The connections in it, with their hosts and the times at which they came.
-        held: BTreeMap<ConnectionId, (u16, u64, Waits)>,
+        /// The connections in it, with their hosts and the times of their arrival.
+        held: BTreeMap<ConnectionId, (u16, u64, PendingSlot)>,
     }
 
-    impl World {
+    impl PendingModel {
         fn new(places: usize) -> Self {
             #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
             let start = Instant::now();
             let (tag, held) = (ReactorTag::next(), BTreeMap::new());
-            Self { pending: Pending::new(start), places, start, now: 0, tag, next: 0, held }
+            Self { pending: PendingConnections::new(start), places, start, now: 0, tag, next: 0, held }
         }
 
-        /// A connection comes. Returns its name unless it is refused.
-        fn comes(&mut self, from: u16) -> Option<ConnectionId> {
+        /// Adds a connection. Returns its id unless it is refused.
+        fn connects(&mut self, from: u16) -> Option<ConnectionId> {
             if self.pending.len() >= self.places {
                 let victim = self.pending.gives_way(host(from))?;
-                self.goes(victim);
+                self.leaves(victim);
             }
             let id = ConnectionId::new(self.tag, self.next, 1);
             self.next += 1;
@@ -154,8 +154,8 @@ mod tests {
             Some(id)
         }
 
-        /// A connection is up or gone. Returns false if it was before.
-        fn goes(&mut self, id: ConnectionId) -> bool {
+        /// Removes a connection that is up or gone. Returns false if it was removed before.
+        fn leaves(&mut self, id: ConnectionId) -> bool {
             let held = self.held.remove(&id);
             held.map(|(_, _, place)| self.pending.remove(place)).is_some()
         }
@@ -168,28 +168,28 @@ mod tests {
             self.pending.saw(self.start + Duration::from_millis(self.now));
             self.now += 1;
             while let Some(id) = self.oldest().filter(|(_, since)| since + TIMEOUT <= self.now).map(|(id, _)| id) {
-                self.goes(id);
+                self.leaves(id);
             }
         }
 
-        /// Peers of `hosts` hosts come so often and hold their places. Honest clients come every 5 ms, in turn from one of the
-        /// `honest` hosts. Returns how many of them come up, percent.
+        /// Lets peers of `hosts` hosts connect at this rate and hold their slots. Honest clients connect every 5 ms, in turn from one of
+        /// the `honest` hosts. Returns the percentage of those that come up.
         fn attacked(&mut self, per_second: u64, hosts: u16, honest: u16) -> usize {
             let (mut due, mut nth, mut tried, mut up) = (0, 0, 0, 0);
             let mut clients = Vec::new();
             while self.now < 8_000 {
                 while due <= self.now * per_second {
-                    self.comes(1000 + nth % hosts);
+                    self.connects(1000 + nth % hosts);
                     (due, nth) = (due + 1000, nth.wrapping_add(1));
                 }
                 if matches!((self.now % 5, self.now > TIMEOUT), (0, true)) {
                     tried += 1;
-                    clients.extend(self.comes((self.now / 5) as u16 % honest).map(|id| (id, self.now)));
+                    clients.extend(self.connects((self.now / 5) as u16 % honest).map(|id| (id, self.now)));
                 }
                 let now = self.now;
                 clients.retain(|&(id, since)| {
                     let done = now >= since + HANDSHAKE;
-                    up += usize::from(done && self.goes(id));
+                    up += usize::from(done && self.leaves(id));
                     !done
                 });
                 self.turn();
@@ -198,80 +198,84 @@ mod tests {
         }
     }
 
-    /// One host, some and many keep coming and stay silent: honest clients from other hosts, or all from one, come up.
+    /// One host, some and many connect again and again and stay silent: honest clients from other hosts, or all from
+    /// one, come up.
     #[test]
     fn honest_newcomers_come_up_beside_silent_ones() {
         for (per_second, hosts) in
             [(205, 1), (1_000, 1), (20_000, 1), (205, 64), (1_000, 64), (20_000, 64), (1_000, 2_000), (5_000, 2_000)]
         {
             for honest in [1, 7] {
-                let up = World::new(1024).attacked(per_second, hosts, honest);
+                let up = PendingModel::new(1024).attacked(per_second, hosts, honest);
                 assert!(up >= 99, "{per_second} a second of {hosts} hosts: {up} % of those of {honest} are up");
             }
         }
     }
 
-    /// The same host has both: what is silent gives way, and not what came a moment ago.
+    /// Both come from the same host: the silent connection is evicted, and not the new one.
     #[test]
     fn a_host_pays_for_itself() {
-        let mut world = World::new(10);
-        let first = world.comes(1).expect("a place");
-        let other = world.comes(2).expect("a place");
-        (0..8).for_each(|_| assert!(world.comes(1).is_some()));
-        assert_eq!(world.comes(1), None, "all of them are new");
-        (0..=GRACE.as_millis()).for_each(|_| world.turn());
-        assert!(world.comes(1).is_some() && !world.goes(first) && world.goes(other), "its own oldest gave way");
+        let mut model = PendingModel::new(10);
+        let first = model.connects(1).expect("a place");
+        let other = model.connects(2).expect("a place");
+        (0..8).for_each(|_| assert!(model.connects(1).is_some()));
+        assert_eq!(model.connects(1), None, "all of them are new");
+        (0..=GRACE.as_millis()).for_each(|_| model.turn());
+        assert!(
+            model.connects(1).is_some() && !model.leaves(first) && model.leaves(other),
+            "its own oldest was evicted"
+        );
     }
 
-    /// Two thousand clients of one host that all say their hello have as many places as there are, and lose none to each other.
+    /// Two thousand clients of one host that all send their hello fill all slots, and none of them evicts another.
     #[test]
     fn a_burst_of_one_host_has_all_places() {
-        let mut world = World::new(1024);
-        let clients: Vec<_> = (0..2000).filter_map(|_| world.comes(1)).collect();
+        let mut model = PendingModel::new(1024);
+        let clients: Vec<_> = (0..2000).filter_map(|_| model.connects(1)).collect();
         assert_eq!(clients.len(), 1024);
-        assert!(world.comes(2).is_some(), "another host has its place at once");
-        assert_eq!(clients.into_iter().filter(|&id| world.goes(id)).count(), 1023);
+        assert!(model.connects(2).is_some(), "another host gets its slot immediately");
+        assert_eq!(clients.into_iter().filter(|&id| model.leaves(id)).count(), 1023);
     }
 
-    /// With one place, a connection that came a moment ago does not lose it.
+    /// With one slot, a new connection does not lose it immediately.
     #[test]
     fn the_only_place_is_not_taken_at_once() {
-        let mut world = World::new(1);
-        let first = world.comes(1).expect("a place");
-        assert_eq!((world.comes(2), world.comes(1)), (None, None));
-        (0..=GRACE.as_millis()).for_each(|_| world.turn());
-        assert!(world.comes(2).is_some() && !world.goes(first));
+        let mut model = PendingModel::new(1);
+        let first = model.connects(1).expect("a place");
+        assert_eq!((model.connects(2), model.connects(1)), (None, None));
+        (0..=GRACE.as_millis()).for_each(|_| model.turn());
+        assert!(model.connects(2).is_some() && !model.leaves(first));
     }
 
-    /// What ends keeps its place, and gives way to nobody.
+    /// An ending connection keeps its slot, and is not evicted.
     #[test]
     fn what_ends_counts() {
-        let mut world = World::new(4);
-        let ids: Vec<_> = (0..4).filter_map(|_| world.comes(1)).collect();
+        let mut model = PendingModel::new(4);
+        let ids: Vec<_> = (0..4).filter_map(|_| model.connects(1)).collect();
         for id in &ids {
-            let held = world.held.get_mut(id).expect("it has a place");
-            held.2 = world.pending.will_end(held.2);
+            let held = model.held.get_mut(id).expect("it has a slot");
+            held.2 = model.pending.will_end(held.2);
         }
-        (0..1000).for_each(|_| world.turn());
-        assert_eq!((world.comes(2), world.pending.len(), world.pending.count_of(host(1))), (None, 4, 4));
-        assert!(world.goes(ids[0]) && world.comes(2).is_some());
+        (0..1000).for_each(|_| model.turn());
+        assert_eq!((model.connects(2), model.pending.len(), model.pending.count_of(host(1))), (None, 4, 4));
+        assert!(model.leaves(ids[0]) && model.connects(2).is_some());
     }
 
     proptest! {
-        /// A connection gives way to a new one of a host that has fewer of them, or after its grace.
+        /// A connection is evicted by a new one of a host that has fewer of them, or after its grace time.
         #[test]
         fn nobody_pays_for_a_larger_host_at_once(steps in prop::collection::vec((0u16..5, 0u64..40), 1..300)) {
-            let mut world = World::new(12);
+            let mut model = PendingModel::new(12);
             for (from, turns) in steps {
-                let before = world.held.clone();
+                let before = model.held.clone();
                 let of = |host| before.values().filter(|held| held.0 == host).count();
-                let (came, now) = (world.comes(from), world.now);
-                let gone = before.iter().find(|(id, _)| !world.held.contains_key(id));
+                let (came, now) = (model.connects(from), model.now);
+                let gone = before.iter().find(|(id, _)| !model.held.contains_key(id));
                 if let Some((_, &(whose, since, _))) = gone {
                     prop_assert!(of(from) + 1 < of(whose) || since + 100 < now);
                 }
                 prop_assert!(came.is_some() || before.len() == 12);
-                (0..turns).for_each(|_| world.turn());
+                (0..turns).for_each(|_| model.turn());
             }
         }
     }

@@ -16,49 +16,50 @@ use crate::error::Error;
 use crate::providers::{MAX_PROVIDERS, device_of};
 use crate::seam::poller::Interest;
 
-/// Completions taken from a queue at a time.
+/// The number of completions polled from a queue at a time.
 const BATCH: usize = 256;
 
-/// Names no queue.
+/// The index of no queue.
 const NO_QUEUE: CqIndex = (usize::MAX, usize::MAX);
 
-/// Returns `true` if the token of an edge is that of a connection-manager channel: it is the number of the provider. The completion
+/// Returns true if the token of an edge is that of a connection-manager channel: the index of the provider. The tokens of the completion
 /// channels follow, by the index of their device.
 pub(crate) const fn is_of_connection_manager(token: usize) -> bool {
     token < MAX_PROVIDERS
 }
 
-/// The completions that were taken from a queue last.
+/// The completions that were polled from a queue last.
 #[derive(Debug)]
-struct Batch {
+struct CompletionBatch {
     completions: Vec<WorkCompletion>,
     queue: CqIndex,
-    /// The queue gave as many as were wanted, and may hold more.
+    /// True if the queue returned as many as were requested, and may hold more.
     full: bool,
-    /// The completions were polled before their stage, and wait for it.
+    /// True if the completions were polled before their stage, and wait for it.
     early: bool,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queues {
-    batch: Batch,
-    /// Queues to poll, round robin.
+    batch: CompletionBatch,
+    /// The queues to poll, round robin.
     ready: VecDeque<CqIndex>,
-    /// Stage 7 is under way: the queues of sends that are posted now are looked at once more in it.
+    /// True during stage 7: the queues of sends that are posted now are polled once more in it.
     polling: bool,
-    /// All queues were seen empty in stage 7, and nothing has happened since that a provider completes at once.
+    /// True if all queues were seen empty in stage 7, and no event has happened since that a provider completes
+    /// immediately.
     quiet: bool,
-    /// Completions to ask a queue for before its stage.
+    /// The number of completions to poll from a queue before its stage.
     early_limit: usize,
-    /// Completions of the batch that do not count, because their connections never came up.
+    /// The number of completions of the batch that do not count, because their connections never came up.
     pub(super) spared: usize,
 }
 
 impl Queues {
     pub(super) fn new(config: &Config) -> Self {
         Self {
-            batch: Batch { completions: Vec::with_capacity(BATCH), queue: (0, 0), full: false, early: false },
+            batch: CompletionBatch { completions: Vec::with_capacity(BATCH), queue: (0, 0), full: false, early: false },
             ready: VecDeque::new(),
             polling: false,
             quiet: false,
@@ -67,7 +68,7 @@ impl Queues {
         }
     }
 
-    /// Takes up to `limit` completions from a queue; whether there were any.
+    /// Polls up to `limit` completions from a queue. Returns true if there were any.
     #[inline]
     fn poll(
         &mut self,
@@ -87,7 +88,7 @@ impl Queues {
         Ok(true)
     }
 
-    /// Polls a queue before its stage; whether it has something.
+    /// Polls a queue before its stage. Returns true if it has completions.
     fn poll_early(
         &mut self,
         provider: &mut dyn Provider,
@@ -98,13 +99,13 @@ impl Queues {
         Ok(self.batch.early)
     }
 
-    /// A completion of the batch, and the index of its device.
+    /// Returns a completion of the batch, and the index of its device.
     #[inline]
     pub(crate) fn completion(&self, nth: usize) -> Option<(usize, &WorkCompletion)> {
         Some((self.batch.queue.0, self.batch.completions.get(nth)?))
     }
 
-    /// Puts a queue on the list of those to poll, unless it is there.
+    /// Adds a queue to the list of those to poll, unless it is in it.
     #[inline]
     fn make_ready(&mut self, queue: CqIndex, cq: &mut CompletionQueue) {
         if !std::mem::replace(&mut cq.ready, true) {
@@ -118,14 +119,14 @@ impl Driver {
         &self.queues
     }
 
-    /// Whether there may be completions whose connections are not known yet.
+    /// Returns true if there may be completions whose connections are not known yet.
     #[inline]
     pub(crate) fn has_unseen(&self) -> bool {
         self.queues.batch.early || !self.queues.ready.is_empty()
     }
 
-    /// Watches the channels of providers and devices that came into use. After an error the next call goes on with the channel that
-    /// could not be watched.
+    /// Watches the channels of new providers and devices. After an error the next call continues with the channel that could not be
+    /// watched.
     pub(crate) fn watch_channels(&mut self) -> Result<(), Error> {
         if !self.is_noted(Stages::CHANNELS) {
             return Ok(());
@@ -140,7 +141,7 @@ impl Driver {
         while let Some(index) = self.devices.fresh() {
             let (number, id) = device_of(index);
             let provider = self.providers.get(number);
-            // A device without information was removed again.
+            // A device without attributes was removed again.
             if provider.device(id).is_some() {
                 self.watch(provider.channel(Channel::Completions(id))?, MAX_PROVIDERS + index)?;
             }
@@ -150,8 +151,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Watches a channel. The channel of a device that was given up and is used again is still watched: it is watched anew, so
-    /// that what is ready there raises an edge.
+    /// Watches a channel. The channel of a device that was dropped and is used again is still watched: it is watched anew, so that an
+    /// already readable channel raises an edge.
     fn watch(&mut self, fd: RawFd, token: usize) -> Result<(), Error> {
         let poller = &mut self.os.poller;
         let watched = match poller.register(fd, token, Interest::READABLE) {
@@ -163,14 +164,14 @@ impl Driver {
         watched.map_err(Error::Poll)
     }
 
-    /// As [`Driver::poll_any`], but looks only if something has happened since all queues were seen empty. What a device has
-    /// completed meanwhile is found after the arming.
+    /// Polls like [`Driver::poll_any`], but only if something has happened since all queues were seen empty. Completions that a device adds
+    /// meanwhile are found after the arming.
     #[inline]
     pub(crate) fn poll_news(&mut self) -> bool {
         !self.queues.quiet && self.poll_any()
     }
 
-    /// Polls the completion queues until one has something; whether one has.
+    /// Polls the completion queues until one has completions. Returns true if one has.
     #[inline]
     pub(crate) fn poll_any(&mut self) -> bool {
         self.has_unseen() || self.fair.is_behind() || self.poll_all()
@@ -185,7 +186,7 @@ impl Driver {
                     Ok(false) => {}
                     Ok(true) => return true,
                     Err(error) => {
-                        // Its connections have to hear of that, which is work.
+                        // Its connections must be notified of that, which is work.
                         self.fail_device(index, &error);
                         return true;
                     }
@@ -195,16 +196,16 @@ impl Driver {
         false
     }
 
-    /// Arms the queues that are not armed, after taking all events of those that were. Polls each one once more that was
-    /// armed now, because what completed between the last poll and the arming has raised no event; a queue that was armed
-    /// all along raises one. Polls also those that somebody waits to be seen empty. Returns whether there is a completion.
+    /// Arms the queues that are not armed, after taking all events of those that were. Polls each newly armed queue once more, because a
+    /// completion between the last poll and the arming has raised no event; a queue that was armed throughout raises one. Also polls the
+    /// queues that must be seen empty. Returns true if there is a completion.
     pub(crate) fn arm(&mut self) -> bool {
         for index in 0..self.devices.len() {
             match self.arm_device(index) {
                 Ok(false) => {}
                 Ok(true) => return true,
                 Err(error) => {
-                    // Its connections have to hear of that, which is work.
+                    // Its connections must be notified of that, which is work.
                     self.fail_device(index, &error);
                     return true;
                 }
@@ -245,15 +246,15 @@ impl Driver {
         Ok(false)
     }
 
-    /// The operating system was asked for edges, or will not be asked for a while: looks whether a provider's deadline has passed.
+    /// Checks if a provider's deadline has passed, after the operating system was asked for edges, or because it will not be for a while.
     pub(crate) fn check_providers(&mut self) {
         if self.providers.next_deadline().is_some_and(|deadline| deadline <= self.now) {
             self.note(Stages::PROVIDERS | Stages::EVENTS);
         }
     }
 
-    /// Takes stage 6: lets the providers move. Which completion queues had events is asked before the next arming, and not now: the
-    /// queues are polled at once.
+    /// Runs stage 6: lets the providers make progress. It does not read the events of the completion queues, which are polled immediately;
+    /// the next arming reads them.
     pub(crate) fn drive(&mut self) {
         if self.providers.progress(self.now, Drive::Full) && !cfg!(planted = "rest-of-the-edges-forgotten") {
             self.note(Stages::PROVIDERS);
@@ -262,19 +263,19 @@ impl Driver {
         self.devices.iter_mut().for_each(|device| device.has_events = true);
     }
 
-    /// Takes one round of a busy poll of the providers.
+    /// Runs one round of a busy poll of the providers.
     #[inline]
     pub(crate) fn spin(&mut self) {
         self.queues.quiet = false;
-        // Octets that are left raise no edge again.
+        // Bytes that are left raise no edge again.
         if self.providers.progress(self.now, Drive::Spin) && !cfg!(planted = "busy-poll-hides-the-rest") {
             self.note(Stages::PROVIDERS);
         }
     }
 
-    /// Stage 7 begins. The batch that was polled before, if any, comes first; then each queue that is not armed, or whose
-    /// events were not taken yet, is looked at in its turn, however busy the others are. A queue that was just polled and gave
-    /// all it had is not asked again. Whether there is a batch that was polled before.
+    /// Begins stage 7. A batch that was polled before comes first; then each queue that is not armed, or whose events were not taken yet,
+    /// is polled in its turn, however busy the others are. A queue that was just polled empty is not polled again. Returns true if there is
+    /// a batch that was polled before.
     pub(crate) fn begin_polling(&mut self) -> bool {
         let Self { devices, queues, .. } = self;
         queues.polling = true;
@@ -291,14 +292,14 @@ impl Driver {
         early
     }
 
-    /// Stage 7 goes on for what is posted now. Whether there is a batch that was polled before.
+    /// Continues stage 7 for the posts of now. Returns true if there is a batch that was polled before.
     pub(crate) const fn resume_polling(&mut self) -> bool {
         self.queues.polling = true;
         std::mem::replace(&mut self.queues.batch.early, false)
     }
 
-    /// Completions were added to `queue` while sends were posted. Stage 7 looks at that queue again, so that the turn need not be
-    /// followed by another one just for them.
+    /// Notes that completions were added to `queue` while sends were posted. Stage 7 polls that queue again, so that they need no other
+    /// turn.
     #[inline]
     pub(super) fn completed_in_post(&mut self, queue: CqIndex) {
         self.queues.quiet = false;
@@ -309,13 +310,13 @@ impl Driver {
         }
     }
 
-    /// Stage 7 ends.
+    /// Ends stage 7.
     pub(crate) fn end_polling(&mut self) {
         self.queues.polling = false;
         self.queues.quiet = !self.has_unseen();
     }
 
-    /// Takes the next batch of stage 7, of at most `limit` completions; whether there is one.
+    /// Polls the next batch of stage 7, of at most `limit` completions. Returns true if there is one.
     #[inline]
     pub(crate) fn next_batch(&mut self, limit: usize) -> bool {
         while let Some((index, at)) = self.queues.ready.pop_front() {
@@ -334,9 +335,8 @@ impl Driver {
         false
     }
 
-    /// The batch is about to be handled. Its queue may hold more if it gave as many as were wanted. If not, the poll before the
-    /// arming is soon enough for what comes meanwhile, and what this batch has to send goes out first. Returns the number of
-    /// completions.
+    /// Begins to handle the batch. Its queue may hold more if it returned as many as were requested. If not, the poll before the arming is
+    /// soon enough for completions that arrive meanwhile, and the sends of this batch are posted first. Returns the number of completions.
     #[inline]
     pub(crate) fn begin_batch(&mut self) -> usize {
         let (queue, len) = (self.queues.batch.queue, self.queues.batch.completions.len());
@@ -347,18 +347,18 @@ impl Driver {
             self.queues.make_ready(queue, cq);
         }
         if cq.armed {
-            // It has raised an event by now, or is about to. If it has not, because these completions came before the arming,
-            // it is to be seen empty before anything sleeps.
+            // The queue has raised an event by now, or is about to. If it has not, because these completions came before the arming, it
+            // must be seen empty before anything sleeps.
             device.has_events = true;
             cq.awaited = true;
         }
         len
     }
 
-    /// The batch was handled. Returns the number of its completions that do not count towards the turn's budget.
+    /// Ends the batch. Returns the number of its completions that do not count towards the turn's budget.
     #[inline]
     pub(crate) fn end_batch(&mut self) -> usize {
-        let Batch { completions, queue, .. } = &self.queues.batch;
+        let CompletionBatch { completions, queue, .. } = &self.queues.batch;
         if let Some(cq) = self.devices.cq(*queue) {
             cq.handled(completions.len());
         }

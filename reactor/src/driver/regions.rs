@@ -9,8 +9,8 @@ use rdma_transport::slab::Key;
 use rdma_transport::wr::{MAX_SGE, SendOp};
 
 use super::stages::Stages;
-use super::table::Seat;
-use super::{Driver, Due};
+use super::table::ConnectionSlot;
+use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::frame::Immediate;
 use crate::device::Device;
@@ -20,12 +20,12 @@ use crate::memory::budget::MemoryUse;
 use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::operations::{Locals, outside};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
-use crate::memory::registry::{RightsEnded, RegistrationTarget};
+use crate::memory::registry::{RegistrationTarget, RightsEnded};
 use crate::providers::device_index;
 use crate::security::{SecurityError, channel};
 
 /// A part of a region, to read from.
-pub(crate) type Part<'a> = (&'a Region, Range<usize>);
+pub(crate) type LocalRange<'a> = (&'a Region, Range<usize>);
 
 impl Driver {
     // Registering.
@@ -41,8 +41,8 @@ impl Driver {
         let target = self.registration_target(id)?;
         let region = self.register_on(&target, material, options)?;
         if options.access.intersects(Access::REMOTE) && !options.any_peer {
-            if let Some(seat) = self.table.get_mut(id) {
-                seat.link.regions.push(region.key());
+            if let Some(slot) = self.table.get_mut(id) {
+                slot.link.regions.push(region.key());
             }
         }
         Ok(region)
@@ -72,9 +72,14 @@ impl Driver {
         self.register_on(&RegistrationTarget { device, connection: None }, material, options)
     }
 
-    fn register_on(&mut self, target: &RegistrationTarget, material: Material<'_>, options: &RegionOptions) -> Result<Region, Error> {
+    fn register_on(
+        &mut self,
+        target: &RegistrationTarget,
+        material: Material<'_>,
+        options: &RegionOptions,
+    ) -> Result<Region, Error> {
         let hidden = match target.connection {
-            Some((id, _)) => self.table.get(id).is_some_and(|seat| self.hides_memory(seat)),
+            Some((id, _)) => self.table.get(id).is_some_and(|slot| self.hides_memory(slot)),
             None => !self.config.plain_remote_memory && !self.config.security.is_plain(),
         };
         if hidden && options.access.intersects(Access::REMOTE) {
@@ -85,7 +90,7 @@ impl Driver {
         let region = self.registry.register(&mut self.providers, target, material, options)?;
         if options.access.intersects(Access::REMOTE) {
             if let Some(at) = options.lifetime.and_then(|lifetime| self.now.checked_add(lifetime)) {
-                let timer = self.timers.insert(at, Due::Region(region.key()));
+                let timer = self.timers.insert(at, TimerPurpose::Region(region.key()));
                 self.registry.set_timer(region.key(), timer);
             }
         }
@@ -96,13 +101,13 @@ impl Driver {
     /// [`Registry::block`](crate::memory::registry::Registry::block).
     pub(super) fn block(&mut self, id: ConnectionId, len: usize, account: MemoryUse) -> Result<Region, Error> {
         let target = self.registration_target(id)?;
-        let secured = self.table.get(id).is_some_and(|seat| seat.conn.is_secured());
+        let secured = self.table.get(id).is_some_and(|slot| slot.conn.is_secured());
         let tail = if secured { channel::tail(len as u64) as usize } else { 0 };
         let (region, fresh) = self.registry.block(&mut self.providers, &target, (len, tail), account)?;
         self.stats.messages.large_registrations += u64::from(fresh);
         if self.registry.belongs_to(region.key(), id) {
-            if let Some(seat) = self.table.get_mut(id) {
-                seat.link.regions.push(region.key());
+            if let Some(slot) = self.table.get_mut(id) {
+                slot.link.regions.push(region.key());
             }
         }
         Ok(region)
@@ -110,8 +115,8 @@ impl Driver {
 
     /// Returns the target of a connection's registrations.
     fn registration_target(&self, id: ConnectionId) -> Result<RegistrationTarget, Error> {
-        let seat = self.table.get(id).ok_or(Error::Gone("connection"))?;
-        let (Some(qp), Some(place)) = (seat.link.qp, seat.link.place) else { return Err(Error::Gone("connection")) };
+        let slot = self.table.get(id).ok_or(Error::Gone("connection"))?;
+        let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return Err(Error::Gone("connection")) };
         self.live_device(place.device)?;
         Ok(RegistrationTarget { device: place.device, connection: Some((id, qp)) })
     }
@@ -122,7 +127,7 @@ impl Driver {
 
     /// Returns a maker that prepares regions of the connection's device on other threads.
     pub(crate) fn region_maker(&mut self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
-        let place = self.table.get(id).and_then(|seat| seat.link.place).ok_or(Error::Gone("connection"))?;
+        let place = self.table.get(id).and_then(|slot| slot.link.place).ok_or(Error::Gone("connection"))?;
         let device = self.live_device(place.device)?.id;
         let role = self.providers.of_device(place.device).off_loop_registration();
         let registrar = role.map(|role| role.registrar(device)).transpose()?;
@@ -132,7 +137,7 @@ impl Driver {
     /// Makes a region of memory that was prepared for the device of a connection.
     pub(crate) fn adopt(&mut self, id: ConnectionId, prepared: PreparedRegion) -> Result<Region, Error> {
         let PreparedRegion { memory, len, registration, options, device, drop_channel } = prepared;
-        let place = self.table.get(id).and_then(|seat| seat.link.place).ok_or(Error::Gone("connection"))?;
+        let place = self.table.get(id).and_then(|slot| slot.link.place).ok_or(Error::Gone("connection"))?;
         if place.device != device || !drop_channel.dropped.same_channel(&self.registry.drop_channel().dropped) {
             return Err(Error::ForeignDevice);
         }
@@ -166,15 +171,15 @@ impl Driver {
         if let Some(timer) = timer {
             self.timers.cancel(timer);
         }
-        if let Some(seat) = connection.and_then(|id| self.table.get_mut(id)) {
-            seat.link.regions.retain(|&of_peer| of_peer != key);
+        if let Some(slot) = connection.and_then(|id| self.table.get_mut(id)) {
+            slot.link.regions.retain(|&of_peer| of_peer != key);
         }
     }
 
     /// Revokes the rights of a connection's peer, because the connection has ended.
     pub(super) fn revoke_regions_of(&mut self, id: ConnectionId) {
-        let Some(seat) = self.table.get_mut(id) else { return };
-        for key in std::mem::take(&mut seat.link.regions) {
+        let Some(slot) = self.table.get_mut(id) else { return };
+        for key in std::mem::take(&mut slot.link.regions) {
             self.end_rights(key);
         }
         self.registry.forget_peer(&mut self.providers, id);
@@ -231,7 +236,7 @@ impl Driver {
         locals: &mut [(&mut Region, Range<usize>)],
     ) -> Result<SendId, SendErrorKind> {
         let parts = locals.iter().map(|(region, range)| (&**region, range));
-        self.check_parts(self.open_seat(id)?, remote, parts)?;
+        self.check_parts(self.open_slot(id)?, remote, parts)?;
         let are_sinks = || locals.iter().all(|(region, _)| self.registry.is_sink(region.key()));
         if self.has(id, Features::OPEN_READ_SINKS) && !are_sinks() {
             return Err(SendErrorKind::NotASink);
@@ -250,22 +255,22 @@ impl Driver {
         &mut self,
         id: ConnectionId,
         remote: RemoteRegion,
-        locals: &[Part<'_>],
+        locals: &[LocalRange<'_>],
         immediate: Option<u32>,
     ) -> Result<SendId, SendErrorKind> {
-        let seat = self.open_seat(id)?;
-        let len = self.check_parts(seat, remote, locals.iter().map(|(region, range)| (*region, range)))?;
-        let native = immediate.is_some() && self.features(seat).contains(Features::WRITE_WITH_IMMEDIATE);
+        let slot = self.open_slot(id)?;
+        let len = self.check_parts(slot, remote, locals.iter().map(|(region, range)| (*region, range)))?;
+        let native = immediate.is_some() && self.features(slot).contains(Features::WRITE_WITH_IMMEDIATE);
         let tells = immediate.is_some() && !native;
-        if tells && seat.conn.framing() == Framing::Raw {
+        if tells && slot.conn.framing() == Framing::Raw {
             return Err(self.lacks(id, "writes with immediate data"));
         }
         if tells && self.config.send_depth < 2 {
             return Err(self.lacks(id, "writes with immediate data while send_depth is 1"));
         }
-        let Some((seat, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
-        let (conn, to) = (&mut seat.conn, remote.address());
-        if let ([(region, range)], None, Some(qp)) = (locals, immediate, seat.link.qp) {
+        let Some((slot, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
+        let (conn, to) = (&mut slot.conn, remote.address());
+        if let ([(region, range)], None, Some(qp)) = (locals, immediate, slot.link.qp) {
             let now = || {
                 let role = region.entry(range.clone()).zip(provider.immediate_sends());
                 role.is_some_and(|(entry, role)| role.write_now(qp, &entry, to))
@@ -302,7 +307,7 @@ impl Driver {
         kind: SendKind,
     ) -> Result<SendId, SendErrorKind> {
         let range = offset..offset.saturating_add(8);
-        self.check_parts(self.open_seat(id)?, remote, std::iter::once((&*local, &range)))?;
+        self.check_parts(self.open_slot(id)?, remote, std::iter::once((&*local, &range)))?;
         if !self.has(id, Features::ATOMICS) {
             return Err(self.lacks(id, "atomic operations"));
         }
@@ -321,24 +326,29 @@ impl Driver {
 
     /// Returns true if a connection is secured, so that its memory is not available for one-sided operations.
     #[inline]
-    pub(super) fn hides_memory(&self, seat: &Seat) -> bool {
-        !self.config.plain_remote_memory && seat.conn.is_secured()
+    pub(super) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
+        !self.config.plain_remote_memory && slot.conn.is_secured()
     }
 
     /// Returns true if a connection has a feature.
     pub(super) fn has(&self, id: ConnectionId, feature: Features) -> bool {
-        self.table.get(id).is_some_and(|seat| self.features(seat).contains(feature))
+        self.table.get(id).is_some_and(|slot| self.features(slot).contains(feature))
     }
 
     pub(super) fn lacks(&self, id: ConnectionId, feature: &'static str) -> SendErrorKind {
-        let provider = self.table.get(id).map_or(0, |seat| seat.link.cm.provider);
+        let provider = self.table.get(id).map_or(0, |slot| slot.link.cm.provider);
         SendErrorKind::Unsupported { provider: self.providers.get(provider).name(), feature }
     }
 
     /// Checks that a range is inside a region on the connection's device.
     #[inline]
-    pub(super) fn check_local(&self, seat: &Seat, region: &Region, range: &Range<usize>) -> Result<(), SendErrorKind> {
-        if !self.registry.knows(region) || seat.link.place.is_none_or(|place| place.device != region.device()) {
+    pub(super) fn check_local(
+        &self,
+        slot: &ConnectionSlot,
+        region: &Region,
+        range: &Range<usize>,
+    ) -> Result<(), SendErrorKind> {
+        if !self.registry.knows(region) || slot.link.place.is_none_or(|place| place.device != region.device()) {
             return Err(SendErrorKind::ForeignRegion);
         }
         if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
@@ -348,11 +358,11 @@ impl Driver {
     #[inline]
     fn check_parts<'a>(
         &self,
-        seat: &Seat,
+        slot: &ConnectionSlot,
         remote: RemoteRegion,
         locals: impl ExactSizeIterator<Item = (&'a Region, &'a Range<usize>)>,
     ) -> Result<u32, SendErrorKind> {
-        if self.hides_memory(seat) {
+        if self.hides_memory(slot) {
             return Err(SendErrorKind::PlainRemoteMemory);
         }
         let count = locals.len();
@@ -361,13 +371,13 @@ impl Driver {
         }
         let mut total = 0_u64;
         for (region, range) in locals {
-            self.check_local(seat, region, range)?;
+            self.check_local(slot, region, range)?;
             total += range.len() as u64;
         }
         if total > remote.len {
             return Err(SendErrorKind::OutOfBounds { end: total, len: remote.len });
         }
-        let max = self.device_of(seat).map_or(0, |device| device.max_message.min(u32::MAX.into()));
+        let max = self.device_of(slot).map_or(0, |device| device.max_message.min(u32::MAX.into()));
         if total > max {
             return Err(SendErrorKind::TooLong { len: total as usize, max: max as usize });
         }

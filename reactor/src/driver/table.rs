@@ -1,5 +1,5 @@
-//! The connections of a reactor, each with its place in the world. A completion, an event or a call finds its connection
-//! here, once.
+//! The connections of a reactor, each with the driver's state for it. A completion, an event or a call finds its
+//! connection here, with one lookup.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use rdma_transport::slab::Key;
 
 use super::fair::Allowance;
 use super::fallback::Fallback;
-use super::pending::{Pending, Waits};
+use super::pending::{PendingConnections, PendingSlot};
 use crate::conn::Connection;
 use crate::device::DeviceReservation;
 use crate::device::cq::{CqIndex, CqPosition};
@@ -18,18 +18,18 @@ use crate::id::{ConnectionId, GENERATION_BITS, ReactorTag, SLOT_BITS};
 use crate::options::Service;
 use crate::providers::Handle;
 
-/// A connection and its place in the world.
+/// A connection and the driver's state for it.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct ConnectionSlot {
     pub(crate) conn: Connection,
-    pub(crate) link: Link,
+    pub(crate) link: ConnectionLink,
     pub(crate) allowance: Allowance,
 }
 
-impl Seat {
-    /// The seat of a connection that is on no device yet.
+impl ConnectionSlot {
+    /// Creates the entry of a connection that is on no device yet.
     pub(super) fn new(conn: Connection, cm: Handle<CmId>, service: Service) -> Self {
-        let link = Link {
+        let link = ConnectionLink {
             cm,
             service,
             fallback: None,
@@ -51,184 +51,184 @@ impl Seat {
     }
 }
 
-/// What the driver knows of a connection.
+/// The driver's state for a connection.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct ConnectionLink {
     pub(super) cm: Handle<CmId>,
-    /// What its device is asked for.
+    /// The service that it requests from its device.
     pub(super) service: Service,
-    /// What is tried when this attempt fails.
+    /// The addresses and providers that remain to be tried if this attempt fails.
     pub(super) fallback: Option<Fallback>,
-    /// From when it is on a device until the queue pair was destroyed.
+    /// The queue pair. Set once the connection is on a device; cleared when the queue pair is destroyed.
     pub(super) qp: Option<QpId>,
-    /// Once it is on a device.
-    pub(super) place: Option<Place>,
-    /// Once it was asked for, the slab of buffers that its peer has mapped, if there is one.
+    /// The device of the connection and its queues. Set once the connection is on a device.
+    pub(super) place: Option<DeviceBinding>,
+    /// The slab of buffers that its peer has mapped, if there is one. Set once it was requested.
     pub(super) apart: Option<Option<u16>>,
-    /// The timer that calls `Connection::timeout`, and when.
+    /// The timer that calls `Connection::timeout`, and its time.
     pub(super) timer: Option<(Key, Instant)>,
     /// The timer that calls `Connection::lists_due`.
     pub(super) lists: Option<Key>,
-    /// The place among the connections of peers that are not up.
-    pub(super) waits: Option<Waits>,
-    /// Regions registered for this peer alone.
+    /// The slot among the connections of peers that are not up.
+    pub(super) waits: Option<PendingSlot>,
+    /// The regions registered for this peer alone.
     pub(super) regions: Vec<Key>,
-    /// Memory that messages past one buffer have, those that the program keeps included, bytes.
+    /// The memory of messages longer than one buffer, including those that the program keeps, in bytes.
     pub(super) fetched: usize,
-    /// The part of it that counts for the host of the peer, bytes.
+    /// The part of it that counts for the host of the peer, in bytes.
     pub(super) fetched_large: usize,
-    /// It is on the list of those that end.
+    /// True if it is on the list of those that end.
     pub(super) ending: bool,
-    /// When the flush of its queues began, and how it goes on.
+    /// The state of the flush of its queues.
     pub(super) flush: Flush,
-    /// The peer seems to be gone, and what may still be unseen is looked at.
-    pub(super) suspect: Option<Suspect>,
-    /// The number of buffers that the queue pair has for good, if the device did not destroy it.
+    /// Set if the peer seems to be gone, until everything that may be unseen was checked.
+    pub(super) suspect: Option<Suspicion>,
+    /// The number of buffers that the queue pair keeps for ever, if the device did not destroy it.
     pub(super) lost: Option<usize>,
 }
 
-/// Where on a device a connection is.
+/// The device of a connection, and its resources there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct DeviceBinding {
     pub(crate) device: usize,
     pub(crate) room: DeviceReservation,
 }
 
-impl Place {
-    /// The completion queue of the connection.
+impl DeviceBinding {
+    /// Returns the completion queue of the connection.
     pub(crate) const fn queue(&self) -> CqIndex {
         (self.device, self.room.cq)
     }
 }
 
-/// How far a connection that ends is with flushing its queues.
+/// The state of the flush of an ending connection's queues.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Flush {
-    /// It has not begun.
+    /// The flush has not begun.
     #[default]
     Before,
-    /// The device was told. The mark is that of its completion queue then.
+    /// The device flushes. The position is that of its completion queue at the start.
     Waiting(CqPosition),
-    /// The time is over, but what was in the completion queue at the second mark is still to be looked at.
+    /// The time is over, but the completions up to the second position must still be handled.
     Late(CqPosition, CqPosition),
     /// The device has not flushed in time.
     Over,
 }
 
-/// A moment when a peer seemed to be gone.
+/// The moment at which a peer seemed to be gone.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Suspect {
-    /// On its completion queue.
+pub(super) struct Suspicion {
+    /// The position of its completion queue.
     pub(super) mark: CqPosition,
-    /// Waits in the operating system until then.
+    /// The number of waits in the operating system after which everything was seen.
     pub(super) waits: u64,
 }
 
 #[derive(Debug)]
-struct Slot {
-    /// The name of the connection that is here, or of the next one.
+struct TableEntry {
+    /// The id of the connection in this slot, or of the next one.
     id: ConnectionId,
-    seat: Option<Seat>,
+    slot: Option<ConnectionSlot>,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct ConnectionTable {
     reactor: ReactorTag,
-    slots: Vec<Slot>,
+    entries: Vec<TableEntry>,
     vacant: Vec<u32>,
     live: usize,
-    /// Connections of peers that were accepted and are not up yet, or never were and are not gone yet.
-    pub(super) pending: Pending,
-    /// Connections that end.
+    /// Accepted connections of peers that are not up yet, or never were and have not ended yet.
+    pub(super) pending: PendingConnections,
+    /// The connections that end.
     pub(super) ending: Vec<ConnectionId>,
 }
 
-impl Table {
+impl ConnectionTable {
     pub(crate) fn new(reactor: ReactorTag, now: Instant) -> Self {
-        let (slots, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
-        Self { reactor, slots, vacant, live: 0, pending: Pending::new(now), ending }
+        let (entries, vacant, ending) = (Vec::new(), Vec::new(), Vec::new());
+        Self { reactor, entries, vacant, live: 0, pending: PendingConnections::new(now), ending }
     }
 
-    /// Adds what `make` makes of its name.
-    pub(super) fn insert(&mut self, make: impl FnOnce(ConnectionId) -> Seat) -> ConnectionId {
-        let slot = match self.vacant.pop() {
-            Some(slot) => slot as usize,
+    /// Assigns an id, inserts the entry that `make` builds for it, and returns the id.
+    pub(super) fn insert(&mut self, make: impl FnOnce(ConnectionId) -> ConnectionSlot) -> ConnectionId {
+        let entry = match self.vacant.pop() {
+            Some(entry) => entry as usize,
             None => {
-                debug_assert!(self.slots.len() < 1 << SLOT_BITS, "max_connections is less");
-                let id = ConnectionId::new(self.reactor, self.slots.len() as u32, 1);
-                self.slots.push(Slot { id, seat: None });
-                self.slots.len() - 1
+                debug_assert!(self.entries.len() < 1 << SLOT_BITS, "max_connections is less");
+                let id = ConnectionId::new(self.reactor, self.entries.len() as u32, 1);
+                self.entries.push(TableEntry { id, slot: None });
+                self.entries.len() - 1
             }
         };
-        let slot = &mut self.slots[slot];
-        slot.seat = Some(make(slot.id));
+        let entry = &mut self.entries[entry];
+        entry.slot = Some(make(entry.id));
         self.live += 1;
-        slot.id
+        entry.id
     }
 
-    /// Counts a connection of a peer that was accepted.
+    /// Counts an accepted connection of a peer.
     pub(super) fn add_pending(&mut self, id: ConnectionId, now: Instant) {
-        let Some(seat) = self.slots.get_mut(id.slot()).and_then(|slot| slot.seat.as_mut()) else { return };
-        seat.link.waits = Some(self.pending.add(id, Host::of(seat.conn.peer().ip()), now));
+        let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
+        slot.link.waits = Some(self.pending.add(id, Host::of(slot.conn.peer().ip()), now));
     }
 
-    /// Notes that a connection begins to end. It counts until it is gone.
+    /// Notes that a connection begins to end. It counts until it is removed.
     pub(super) fn will_end(&mut self, id: ConnectionId) {
-        let Some(seat) = self.slots.get_mut(id.slot()).and_then(|slot| slot.seat.as_mut()) else { return };
-        seat.link.waits = seat.link.waits.map(|place| self.pending.will_end(place));
+        let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
+        slot.link.waits = slot.link.waits.map(|place| self.pending.will_end(place));
         if cfg!(planted = "an-end-frees-its-place") {
             self.settled(id);
         }
     }
 
-    /// Frees the place of a connection that a peer has opened: it is up.
+    /// Frees the pending slot of a connection that a peer has opened: it is up.
     pub(super) fn settled(&mut self, id: ConnectionId) {
-        if let Some(place) = self.get_mut(id).and_then(|seat| seat.link.waits.take()) {
+        if let Some(place) = self.get_mut(id).and_then(|slot| slot.link.waits.take()) {
             self.pending.remove(place);
         }
     }
 
-    /// Takes a connection out. Its name is stale from now on.
-    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<Seat> {
-        let slot = self.slots.get_mut(id.slot()).filter(|slot| slot.id == id)?;
-        let mut seat = slot.seat.take()?;
-        if let Some(place) = seat.link.waits.take() {
+    /// Removes a connection. Its id is stale from now on.
+    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<ConnectionSlot> {
+        let entry = self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?;
+        let mut slot = entry.slot.take()?;
+        if let Some(place) = slot.link.waits.take() {
             self.pending.remove(place);
         }
         self.live -= 1;
         let generation = id.generation() + 1;
-        // A slot whose generations are used up is never used again: an old name would mean a new connection.
+        // A slot whose generations are used up is not used again: an old id would refer to a new connection.
         if generation < 1 << GENERATION_BITS {
-            slot.id = ConnectionId::new(self.reactor, id.slot() as u32, generation);
+            entry.id = ConnectionId::new(self.reactor, id.slot() as u32, generation);
             self.vacant.push(id.slot() as u32);
         }
-        Some(seat)
+        Some(slot)
     }
 
     #[inline]
-    pub(crate) fn get(&self, id: ConnectionId) -> Option<&Seat> {
-        self.slots.get(id.slot()).filter(|slot| slot.id == id)?.seat.as_ref()
+    pub(crate) fn get(&self, id: ConnectionId) -> Option<&ConnectionSlot> {
+        self.entries.get(id.slot()).filter(|entry| entry.id == id)?.slot.as_ref()
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Seat> {
-        self.slots.get_mut(id.slot()).filter(|slot| slot.id == id)?.seat.as_mut()
+    pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut ConnectionSlot> {
+        self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?.slot.as_mut()
     }
 
-    /// The connection whose slot and generation a work request id names.
+    /// Returns the connection whose entry and generation a work request id encodes.
     #[inline]
-    pub(crate) fn of_work(&mut self, place: u64) -> Option<&mut Seat> {
-        let right = |slot: &&mut Slot| slot.id.place() == place || cfg!(planted = "no-generation-check");
-        self.slots.get_mut((place & ((1 << SLOT_BITS) - 1)) as usize).filter(right)?.seat.as_mut()
+    pub(crate) fn of_work(&mut self, place: u64) -> Option<&mut ConnectionSlot> {
+        let right = |entry: &&mut TableEntry| entry.id.place() == place || cfg!(planted = "no-generation-check");
+        self.entries.get_mut((place & ((1 << SLOT_BITS) - 1)) as usize).filter(right)?.slot.as_mut()
     }
 
-    /// The reactor that the connections belong to.
+    /// Returns the tag of the reactor to which the connections belong.
     pub(crate) const fn tag(&self) -> ReactorTag {
         self.reactor
     }
 
-    /// Connections in any state.
+    /// Returns the number of connections in any state.
     #[inline]
     pub(crate) const fn len(&self) -> usize {
         self.live
@@ -238,13 +238,13 @@ impl Table {
         self.live == 0
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Seat> {
-        self.slots.iter().filter_map(|slot| slot.seat.as_ref())
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ConnectionSlot> {
+        self.entries.iter().filter_map(|entry| entry.slot.as_ref())
     }
 
-    /// The names of all connections.
+    /// Returns the ids of all connections.
     pub(crate) fn ids(&self) -> Vec<ConnectionId> {
-        self.iter().map(|seat| seat.conn.id()).collect()
+        self.iter().map(|slot| slot.conn.id()).collect()
     }
 }
 
@@ -255,25 +255,25 @@ mod tests {
     use crate::conn::{Opening, Role};
     use crate::security::Security;
 
-    fn seat(id: ConnectionId, config: &Config, now: Instant) -> Seat {
+    fn slot(id: ConnectionId, config: &Config, now: Instant) -> ConnectionSlot {
         let peer = ([127, 0, 0, 1], 1).into();
         let (framing, security) = (Framing::Credits, Security::Plain);
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security };
         let conn = Connection::new(id, Role::Passive, opening, config, now);
-        Seat::new(conn, Handle::NONE, Service::default())
+        ConnectionSlot::new(conn, Handle::NONE, Service::default())
     }
 
-    /// A slot has had a million connections and more: its first name still means none of them.
+    /// A slot has had more than a million connections: its first id still refers to none of them.
     #[test]
     fn a_name_is_never_that_of_another_connection() {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]
         let now = Instant::now();
-        let (mut table, config) = (Table::new(ReactorTag::next(), now), Config::default());
-        let first = table.insert(|id| seat(id, &config, now));
+        let (mut table, config) = (ConnectionTable::new(ReactorTag::next(), now), Config::default());
+        let first = table.insert(|id| slot(id, &config, now));
         assert!(table.remove(first).is_some());
         let mut last = first;
         for nth in 0..=1 << GENERATION_BITS {
-            let id = table.insert(|id| seat(id, &config, now));
+            let id = table.insert(|id| slot(id, &config, now));
             assert!(id != first && id != last, "the name {id} comes again after {nth} connections");
             assert!(table.get(first).is_none() && table.get(last).is_none());
             assert!(table.remove(id).is_some() && table.remove(id).is_none());

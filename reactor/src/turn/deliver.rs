@@ -17,7 +17,7 @@ use crate::datagram::endpoints::Endpoints;
 use crate::datagram::{Datagram, EndpointId};
 use crate::device::pool::Slabs;
 use crate::device::return_channel::ReturnChannel;
-use crate::driver::{DeviceEvent, Driver, Request};
+use crate::driver::{DeviceEvent, Driver, IncomingRequest};
 use crate::error::Outcome;
 use crate::id::{ConnectionId, IoId, SendId, TimerId};
 use crate::memory::landing::Offered;
@@ -49,7 +49,7 @@ macro_rules! callback {
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     /// Asks the program which reactor accepts a peer's connect request.
-    pub(super) fn place(&mut self, request: Request) {
+    pub(super) fn place(&mut self, request: IncomingRequest) {
         let request = if self.driver.asks_for_place(&request) {
             match callback!(self.on_place(CallbackSubject::Other, told(&request))) {
                 Some(place) => self.driver.place(request, place),
@@ -64,7 +64,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     }
 
     /// Lets the program accept or refuse a peer's connect request for this reactor.
-    pub(super) fn answer(&mut self, request: Request) {
+    pub(super) fn answer(&mut self, request: IncomingRequest) {
         let Some(request) = self.driver.screen(request) else { return };
         match callback!(self.on_connect_request(CallbackSubject::Other, told(&request))) {
             Some(Decision::Accept) => self.driver.accept(request, &[]),
@@ -247,7 +247,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 }
 
 /// Returns the view of a request that the program receives.
-fn told(request: &Request) -> ConnectRequest<'_> {
+fn told(request: &IncomingRequest) -> ConnectRequest<'_> {
     let (listener, reactor, peer, private_data) = request.parts();
     ConnectRequest::new(listener, reactor, peer, private_data)
 }

@@ -99,7 +99,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
             let some = if cfg!(planted = "tail-of-a-batch-dropped") { len.min(8) } else { len };
             for nth in 0..some {
                 if let Some(number) = self.driver.complete(nth) {
-                    self.guest(number, nth);
+                    self.endpoint_completion(number, nth);
                 }
                 self.events();
             }
@@ -114,7 +114,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
 
     /// Passes the batch's `nth` completion to the endpoint that posted its work request.
     #[cold]
-    fn guest(&mut self, number: u64, nth: usize) {
+    fn endpoint_completion(&mut self, number: u64, nth: usize) {
         if let Some(&wc) = self.driver.queues().completion(nth).map(|(_, wc)| wc) {
             self.endpoints.completed(self.driver, number, &wc);
         }

@@ -3,7 +3,7 @@
 use super::deliver::Delivery;
 use crate::api::handler::Handler;
 use crate::driver::stages::Stages;
-use crate::driver::{CmStep, Due};
+use crate::driver::{CmStep, TimerPurpose};
 use crate::error::Error;
 use crate::seam::poller::Edge;
 
@@ -65,7 +65,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
                 }
                 CmStep::Done => {}
                 CmStep::Request(request) => self.place(request),
-                CmStep::Guest(number, cm, kind) => self.endpoints.cm_event(self.driver, number, cm, kind),
+                CmStep::Endpoint(number, cm, kind) => self.endpoints.cm_event(self.driver, number, cm, kind),
             }
             self.progressed = true;
             self.events();
@@ -96,9 +96,9 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let mut left = TIMERS_PER_TURN;
         while let Some((key, due)) = self.driver.next_due(&mut left) {
             match due {
-                Due::Program(token) => self.timer(key, token),
-                Due::Guest(number) => self.endpoints.on_timer(self.driver, number),
-                Due::Drain if self.driver.drain_overdue() => self.endpoints.close_all(self.driver, true),
+                TimerPurpose::Program(token) => self.timer(key, token),
+                TimerPurpose::Endpoint(number) => self.endpoints.on_timer(self.driver, number),
+                TimerPurpose::Drain if self.driver.drain_overdue() => self.endpoints.close_all(self.driver, true),
                 _ => {}
             }
             self.events();

@@ -223,13 +223,13 @@ impl Context<'_> {
     /// window.
     #[must_use]
     pub fn free_slots(&self, conn: ConnectionId) -> usize {
-        self.driver.connections().get(conn).map_or(0, |seat| seat.conn.places())
+        self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())
     }
 
     /// Returns the number of messages of at most [`Context::buffer_size`] bytes that `send` accepts now.
     #[must_use]
     pub fn writable(&self, conn: ConnectionId) -> usize {
-        self.driver.connections().get(conn).map_or(0, |seat| seat.conn.writable())
+        self.driver.connections().get(conn).map_or(0, |slot| slot.conn.writable())
     }
 
     /// Returns `true` if `send` accepts a message of `len` bytes now.
@@ -290,6 +290,6 @@ impl Context<'_> {
     /// the `on_writable` that followed. `None` if the connection does not exist any more.
     #[must_use]
     pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
-        self.driver.connections().get(conn).map(|seat| seat.conn.stall_time(self.driver.now()))
+        self.driver.connections().get(conn).map(|slot| slot.conn.stall_time(self.driver.now()))
     }
 }

@@ -223,8 +223,8 @@ impl Context<'_> {
 
     /// Returns the connections that have had `on_connect` but not yet `on_disconnect`.
     pub fn connection_ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
-        let announced = |seat: &&crate::driver::table::Seat| seat.conn.state().is_announced();
-        self.driver.connections().iter().filter(announced).map(|seat| seat.conn.id())
+        let announced = |slot: &&crate::driver::table::ConnectionSlot| slot.conn.state().is_announced();
+        self.driver.connections().iter().filter(announced).map(|slot| slot.conn.id())
     }
 
     /// Returns the number of connections in any state.
@@ -236,7 +236,7 @@ impl Context<'_> {
     /// Returns the address of the peer; `None` if the connection does not exist any more.
     #[must_use]
     pub fn peer_address(&self, conn: ConnectionId) -> Option<SocketAddr> {
-        self.driver.connections().get(conn).map(|seat| seat.conn.peer())
+        self.driver.connections().get(conn).map(|slot| slot.conn.peer())
     }
 
     /// Returns the listener that accepted a connection. It may be closed, or belong to another reactor of the group.
@@ -305,7 +305,7 @@ impl Context<'_> {
     /// more.
     #[must_use]
     pub fn user(&self, conn: ConnectionId) -> Option<u64> {
-        self.driver.connections().get(conn).map(|seat| seat.conn.user())
+        self.driver.connections().get(conn).map(|slot| slot.conn.user())
     }
 
     /// Returns the capabilities of a connection's device; `None` if the connection does not exist any more or is not on

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use super::Context;
-use crate::driver::Due;
+use crate::driver::TimerPurpose;
 use crate::id::{IoId, TimerId};
 use crate::seam::poller::Interest;
 use crate::seam::timer::FOREVER;
@@ -46,7 +46,7 @@ impl Context<'_> {
         let now = self.driver.now();
         // A delay beyond the range of the clock never expires.
         let at = now.checked_add(delay).unwrap_or(now + FOREVER);
-        let key = self.driver.timers_mut().insert(at, Due::Program(token));
+        let key = self.driver.timers_mut().insert(at, TimerPurpose::Program(token));
         // An outer loop that is waiting has to query the deadline again.
         self.driver.ring();
         TimerId::new(self.driver.tag(), key)
