@@ -1,4 +1,4 @@
-//! The protocol as a table: which kinds of messages a peer may send in each stage of a connection.
+//! The protocol as a table: the kinds of messages that a peer may send in each stage of a connection.
 //!
 //! | stage | handshake | hello | credit | fragment | all others |
 //! |---|---|---|---|---|---|
@@ -16,24 +16,24 @@
 //! | `Unopened` | taken | taken | violation | violation | violation |
 //! | `NeverUp` | taken | violation | violation | violation | violation |
 //!
-//! A stage follows from the state of the connection ([`Connection::stage`]) and is never stored. A message that is taken may still
-//! be a violation by its payload. Messages without a header are not in the table: see [`Connection::received`].
+//! A stage follows from the state of the connection ([`Connection::stage`]) and is never stored. A message that is accepted may still be a
+//! violation by its payload. Messages without a header are not in the table: see [`Connection::received`].
 
-use super::frame::Kind;
+use super::frame::MessageKind;
 use super::state::{Ending, State};
 use super::{Connection, Role};
 
-/// The stage of a connection, as far as it decides which messages the peer may send.
+/// The stage of a connection. It decides which messages the peer may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The local side connects without security and does not know yet that the peer has accepted.
     Requested,
-    /// The same on a connection that is to be secured.
+    /// Like `Requested`, on a connection that will be secured.
     RequestedSecured,
     /// The peer connects without security, and its hello is missing.
     Accepted,
-    /// The connection is to be secured, and the peer's messages are not sealed yet, or the local side is the active one, or the
-    /// peer's hello has arrived and the local side is not done.
+    /// The connection will be secured, and one of these holds: the peer's messages are not sealed yet, the local side is the active one, or
+    /// the peer's hello has arrived before the local side is done.
     Proving,
     /// The peer connects and is done: its messages are sealed, and its hello may arrive before the local side is done.
     PeerDone,
@@ -43,7 +43,7 @@ pub(super) enum Stage {
     Refusing,
     /// The connection is up.
     Up,
-    /// The connection is up, and some fragments of a message have arrived. Nothing comes between the fragments of a message.
+    /// The connection is up, and some fragments of a message have arrived. No other message may arrive between the fragments of a message.
     Joining,
     /// The connection was up, and is ending.
     Ending,
@@ -66,43 +66,43 @@ pub(super) enum Admission {
 }
 
 /// Decides about a message by its kind. See the [module](self) for the table.
-pub(super) const fn admit(stage: Stage, kind: Kind) -> Admission {
+pub(super) const fn admit(stage: Stage, kind: MessageKind) -> Admission {
     use Admission::{Ignore, Take, Violation};
     use Stage::{
         Accepted, Ending, EndingJoining, Joining, NeverUp, PeerDone, Proven, Proving, Refusing, Requested,
         RequestedSecured, Unopened, Up,
     };
     match kind {
-        Kind::Handshake => match stage {
+        MessageKind::Handshake => match stage {
             Proving | PeerDone | Ending | EndingJoining | Unopened | NeverUp => Take,
             Refusing => Ignore,
             Requested | RequestedSecured | Accepted | Proven | Up | Joining => Violation,
         },
-        Kind::Hello => match stage {
+        MessageKind::Hello => match stage {
             Accepted | PeerDone | Proven | Unopened => Take,
             Refusing => Ignore,
             Requested | RequestedSecured | Proving | Up | Joining | Ending | EndingJoining | NeverUp => Violation,
         },
-        Kind::Credit => match stage {
+        MessageKind::Credit => match stage {
             Up | Ending => Take,
             // The grant itself is in the header, and was counted.
             RequestedSecured | Proving | PeerDone | Proven | Refusing => Ignore,
             Requested | Accepted | Joining | EndingJoining | Unopened | NeverUp => Violation,
         },
-        Kind::Fragment => match stage {
+        MessageKind::Fragment => match stage {
             Up | Joining | Ending | EndingJoining => Take,
             Refusing => Ignore,
             Requested | RequestedSecured | Accepted | Proving | PeerDone | Proven | Unopened | NeverUp => Violation,
         },
-        Kind::Data
-        | Kind::Ping
-        | Kind::Pong
-        | Kind::Immediate
-        | Kind::Offer
-        | Kind::Fetched
-        | Kind::Goodbye
-        | Kind::Progress
-        | Kind::Refused => match stage {
+        MessageKind::Data
+        | MessageKind::Ping
+        | MessageKind::Pong
+        | MessageKind::Immediate
+        | MessageKind::Offer
+        | MessageKind::Fetched
+        | MessageKind::Goodbye
+        | MessageKind::Progress
+        | MessageKind::Refused => match stage {
             Up | Ending => Take,
             Refusing => Ignore,
             Requested | RequestedSecured | Accepted | Proving | PeerDone | Proven | Joining | EndingJoining
@@ -123,12 +123,12 @@ impl Connection {
     }
 }
 
-/// Whether the peer's messages are sealed.
+/// The seal of the peer's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seal {
-    /// The connection is not to be secured.
+    /// The connection will not be secured.
     None,
-    /// Not yet.
+    /// The peer's messages are not sealed yet.
     Missing,
     On,
 }
@@ -166,7 +166,7 @@ mod tests {
     use crate::error::ConnectError;
     use crate::security::{Channel, Handshake, PeerIdentity, SecurityError};
 
-    /// The decisions in the order of `Kind::ALL`: data, hello, credit, ping, pong, immediate, offer, fetched, goodbye,
+    /// The decisions in the order of `MessageKind::ALL`: data, hello, credit, ping, pong, immediate, offer, fetched, goodbye,
     /// handshake, fragment, progress, refused.
     const TABLE: [(Stage, &str); 13] = [
         (Stage::Requested, "VVVVVVVVVVVVV"),
@@ -260,7 +260,7 @@ mod tests {
     fn each_kind_is_admitted_in_its_stages_only() {
         for (at, (stage, row)) in TABLE.into_iter().enumerate() {
             assert_eq!(stage as usize, at, "a row for each stage, in order");
-            let decided = Kind::ALL.map(|kind| match admit(stage, kind) {
+            let decided = MessageKind::ALL.map(|kind| match admit(stage, kind) {
                 Admission::Take => 'T',
                 Admission::Ignore => 'I',
                 Admission::Violation => 'V',

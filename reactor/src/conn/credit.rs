@@ -3,23 +3,23 @@
 //! Both sides count messages from the start of the connection, modulo 2^32. A grant is the absolute count up to which
 //! the peer may send, so that a lost, repeated or overtaken grant does no harm.
 //!
-//! Control messages (grants, pings and pongs) take credits too. Two sides with full windows can always grant, ask and
+//! Control messages (grants, pings and pongs) use credits too. Two sides with full windows can always grant, ping and
 //! answer, however their messages cross. That follows from three rules:
 //!
-//! - Data leaves the last [`CONTROL_CREDITS`] alone. So the program never keeps at least three of a side's receives:
-//!   the peer may use them, or they are owed to it.
+//! - Data does not use the last [`CONTROL_CREDITS`]. So at least three of a side's receives are never kept by the
+//!   program: the peer may use them, or they are owed to it.
 //! - The last credit is for a message that brings a grant ([`may_control`]). So the two sides are never both without a
-//!   credit: of the last message of each side, one was sent after the other had come, or each brings a credit.
-//! - A grant is due when at least two credits are owed, and either no fewer than the peer has left or the peer has none
-//!   left for data ([`ReceiveWindow::update_due`]). A side with one credit left is therefore owed at least two, and a grant
-//!   is sent. Each grant takes two messages of the other side: two sides that have nothing else to say fall silent.
+//!   credit: of the last message of each side, one was sent after the other had arrived, or each brings a credit.
+//! - A grant is due if at least two credits are owed, and either no fewer than the peer has left or the peer has none left for data
+//!   ([`ReceiveWindow::update_due`]). A side with one credit left is therefore owed at least two, and a grant is sent. Each grant needs two
+//!   messages of the peer: two sides that have nothing else to send fall silent.
 //!
-//! When a message is done with, its receive is posted again in a chain with others, not alone: when a quarter of the
-//! window is free, and at once when a grant would be due ([`ReceiveWindow::worth_posting`]).
+//! When a message has been processed, its receive is posted again in a chain with others, not alone: when a quarter of
+//! the window is free, and immediately when a grant would be due ([`ReceiveWindow::worth_posting`]).
 
 use crate::limits::{CONTROL_CREDITS, MAX_WINDOW};
 
-/// Whether a control message can be sent. The last credit is kept for a message that brings a grant.
+/// Returns true if a control message can be sent. The last credit is reserved for a message that brings a grant.
 #[must_use]
 pub(crate) const fn may_control(tx: &SendWindow, rx: &ReceiveWindow) -> bool {
     match tx.available() {
@@ -29,7 +29,7 @@ pub(crate) const fn may_control(tx: &SendWindow, rx: &ReceiveWindow) -> bool {
     }
 }
 
-/// The messages that the peer lets this side send.
+/// The messages that the peer allows the local side to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendWindow {
     limit: u32,
@@ -37,37 +37,37 @@ pub(crate) struct SendWindow {
 }
 
 impl SendWindow {
-    /// A window in which the peer has posted `initial` receives.
+    /// Creates a window in which the peer has posted `initial` receives.
     #[must_use]
     pub(crate) const fn new(initial: u32) -> Self {
         Self { limit: initial, sent: 0 }
     }
 
-    /// Number of messages of any kind that can be sent now.
+    /// Returns the number of messages of any kind that can be sent now.
     #[must_use]
     #[inline]
     pub(crate) const fn available(&self) -> u32 {
         self.limit.wrapping_sub(self.sent)
     }
 
-    /// Number of data messages that can be sent now. The credits for control messages are not counted.
+    /// Returns the number of data messages that can be sent now. The credits for control messages are not counted.
     #[must_use]
     #[inline]
     pub(crate) const fn available_for_data(&self) -> u32 {
         self.available().saturating_sub(CONTROL_CREDITS)
     }
 
-    /// Takes a credit. The caller has checked that there is one.
+    /// Uses a credit. The caller has checked that there is one.
     #[inline]
     pub(crate) fn take(&mut self) {
         debug_assert!(self.available() > 0, "sending without a credit");
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Takes in a grant. An old grant changes nothing; a grant wider than any window is the peer's fault.
+    /// Processes a grant. An old grant changes nothing; a grant wider than any window is the peer's fault.
     ///
     /// # Errors
-    /// The grant, if it can only be a fault.
+    /// The grant, if no honest peer gives it.
     #[inline]
     pub(crate) fn grant(&mut self, limit: u32) -> Result<(), InvalidGrant> {
         let ahead = limit.wrapping_sub(self.limit);
@@ -85,37 +85,37 @@ impl SendWindow {
 /// A grant that no honest peer gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidGrant {
-    /// The limit that the grant names.
+    /// The limit in the grant.
     pub(crate) limit: u32,
-    /// Number of messages that this side had sent, modulo 2^32.
+    /// The number of messages that the local side had sent, modulo 2^32.
     pub(crate) sent: u32,
 }
 
-/// The messages that this side lets the peer send.
+/// The messages that the local side allows the peer to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveWindow {
-    /// Number of receives posted since the start, modulo 2^32.
+    /// The number of receives posted since the start, modulo 2^32.
     posted: u32,
-    /// The last grant that the peer was told.
+    /// The last grant that was sent to the peer.
     granted: u32,
-    /// Number of messages received since the start, modulo 2^32.
+    /// The number of messages received since the start, modulo 2^32.
     received: u32,
 }
 
 impl ReceiveWindow {
-    /// The window of a connection with `depth` receives posted, all of them granted while connecting.
+    /// Creates the window of a connection with `depth` receives posted, all of them granted while connecting.
     #[must_use]
     pub(crate) const fn new(depth: u32) -> Self {
         Self { posted: depth, granted: depth, received: 0 }
     }
 
-    /// Counts receives that were posted again. From now on the peer may be told of them.
+    /// Counts receives that were posted again. From now on they may be granted to the peer.
     #[inline]
     pub(crate) fn posted(&mut self, count: u32) {
         self.posted = self.posted.wrapping_add(count);
     }
 
-    /// Counts a message that arrived; `false` if the peer had no credit for it.
+    /// Counts a message that arrived. Returns false if the peer had no credit for it.
     #[inline]
     pub(crate) fn received(&mut self) -> bool {
         if self.granted == self.received {
@@ -125,27 +125,27 @@ impl ReceiveWindow {
         true
     }
 
-    /// Number of messages that the peer may still send.
+    /// Returns the number of messages that the peer may still send.
     #[must_use]
     pub(crate) const fn left(&self) -> u32 {
         self.granted.wrapping_sub(self.received)
     }
 
-    /// Number of posted receives that the peer does not know of.
+    /// Returns the number of posted receives that were not granted to the peer.
     #[must_use]
     #[inline]
     pub(crate) const fn owed(&self) -> u32 {
         self.posted.wrapping_sub(self.granted)
     }
 
-    /// Whether enough credits are owed for a message of their own.
+    /// Returns true if enough credits are owed for a separate grant message.
     #[must_use]
     #[inline]
     pub(crate) const fn update_due(&self) -> bool {
         self.update_due_after(0)
     }
 
-    /// Whether a grant would be due if so many more receives were posted.
+    /// Returns true if a grant would be due if this many more receives were posted.
     #[must_use]
     #[inline]
     pub(crate) const fn update_due_after(&self, more: u32) -> bool {
@@ -154,14 +154,14 @@ impl ReceiveWindow {
         owed >= 2 && (owed >= left || left <= CONTROL_CREDITS)
     }
 
-    /// Whether it is time to post `free` receives of a window of `depth` again.
+    /// Returns true if it is time to post `free` receives of a window of `depth` again.
     #[must_use]
     #[inline]
     pub(crate) const fn worth_posting(&self, free: u32, depth: u32) -> bool {
         free > 0 && (free >= depth.div_ceil(4) || self.update_due_after(free))
     }
 
-    /// Whether it is time to post `free` receives of a window of `depth` again, or a grant is due without them.
+    /// Returns true if it is time to post `free` receives of a window of `depth` again, or a grant is due without them.
     #[must_use]
     #[inline]
     pub(crate) const fn grant_due(&self, free: u32, depth: u32) -> bool {
@@ -169,21 +169,21 @@ impl ReceiveWindow {
         (free > 0 && free >= depth.div_ceil(4)) || self.update_due_after(free)
     }
 
-    /// Returns the grant to send now, and counts it as told to the peer.
+    /// Returns the grant to send now, and records it as sent to the peer.
     #[inline]
     pub(crate) fn grant(&mut self) -> u32 {
         self.granted = self.posted;
         self.granted
     }
 
-    /// The grant that the peer was last told.
+    /// Returns the last grant that was sent to the peer.
     #[must_use]
     #[inline]
     pub(crate) const fn told(&self) -> u32 {
         self.granted
     }
 
-    /// Number of receives that are posted and not used yet.
+    /// Returns the number of receives that are posted and not used yet.
     pub(crate) const fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.received)
     }
@@ -256,27 +256,27 @@ mod tests {
         rx: ReceiveWindow,
         wants: u32,
         delivered: u32,
-        /// Receives of all kinds.
+        /// The number of receives of all kinds.
         depth: u32,
-        /// Receives taken by messages that the program keeps.
+        /// The number of receives of messages that the program keeps.
         held: u32,
-        /// Receives that are to be posted again.
+        /// The number of receives to post again.
         free: u32,
-        /// The end is on the list of those with something to post. It sends only then.
+        /// True if the end is on the list of those with something to post. It sends only then.
         marked: bool,
-        /// The end is to ask whether the other one is there.
+        /// True if the end must ping the other one.
         asks: bool,
         owes_answer: bool,
     }
 
     #[derive(Clone, Copy, Debug)]
-    struct Message {
-        kind: Kind,
+    struct ModelMessage {
+        kind: ModelMessageKind,
         grant: u32,
     }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Kind {
+    enum ModelMessageKind {
         Data,
         Grant,
         Question,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug)]
-    enum Step {
+    enum ModelStep {
         Want { end: usize, count: u32 },
         Send { end: usize },
         Deliver { end: usize, hold: bool },
@@ -292,22 +292,22 @@ mod tests {
         Ask { end: usize },
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<ModelStep>> {
         let step = prop_oneof![
-            1 => (0..2_usize, 1..40_u32).prop_map(|(end, count)| Step::Want { end, count }),
-            3 => (0..2_usize).prop_map(|end| Step::Send { end }),
-            3 => (0..2_usize, any::<bool>()).prop_map(|(end, hold)| Step::Deliver { end, hold }),
-            1 => (0..2_usize).prop_map(|end| Step::Release { end }),
-            1 => (0..2_usize).prop_map(|end| Step::Ask { end }),
+            1 => (0..2_usize, 1..40_u32).prop_map(|(end, count)| ModelStep::Want { end, count }),
+            3 => (0..2_usize).prop_map(|end| ModelStep::Send { end }),
+            3 => (0..2_usize, any::<bool>()).prop_map(|(end, hold)| ModelStep::Deliver { end, hold }),
+            1 => (0..2_usize).prop_map(|end| ModelStep::Release { end }),
+            1 => (0..2_usize).prop_map(|end| ModelStep::Ask { end }),
         ];
         proptest::collection::vec(step, 1..2000)
     }
 
-    /// Two ends, and the messages on their way from each.
+    /// Two ends, and the messages in flight from each.
     #[derive(Debug)]
     struct Model {
         ends: [End; 2],
-        wires: [VecDeque<Message>; 2],
+        wires: [VecDeque<ModelMessage>; 2],
     }
 
     impl Model {
@@ -330,8 +330,8 @@ mod tests {
             }
         }
 
-        /// Flushes an end as the reactor flushes a connection: receives, data, and one control message if no data says
-        /// the same. Returns the number of messages sent.
+        /// Flushes an end like the reactor flushes a connection: receives, data, and one control message unless data
+        /// carries the same. Returns the number of messages sent.
         fn flush(&mut self, end: usize) -> u32 {
             let side = &mut self.ends[end];
             if !std::mem::take(&mut side.marked) {
@@ -348,31 +348,31 @@ mod tests {
                 sent += 1;
             }
             for nth in 1..=sent {
-                // The last one brings the newest grant.
+                // The last one carries the newest grant.
                 let grant = if nth == sent { side.rx.grant() } else { side.rx.told() };
-                self.wires[end].push_back(Message { kind: Kind::Data, grant });
+                self.wires[end].push_back(ModelMessage { kind: ModelMessageKind::Data, grant });
             }
             if sent > 0 {
                 side.owes_answer = false;
             }
             let kind = if side.asks {
-                Kind::Question
+                ModelMessageKind::Question
             } else if sent > 0 {
                 return sent;
             } else if side.owes_answer {
-                Kind::Answer
+                ModelMessageKind::Answer
             } else if side.rx.update_due() {
-                Kind::Grant
+                ModelMessageKind::Grant
             } else {
                 return sent;
             };
             if !may_control(&side.tx, &side.rx) {
                 return sent;
             }
-            side.asks &= kind != Kind::Question;
+            side.asks &= kind != ModelMessageKind::Question;
             side.owes_answer = false;
             side.tx.take();
-            self.wires[end].push_back(Message { kind, grant: side.rx.grant() });
+            self.wires[end].push_back(ModelMessage { kind, grant: side.rx.grant() });
             sent + 1
         }
 
@@ -381,14 +381,14 @@ mod tests {
             let side = &mut self.ends[end];
             assert!(side.rx.received(), "a message came without a credit");
             side.tx.grant(message.grant).unwrap();
-            side.owes_answer |= message.kind == Kind::Question;
-            side.delivered += u32::from(message.kind == Kind::Data);
-            if message.kind == Kind::Data && hold {
+            side.owes_answer |= message.kind == ModelMessageKind::Question;
+            side.delivered += u32::from(message.kind == ModelMessageKind::Data);
+            if message.kind == ModelMessageKind::Data && hold {
                 side.held += 1;
             } else {
                 side.free += 1;
             }
-            // Something may have waited for a credit or be due by now, even if the receive of this message is not free.
+            // Work may have waited for a credit or be due by now, even if the receive of this message is not free.
             side.marked |= side.wants > 0 || side.owes_answer || side.asks;
             side.marked |= side.rx.update_due() || side.rx.worth_posting(side.free, side.depth);
             true
@@ -402,20 +402,20 @@ mod tests {
             side.marked = true;
         }
 
-        fn step(&mut self, step: Step) {
+        fn step(&mut self, step: ModelStep) {
             match step {
-                Step::Want { end, count } => {
+                ModelStep::Want { end, count } => {
                     self.ends[end].wants += count;
                     self.ends[end].marked = true;
                 }
-                Step::Send { end } => {
+                ModelStep::Send { end } => {
                     self.flush(end);
                 }
-                Step::Deliver { end, hold } => {
+                ModelStep::Deliver { end, hold } => {
                     self.deliver(end, hold);
                 }
-                Step::Release { end } => self.release(end, 1),
-                Step::Ask { end } => self.ask(end),
+                ModelStep::Release { end } => self.release(end, 1),
+                ModelStep::Ask { end } => self.ask(end),
             }
         }
 
@@ -424,7 +424,7 @@ mod tests {
             self.ends[end].marked = true;
         }
 
-        /// Lets both ends go on until there is nothing left to do; returns the number of messages sent.
+        /// Runs both ends until there is nothing left to do. Returns the number of messages sent.
         fn settle(&mut self, hold: bool) -> u32 {
             let (mut messages, mut progress) = (0, true);
             while std::mem::take(&mut progress) {
@@ -443,9 +443,9 @@ mod tests {
     }
 
     proptest! {
-        /// Over any history of both sides: no send without a receive posted for it, and no grant lost. Whatever the
-        /// programs keep, the sides fall silent when there is nothing to say, and then either can ask and hear an answer.
-        /// Once the programs let go of what they keep, everything that was wanted is delivered.
+        /// For any history of both sides, no send is without a posted receive, and no grant is lost. Whatever the
+        /// programs keep, the sides fall silent when there is nothing to send, and then either can ping and gets an
+        /// answer. Once the programs release what they keep, all messages are delivered.
         #[test]
         fn no_deadlock_no_overrun_no_lost_grant(
             depths in prop_oneof![[MIN_WINDOW..9, MIN_WINDOW..9], [MIN_WINDOW..40, MIN_WINDOW..40]],
@@ -454,10 +454,10 @@ mod tests {
             let mut model = Model::new(depths);
             let mut wanted = [0_u32; 2];
             for step in history {
-                if let Step::Want { end, count } = step { wanted[end] += count; }
+                if let ModelStep::Want { end, count } = step { wanted[end] += count; }
                 model.step(step);
                 for (side, depth) in model.ends.iter().zip(depths) {
-                    prop_assert_eq!(side.rx.outstanding() + side.held + side.free, depth, "nothing is lost or made");
+                    prop_assert_eq!(side.rx.outstanding() + side.held + side.free, depth, "no receive is lost or added");
                 }
             }
             model.settle(true);

@@ -1,4 +1,4 @@
-//! The output of a connection: callbacks to make, and actions to take for it.
+//! The output of a connection: callbacks, and actions for the driver.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -16,10 +16,10 @@ use crate::memory::landing::Offered;
 use crate::memory::list::TransferEnd;
 use crate::memory::region::Region;
 
-/// A callback to make.
+/// A callback.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The peer of a connection that is being secured has proven who it is. The program is to accept it or not.
+    /// The identity of the peer is proven on a connection that is being secured. The program must accept it or not.
     Identified,
     /// The connection is up.
     Connected,
@@ -27,19 +27,19 @@ pub(crate) enum Event {
     Message(Arrived),
     /// A message in several buffers arrived.
     Fragments(Box<Fragments>),
-    /// The peer offers a message past one buffer.
+    /// The peer offers a message longer than one buffer.
     Offered(Offered),
-    /// A message past one buffer was fetched.
+    /// A message longer than one buffer was fetched.
     Fetched(Box<Region>),
-    /// A message past one buffer is in the program's memory, or its connection has ended first.
+    /// A message longer than one buffer is in the program's memory, or its connection ended first.
     Landed(Box<(Offered, Result<(), Failure>)>),
     /// A write with immediate data by the peer was placed.
     Immediate(Immediate),
-    /// So many sends that follow one another have ended, each in this way. There is one callback for each.
+    /// This many consecutive sends have ended with the same outcome. There is one callback for each.
     Sent { send: SendId, count: u32, outcome: Outcome },
     /// A transfer of a list has ended.
     Transferred(Box<(TransferId, TransferEnd)>),
-    /// A send like one that was refused would be taken now.
+    /// A send like the refused one would be accepted now.
     Writable,
     /// The last callback of a connection that was up.
     Disconnected(Box<DisconnectReason>),
@@ -50,80 +50,80 @@ pub(crate) enum Event {
 /// A message in a buffer of the pool.
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    /// The buffer; `None` once the program has detached it or it was freed.
+    /// The buffer. `None` once the program has detached it or it was freed.
     pub(crate) buffer: Option<Buffer>,
-    /// Offsets at which the payload begins and ends in the buffer, bytes.
+    /// The offsets at which the payload begins and ends in the buffer, in bytes.
     pub(crate) start: u32,
     pub(crate) end: u32,
-    /// Index of the device.
+    /// The index of the device.
     pub(crate) device: u16,
-    /// The connection takes its receives from the shared queue.
+    /// True if the connection uses receives of the shared queue.
     pub(crate) shared: bool,
 }
 
 /// A message in several buffers of the pool, or the beginning of one.
 #[derive(Debug)]
 pub(crate) struct Fragments {
-    /// Its parts in order, each with the offset at which the part ends in the buffer, bytes. Headers are in front of them.
+    /// Its parts in order, each with the offset at which the part ends in the buffer, in bytes. Each part has a header in front.
     pub(crate) parts: Vec<(Buffer, u32)>,
-    /// Length of the parts that are there, bytes.
+    /// The length of the parts that have arrived, in bytes.
     pub(crate) len: usize,
-    /// Number of parts that are still to come.
+    /// The number of parts that have not arrived.
     pub(crate) following: u32,
-    /// Time at which the first part arrived. The limit on the message as a whole counts from here.
+    /// The time at which the first part arrived. The limit on the message as a whole counts from here.
     pub(crate) since: Instant,
-    /// Index of the device.
+    /// The index of the device.
     pub(crate) device: usize,
 }
 
-/// Something to do for a connection.
+/// An action for a connection.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Call [`super::Connection::timeout`] then; `None`: not at all. This replaces what was said before.
+    /// Call [`super::Connection::timeout`] at this time, or never for `None`. This replaces the earlier schedule.
     Deadline(Option<Instant>),
-    /// Call [`super::Connection::timeout`] then, unless it is to be called earlier.
+    /// Call [`super::Connection::timeout`] at this time, unless an earlier call is scheduled.
     LookBy(Instant),
-    /// Call [`super::Connection::lists_due`] then. This replaces what was said before.
+    /// Call [`super::Connection::lists_due`] at this time. This replaces the earlier schedule.
     ListsBy(Instant),
-    /// Have the device flush the queues, and wait for that.
+    /// Make the device flush the queues, and wait for that.
     Flush,
     /// Watch the connection: it has begun to end.
     Ending,
-    /// The connection that a peer has opened is up.
+    /// Note that the connection that a peer has opened is up.
     Settled,
-    /// The peer's Send with Invalidate has taken back a remote key of this device.
+    /// Handle the peer's Send with Invalidate, which has revoked a remote key of this device.
     Invalidated { device: usize, key: RemoteKey },
-    /// A region that its owner has dropped may be unused now.
+    /// Check a region that its owner has dropped: it may be unused now.
     Unused(Key),
-    /// Memory of a message past one buffer is not wanted any more, or was never needed.
+    /// Release memory of a message longer than one buffer: it is not needed any more, or never was.
     Discard(Box<Region>),
-    /// The connection does not wait for memory any more.
+    /// Note that the connection does not wait for memory any more.
     NoMemory,
-    /// Something is to be posted, and no turn is going on: have one taken.
+    /// Trigger a turn, because there is something to post and no turn is running.
     Ring,
 }
 
 /// See the [module](self). The lists are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// In order, behind `arrived`.
+    /// The callbacks in order, behind `arrived`.
     pub(crate) events: VecDeque<(ConnectionId, Event)>,
-    /// A message that arrived while no callback was to be made. The list is spared for it, as most messages arrive so.
+    /// A message that arrived while no callback was pending. Most messages arrive so, and do not use the list.
     pub(crate) arrived: Option<(ConnectionId, Arrived)>,
-    /// In order.
+    /// The actions in order.
     pub(crate) actions: VecDeque<(ConnectionId, Action)>,
-    /// Connections with something to post, each once.
+    /// Connections with work requests to post, without duplicates.
     pub(crate) to_post: Vec<ConnectionId>,
-    /// Connections that were refused a send and may have room again.
+    /// Connections that were refused a send and may have capacity again.
     pub(crate) to_ask: VecDeque<ConnectionId>,
     /// The limit on log lines about peers.
     pub(crate) log_limit: LogLimit,
-    /// No turn is going on.
+    /// True if no turn is running.
     pub(crate) outside: bool,
 }
 
 impl Effects {
-    /// The next callback to make.
+    /// Returns the next callback.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
         match self.arrived.take() {

@@ -1,4 +1,4 @@
-//! The evidence of why a connection ends, and which of two pieces counts.
+//! The evidence of why a connection ends, and the rule that decides which of two pieces counts.
 //!
 //! Devices, connection managers and peers report one end in several ways and in any order. The first piece of evidence counts,
 //! unless a later one is better:
@@ -29,7 +29,7 @@ pub(crate) enum Evidence {
     Disconnected(Framing),
     /// The peer's stream ended in the middle of a message.
     Truncated,
-    /// The peer's side reported that the local side has broken the protocol.
+    /// The peer reported that the local side has violated the protocol.
     Terminated(String),
     /// A work request failed.
     Failed(Failure),
@@ -39,27 +39,27 @@ pub(crate) enum Evidence {
     Removed,
     /// The peer's program has closed the connection.
     Goodbye,
-    /// The local side has ended the connection: its program, a limit, or a rule that the peer has broken.
+    /// The local side has ended the connection: its program, a limit, or a rule that the peer has violated.
     Decided(DisconnectReason),
 }
 
 impl Evidence {
-    /// Whether the end waits for better evidence.
+    /// Returns true if the end waits for better evidence.
     pub(super) const fn is_guess(&self) -> bool {
         matches!(self, Self::Flushed(_) | Self::Unposted(_))
     }
 
-    /// Whether the transport ended, and nothing else is known. The peer may have said more before.
+    /// Returns true if the transport ended, and nothing else is known. The peer may have sent more before.
     pub(super) const fn is_loss(&self) -> bool {
         matches!(self, Self::Disconnected(_) | Self::Truncated)
     }
 
-    /// Whether the peer has closed the connection.
+    /// Returns true if the peer has closed the connection.
     pub(super) const fn is_parting(&self) -> bool {
         matches!(self, Self::Goodbye | Self::Disconnected(Framing::Raw))
     }
 
-    /// The reason that the program is given.
+    /// Returns the reason that is reported to the program.
     pub(super) fn reason(self) -> DisconnectReason {
         match self {
             Self::Flushed(failure) | Self::Failed(failure) => {
@@ -76,7 +76,7 @@ impl Evidence {
     }
 }
 
-/// Returns the evidence that counts of two pieces, of which `held` was found first. See the [module](self) for the table.
+/// Returns the one of two pieces of evidence that counts. `held` was found first. See the [module](self) for the table.
 pub(super) fn better(held: Evidence, found: Evidence) -> Evidence {
     use Evidence::{
         Decided, Disconnected, Failed, Flushed, Goodbye, Removed, Terminated, Transport, Truncated, Unposted,
@@ -113,7 +113,7 @@ mod tests {
 
     const KINDS: usize = 11;
 
-    /// The row of a piece. A new kind has no row before it has one here.
+    /// Returns the row of a piece. A new kind of evidence needs a row here.
     const fn row(evidence: &Evidence) -> usize {
         match evidence {
             Evidence::Flushed(_) => 0,
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// One piece for each row.
+    /// Returns one piece for each row.
     fn each(nth: u32) -> [Evidence; KINDS] {
         let failure = |status| Failure { status, vendor_error: nth };
         let each = [
@@ -150,8 +150,8 @@ mod tests {
         each
     }
 
-    /// A row for each piece that is held, with a letter for each piece that is found afterwards: the one that is `h`eld or the one
-    /// that is `f`ound counts, or the one that is held becomes `c`ertain.
+    /// A row for each piece that is held, with a letter for each piece that is found afterwards: `h` if the held one counts, `f` if the
+    /// found one does, and `c` if the held one becomes certain.
     const TABLE: [&str; KINDS] = [
         "hhffffhfffh",
         "hhccffhfffh",

@@ -1,17 +1,17 @@
-//! Messages in several buffers: cut by the sender, each part with a credit of its own, and joined by the receiver.
+//! Messages in several buffers: cut by the sender, each part with its own credit, and joined by the receiver.
 //!
-//! Such a message needs no offer, read and answer, so it takes about as long as its bytes take. All its parts are queued at
-//! once and nothing comes between them, so they need no number. The receiver leaves them in the buffers that they came in
-//! until the last one has come: a peer that never sends it holds only receives of its own, and no other memory. The credits
-//! for all parts are there before the first one is sent. If they are not, the message is offered ([`super::transfer`]).
+//! Such a message needs no offer, read and answer, so it takes about as long as its bytes take. All its parts are queued together without
+//! other messages between them, so they need no number. The receiver leaves them in their buffers until the last one has arrived: a peer
+//! that never sends it occupies only its own receives, and no other memory. The credits for all parts are available before the first one is
+//! sent. If they are not, the message is offered ([`super::transfer`]).
 
 use std::ops::Range;
 
 use rdma_transport::wr::{SendOp, SgeList};
 
 use super::effects::{Event, Fragments};
-use super::frame::{Header, Kind, MAX_FOLLOWING};
-use super::send_queue::{Entry, no_buffer};
+use super::frame::{FrameHeader, MAX_FOLLOWING, MessageKind};
+use super::send_queue::{SendQueueEntry, no_buffer};
 use super::{Connection, Env};
 use crate::config::Framing;
 use crate::device::pool::Buffer;
@@ -24,7 +24,7 @@ use crate::memory::region::Region;
 impl Connection {
     // Sending.
 
-    /// Number of buffers that a message of `len` bytes takes, if it may be sent in several.
+    /// Returns the number of buffers for a message of `len` bytes, if it may be sent in several.
     pub(crate) fn parts(&self, len: usize) -> Option<usize> {
         let size = self.terms.buffer_size;
         let parts =
@@ -32,20 +32,20 @@ impl Connection {
         parts.filter(|&parts| parts <= MAX_FOLLOWING as usize)
     }
 
-    /// Whether a message of `len` bytes can be queued now in several buffers.
+    /// Returns true if a message of `len` bytes can be queued now in several buffers.
     pub(crate) fn may_cut(&self, len: usize) -> bool {
         self.parts(len).is_some_and(|parts| parts <= self.writable())
     }
 
-    /// The parts of a message of `len` bytes, and for each how many follow it.
+    /// Returns the parts of a message of `len` bytes, and for each the number of parts behind it.
     fn cut(&self, len: usize) -> impl Iterator<Item = (Range<usize>, u32)> + use<> {
         let size = self.terms.buffer_size;
         let count = len.div_ceil(size);
         (0..count).map(move |nth| (nth * size..len.min((nth + 1) * size), (count - 1 - nth) as u32))
     }
 
-    /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a part of the payload, or says that this side cannot
-    /// look at it. `told`: the program hears of the message's end in any case.
+    /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a part of the payload, or returns false if the program cannot
+    /// reach it. `told`: the message's end is always reported to the program.
     pub(crate) fn send_cut(
         &mut self,
         len: usize,
@@ -61,10 +61,10 @@ impl Connection {
                 env.buffers.pool.give(buffer);
                 return Err(SendErrorKind::Sealed);
             }
-            let header = self.header(Kind::Fragment).emit_before(following);
+            let header = self.header(MessageKind::Fragment).emit_before(following);
             let (posted, sge) = env.buffers.pool.post_behind(buffer, header, range.len());
             let id = (following == 0).then(|| self.sends.name(SendKind::Message));
-            self.sends.push(Entry::message(posted, id), SendOp::Send, SgeList::one(sge));
+            self.sends.push(SendQueueEntry::message(posted, id), SendOp::Send, SgeList::one(sge));
             last = id.ok_or(SendErrorKind::Closed);
         }
         if told {
@@ -85,7 +85,7 @@ impl Connection {
         for (range, following) in self.cut(from.len()) {
             let locals = Locals::to_read(&[(region, from.start + range.start..from.start + range.end)])?;
             let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
-            let header = self.header(Kind::Fragment).emit_before(following);
+            let header = self.header(MessageKind::Fragment).emit_before(following);
             let id = (following == 0).then(|| self.sends.name(SendKind::Message));
             self.sends.push_gathered(&env.buffers.pool, buffer, header, id, locals);
             last = id.ok_or(SendErrorKind::Closed);
@@ -108,7 +108,7 @@ impl Connection {
             return Ok(());
         }
         let message = env.buffers.pool.slabs().bytes(&buffer, end as usize);
-        let (len, following) = (message.len() - HEADER_LEN, Header::following(message));
+        let (len, following) = (message.len() - HEADER_LEN, FrameHeader::following(message));
         let before = self.transfers.joining().map(|joined| (joined.len, joined.following));
         let (so_far, begins) = (before.map_or(0, |(len, _)| len), before.is_none());
         let expected = match before {
@@ -118,7 +118,7 @@ impl Connection {
         let violation = if len == 0 || !expected {
             Some(PeerViolation::MalformedMessage)
         } else if following > self.rx.left() {
-            // The credits for all parts were there before the first one was sent.
+            // The credits for all parts were available before the first one was sent.
             Some(PeerViolation::CreditOverrun)
         } else {
             ((so_far + len) as u64 > env.config.large.max_message).then_some(PeerViolation::InvalidOffer)
@@ -159,7 +159,7 @@ impl Connection {
         self.tell(env, Event::Fragments(joined));
     }
 
-    /// Frees the receives of a held message in several buffers, which nobody is to get.
+    /// Frees the receives of a held message in several buffers that is not delivered.
     pub(super) fn discard_fragments(&mut self, fragments: Fragments, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         for (buffer, _) in fragments.parts {
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Takes back what a message has left that was joined in other memory.
+    /// Recycles the list of a message that was joined in other memory.
     pub(crate) fn recycle(&mut self, joined: Box<Fragments>) {
         self.transfers.recycle(joined);
     }

@@ -7,38 +7,39 @@ use crate::memory::region::RemoteRegion;
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     /// A message of the program.
     Data = 0,
     /// The first message of the active side; it opens the connection on the passive side.
     Hello = 1,
     /// A grant that no other message carries.
     Credit = 2,
-    /// A question to the peer, to find out whether it is still there.
+    /// A request to the peer to show that it is alive.
     Ping = 3,
     /// The answer to a ping.
     Pong = 4,
-    /// News that the writes before this message are placed; the payload is an [`Immediate`].
+    /// A notification that the writes before this message are placed; the payload is an [`Immediate`].
     Immediate = 5,
-    /// A message past one buffer that the receiver is to read from the sender's memory; the payload is an [`Offer`].
+    /// A message longer than one buffer that the receiver will read from the sender's memory; the payload is an
+    /// [`Offer`].
     Offer = 6,
-    /// News that an offered message was fetched and its memory may be used again. The payload is the number of the
-    /// transfer, four bytes.
+    /// A notification that an offered message was fetched and its memory may be reused. The payload is the number of
+    /// the transfer, four bytes.
     Fetched = 7,
     /// The program of the sender has closed the connection. It is the last message of its sender.
     Goodbye = 8,
-    /// Octets of the handshake of a connection that is to be secured; the first one is a [`Part`].
+    /// Octets of the handshake of a connection that will be secured; the first one is a [`HandshakePart`].
     Handshake = 9,
     /// A part of a message that takes several buffers. The header says how many parts follow.
     Fragment = 10,
-    /// News that a part of an offered message was fetched; the payload is a [`Progress`].
+    /// A notification that a part of an offered message was fetched; the payload is a [`TransferProgress`].
     Progress = 11,
-    /// News that the program does not want an offered message, and its memory may be used again. The payload is the number of the
+    /// A notification that the program does not want an offered message, and its memory may be reused. The payload is the number of the
     /// transfer, four bytes.
     Refused = 12,
 }
 
-impl Kind {
+impl MessageKind {
     pub(super) const ALL: [Self; 13] = [
         Self::Data,
         Self::Hello,
@@ -55,30 +56,30 @@ impl Kind {
         Self::Refused,
     ];
 
-    /// Whether messages of this kind have no payload.
+    /// Returns true if messages of this kind have no payload.
     const fn is_bare(self) -> bool {
         matches!(self, Self::Hello | Self::Credit | Self::Ping | Self::Pong | Self::Goodbye)
     }
 
-    /// Whether messages of this kind carry something of the program.
+    /// Returns true if messages of this kind carry data of the program.
     pub(crate) const fn is_of_program(self) -> bool {
         matches!(self, Self::Data | Self::Offer | Self::Immediate | Self::Fragment)
     }
 }
 
-/// What a part of a handshake is, as its first octet says.
+/// The kind of a part of a handshake, encoded in its first octet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Part {
+pub(crate) enum HandshakePart {
     /// Octets, and more messages without a seal may follow.
     More = 0,
-    /// Octets, or none. The sender has accepted its peer, and every message of it behind this one is sealed.
+    /// Octets, or none. The sender has accepted its peer, and all its messages behind this one are sealed.
     Last = 1,
-    /// The sender does not accept its peer; the rest is text that says why.
+    /// The sender does not accept its peer; the rest is text with the reason.
     Refusal = 2,
 }
 
-impl Part {
+impl HandshakePart {
     pub(crate) fn parse(payload: &[u8]) -> Option<(Self, &[u8])> {
         let (first, rest) = payload.split_first()?;
         let part = match first {
@@ -91,19 +92,19 @@ impl Part {
     }
 }
 
-/// Most parts of a message that may follow one of its parts.
+/// The largest number of parts of a message that may follow one of its parts.
 pub(crate) const MAX_FOLLOWING: u32 = (1 << 24) - 1;
 
-/// The header of a message: `kind:8 | following:24 | grant:32`, little-endian. Only a fragment may have others that follow it.
+/// The header of a message: `kind:8 | following:24 | grant:32`, little-endian. Only a fragment may have parts that follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) kind: Kind,
-    /// Number of messages that the receiver of this header may send, counted from the start of the connection modulo
-    /// 2^32.
+pub(crate) struct FrameHeader {
+    pub(crate) kind: MessageKind,
+    /// The number of messages that the receiver of this header may send, counted from the start of the connection
+    /// modulo 2^32.
     pub(crate) grant: u32,
 }
 
-impl Header {
+impl FrameHeader {
     #[inline]
     pub(crate) const fn emit(self) -> [u8; HEADER_LEN] {
         self.emit_before(0)
@@ -116,43 +117,44 @@ impl Header {
         word.to_le_bytes()
     }
 
-    /// Reads the header of a message; `None` when the message is too short, of an unknown kind, has reserved bits set, or is a
+    /// Parses the header of a message. Returns `None` if the message is too short, of an unknown kind, has reserved bits set, or is a
     /// fragment that others follow.
     #[inline]
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let (header, payload) = message.split_first_chunk::<HEADER_LEN>()?;
         let word = u64::from_le_bytes(*header);
-        if word & 0xffff_ffff == Kind::Data as u64 {
-            return Some(Self { kind: Kind::Data, grant: (word >> 32) as u32 });
+        if word & 0xffff_ffff == MessageKind::Data as u64 {
+            return Some(Self { kind: MessageKind::Data, grant: (word >> 32) as u32 });
         }
-        let kind = *Kind::ALL.get((word & 0xffff_ffff) as usize)?;
+        let kind = *MessageKind::ALL.get((word & 0xffff_ffff) as usize)?;
         let sound = !kind.is_bare() || payload.is_empty();
         sound.then_some(Self { kind, grant: (word >> 32) as u32 })
     }
 
-    /// Reads the header of a fragment.
+    /// Parses the header of a fragment.
     pub(crate) fn parse_fragment(message: &[u8]) -> Option<Self> {
         let word = u64::from_le_bytes(*message.first_chunk()?);
-        (word & 0xff == Kind::Fragment as u64).then_some(Self { kind: Kind::Fragment, grant: (word >> 32) as u32 })
+        (word & 0xff == MessageKind::Fragment as u64)
+            .then_some(Self { kind: MessageKind::Fragment, grant: (word >> 32) as u32 })
     }
 
-    /// Reads from a message how many fragments follow it.
+    /// Parses the number of fragments that follow a message.
     pub(crate) fn following(message: &[u8]) -> u32 {
         message.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) >> 8)
     }
 }
 
-/// The news of a peer's write with immediate data.
+/// The notification of a peer's write with immediate data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
     /// The 32 bits that the peer has chosen.
     pub value: u32,
-    /// Number of bytes that the peer has written.
+    /// The number of bytes that the peer has written.
     pub len: u32,
 }
 
 impl Immediate {
-    /// Reads `value:4 | len:4`, little-endian; `None` if the length is not 8 bytes.
+    /// Parses `value:4 | len:4`, little-endian. Returns `None` if the length is not 8 bytes.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let (value, rest) = bytes.split_first_chunk()?;
         let len = <[u8; 4]>::try_from(rest).ok()?;
@@ -167,7 +169,7 @@ impl Immediate {
 /// The payload of an offer: `number:4 | zero:4 | region:20`, and `tag:8` if there is a tag, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// The number of the transfer. Transfers under way on one connection have different numbers.
+    /// The number of the transfer. Transfers in flight on one connection have different numbers.
     pub(crate) number: u32,
     pub(crate) region: RemoteRegion,
     /// The tag of the sender's program.
@@ -199,16 +201,16 @@ impl Offer {
     }
 }
 
-/// The payload of the news that a part of an offered message was fetched: `number:4 | done:8`, little-endian.
+/// The payload of the notification that a part of an offered message was fetched: `number:4 | done:8`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct TransferProgress {
     /// The number of the transfer.
     pub(crate) number: u32,
-    /// Number of bytes that were fetched so far.
+    /// The number of bytes that were fetched so far.
     pub(crate) done: u64,
 }
 
-impl Progress {
+impl TransferProgress {
     const LEN: usize = 12;
 
     pub(crate) fn emit(self) -> [u8; Self::LEN] {
@@ -231,26 +233,26 @@ mod tests {
 
     #[test]
     fn a_kind_is_where_its_number_says() {
-        for (number, kind) in Kind::ALL.into_iter().enumerate() {
+        for (number, kind) in MessageKind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, number);
         }
     }
 
     #[test]
     fn reserved_bits_and_unknown_kinds_are_refused() {
-        let good = Header { kind: Kind::Data, grant: 7 }.emit();
-        assert!(Header::parse(&good).is_some());
+        let good = FrameHeader { kind: MessageKind::Data, grant: 7 }.emit();
+        assert!(FrameHeader::parse(&good).is_some());
         for at in 1..4 {
             let mut bad = good;
             bad[at] = 1;
-            assert_eq!(Header::parse(&bad), None, "reserved octet {at}");
+            assert_eq!(FrameHeader::parse(&bad), None, "reserved octet {at}");
         }
         let mut bad = good;
-        bad[0] = Kind::ALL.len() as u8;
-        assert_eq!(Header::parse(&bad), None);
+        bad[0] = MessageKind::ALL.len() as u8;
+        assert_eq!(FrameHeader::parse(&bad), None);
         bad[2] = 1;
-        assert_eq!(Header::parse(&bad), None);
-        assert_eq!(Header::parse(&good[..7]), None);
+        assert_eq!(FrameHeader::parse(&bad), None);
+        assert_eq!(FrameHeader::parse(&good[..7]), None);
     }
 
     #[test]
@@ -271,18 +273,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_survives_the_trip(kind in 0..Kind::ALL.len(), grant: u32) {
-            let header = Header { kind: Kind::ALL[kind], grant };
-            prop_assert_eq!(Header::parse(&header.emit()), Some(header));
+        fn a_header_survives_the_trip(kind in 0..MessageKind::ALL.len(), grant: u32) {
+            let header = FrameHeader { kind: MessageKind::ALL[kind], grant };
+            prop_assert_eq!(FrameHeader::parse(&header.emit()), Some(header));
         }
 
         #[test]
         fn a_fragment_says_how_many_follow(following in 0..=MAX_FOLLOWING, grant: u32) {
-            let header = Header { kind: Kind::Fragment, grant };
+            let header = FrameHeader { kind: MessageKind::Fragment, grant };
             let bytes = header.emit_before(following);
-            prop_assert_eq!(Header::parse_fragment(&bytes), Some(header));
-            prop_assert_eq!(Header::parse(&bytes), (following == 0).then_some(header));
-            prop_assert_eq!(Header::following(&bytes), following);
+            prop_assert_eq!(FrameHeader::parse_fragment(&bytes), Some(header));
+            prop_assert_eq!(FrameHeader::parse(&bytes), (following == 0).then_some(header));
+            prop_assert_eq!(FrameHeader::following(&bytes), following);
         }
 
         #[test]
@@ -293,17 +295,17 @@ mod tests {
 
         #[test]
         fn news_of_a_part_survives_the_trip(number: u32, done: u64) {
-            let progress = Progress { number, done };
-            prop_assert_eq!(Progress::parse(&progress.emit()), Some(progress));
-            prop_assert_eq!(Progress::parse(&progress.emit()[1..]), None);
+            let progress = TransferProgress { number, done };
+            prop_assert_eq!(TransferProgress::parse(&progress.emit()), Some(progress));
+            prop_assert_eq!(TransferProgress::parse(&progress.emit()[1..]), None);
         }
 
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = (Header::parse(&bytes), Header::parse_fragment(&bytes), Header::following(&bytes));
+            let _ = (FrameHeader::parse(&bytes), FrameHeader::parse_fragment(&bytes), FrameHeader::following(&bytes));
             let _ = Offer::parse(&bytes);
             let _ = Immediate::parse(&bytes);
-            let _ = Progress::parse(&bytes);
+            let _ = TransferProgress::parse(&bytes);
         }
     }
 }

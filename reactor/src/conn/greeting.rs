@@ -5,7 +5,7 @@ use crate::error::RejectReason;
 use crate::limits::{MAX_WINDOW, MIN_WINDOW};
 use crate::security::SecurityMode;
 
-/// Length of the private data that every connection manager carries, bytes (`rdma_connect`(3)).
+/// The length of the private data that every connection manager carries, in bytes (`rdma_connect`(3)).
 const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 2;
@@ -13,24 +13,25 @@ const VERSION: u8 = 2;
 const EXTENSIONS: u8 = 1;
 /// The feature bit of messages in several buffers.
 const FRAGMENTS: u8 = 2;
-/// The feature bit of news that a part of a large message was fetched.
+/// The feature bit of notifications that a part of a large message was fetched.
 const PROGRESS: u8 = 4;
-/// The feature bit of a side that ends the connection when it gets a goodbye.
+/// The feature bit of a side that ends the connection when it receives a goodbye.
 const PARTING: u8 = 8;
-/// The feature bit of a side that understands the news that its peer waits for memory of its own.
+/// The feature bit of a side that understands the notification that its peer waits for its own memory.
 const WAITING: u8 = 64;
 /// The feature bit of a side that understands tags of offers, and refusals of its offers.
 const LANDINGS: u8 = 128;
-/// The two bits of the features that say how a side secures its connections, as a number of [`SecurityMode`].
+/// The shift of the two feature bits that encode how a side secures its connections, as a number of [`SecurityMode`].
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
-/// The first of the reasons to refuse a peer that secures its connections in another way. The number of the way is added.
+/// The first of the reasons to refuse a peer that secures its connections in another way. The number of the mode is
+/// added.
 const SECURITY: u8 = 5;
-/// The reason of a reactor that is being drained, behind those of security.
+/// The reason of a reactor that is draining, behind those of security.
 const DRAINING: u8 = 8;
 const GREETING_LEN: usize = 20;
 
-/// Longest private data of the program, bytes.
+/// The longest private data of the program, in bytes.
 pub const MAX_USER_PRIVATE_DATA: usize = PORTABLE_PRIVATE_DATA - GREETING_LEN;
 
 const fn raw(reason: RejectReason) -> u8 {
@@ -65,25 +66,26 @@ const fn reason(raw: u8) -> RejectReason {
 /// max_message:4 | user…`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting<'a> {
-    /// Number of receives posted for the peer.
+    /// The number of receives posted for the peer.
     pub(crate) window: u32,
-    /// Largest payload that this side takes in one buffer, bytes.
+    /// The largest payload that the sender accepts in one buffer, in bytes.
     pub(crate) buffer_size: u32,
-    /// Largest message that this side fetches, KiB; 0: it fetches none.
+    /// The largest message that the sender fetches, in KiB; 0 if it fetches none.
     pub(crate) max_message: u32,
-    /// This side understands immediate data and atomics of the embedded provider. They are used if both sides say so.
+    /// True if the sender understands immediate data and atomics of the embedded provider. They are used if both sides
+    /// do.
     pub(crate) extensions: bool,
-    /// This side joins messages that come in several buffers.
+    /// True if the sender joins messages that arrive in several buffers.
     pub(crate) fragments: bool,
-    /// This side wants to hear of the parts of its large messages that the peer has fetched.
+    /// True if the sender wants notifications of the parts of its large messages that the peer has fetched.
     pub(crate) progress: bool,
-    /// This side ends the connection when it gets a goodbye, so that whoever has said it can wait for that.
+    /// True if the sender ends the connection when it receives a goodbye, so that the peer can wait for that.
     pub(crate) parting: bool,
-    /// This side understands that its peer waits for memory of its own before it fetches a message.
+    /// True if the sender understands that its peer waits for its own memory before it fetches a message.
     pub(crate) waiting: bool,
-    /// This side understands tags of offers, and refusals of its offers.
+    /// True if the sender understands tags of offers, and refusals of its offers.
     pub(crate) landings: bool,
-    /// How this side secures the connection; `None`: in a way that this version does not know.
+    /// The mode in which the sender secures the connection; `None` if this version does not know it.
     pub(crate) security: Option<SecurityMode>,
     /// The reason of a refusal; meaningful in a reject only.
     pub(crate) reason: RejectReason,
@@ -92,7 +94,7 @@ pub(crate) struct Greeting<'a> {
 }
 
 impl<'a> Greeting<'a> {
-    /// A greeting that refuses the connection.
+    /// Creates a greeting that refuses the connection.
     pub(crate) const fn reject(reason: RejectReason, user: &'a [u8]) -> Self {
         Self {
             window: 0,
@@ -110,7 +112,7 @@ impl<'a> Greeting<'a> {
         }
     }
 
-    /// Returns the bytes to send. The caller has refused private data longer than [`MAX_USER_PRIVATE_DATA`].
+    /// Encodes the greeting. The caller has refused private data longer than [`MAX_USER_PRIVATE_DATA`].
     pub(crate) fn emit(&self) -> Vec<u8> {
         debug_assert!(self.user.len() <= MAX_USER_PRIVATE_DATA);
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
@@ -141,10 +143,10 @@ impl<'a> Greeting<'a> {
         if sound { Ok(self) } else { Err(RejectReason::Limits) }
     }
 
-    /// Reads a greeting from private data that may have been padded.
+    /// Parses a greeting from private data that may have been padded.
     ///
     /// # Errors
-    /// The reason to reject it with.
+    /// The reason with which to reject it.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, RejectReason> {
         let (fixed, rest) = bytes.split_first_chunk::<GREETING_LEN>().ok_or(RejectReason::NotOurs)?;
         let word = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
@@ -178,7 +180,7 @@ impl<'a> Greeting<'a> {
         })
     }
 
-    /// The octets of a greeting, without what private data were padded with.
+    /// Returns the octets of a greeting, without the padding of the private data.
     pub(crate) fn octets(bytes: &[u8]) -> &[u8] {
         let len = Greeting::parse(bytes).map_or(bytes.len(), |greeting| GREETING_LEN + greeting.user.len());
         &bytes[..len]
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
         bytes.resize(196, 0);
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
-        assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without what it was padded with");
+        assert_eq!(Greeting::octets(&bytes), greeting.emit(), "without the padding");
         for (nth, bit) in [EXTENSIONS, FRAGMENTS, PROGRESS, PARTING, WAITING, LANDINGS].into_iter().enumerate() {
             bytes[7] ^= bit;
             let Greeting { extensions, fragments, progress, parting, waiting, landings, .. } =
@@ -223,7 +225,7 @@ mod tests {
             bytes[7] ^= bit;
         }
         bytes[7] |= 0x30;
-        assert_eq!(Greeting::parse(&bytes).unwrap().security, None, "a mode that nobody knows");
+        assert_eq!(Greeting::parse(&bytes).unwrap().security, None, "an unknown mode");
         for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
             let reject = RejectReason::Security(mode);
             assert_eq!(Greeting::parse(&Greeting::reject(reject, b"").emit()).unwrap().reason, reject);

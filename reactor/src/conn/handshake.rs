@@ -1,41 +1,41 @@
-//! What is known of a connection while the two sides prove who they are.
+//! The state of a connection while the two sides prove their identities.
 
 use super::setup::Setup;
 use crate::security::{Handshake, Opener, Sealer};
 
-/// A handshake that goes on.
+/// A handshake in progress.
 #[derive(Debug)]
 pub(crate) struct Securing {
     pub(super) setup: Box<Setup>,
     pub(super) handshake: Box<dyn Handshake>,
-    /// Octets for the peer that have no message yet.
+    /// Octets for the peer that are not in a message yet.
     pub(super) outbox: Vec<u8>,
-    /// Number of octets that the peer has sent.
+    /// The number of octets that the peer has sent.
     pub(super) taken: usize,
-    pub(super) progress: Progress,
-    /// The keys for what the peer sends, from the end of its handshake until its last message without a seal.
+    pub(super) progress: SecuringProgress,
+    /// The keys for the messages of the peer, from the end of its handshake until its last message without a seal.
     pub(super) opener: Option<Box<Opener>>,
-    /// The peer's hello has come, before this side was done.
+    /// True if the peer's hello has arrived before the local side was done.
     pub(super) greeted: bool,
 }
 
 impl Securing {
     pub(super) fn new(setup: Box<Setup>, handshake: Box<dyn Handshake>, outbox: Vec<u8>) -> Self {
-        Self { setup, handshake, outbox, taken: 0, progress: Progress::Proving, opener: None, greeted: false }
+        Self { setup, handshake, outbox, taken: 0, progress: SecuringProgress::Proving, opener: None, greeted: false }
     }
 }
 
-/// How far this side is.
+/// The progress of the local side.
 #[derive(Debug)]
-pub(super) enum Progress {
-    /// The peer has not proven who it is.
+pub(super) enum SecuringProgress {
+    /// The peer has not proven its identity.
     Proving,
-    /// It has, and the program is to say whether it accepts the peer.
+    /// The peer has proven its identity, and the program must decide if it accepts the peer.
     Asking(Sealer),
-    /// The program answers later.
+    /// The program will decide later.
     Postponed(Sealer),
-    /// The program has; the peer is to hear of it behind the last octets.
+    /// The program has accepted the peer; the peer must be notified behind the last octets.
     Accepted(Sealer),
-    /// The peer was told.
+    /// The peer was notified.
     Done,
 }

@@ -10,20 +10,20 @@ use crate::memory::region::Region;
 use crate::security::Opener;
 use crate::security::channel::{SEGMENT, Segments, TAG, segment, tail};
 
-/// Longest read, bytes.
+/// The longest Read, in bytes.
 const PIECE: u64 = 1 << 20;
 
-/// Shortest rest that gets a last read of its own after other reads, bytes. The siw of Linux 6.1 answers a read of at
-/// most 32 bytes that crosses a page with wrong bytes.
+/// The shortest remainder that is read separately after other Reads, in bytes. The siw of Linux 6.1 answers a Read of
+/// at most 32 bytes that crosses a page with wrong bytes.
 const CRUMB: u64 = 64;
 
-/// Largest number of reads that a connection has on their way for large messages.
+/// The largest number of Reads in flight on a connection for large messages.
 pub(super) const PIECES: usize = 4;
 
-/// Number of bytes of a message of which its sender hears each time that they were fetched, before it hears of the whole message.
+/// The number of fetched bytes after which the sender is notified, before the notification of the whole message.
 pub(super) const STRIDE: u64 = PIECE * PIECES as u64;
 
-/// Length of the next read if `left` bytes are left.
+/// Returns the length of the next Read if `left` bytes are left.
 fn piece(left: u64) -> u64 {
     if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
 }
@@ -33,7 +33,7 @@ fn piece(left: u64) -> u64 {
 pub(super) enum Sink {
     /// The program has not answered the offer yet.
     Unanswered,
-    /// Memory of the library, as soon as there is some.
+    /// Memory of the library, once it is available.
     Wanted,
     /// Memory of the library.
     Library(Box<Region>),
@@ -43,23 +43,23 @@ pub(super) enum Sink {
 
 /// A message that is being fetched.
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(super) struct IncomingMessage {
     pub(super) offer: Offer,
     pub(super) sink: Sink,
-    /// Bytes for which reads are on their way or done.
+    /// The bytes for which Reads are in flight or done.
     pub(super) asked: u64,
     pub(super) done: u64,
-    /// Bytes that the peer knows to be done; all of them if it does not want to hear of them.
+    /// The bytes that were reported to the peer as fetched; all of them if it does not want reports.
     pub(super) told: u64,
-    /// Bytes to read altogether: the message, and the tags of its segments if it is sealed.
+    /// The bytes to read in total: the message, and the tags of its segments if it is sealed.
     pub(super) total: u64,
     /// A sealed message that is being opened.
     segments: Option<Segments>,
 }
 
-impl Incoming {
-    /// A message of which nothing is fetched yet. `sealed`: the messages of the connection are sealed. `reports`: the peer wants to be
-    /// notified of the parts that are fetched.
+impl IncomingMessage {
+    /// Creates a message of which nothing is fetched yet. `sealed`: the messages of the connection are sealed. `reports`: the peer wants to
+    /// be notified of the parts that are fetched.
     pub(super) const fn new(offer: Offer, sealed: bool, reports: bool) -> Self {
         let total = offer.region.len + if sealed { tail(offer.region.len) } else { 0 };
         let told = if reports { 0 } else { total };
@@ -70,12 +70,12 @@ impl Incoming {
         self.done == self.total
     }
 
-    /// What the program is told of it.
+    /// Returns the offer as it is reported to the program.
     pub(super) const fn offered(&self) -> Offered {
         Offered { id: OfferId(self.offer.number), len: self.offer.region.len, tag: self.offer.tag }
     }
 
-    /// Whether it is the message of this offer, which the program has not answered. Messages on their way have different numbers.
+    /// Returns true if it is the message of this offer, and the program has not answered it. Messages in flight have different numbers.
     pub(super) const fn is_unanswered(&self, offer: OfferId) -> bool {
         self.offer.number == offer.0 && matches!(self.sink, Sink::Unanswered)
     }
@@ -84,7 +84,7 @@ impl Incoming {
         matches!(self.sink, Sink::Wanted)
     }
 
-    /// Memory of the library that it has.
+    /// Returns the library's memory of the message.
     pub(super) const fn region(&self) -> Option<&Region> {
         match &self.sink {
             Sink::Library(region) => Some(region),
@@ -92,7 +92,8 @@ impl Incoming {
         }
     }
 
-    /// The entry for a read of a part, and what holds the memory meanwhile: a landing place holds itself. `None`: it has no memory yet.
+    /// Returns the entry for a Read of a part, and the holds on the memory meanwhile: a landing holds itself. `None` if it has no memory
+    /// yet.
     pub(super) fn lend(&mut self, from: u64, len: u64) -> Option<(Sge, Holds)> {
         let mut holds = Holds::default();
         let sge = match &mut self.sink {
@@ -107,7 +108,8 @@ impl Incoming {
         Some((sge, holds))
     }
 
-    /// Whether the peer is to hear of the bytes that are done. It hears of a whole message in another way.
+    /// Returns true if the peer must be notified of the bytes that are fetched. The end of a whole message is reported
+    /// separately.
     pub(super) const fn owes_progress(&self) -> bool {
         self.done.saturating_sub(self.told) >= STRIDE && !self.is_whole()
     }
@@ -116,8 +118,8 @@ impl Incoming {
         self.total > self.offer.region.len
     }
 
-    /// Where the read after the first `asked` bytes begins, and its length. The pieces of a sealed message are read from its end:
-    /// the tags come first, and each piece is opened when it has come.
+    /// Returns the start and the length of the Read after the first `asked` bytes. A sealed message is read from its end: the tags arrive
+    /// first, and each piece is opened when it has arrived.
     pub(super) fn read_at(&self, asked: u64) -> (u64, u64) {
         if !self.is_sealed() {
             return (asked, piece(self.total - asked));
@@ -127,14 +129,14 @@ impl Incoming {
         (from, end - from)
     }
 
-    /// Opens the segments of the `len` bytes that came last; `false` if they are not what the peer has sealed.
+    /// Opens the segments of the last `len` bytes. Returns false if they are not what the peer has sealed.
     pub(super) fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
         let (whole, message) = (self.is_whole(), self.offer.region.len);
         let message_of = *self.segments.get_or_insert_with(|| opener.begin(message));
         let Sink::Library(region) = &mut self.sink else { return false };
         let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
         if region.is_open() {
-            // The device leaves the memory open to the peer: what is opened is a copy, once all is there.
+            // The device leaves the memory open to the peer: a copy is opened, once all bytes have arrived.
             if !whole {
                 return true;
             }

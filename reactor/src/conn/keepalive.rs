@@ -1,45 +1,45 @@
-//! The keepalive decides when a silent peer is asked whether it is still there, and when it is given up. This file does
-//! no I/O, and time is an argument.
+//! The keepalive decides when a silent peer is pinged, and when it is given up. This file does no I/O, and time is an
+//! argument.
 
 use std::time::{Duration, Instant};
 
-/// Silence after its own hello that makes an active side ask once, early. The kernel's siw may hold the first frame of
-/// a connection back until a second one comes.
+/// The silence after its own hello after which an active side sends one early ping. The kernel's siw may hold the first
+/// frame of a connection back until a second one arrives.
 const NUDGE: Duration = Duration::from_millis(100);
 
-/// Time until the next look at a peer that may be gone.
+/// The time until the next check of a peer that may be gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The limits of a peer's silence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// Silence after which the peer is asked.
+    /// The silence after which the peer is pinged.
     pub(crate) interval: Duration,
-    /// Silence after which the peer is given up.
+    /// The silence after which the peer is given up.
     pub(crate) timeout: Duration,
 }
 
-/// The state of the questions to one peer. The connection itself notes when the peer was heard.
+/// The state of the pings to one peer. The connection itself notes when the peer was heard.
 #[derive(Debug)]
 pub(crate) struct Keepalive {
-    /// Time at which the connection came up.
+    /// The time at which the connection came up.
     since: Instant,
-    /// Time of the last question, unless the peer has answered since.
+    /// The time of the last ping, unless the peer has answered since.
     asked: Option<Instant>,
-    /// This side is to ask early if the peer says nothing after this side's hello.
+    /// True if an early ping is due if the peer sends nothing after the local hello.
     nudges: bool,
-    /// A ping is to be sent.
+    /// True if a ping must be sent.
     pub(crate) owes_ping: bool,
-    /// A pong is to be sent.
+    /// True if a pong must be sent.
     pub(crate) owes_pong: bool,
 }
 
-/// The result of a look at a peer's silence.
+/// The result of a check of a peer's silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The peer is not overdue; look again at this time.
+    /// The peer is not overdue; check again at this time.
     Wait(Instant),
-    /// The peer seems to be gone, but something that it sent may not have been looked at yet; look again at this time.
+    /// The peer seems to be gone, but something that it sent may not have been processed yet; check again at this time.
     Suspect(Instant),
     /// The peer is gone.
     Lost,
@@ -50,14 +50,14 @@ impl Keepalive {
         Self { since: now, asked: None, nudges: false, owes_ping: false, owes_pong: false }
     }
 
-    /// Notes that the connection is up; returns the time of the first look.
+    /// Notes that the connection is up. Returns the time of the first check.
     pub(crate) fn start(&mut self, now: Instant, active: bool, patience: &Patience) -> Instant {
         self.since = now;
         self.nudges = active;
         now + if active { patience.interval.min(NUDGE) } else { patience.interval }
     }
 
-    /// Judges the silence of a peer that was heard last at `heard`. `caught_up`: this side has looked at everything
+    /// Judges the silence of a peer that was heard last at `heard`. `caught_up`: the reactor has processed everything
     /// that the peer has sent.
     pub(crate) fn check(&mut self, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
         if std::mem::take(&mut self.nudges) && heard <= self.since {
@@ -66,18 +66,18 @@ impl Keepalive {
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
-        // The peer has answered a question that is not newer than the last sign of life. Both may have the same time on
-        // a coarse clock.
+        // The peer has answered a ping that is not newer than the last sign of life. Both may have the same time on a
+        // coarse clock.
         self.asked = self.asked.filter(|&asked| asked > heard);
         let asked = *self.asked.get_or_insert_with(|| {
             self.owes_ping = true;
             now
         });
-        // A side that asks late gives the peer as much time to answer as one that asks on time.
+        // A side that pings late gives the peer as much time to answer as one that pings on time.
         let answer_time = patience.timeout.saturating_sub(patience.interval);
         let end = (heard + patience.timeout).max(asked + answer_time);
         if now < end {
-            // The answer to this question begins another silence, in which the peer is to be asked in time.
+            // The answer to this ping begins another silence, in which the peer must be pinged in time.
             let asked_again = asked + patience.interval;
             Verdict::Wait(if now < asked_again { end.min(asked_again) } else { end })
         } else if caught_up {
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(peer.check(t0 + s(6), heard, true, &PATIENCE), Verdict::Wait(t0 + s(11)));
         assert!(std::mem::take(&mut peer.owes_ping));
         assert_eq!(peer.check(t0 + s(11), heard, true, &PATIENCE), Verdict::Wait(t0 + s(16)));
-        assert!(!peer.owes_ping, "it is asked once");
+        assert!(!peer.owes_ping, "it is pinged once");
         assert_eq!(peer.check(t0 + s(16), heard, true, &PATIENCE), Verdict::Lost);
     }
 
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(peer.check(t0 + s(11), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(16)));
         assert!(peer.owes_ping);
         assert_eq!(peer.check(t0 + s(16), t0 + s(6), true, &PATIENCE), Verdict::Wait(t0 + s(21)));
-        assert_eq!(peer.check(t0 + s(21), t0 + s(6), true, &PATIENCE), Verdict::Lost, "15 s after its last word");
+        assert_eq!(peer.check(t0 + s(21), t0 + s(6), true, &PATIENCE), Verdict::Lost, "15 s after its last message");
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         assert!(std::mem::take(&mut peer.owes_ping));
         let heard = t0 + s(5);
         assert_eq!(peer.check(t0 + s(10), heard, true, &PATIENCE), Verdict::Wait(t0 + s(15)));
-        assert!(peer.owes_ping, "it is asked again");
+        assert!(peer.owes_ping, "it is pinged again");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rdma_transport::wc::{Failure, WcStatus};
 use super::credit::{ReceiveWindow, SendWindow};
 use super::effects::{Action, Effects, Event};
 use super::evidence::Evidence;
-use super::frame::Kind;
+use super::frame::MessageKind;
 use super::greeting::Greeting;
 use super::keepalive::{Patience, Verdict};
 use super::recv_queue::RecvQueue;
@@ -22,12 +22,12 @@ use crate::error::{ConnectError, DisconnectReason, Outcome, PeerViolation, Rejec
 use crate::log_limit::{Complaint, complain};
 use crate::security::SecurityMode;
 
-/// The peer's silence as it was when a timeout of a connection ran.
+/// The silence of the peer at the time of a connection's timeout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silence {
-    /// Time at which the transport got the last octets of the peer, if the provider reports that.
+    /// The time at which the transport received the last bytes of the peer, if the provider reports that.
     pub(crate) heard: Option<Instant>,
-    /// This side has looked at everything that the peer has sent.
+    /// True if the reactor has processed everything that the peer has sent.
     pub(crate) caught_up: bool,
 }
 
@@ -40,9 +40,9 @@ impl Config {
 impl Connection {
     // Beginning.
 
-    /// Gives the connection its places for sends and its receives once its device is known. `window`: how many of the
-    /// receives the peer is granted. `immediate`: the provider has sends that end with their post.
-    pub(crate) fn equip(&mut self, (sends, immediate): (u32, bool), receives: RecvQueue, window: u32) {
+    /// Sets the queues of the connection once its device is known. `sends`: the slots of the send queue. `window`: the
+    /// number of receives that the peer is granted. `immediate`: the provider has sends that end with their post.
+    pub(crate) fn set_queues(&mut self, (sends, immediate): (u32, bool), receives: RecvQueue, window: u32) {
         self.sends.reserve(sends, immediate && self.framing == Framing::Credits);
         self.receives = receives;
         self.rx = ReceiveWindow::new(window);
@@ -53,7 +53,7 @@ impl Connection {
         self.rx = ReceiveWindow::new(depth);
     }
 
-    /// Notes that the peer's address is resolved; `false` if that does not matter any more.
+    /// Notes that the peer's address is resolved. Returns false if that is irrelevant by now.
     pub(crate) fn resolved(&mut self) -> bool {
         matches!(self.state, State::Resolving(_)) && self.state.connect()
     }
@@ -88,7 +88,7 @@ impl Connection {
         request
     }
 
-    /// Takes over the terms of the peer's greeting. `own`: largest payload in one buffer of this side, bytes.
+    /// Applies the terms of the peer's greeting. `own`: the largest payload in one local buffer, in bytes.
     pub(crate) fn agree(&mut self, greeting: &Greeting<'_>, own: u32, extensions: bool, config: &Config) {
         self.tx = SendWindow::new(greeting.window);
         self.terms = match self.framing {
@@ -105,8 +105,8 @@ impl Connection {
         self.peer.private_data = greeting.user.to_vec();
     }
 
-    /// Notes that the transport is up. `own`: largest payload in one buffer of this side, bytes. Returns whether the
-    /// peer offers extensions that are to be agreed on.
+    /// Notes that the transport is up. `own`: the largest payload in one local buffer, in bytes. Returns true if the
+    /// peer offers extensions that must be agreed on.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
             // The octets of the peer begin the handshake.
@@ -120,7 +120,7 @@ impl Connection {
             (State::Connecting(_), Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked)
             {
                 Ok(greeting) if greeting.security != Some(self.peer.security.mode()) => {
-                    // The peer has accepted all the same, so it does not know of security, or somebody has changed its greeting.
+                    // The peer has accepted nevertheless, so it does not know of security, or its greeting was changed in transit.
                     let reason = RejectReason::Security(greeting.security.unwrap_or(SecurityMode::Plain));
                     let error = ConnectError::Rejected { reason, private_data: Vec::new() };
                     self.end(Ending::ConnectError(error), env);
@@ -135,7 +135,7 @@ impl Connection {
                     self.agree(&greeting, own, false, env.config);
                     // The hello opens the connection on the peer's side, so it goes before anything that the program
                     // sends.
-                    self.push_control(Kind::Hello, &[], None, env);
+                    self.push_control(MessageKind::Hello, &[], None, env);
                     self.announce(env);
                     return greeting.extensions;
                 }
@@ -144,7 +144,7 @@ impl Connection {
                     self.end(Ending::ConnectError(error), env);
                 }
             },
-            // The event came twice, or data that arrived before the event has announced the connection already.
+            // The event arrived twice, or data that arrived before the event has announced the connection already.
             _ => {}
         }
         false
@@ -155,12 +155,12 @@ impl Connection {
         self.terms.extensions = true;
     }
 
-    /// Tells the program that the connection is up.
+    /// Reports to the program that the connection is up.
     pub(super) fn announce(&mut self, env: &mut Env<'_>) {
         let mut early = VecDeque::new();
         match &mut self.state {
             State::Closing(closing) => {
-                // The peer has closed before its hello was seen. Its messages are delivered all the same.
+                // The peer has closed before its hello was seen. Its messages are delivered nevertheless.
                 if !closing.opened() {
                     return;
                 }
@@ -192,8 +192,8 @@ impl Connection {
 
     // Time.
 
-    /// Handles the deadline that [`Action::Deadline`] or [`Action::LookBy`] has set. Returns whether the peer seems to
-    /// be gone, and gets a delay only because something that it sent may not have been looked at.
+    /// Handles the deadline that [`Action::Deadline`] or [`Action::LookBy`] has set. Returns true if the peer seems to
+    /// be gone, and gets more time only because something that it sent may not have been processed.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         match self.state {
             State::Resolving(_) | State::Connecting(_) => {
@@ -217,7 +217,7 @@ impl Connection {
             }
             State::Open => return self.check_silence(silence, env),
             State::Draining => {
-                // A peer that goes on fetching has the time anew for each message.
+                // A peer that continues to fetch gets the whole time again for each message.
                 let until = self.transfers.fetched_at().map(|at| at + env.config.timeouts.close);
                 match until.filter(|&until| until > env.now) {
                     Some(until) => self.want(env, Action::Deadline(Some(until))),
@@ -270,7 +270,7 @@ impl Connection {
 
     // Ending.
 
-    /// The program closes the connection.
+    /// Closes the connection for the program.
     pub(crate) fn close(&mut self, env: &mut Env<'_>) {
         self.mute(env);
         let ending = match (self.state.is_handshake(), self.is_active()) {
@@ -281,13 +281,13 @@ impl Connection {
         self.end(ending, env);
     }
 
-    /// The program closes the connection, and its sends need not arrive.
+    /// Closes the connection for the program without delivering its sends.
     pub(crate) fn abort(&mut self, env: &mut Env<'_>) {
         self.close(env);
         self.flush(env);
     }
 
-    /// Drops every callback that is due except those for the ends of sends and for the end of the connection.
+    /// Drops all pending callbacks except those for the ends of sends and for the end of the connection.
     fn mute(&mut self, env: &mut Env<'_>) {
         self.refused = None;
         self.discard_held(env);
@@ -300,13 +300,12 @@ impl Connection {
         events.retain_mut(|(of, event)| *of != id || !is_muted(event, buffers, shared));
     }
 
-    /// Begins to end the connection, or notes another reason for an end that has begun. The connection is over when the queues are
-    /// flushed.
+    /// Begins to end the connection, or adds evidence to an end that has begun. The connection is over when the queues are flushed.
     pub(crate) fn end(&mut self, ending: Ending, env: &mut Env<'_>) {
         match &mut self.state {
             State::Closing(closing) => return closing.learn(ending),
-            // The program has closed the connection already. The sends that are left cannot go out any more, unless both sides have
-            // closed the connection. Behind the goodbye there are none, and a peer that ends the connection flushes the receives.
+            // The program has closed the connection already. The remaining sends cannot go out any more, unless both sides have closed the
+            // connection. None follows the goodbye, and a peer that ends the connection flushes the receives.
             State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
             State::Leaving if !ending.is_local() => return self.flush_after(true, env),
             State::Refusing(_) if !ending.is_local() => return self.flush_after(false, env),
@@ -325,7 +324,7 @@ impl Connection {
             self.mark(env);
             return;
         }
-        // A connection that the program was not told of has no disconnect to report.
+        // A connection that was not reported to the program has no disconnect to report.
         let ending = match ending {
             _ if self.state.is_handshake() && !self.is_active() => Ending::Silent,
             Ending::Disconnect { evidence, .. } if self.state.is_handshake() => {
@@ -336,19 +335,19 @@ impl Connection {
         self.begin_flush(ending, env);
     }
 
-    /// Whether the connection may be up for the peer, though the program was not told of it yet: what opens it may have arrived
-    /// and wait to be seen.
+    /// Returns true if the connection may be up for the peer, though it was not reported to the program yet: the message that opens it may
+    /// have arrived and not been processed.
     const fn may_be_up(&self) -> bool {
         match self.state {
             State::Accepting(_) | State::Greeting => !self.is_active(),
-            // The peer's program has it when this side's end of the handshake has arrived.
+            // The peer's program has the connection when the end of the local handshake has arrived.
             State::Securing(_) => self.sealer.is_some(),
             _ => false,
         }
     }
 
-    /// Whether the program has closed the connection, or a side was not accepted, and all sends have ended. Sends that need
-    /// no signal end with the goodbye.
+    /// Returns true if the program has closed the connection, or a side was not accepted, and all sends have ended. Sends that need no
+    /// signal end with the goodbye.
     pub(crate) fn is_drained(&self) -> bool {
         let ended = match self.state {
             State::Draining => self.sends.is_settled(),
@@ -358,17 +357,17 @@ impl Connection {
         ended && !self.delays_its_close()
     }
 
-    /// Takes a connection that [is drained](Self::is_drained) to its end. The goodbye goes first, as soon as there is a credit
-    /// for it: without a goodbye the peer takes this side for lost. It may be the last credit, because nothing follows.
+    /// Ends a connection that [is drained](Self::is_drained). The goodbye is sent first, as soon as there is a credit for it: without a
+    /// goodbye the peer considers the local side lost. It may use the last credit, because nothing follows.
     ///
-    /// A disconnect may be `abrupt`, that is, overtake the goodbye and what was sent before. Then the peer ends the connection when it
-    /// has got all that.
+    /// A disconnect may be `abrupt`, that is, overtake the goodbye and earlier messages. Then the peer ends the connection when it has
+    /// received all of them.
     pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
             (State::Draining, Framing::Credits) if !cfg!(planted = "close-without-a-goodbye") => {
                 if self.state.leave() {
-                    self.push_control(Kind::Goodbye, &[], None, env);
+                    self.push_control(MessageKind::Goodbye, &[], None, env);
                 }
             }
             (State::Leaving, _) if abrupt && self.terms.parting => {}
@@ -376,8 +375,8 @@ impl Connection {
         }
     }
 
-    /// The peer's program has closed the connection, which may be known to be gone already. Nothing follows the goodbye, and the local
-    /// side ends the connection for both.
+    /// Handles the peer's goodbye; the transport may have ended already. Nothing follows the goodbye, and the local side ends the
+    /// connection for both.
     pub(super) fn peer_left(&mut self, env: &mut Env<'_>) {
         self.end(Ending::disconnect(Evidence::Goodbye), env);
     }
@@ -387,7 +386,8 @@ impl Connection {
         self.flush_after(false, env);
     }
 
-    /// As [`Connection::flush`]. `complete`: everything that was accepted is posted, and was sent unless it fails.
+    /// Flushes like [`Connection::flush`]. `complete`: everything that was accepted is posted, and was sent unless it
+    /// fails.
     fn flush_after(&mut self, complete: bool, env: &mut Env<'_>) {
         if let State::Refusing(ending) = &self.state {
             let ending = (**ending).clone();
@@ -410,8 +410,8 @@ impl Connection {
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let flushed = failure.status == WcStatus::Flushed;
         if flushed && self.state.is_securing() {
-            // Everything that has arrived is seen before the first flushed work request. A receive that is posted again is
-            // flushed, too, so this side does not wait for the connection manager to say the same.
+            // Everything that has arrived is processed before the first flushed work request. A receive that is posted again is flushed,
+            // too, so the local side does not wait for the connection manager to report the same.
             return self.disconnected(DisconnectCause::Peer, env);
         }
         let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };
@@ -430,18 +430,25 @@ impl Connection {
         self.end(ending, env);
     }
 
-    /// Ends the connection because the peer has broken the protocol.
+    /// Ends the connection because the peer has violated the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
         if matches!(self.state, State::Refusing(_)) {
-            // A peer that was not accepted may go on as if it was, until it hears of that.
+            // A peer that was not accepted may continue as if it was, until the refusal arrives.
             return;
         }
         let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
-        complain!(limit, env.now, Complaint::Violation, Level::Warn, peer, "{id}: {peer} broke the protocol: {what}");
+        complain!(
+            limit,
+            env.now,
+            Complaint::Violation,
+            Level::Warn,
+            peer,
+            "{id}: {peer} violated the protocol: {what}"
+        );
         self.end(Ending::decided(DisconnectReason::PeerViolation(what)), env);
     }
 
-    /// Ends the connection because the peer's side has refused it.
+    /// Ends the connection because the peer has refused it.
     pub(crate) fn rejected(&mut self, private_data: Vec<u8>, env: &mut Env<'_>) {
         let error = match Greeting::parse(&private_data) {
             Ok(no) => ConnectError::Rejected { reason: no.reason, private_data: no.user.to_vec() },
@@ -459,7 +466,7 @@ impl Connection {
         self.end(Ending::ConnectError(error), env);
     }
 
-    /// Ends the connection because its device is going away.
+    /// Ends the connection because its device is being removed.
     pub(crate) fn device_removed(&mut self, env: &mut Env<'_>) {
         self.end(Ending::disconnect(Evidence::Removed), env);
     }
@@ -490,13 +497,13 @@ impl Connection {
         }
     }
 
-    /// Whether no completion of an ending connection is still to come, and the reason of the end is known.
+    /// Returns true if an ending connection has no outstanding completions, and the reason of the end is known.
     pub(crate) fn is_flushed(&self) -> bool {
         self.state.closing().is_some_and(|closing| !closing.is_guess()) && !self.is_outstanding()
     }
 
-    /// Why an attempt to connect has failed, if another address may lead to the peer: not if the peer has said no, or the program
-    /// has given the attempt up.
+    /// Returns the error of an attempt to connect, if another address may reach the peer: not if the peer has refused, or the program has
+    /// closed the connection.
     pub(crate) fn failed_attempt(&self) -> Option<&ConnectError> {
         let Ending::ConnectError(error) = &self.state.closing()?.ending else { return None };
         match error {
@@ -512,21 +519,22 @@ impl Connection {
         }
     }
 
-    /// Leaves what is posted to a queue pair that the device keeps. Returns the number of buffers, which are lost.
+    /// Leaves the posted work requests to a queue pair that the device keeps. Returns the number of buffers, which are
+    /// lost.
     pub(crate) fn forsake(&mut self) -> usize {
         self.forsake_lists();
         self.sends.forsake() + self.receives.forsake()
     }
 
-    /// Notes that something was not sent on a connection that this side has closed.
+    /// Notes that something was not sent on a connection that the program has closed.
     pub(super) fn cut_off(&mut self) {
         if let State::Closing(closing) = &mut self.state {
             closing.cut_off();
         }
     }
 
-    /// Cleans up after the queue pair is gone: the sends that are left have failed. Returns the last callback, if there
-    /// is one.
+    /// Cleans up after the queue pair is destroyed: the remaining sends have failed. Returns the last callback, if
+    /// there is one.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
         if !self.sends.is_empty() || self.delays_its_close() {
             self.cut_off();
@@ -560,7 +568,7 @@ impl Connection {
     }
 }
 
-/// Whether an event is dropped after the program has closed the connection; frees the buffer of such an event.
+/// Returns true if an event is dropped after the program has closed the connection; frees the buffer of such an event.
 fn is_muted(event: &mut Event, buffers: &mut Buffers, shared: bool) -> bool {
     match event {
         Event::Message(arrived) => {

@@ -1,8 +1,8 @@
-//! Lists of pieces on their way: what of each is posted, what has ended, and what is known of it. A list knows no queue: [`batch`](super::batch)
-//! has its way through one.
+//! Lists of pieces in progress: their posted pieces, their ended pieces, and their outcome. A list does not know the send queue:
+//! [`batch`](super::batch) posts it.
 //!
-//! Pieces end in order, so what is known of a list is three counts: the pieces that are there, those that are posted and of unknown
-//! fate, and those that were never posted.
+//! Pieces end in order, so the state of a list is three counts: the pieces that have arrived, those that are posted with an unknown
+//! outcome, and those that were never posted.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -11,47 +11,48 @@ use rdma_transport::wc::{Failure, WcStatus};
 
 use crate::error::Outcome;
 use crate::id::TransferId;
-use crate::memory::list::{Leases, TransferNotification, Piece, TransferOutcome};
+use crate::memory::list::{Leases, Piece, TransferNotification, TransferOutcome};
 use crate::memory::region::Region;
 
-/// Most bytes of a batch that has more than one piece. It is what one connection may post before others have their turn.
+/// The most bytes of a batch that has more than one piece. It is what one connection may post before others have their
+/// turn.
 const BATCH: usize = 256 << 10;
 
-/// Bytes of lists that are posted on a connection, past which nothing is added.
+/// The bytes of lists that are posted on a connection, beyond which nothing is added.
 const MOST: usize = 4 << 20;
 
-/// Longest Read that asks whether the bytes of a list are there, bytes.
-pub(crate) const QUESTION: usize = 8;
+/// The longest Read that confirms that the bytes of a list have arrived, in bytes.
+pub(crate) const CONFIRMATION_LEN: usize = 8;
 
 /// A work request of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// A piece. A number of pieces before it, in the same batch, have ended when it has.
+pub(crate) enum ListPart {
+    /// A piece. When it ends, `before` earlier pieces of the same batch have ended, too.
     Piece { before: u16 },
     /// The Read behind the last piece.
-    Question,
+    Confirmation,
     /// The message behind the last piece.
-    News,
+    Notification,
 }
 
-/// Why nothing more of a list is posted.
+/// The reason why nothing more of a list is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Cancelled,
     Deadline,
 }
 
-/// The way from something that is to be done once to its end.
+/// The progress of a work request that a list posts once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum PartState {
     Waits,
     Posted,
     Ended,
 }
 
-/// The direction of a list, and what is known of a piece that has completed.
+/// The direction of a list, and the meaning of a completed piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ListDirection {
     /// The piece has arrived.
     Read,
     /// The transport has taken responsibility for the piece.
@@ -60,58 +61,58 @@ pub(crate) enum Way {
     PlacedWrite,
 }
 
-/// What a list is made of, checked.
+/// The checked contents of a list.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) leases: Leases,
-    pub(crate) way: Way,
+    pub(crate) direction: ListDirection,
     pub(crate) deadline: Option<Instant>,
-    pub(crate) news: Option<TransferNotification>,
-    /// Memory for the Read behind the last piece, if the list is to have one.
-    pub(crate) question: Option<Box<Region>>,
+    pub(crate) notification: Option<TransferNotification>,
+    /// The memory for the Read behind the last piece, if the list has one.
+    pub(crate) confirmation: Option<Box<Region>>,
 }
 
-/// A list on its way.
+/// A list in progress.
 #[derive(Debug)]
 pub(super) struct List {
     pub(super) id: TransferId,
     pub(super) order: Order,
-    /// Number of pieces that were put into the send queue, and of those that have ended.
+    /// The number of pieces that were added to the send queue, and of those that have ended.
     pub(super) posted: usize,
     pub(super) ended: usize,
-    /// Number of pieces that have succeeded.
+    /// The number of pieces that have succeeded.
     pub(super) succeeded: usize,
-    pub(super) question: Step,
-    pub(super) news: Step,
+    pub(super) confirmation: PartState,
+    pub(super) notification: PartState,
     pub(super) stop: Option<Stop>,
     pub(super) failure: Option<Failure>,
 }
 
 impl List {
-    /// Whether a work request of the list is in the send queue.
+    /// Returns true if a work request of the list is in the send queue.
     pub(super) fn is_posted(&self) -> bool {
-        self.posted > self.ended || self.question == Step::Posted || self.news == Step::Posted
+        self.posted > self.ended || self.confirmation == PartState::Posted || self.notification == PartState::Posted
     }
 
-    /// Whether all is done.
+    /// Returns true if everything is done.
     pub(super) fn is_done(&self) -> bool {
         let all = self.ended == self.order.pieces.len() && self.failure.is_none();
-        all && self.question == Step::Ended && self.news == Step::Ended
+        all && self.confirmation == PartState::Ended && self.notification == PartState::Ended
     }
 
-    /// Whether the time of the list is over.
+    /// Returns true if the time of the list is over.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.order.deadline.is_some_and(|deadline| deadline <= now)
             && !cfg!(planted = "a-transfer-outlives-its-deadline")
     }
 
-    /// Whether something of the list may be put into the send queue, now or later.
+    /// Returns true if more of the list may be added to the send queue, now or later.
     pub(super) const fn is_going(&self) -> bool {
         self.stop.is_none() && self.failure.is_none()
     }
 
-    /// Whether nothing of the list can change any more.
+    /// Returns true if nothing of the list can change any more.
     pub(super) fn is_over(&self) -> bool {
         !self.is_posted() && (!self.is_going() || self.is_done())
     }
@@ -120,8 +121,8 @@ impl List {
         self.order.pieces.len() - self.posted
     }
 
-    /// Number of pieces for the next batch, and their bytes: a whole batch, or what is left, or what fits if none of the lists'
-    /// pieces are posted.
+    /// Returns the number of pieces for the next batch, and their bytes: a whole batch, or the remainder, or what fits if no pieces of the
+    /// lists are posted.
     pub(super) fn batch(&self, most: usize, room: usize, (pieces, bytes): (usize, usize)) -> (usize, usize) {
         let wanted = most.min(self.unposted());
         let room = room.min((2 * most).saturating_sub(pieces));
@@ -141,13 +142,16 @@ impl List {
         (count, bytes)
     }
 
-    /// Whether the message is the next thing to be put into the send queue. Behind a read it waits for the bytes.
-    pub(super) fn wants_news(&self) -> bool {
-        let before = if self.order.way == Way::Read { self.ended } else { self.posted };
-        self.is_going() && self.news == Step::Waits && before == self.order.pieces.len() && self.question != Step::Waits
+    /// Returns true if the message is the next thing to add to the send queue. Behind a read it waits for the bytes.
+    pub(super) fn wants_notification(&self) -> bool {
+        let before = if self.order.direction == ListDirection::Read { self.ended } else { self.posted };
+        self.is_going()
+            && self.notification == PartState::Waits
+            && before == self.order.pieces.len()
+            && self.confirmation != PartState::Waits
     }
 
-    /// Takes note of a failure of a work request. Returns whether there has been none.
+    /// Notes the outcome of a work request. Returns true if there has been no failure.
     pub(super) fn succeeds(&mut self, outcome: Outcome) -> bool {
         if let Outcome::Failed(failure) = outcome {
             self.failure.get_or_insert(failure);
@@ -155,7 +159,7 @@ impl List {
         self.failure.is_none()
     }
 
-    /// Takes note of the end of pieces. Returns their length, bytes.
+    /// Notes the end of pieces. Returns their length, in bytes.
     pub(super) fn end_pieces(&mut self, count: usize, outcome: Outcome) -> usize {
         let succeeded = if self.succeeds(outcome) { count } else { 0 };
         let bytes = self.order.pieces[self.ended..self.ended + count].iter().map(Piece::len).sum();
@@ -164,20 +168,20 @@ impl List {
         bytes
     }
 
-    /// Takes note of the end of what is behind the pieces.
-    pub(super) fn end_part(&mut self, part: Part, outcome: Outcome) {
+    /// Notes the end of a work request behind the pieces.
+    pub(super) fn end_part(&mut self, part: ListPart, outcome: Outcome) {
         let succeeds = self.succeeds(outcome);
-        if part == Part::Question {
-            self.question = Step::Ended;
+        if part == ListPart::Confirmation {
+            self.confirmation = PartState::Ended;
             if succeeds {
-                self.order.way = Way::PlacedWrite;
+                self.order.direction = ListDirection::PlacedWrite;
             }
         } else {
-            self.news = Step::Ended;
+            self.notification = PartState::Ended;
         }
     }
 
-    /// What the program is to hear of the list.
+    /// Returns the outcome of the list for the program.
     pub(super) fn result(&self) -> (TransferOutcome, usize) {
         let outcome = match (self.stop, self.failure) {
             _ if self.is_done() => TransferOutcome::Done,
@@ -186,59 +190,60 @@ impl List {
             (_, Some(failure)) => TransferOutcome::Failed(failure),
             (None, None) => TransferOutcome::Failed(WcStatus::Flushed.into()),
         };
-        let claims = self.order.way != Way::Write || cfg!(planted = "a-write-is-there-when-tcp-has-it");
+        let claims = self.order.direction != ListDirection::Write || cfg!(planted = "a-write-is-there-when-tcp-has-it");
         (outcome, if claims { self.succeeded } else { 0 })
     }
 }
 
-/// The lists of a connection, oldest first, and what they have in the send queue.
+/// The lists of a connection, oldest first, and their share of the send queue.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     pub(super) waiting: VecDeque<List>,
-    /// Number of the next list.
+    /// The number of the next list.
     pub(super) next: u64,
-    /// Pieces in the send queue, and their bytes.
+    /// The number of pieces in the send queue, and their bytes.
     pub(super) pieces: usize,
     pub(super) bytes: usize,
-    /// Places and credits that the lists have not found.
+    /// The slots and credits that the lists lack.
     pub(super) missing: (usize, usize),
-    /// Places and credits that sends of the program leave to the lists.
+    /// The slots and credits that sends of the program leave to the lists.
     pub(super) reserved: (usize, usize),
 }
 
 impl Lists {
-    /// Whether there is a list.
+    /// Returns true if there is a list.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Number of places that sends of the program leave to the lists.
+    /// Returns the number of slots that sends of the program leave to the lists.
     #[inline]
     pub(super) const fn reserved_places(&self) -> usize {
         self.reserved.0
     }
 
-    /// Number of credits that messages of the program leave to the lists.
+    /// Returns the number of credits that messages of the program leave to the lists.
     #[inline]
     pub(super) const fn reserved_credits(&self) -> usize {
         self.reserved.1
     }
 
-    /// A send of the program was refused: what comes free next is for the lists, as far as they wait for it.
+    /// Reserves the next free slots and credits for the lists, as far as they wait for some, because a send of the
+    /// program was refused.
     pub(super) const fn reserve(&mut self) {
         self.reserved = self.missing;
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.waiting.iter().filter_map(|list| list.order.deadline).min()
     }
 
-    /// Takes a list out that nothing is left to do for, and gives up what was reserved if no other wants it.
+    /// Removes a list for which nothing is left to do, and releases the reservation if no other list needs it.
     pub(super) fn take_over(&mut self, at: usize) -> Option<List> {
         let list = self.waiting.remove(at)?;
-        if !self.waiting.iter().any(|list| list.is_going() && (list.unposted() > 0 || list.wants_news())) {
+        if !self.waiting.iter().any(|list| list.is_going() && (list.unposted() > 0 || list.wants_notification())) {
             (self.missing, self.reserved) = Default::default();
         }
         Some(list)
@@ -253,12 +258,12 @@ mod tests {
     fn list(reads: bool, lens: &[u64]) -> List {
         let piece = |&len| Piece::new(0, RemoteRegion { address: 0, len, key: 0 });
         let pieces = lens.iter().map(piece).collect();
-        let (leases, deadline, news, question) = (Leases::default(), None, None, None);
-        let way = if reads { Way::Read } else { Way::Write };
-        let order = Order { pieces, leases, way, deadline, news, question };
-        let (question, news) = (Step::Ended, Step::Ended);
+        let (leases, deadline, notification, confirmation) = (Leases::default(), None, None, None);
+        let direction = if reads { ListDirection::Read } else { ListDirection::Write };
+        let order = Order { pieces, leases, direction, deadline, notification, confirmation };
+        let (confirmation, notification) = (PartState::Ended, PartState::Ended);
         let id = TransferId::new(0);
-        List { id, order, posted: 0, ended: 0, succeeded: 0, question, news, stop: None, failure: None }
+        List { id, order, posted: 0, ended: 0, succeeded: 0, confirmation, notification, stop: None, failure: None }
     }
 
     fn failed(status: WcStatus) -> Outcome {
@@ -290,7 +295,7 @@ mod tests {
             of.end_pieces(1, Outcome::Sent);
             assert!(of.is_posted() && !of.is_over());
             of.end_pieces(1, failed(WcStatus::RemoteAccessError));
-            // What comes behind a failure counts for nothing.
+            // Pieces behind a failure do not count.
             of.end_pieces(1, Outcome::Sent);
             assert!(of.is_over() && !of.is_done(), "no more is posted");
             let failure = WcStatus::RemoteAccessError.into();
@@ -301,27 +306,27 @@ mod tests {
     #[test]
     fn an_answer_behind_a_write_shows_that_it_is_there() {
         let mut of = list(false, &[1; 2]);
-        (of.posted, of.question, of.news) = (2, Step::Posted, Step::Waits);
-        assert!(of.wants_news(), "it may go right behind the pieces");
-        of.news = Step::Posted;
+        (of.posted, of.confirmation, of.notification) = (2, PartState::Posted, PartState::Waits);
+        assert!(of.wants_notification(), "it may go right behind the pieces");
+        of.notification = PartState::Posted;
         assert_eq!(of.end_pieces(2, Outcome::Sent), 2);
         assert_eq!(of.result().1, 0);
-        of.end_part(Part::Question, Outcome::Sent);
-        assert_eq!((of.is_over(), of.result().1), (false, 2), "the message is on its way");
-        of.end_part(Part::News, Outcome::Sent);
+        of.end_part(ListPart::Confirmation, Outcome::Sent);
+        assert_eq!((of.is_over(), of.result().1), (false, 2), "the message is in flight");
+        of.end_part(ListPart::Notification, Outcome::Sent);
         assert_eq!((of.is_over(), of.result()), (true, (TransferOutcome::Done, 2)));
     }
 
     #[test]
     fn a_message_behind_a_read_waits_for_the_bytes() {
         let mut of = list(true, &[1; 2]);
-        (of.posted, of.news) = (2, Step::Waits);
+        (of.posted, of.notification) = (2, PartState::Waits);
         of.end_pieces(1, Outcome::Sent);
-        assert!(!of.wants_news());
+        assert!(!of.wants_notification());
         of.end_pieces(1, Outcome::Sent);
-        assert!(of.wants_news() && !of.is_over());
+        assert!(of.wants_notification() && !of.is_over());
         of.stop = Some(Stop::Cancelled);
-        assert!(!of.wants_news() && of.is_over());
+        assert!(!of.wants_notification() && of.is_over());
         assert_eq!(of.result(), (TransferOutcome::Cancelled, 2));
     }
 
@@ -333,7 +338,7 @@ mod tests {
         assert!(!of.is_over());
         of.end_pieces(1, Outcome::Sent);
         assert_eq!((of.is_over(), of.result()), (true, (TransferOutcome::Cancelled, 1)));
-        // All was done before the stop could matter.
+        // All was done before the stop could have an effect.
         let mut of = list(true, &[1]);
         (of.posted, of.stop) = (1, Some(Stop::Deadline));
         of.end_pieces(1, Outcome::Sent);

@@ -1,11 +1,11 @@
-//! One connection, without I/O: completions, events of the connection manager, timers and calls of the program go in;
-//! callbacks and things to do come out ([`effects`]). It knows no provider, no handler and no clock.
+//! One connection, without I/O. Its inputs are completions, events of the connection manager, timers and calls of the
+//! program; its outputs are callbacks and actions ([`effects`]). It knows no provider, no handler and no clock.
 //!
 //! A connection consists of a [`state`] with its data ([`setup`], [`handshake`]), the windows of both directions ([`credit`]), the two
-//! queues ([`send_queue`], [`recv_queue`]), the messages past one buffer ([`fragments`], [`transfer`], [`shortage`]), the lists of reads
-//! and writes ([`list`], [`batch`]) and the account of the peer's silence ([`keepalive`]). [`frame`] and [`greeting`] have the layouts of
-//! its messages and private data, and [`admit`] has the messages that are legal in each stage. [`life`] has its beginning and its end,
-//! [`evidence`] the reasons of the end, and [`securing`] the handshake between them and the first message, if the connection is secured.
+//! queues ([`send_queue`], [`recv_queue`]), the messages longer than one buffer ([`fragments`], [`transfer`], [`shortage`]), the lists of
+//! reads and writes ([`list`], [`batch`]) and the keepalive ([`keepalive`]). [`frame`] and [`greeting`] define the layouts of its messages
+//! and private data, and [`admit`] the messages that are legal in each stage. [`life`] implements its beginning and its end, [`evidence`]
+//! the reasons of the end, and [`securing`] the handshake between them and the first message, if the connection is secured.
 
 mod admit;
 mod batch;
@@ -49,12 +49,12 @@ use crate::id::{ConnectionId, ListenerId};
 use crate::security::{Opener, PeerIdentity, Sealer, Security};
 use crate::stats::Stats;
 
-/// The surroundings that every input of a connection works with.
+/// The environment of every input of a connection.
 #[derive(Debug)]
 pub(crate) struct Env<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a Config,
-    /// Index of the connection's device.
+    /// The index of the connection's device.
     pub(crate) device: usize,
     /// The buffers of that device.
     pub(crate) buffers: &'a mut Buffers,
@@ -62,7 +62,7 @@ pub(crate) struct Env<'a> {
     pub(crate) stats: &'a mut Stats,
 }
 
-/// Which side asked for the connection.
+/// The side that opened the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Active,
@@ -75,20 +75,20 @@ impl Role {
     }
 }
 
-/// The things that a refused send needs. Each variant needs everything that the variants above it need, and more.
+/// The needs of a refused send. Each variant includes the needs of the variants above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// A place in the send queue.
+    /// A slot in the send queue.
     Place,
-    /// A place and a credit.
+    /// A slot and a credit.
     Message,
-    /// Either places and credits for `parts` messages, or a place and a credit, an end of one of the transfers under way, and
-    /// memory for a copy of `copy` bytes unless that is 0.
+    /// Either slots and credits for `parts` messages, or a slot and a credit, an end of one of the transfers in flight, and memory for a
+    /// copy of `copy` bytes unless that is 0.
     Transfer { parts: usize, copy: usize },
 }
 
 impl Need {
-    /// What is enough for one of two sends.
+    /// Returns the smaller of two needs: enough for at least one of the two refused sends.
     fn either(self, other: Self) -> Self {
         match (self, other) {
             (Self::Transfer { parts, copy }, Self::Transfer { parts: others, copy: other }) => {
@@ -101,9 +101,9 @@ impl Need {
     }
 }
 
-/// A refusal: a send found no room, and the program is owed an `on_writable`.
+/// A refusal: a send found no capacity, and an `on_writable` is due.
 #[derive(Clone, Copy, Debug)]
-struct Refused {
+struct SendRefusal {
     /// The smallest need of all the sends refused since then.
     need: Need,
     since: Instant,
@@ -112,21 +112,21 @@ struct Refused {
 /// The terms that both sides have agreed on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
-    /// Largest payload that the peer takes in one buffer, bytes.
+    /// The largest payload that the peer accepts in one buffer, in bytes.
     pub(crate) buffer_size: usize,
-    /// Largest message that the peer fetches, bytes.
+    /// The largest message that the peer fetches, in bytes.
     pub(crate) max_message: u64,
-    /// Largest message that this side sends in several buffers of the peer, bytes; 0: the peer does not join them.
+    /// The largest message that is sent in several buffers of the peer, in bytes; 0 if the peer does not join them.
     pub(crate) eager: usize,
-    /// The peer wants to hear of the parts of its large messages that this side has fetched.
+    /// True if the peer wants notifications of the parts of its large messages that were fetched.
     pub(crate) progress: bool,
-    /// The peer ends the connection when it gets a goodbye.
+    /// True if the peer ends the connection when it receives a goodbye.
     pub(crate) parting: bool,
-    /// The peer understands that this side waits for memory before it fetches a message.
+    /// True if the peer understands that the local side waits for memory before it fetches a message.
     pub(crate) waiting: bool,
-    /// The peer understands tags of offers, and refusals of its offers.
+    /// True if the peer understands tags of offers, and refusals of its offers.
     pub(crate) landings: bool,
-    /// Both sides know the extensions of the embedded provider.
+    /// True if both sides know the extensions of the embedded provider.
     pub(crate) extensions: bool,
 }
 
@@ -134,22 +134,22 @@ pub(crate) struct Terms {
 #[derive(Debug)]
 struct Peer {
     address: SocketAddr,
-    /// The listener that the peer came to.
+    /// The listener that accepted the peer's connect request.
     listener: Option<ListenerId>,
     /// The private data of the peer's program.
     private_data: Vec<u8>,
-    /// How the two sides prove who they are.
+    /// The way in which the two sides prove their identities.
     security: Security,
-    /// Set once the peer has proven who it is.
+    /// The peer's identity. Set once it is proven.
     identity: Option<PeerIdentity>,
 }
 
-/// What a connection is opened with, on either side.
+/// The parameters with which a connection is opened, on either side.
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) framing: Framing,
     pub(crate) peer: SocketAddr,
-    /// The name of the host that this side connects to, if it was given by its name.
+    /// The host name of the peer, if the connection was opened by name.
     pub(crate) host: Option<Box<str>>,
     pub(crate) private_data: Vec<u8>,
     pub(crate) security: Security,
@@ -161,26 +161,26 @@ pub(crate) struct Connection {
     id: ConnectionId,
     role: Role,
     framing: Framing,
-    /// The connection is on the list of those with something to post.
+    /// True if the connection is on the list of those with something to post.
     marked: bool,
-    /// The program gathers sends over several turns.
+    /// True if the program gathers sends over several turns.
     corked: bool,
     state: State,
     tx: SendWindow,
     rx: ReceiveWindow,
-    /// The keys for what this side sends, as soon as that is sealed.
+    /// The keys for the local messages, once they are sealed.
     sealer: Option<Box<Sealer>>,
-    /// The keys for what the peer sends, as soon as that is sealed.
+    /// The keys for the messages of the peer, once they are sealed.
     opener: Option<Box<Opener>>,
-    /// Time of the last sign of life: a message, a read that ended, or octets that the transport got.
+    /// The time of the last sign of life: a message, the end of a Read, or bytes that the transport received.
     heard: Instant,
     terms: Terms,
     sends: SendQueue,
     receives: RecvQueue,
-    refused: Option<Refused>,
+    refused: Option<SendRefusal>,
     transfers: Transfers,
     keepalive: Keepalive,
-    /// Total time in which sends were refused, up to the last `on_writable`.
+    /// The total time in which sends were refused, up to the last `on_writable`.
     stalled: Duration,
     /// The program's number.
     user: u64,
@@ -247,27 +247,27 @@ impl Connection {
         self.peer.listener
     }
 
-    /// Notes the listener that the peer came to.
+    /// Notes the listener that accepted the peer's connect request.
     pub(crate) fn came_to(&mut self, listener: ListenerId) {
         self.peer.listener = Some(listener);
     }
 
-    /// The private data of the peer's program.
+    /// Returns the private data of the peer's program.
     pub(crate) fn private_data(&self) -> &[u8] {
         &self.peer.private_data
     }
 
-    /// The keys for what this side sends, if that is sealed.
+    /// Returns the keys for the local messages, if they are sealed.
     pub(crate) fn sealer_mut(&mut self) -> Option<&mut Sealer> {
         self.sealer.as_deref_mut()
     }
 
-    /// Whether the messages of the connection are to be sealed.
+    /// Returns true if the messages of the connection are to be sealed.
     pub(crate) fn is_secured(&self) -> bool {
         !self.peer.security.is_plain()
     }
 
-    /// Returns what another attempt of the same connection is opened with, or `None` if the connection was up.
+    /// Returns the parameters for another attempt of the same connection, or `None` if the connection was up.
     pub(crate) fn reopening(&self) -> Option<Opening> {
         let setup = self.state.setup()?;
         Some(Opening {
@@ -299,19 +299,19 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Number of sends and of receives that the queue pair still has, and of which a completion is to tell.
+    /// Returns the number of sends and of receives that the queue pair still has, and that a completion will report.
     pub(crate) fn unflushed(&self) -> (usize, usize) {
         let planted = cfg!(planted = "an-end-waits-for-quiet-sends");
         let sends = if planted { self.sends.posted() } else { self.sends.awaited() };
         (sends, self.receives.posted())
     }
 
-    /// Whether completions of the queue pair are still to come.
+    /// Returns true if completions of the queue pair are outstanding.
     pub(crate) fn is_outstanding(&self) -> bool {
         self.unflushed() != (0, 0)
     }
 
-    /// Puts the connection on the list of those with something to post, once.
+    /// Adds the connection to the list of those with something to post, unless it is in it.
     #[inline]
     pub(crate) fn mark(&mut self, env: &mut Env<'_>) {
         if !std::mem::replace(&mut self.marked, true) {
@@ -322,29 +322,29 @@ impl Connection {
         }
     }
 
-    /// Whether the connection is on the list of those with something to post.
+    /// Returns true if the connection is on the list of those with something to post.
     #[inline]
     pub(crate) const fn is_marked(&self) -> bool {
         self.marked
     }
 
-    /// Notes that the connection was taken off the list of those with something to post.
+    /// Notes that the connection was removed from the list of those with something to post.
     pub(crate) const fn unmark(&mut self) {
         self.marked = false;
     }
 
-    /// Asks for a callback.
+    /// Requests a callback.
     #[inline]
     fn tell(&self, env: &mut Env<'_>, event: Event) {
         env.effects.events.push_back((self.id, event));
     }
 
-    /// Asks for an action.
+    /// Requests an action.
     fn want(&self, env: &mut Env<'_>, action: Action) {
         env.effects.actions.push_back((self.id, action));
     }
 
-    /// Asks for a check whether a send that was refused would be taken now.
+    /// Requests a check if a refused send would be accepted now.
     #[inline]
     fn ask_writable(&self, env: &mut Env<'_>) {
         if self.refused.is_some() {
@@ -352,7 +352,7 @@ impl Connection {
         }
     }
 
-    /// Whether a message may be queued now, as far as credits and places go.
+    /// Returns true if credits and slots allow a message to be queued now.
     #[inline(always)]
     fn room_for_message(&self) -> Result<(), Blocked> {
         match (self.credits() > 0, self.has_place()) {
@@ -362,7 +362,7 @@ impl Connection {
         }
     }
 
-    /// Number of messages that the peer's window takes now. Without credits there is no window.
+    /// Returns the number of messages that the peer's window allows now. Without credits there is no window.
     #[inline]
     fn credits(&self) -> usize {
         match self.framing {
@@ -379,17 +379,18 @@ impl Connection {
         self.sends.room(self.transfers.places()) > 0
     }
 
-    /// Number of messages that would be taken now.
+    /// Returns the number of messages that would be accepted now.
     pub(crate) fn writable(&self) -> usize {
         self.places().min(self.credits())
     }
 
-    /// Number of work requests that would be taken now.
+    /// Returns the number of work requests that would be accepted now.
     pub(crate) fn places(&self) -> usize {
         if self.state.is_open() { self.sends.room(self.transfers.places()) } else { 0 }
     }
 
-    /// As after a send that was refused, though there may be room. Returns false if the connection is not open.
+    /// Requests an `on_writable` as after a refused send, even if there is capacity. Returns false if the connection is
+    /// not open.
     pub(crate) fn await_room(&mut self, need: Need, env: &mut Env<'_>) -> bool {
         if self.state.is_open() {
             self.refuse(need, env);
@@ -397,38 +398,38 @@ impl Connection {
         self.state.is_open()
     }
 
-    /// Notes that a send was refused for want of room.
+    /// Notes that a send was refused for lack of capacity.
     pub(crate) fn refuse(&mut self, need: Need, env: &mut Env<'_>) {
         env.stats.messages.send_stalls += 1;
-        let refused = self.refused.get_or_insert(Refused { need, since: env.now });
+        let refused = self.refused.get_or_insert(SendRefusal { need, since: env.now });
         refused.need = refused.need.either(need);
         self.sends.lists.reserve();
         if self.corked {
-            // The cork lets go of the chain: only sends that go out and end can make room.
+            // The cork releases the chain: only sends that go out and end can free capacity.
             self.mark(env);
         }
         if need == Need::Place && !self.sends.request_signal() {
-            // What is posted ends with the ping.
+            // The posted sends end with the ping.
             self.keepalive.owes_ping = true;
             self.mark(env);
         }
     }
 
-    /// Returns the need of a refused send if the credits, places and transfers for it are there; the caller looks after
-    /// memory. `None`: no send was refused, or it would be refused again.
+    /// Returns the need of a refused send if the credits, slots and transfers for it are available; the caller checks
+    /// memory. `None` if no send was refused, or it would be refused again.
     pub(crate) fn is_unblocked(&self) -> Option<Need> {
         let need = self.refused.filter(|_| self.state.is_open())?.need;
         let met = match need {
             Need::Place => self.has_place(),
             Need::Message => self.room_for_message().is_ok(),
-            // In several buffers it takes neither a transfer nor memory.
+            // In several buffers it needs neither a transfer nor memory.
             Need::Transfer { parts, .. } if parts <= self.writable() => return Some(Need::Message),
             Need::Transfer { .. } => self.room_for_message().is_ok() && self.transfers.has_room(),
         };
         met.then_some(need)
     }
 
-    /// Tells the program that there is room again.
+    /// Reports to the program that there is capacity again.
     pub(crate) fn unblock(&mut self, env: &mut Env<'_>) {
         if let Some(refused) = self.refused.take() {
             let stall = env.now.saturating_duration_since(refused.since);
@@ -438,7 +439,7 @@ impl Connection {
         }
     }
 
-    /// Total time in which sends were refused.
+    /// Returns the total time in which sends were refused.
     pub(crate) fn stall_time(&self, now: Instant) -> Duration {
         let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
         self.stalled + open

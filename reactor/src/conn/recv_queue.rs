@@ -1,5 +1,5 @@
-//! The receives of a connection, either its own or those that it claims of the device's shared queue, and the messages
-//! that arrive in them.
+//! The receives of a connection, either its own or those that it claims from the device's shared queue, and the
+//! messages that arrive in them.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -12,7 +12,7 @@ use rdma_transport::wr::{RecvWr, SgeList};
 use super::admit::{Admission, admit};
 use super::credit::ReceiveWindow;
 use super::effects::{Action, Arrived, Event};
-use super::frame::{Header, Immediate, Kind, Offer, Progress};
+use super::frame::{FrameHeader, Immediate, MessageKind, Offer, TransferProgress};
 use super::setup::Early;
 use super::state::State;
 use super::{Connection, Env};
@@ -28,85 +28,85 @@ use crate::security::Opener;
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
-    source: Source,
-    /// Messages that the program keeps.
+    source: ReceiveSource,
+    /// The number of messages that the program keeps.
     kept: u32,
-    /// Number of messages that are held until a large message before them is delivered.
+    /// The number of messages that are held until a large message before them is delivered.
     held: u32,
-    /// Number of messages that the program kept in a callback and gave back before that callback returned.
+    /// The number of messages that the program kept in a callback and released before that callback returned.
     early: u32,
 }
 
 #[derive(Debug)]
-enum Source {
+enum ReceiveSource {
     Own {
-        /// Buffers of the posted receives, in the order of posting.
+        /// The buffers of the posted receives, in the order of posting.
         posted: VecDeque<Posted>,
         depth: u32,
-        /// Bytes of one receive.
+        /// The length of one receive, in bytes.
         size: usize,
     },
     Shared(Claim),
 }
 
 impl RecvQueue {
-    /// A receive queue of the connection's own, with nothing posted yet.
+    /// Creates a receive queue of the connection's own, with nothing posted yet.
     pub(crate) fn own(depth: u32, size: usize) -> Self {
         let posted = VecDeque::with_capacity(depth as usize);
-        Self { source: Source::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
+        Self { source: ReceiveSource::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
     }
 
-    /// Receives that the connection claims of the shared queue.
+    /// Creates a queue of receives that the connection claims from the shared queue.
     pub(crate) const fn shared(claim: Claim) -> Self {
-        Self { source: Source::Shared(claim), kept: 0, held: 0, early: 0 }
+        Self { source: ReceiveSource::Shared(claim), kept: 0, held: 0, early: 0 }
     }
 
-    /// No receives: the connection is not on a device yet.
+    /// Creates a queue without receives: the connection is not on a device yet.
     pub(crate) fn none() -> Self {
         Self::own(0, 0)
     }
 
     #[inline]
     pub(crate) const fn is_shared(&self) -> bool {
-        matches!(self.source, Source::Shared(_))
+        matches!(self.source, ReceiveSource::Shared(_))
     }
 
-    /// The claim of the connection on the shared queue, if it uses that queue.
+    /// Returns the claim of the connection on the shared queue, if it uses that queue.
     pub(crate) const fn claim(&self) -> Option<&Claim> {
         match &self.source {
-            Source::Own { .. } => None,
-            Source::Shared(claim) => Some(claim),
+            ReceiveSource::Own { .. } => None,
+            ReceiveSource::Shared(claim) => Some(claim),
         }
     }
 
-    /// Messages that the program keeps.
+    /// Returns the number of messages that the program keeps.
     pub(crate) const fn kept(&self) -> u32 {
         self.kept
     }
 
-    /// Number of receives that the queue pair has of its own.
+    /// Returns the number of receives in the queue pair's own receive queue.
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         match &self.source {
-            Source::Own { posted, .. } => posted.len(),
-            Source::Shared(_) => 0,
+            ReceiveSource::Own { posted, .. } => posted.len(),
+            ReceiveSource::Shared(_) => 0,
         }
     }
 
-    /// Returns the buffer of a receive that has completed. `place`: the position in the shared queue, if the connection
-    /// uses that.
+    /// Returns the buffer of a completed receive. `place`: the position in the shared queue, if the connection uses
+    /// that.
     #[inline]
     pub(crate) fn complete(&mut self, buffers: &mut Buffers, place: u16) -> Option<Buffer> {
         match &mut self.source {
-            Source::Own { posted, .. } => posted.pop_front().map(Posted::done),
-            Source::Shared(_) => buffers.shared.as_mut()?.take(place),
+            ReceiveSource::Own { posted, .. } => posted.pop_front().map(Posted::done),
+            ReceiveSource::Shared(_) => buffers.shared.as_mut()?.take(place),
         }
     }
 
     /// Counts a message of the program. The claim on the shared queue grows with such messages.
     #[inline]
     pub(crate) const fn count(&mut self) {
-        if let Source::Shared(claim) = &mut self.source {
+        if let ReceiveSource::Shared(claim) = &mut self.source {
             claim.count();
         }
     }
@@ -114,15 +114,15 @@ impl RecvQueue {
     /// Notes that a message keeps its receive because it waits for a large message.
     pub(crate) const fn hold(&mut self) {
         self.held += 1;
-        if let Source::Shared(claim) = &mut self.source {
+        if let ReceiveSource::Shared(claim) = &mut self.source {
             claim.keep();
         }
     }
 
-    /// Notes that a message that was held lets go of its receive.
+    /// Notes that a held message releases its receive.
     pub(crate) const fn release(&mut self) {
         self.held = self.held.saturating_sub(1);
-        if let Source::Shared(claim) = &mut self.source {
+        if let ReceiveSource::Shared(claim) = &mut self.source {
             claim.release(1);
         }
     }
@@ -134,55 +134,57 @@ impl RecvQueue {
             return;
         }
         self.kept += 1;
-        if let Source::Shared(claim) = &mut self.source {
+        if let ReceiveSource::Shared(claim) = &mut self.source {
             claim.keep();
         }
     }
 
-    /// A message that the program kept comes back.
+    /// Notes that the program has released a message that it kept.
     pub(crate) const fn unkeep(&mut self) {
         if self.kept == 0 {
             self.early += 1;
         } else if !cfg!(planted = "detached-buffer-not-posted") {
             self.kept -= 1;
-            if let Source::Shared(claim) = &mut self.source {
+            if let ReceiveSource::Shared(claim) = &mut self.source {
                 claim.release(1);
             }
         }
     }
 
-    /// Number of own receives that can be posted again: those that are neither posted nor kept nor held.
+    /// Returns the number of own receives that can be posted again: those that are neither posted nor kept nor held.
     pub(crate) fn to_post(&self) -> u32 {
         match &self.source {
-            Source::Own { posted, depth, .. } => depth.saturating_sub(posted.len() as u32 + self.kept + self.held),
-            Source::Shared(_) => 0,
+            ReceiveSource::Own { posted, depth, .. } => {
+                depth.saturating_sub(posted.len() as u32 + self.kept + self.held)
+            }
+            ReceiveSource::Shared(_) => 0,
         }
     }
 
-    /// Whether it is time to post own receives again.
+    /// Returns true if it is time to post own receives again.
     #[inline]
     pub(crate) fn worth_posting(&self, window: &ReceiveWindow) -> bool {
         match &self.source {
-            Source::Own { depth, .. } => window.worth_posting(self.to_post(), *depth),
-            Source::Shared(_) => false,
+            ReceiveSource::Own { depth, .. } => window.worth_posting(self.to_post(), *depth),
+            ReceiveSource::Shared(_) => false,
         }
     }
 
-    /// Whether it is time to post own receives again, or a grant is due.
+    /// Returns true if it is time to post own receives again, or a grant is due.
     #[inline]
     pub(crate) fn owes_grant(&self, window: &ReceiveWindow) -> bool {
         match &self.source {
-            Source::Own { depth, .. } => window.grant_due(self.to_post(), *depth),
-            Source::Shared(_) => window.update_due(),
+            ReceiveSource::Own { depth, .. } => window.grant_due(self.to_post(), *depth),
+            ReceiveSource::Shared(_) => window.update_due(),
         }
     }
 
-    /// Takes buffers for the receives that are to be posted again, and makes their work requests. Returns the number of
-    /// buffers that the pool had.
+    /// Allocates buffers for the receives that are to be posted again, and builds their work requests. Returns the
+    /// number of buffers that the pool had.
     pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {
         chain.clear();
         let free = self.to_post();
-        let Source::Own { posted, size, .. } = &mut self.source else { return 0 };
+        let ReceiveSource::Own { posted, size, .. } = &mut self.source else { return 0 };
         let wr_id = recv_wr_id(id);
         let mut count = 0;
         while count < free {
@@ -197,7 +199,7 @@ impl RecvQueue {
 
     /// Takes the last `count` prepared receives back, because they were not posted.
     pub(crate) fn unprepare(&mut self, pool: &mut Pool, count: usize) {
-        let Source::Own { posted, .. } = &mut self.source else { return };
+        let ReceiveSource::Own { posted, .. } = &mut self.source else { return };
         for _ in 0..count {
             if let Some(buffer) = posted.pop_back() {
                 pool.give(buffer.done());
@@ -205,23 +207,23 @@ impl RecvQueue {
         }
     }
 
-    /// Adjusts the claim on the shared queue; returns how many more receives the connection may promise.
+    /// Adjusts the claim on the shared queue. Returns how many more receives the connection may promise.
     pub(crate) fn renew(&mut self, buffers: &mut Buffers, window: &ReceiveWindow, most: u32, now: Instant) -> u32 {
-        let (Source::Shared(claim), Some(shared)) = (&mut self.source, &mut buffers.shared) else { return 0 };
+        let (ReceiveSource::Shared(claim), Some(shared)) = (&mut self.source, &mut buffers.shared) else { return 0 };
         shared.claims.renew(claim, window.outstanding(), most, now)
     }
 
-    /// Leaves the buffers of the own receives to a queue pair that goes on using them. Returns their number.
+    /// Leaves the buffers of the own receives to a queue pair that continues to use them. Returns their number.
     pub(super) fn forsake(&mut self) -> usize {
         match &mut self.source {
-            Source::Own { posted, .. } => posted.drain(..).count(),
-            Source::Shared(_) => 0,
+            ReceiveSource::Own { posted, .. } => posted.drain(..).count(),
+            ReceiveSource::Shared(_) => 0,
         }
     }
 
-    /// Gives the buffers of the own receives back to the pool after the queue pair is gone.
+    /// Returns the buffers of the own receives to the pool after the queue pair is destroyed.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
-        if let Source::Own { posted, .. } = &mut self.source {
+        if let ReceiveSource::Own { posted, .. } = &mut self.source {
             posted.drain(..).for_each(|buffer| pool.give(buffer.done()));
         }
     }
@@ -231,17 +233,17 @@ impl RecvQueue {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
     pub(crate) result: Result<(), Failure>,
-    /// Number of bytes that arrived.
+    /// The number of bytes that arrived.
     pub(crate) len: u32,
-    /// Immediate data of a peer's write.
+    /// The immediate data of a peer's write.
     pub(crate) immediate: Option<u32>,
-    /// A remote key that the peer has taken back.
+    /// A remote key that the peer has revoked.
     pub(crate) invalidated: Option<RemoteKey>,
 }
 
 impl Connection {
-    /// Handles a receive that has completed. `place`: its position in the shared queue, if the connection uses that.
-    /// `false` if there was no such receive.
+    /// Handles a completed receive. `place`: its position in the shared queue, if the connection uses that. Returns
+    /// false if there was no such receive.
     #[inline]
     pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
         let Some(mut buffer) = self.receives.complete(env.buffers, place) else { return false };
@@ -259,16 +261,16 @@ impl Connection {
             self.received_bare(buffer, (wc.len, wc.immediate), env);
             return true;
         }
-        // A message that does not open is none of the peer's, and nothing of it is believed.
+        // A message that cannot be opened is not the peer's, and its contents are ignored.
         let opened = match &mut self.opener {
             Some(opener) => open(opener, &mut buffer, wc.len, &env.buffers.pool),
             None => Some(wc.len),
         };
         let len = opened.unwrap_or(0);
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
-        let header = match Header::parse(message) {
+        let header = match FrameHeader::parse(message) {
             _ if opened.is_none() => Err(PeerViolation::NotAuthentic),
-            // Buffers are a little longer than messages may be.
+            // Buffers are slightly longer than messages may be.
             _ if len as usize > message_len(env.config.buffer_size) => Err(PeerViolation::MalformedMessage),
             None => {
                 self.received_unlike(buffer, len, env);
@@ -282,8 +284,8 @@ impl Connection {
             self.rx.posted(1);
         }
         match header {
-            Ok(Header { kind: Kind::Data, .. }) if self.state.delivers() && !self.transfers.holds() => {
-                debug_assert_eq!(admit(self.stage(), Kind::Data), Admission::Take);
+            Ok(FrameHeader { kind: MessageKind::Data, .. }) if self.state.delivers() && !self.transfers.holds() => {
+                debug_assert_eq!(admit(self.stage(), MessageKind::Data), Admission::Take);
                 self.receives.count();
                 let (device, shared) = (env.device as u16, self.receives.is_shared());
                 let arrived = Arrived { buffer: Some(buffer), start: HEADER_LEN as u32, end: len, device, shared };
@@ -299,7 +301,7 @@ impl Connection {
         true
     }
 
-    /// Sees what a message has left to do.
+    /// Schedules the work that a message has caused.
     #[inline]
     fn after_message(&mut self, env: &mut Env<'_>) {
         if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
@@ -310,12 +312,12 @@ impl Connection {
         }
     }
 
-    /// Handles a message whose header is unlike that of a message in one buffer: a fragment that others follow, or nothing that
-    /// an honest peer sends.
+    /// Handles a message whose header differs from that of a message in one buffer: a fragment that others follow, or a message that no
+    /// honest peer sends.
     #[cold]
     fn received_unlike(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
-        let header = match Header::parse_fragment(message) {
+        let header = match FrameHeader::parse_fragment(message) {
             None => Err(PeerViolation::MalformedMessage),
             Some(_) if !self.rx.received() => Err(PeerViolation::CreditOverrun),
             Some(header) if self.tx.grant(header.grant).is_err() => Err(PeerViolation::InvalidGrant),
@@ -331,7 +333,7 @@ impl Connection {
         self.after_message(env);
     }
 
-    /// Whether an arrived or returned message has left the next flush something to do.
+    /// Returns true if an arrived or returned message has caused work for the next flush.
     #[inline]
     fn has_to_post(&self) -> bool {
         self.receives.is_shared()
@@ -366,7 +368,7 @@ impl Connection {
         }
     }
 
-    /// A message that the program kept comes back.
+    /// Handles the release of a message that the program kept.
     pub(crate) fn message_returned(&mut self, buffer: Buffer, env: &mut Env<'_>) {
         self.receives.unkeep();
         env.buffers.free_receive(buffer, self.receives.is_shared());
@@ -389,9 +391,9 @@ impl Connection {
     }
 
     /// Handles a message with a header, unless it is data that can be delivered immediately.
-    fn received_other(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
+    fn received_other(&mut self, kind: MessageKind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         let admission = admit(self.stage(), kind);
-        let opens = kind == Kind::Hello && !self.is_active() && self.state.is_handshake();
+        let opens = kind == MessageKind::Hello && !self.is_active() && self.state.is_handshake();
         if cfg!(planted = "plain-byte-in-the-handshake") && admission == Admission::Violation && opens {
             self.discard(buffer, env);
             return self.announce(env);
@@ -413,47 +415,47 @@ impl Connection {
     }
 
     /// Handles a message that is admitted.
-    fn take(&mut self, kind: Kind, buffer: Buffer, len: u32, env: &mut Env<'_>) -> Result<(), PeerViolation> {
+    fn take(&mut self, kind: MessageKind, buffer: Buffer, len: u32, env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if kind.is_of_program() {
             self.receives.count();
         }
         match kind {
-            Kind::Data => self.received_data(buffer, len, env),
-            Kind::Fragment => return self.received_fragment(buffer, len, env),
-            Kind::Handshake => {
+            MessageKind::Data => self.received_data(buffer, len, env),
+            MessageKind::Fragment => return self.received_fragment(buffer, len, env),
+            MessageKind::Handshake => {
                 let octets = self.parse(buffer, len, env, |payload| Some(payload.to_vec()))?;
                 return self.received_handshake(&octets, env);
             }
-            Kind::Offer => {
+            MessageKind::Offer => {
                 return self.parse(buffer, len, env, Offer::parse).and_then(|offer| self.offered(offer, env));
             }
-            Kind::Fetched | Kind::Refused => {
-                let outcome = if kind == Kind::Fetched { Outcome::Sent } else { Outcome::Refused };
+            MessageKind::Fetched | MessageKind::Refused => {
+                let outcome = if kind == MessageKind::Fetched { Outcome::Sent } else { Outcome::Refused };
                 let number = self.parse(buffer, len, env, |payload| payload.try_into().ok().map(u32::from_le_bytes))?;
                 return self.fetched(number, outcome, env);
             }
-            Kind::Progress => {
+            MessageKind::Progress => {
                 return self
-                    .parse(buffer, len, env, Progress::parse)
+                    .parse(buffer, len, env, TransferProgress::parse)
                     .and_then(|progress| self.progressed(progress, env));
             }
-            Kind::Immediate => {
+            MessageKind::Immediate => {
                 let immediate = self.parse(buffer, len, env, Immediate::parse)?;
                 self.deliver_immediate(immediate, env);
             }
-            Kind::Hello => {
+            MessageKind::Hello => {
                 self.discard(buffer, env);
                 self.greeted(env);
             }
-            Kind::Ping => {
+            MessageKind::Ping => {
                 self.discard(buffer, env);
                 self.keepalive.owes_pong = true;
             }
-            Kind::Goodbye => {
+            MessageKind::Goodbye => {
                 self.discard(buffer, env);
                 self.peer_left(env);
             }
-            Kind::Credit | Kind::Pong => self.discard(buffer, env),
+            MessageKind::Credit | MessageKind::Pong => self.discard(buffer, env),
         }
         Ok(())
     }
@@ -489,7 +491,7 @@ impl Connection {
     fn received_bare(&mut self, buffer: Buffer, (len, immediate): (u32, Option<u32>), env: &mut Env<'_>) {
         let early = !self.state.is_announced();
         if self.is_secured() {
-            // It has no header, so nothing says that the peer has sent it.
+            // It has no header that would authenticate it.
             self.discard(buffer, env);
             return self.violated(PeerViolation::NotAuthentic, env);
         }
@@ -502,7 +504,7 @@ impl Connection {
             return self.violated(PeerViolation::CreditOverrun, env);
         }
         if early && self.is_active() {
-            // The peer has accepted, and the event that says so is still to come.
+            // The peer has accepted, and the event that reports it has not arrived.
             return match self.state.setup_mut() {
                 Some(setup) => setup.early.push_back(Early { buffer, len, immediate }),
                 None => self.discard(buffer, env),
@@ -531,7 +533,7 @@ impl Connection {
         }
     }
 
-    /// Frees the messages that arrived on a connection that never came up on this side.
+    /// Frees the messages that arrived on a connection that never came up locally.
     pub(super) fn drop_early(&mut self, env: &mut Env<'_>) {
         for early in self.state.setup_mut().map(|setup| mem::take(&mut setup.early)).into_iter().flatten() {
             self.discard(early.buffer, env);
@@ -547,7 +549,7 @@ impl Connection {
     }
 }
 
-/// Opens a message in place; returns its length without the seal.
+/// Opens a message in place. Returns its length without the seal.
 #[inline(never)]
 fn open(opener: &mut Opener, buffer: &mut Buffer, len: u32, pool: &Pool) -> Option<u32> {
     let message = pool.slabs().bytes_mut(buffer).get_mut(..len as usize)?;

@@ -1,20 +1,20 @@
-//! The handshake of a connection that is secured, between the news that the transport is up and the hello of the active
-//! side.
+//! The handshake of a connection that is secured, between the establishment of the transport and the hello of the
+//! active side.
 //!
-//! The octets of the handshake travel in messages of their own, cut to the buffers and under the ordinary credits. Until a
-//! side is done, nothing but these and grants goes from it, and none of it is sealed. A side is done when it knows who its
-//! peer is and its program has nothing against that: it then says so ([`Part::Last`]), and everything that it sends
-//! behind that is sealed. So each direction changes over at one place in its order of messages, and no message can be
-//! taken for one of the other kind. A connection is announced when both directions are sealed.
+//! The octets of the handshake travel in separate messages, cut to the buffers and under the ordinary credits. Until a side is done, it
+//! sends only these and grants, and none of it is sealed. A side is done when the identity of its peer is proven and its program has
+//! accepted it: it then says so ([`HandshakePart::Last`]), and all its messages behind that are sealed. So each direction changes over at
+//! one point in its order of messages, and no message can be mistaken for one of the other kind. A connection is announced when both
+//! directions are sealed.
 
 use std::mem;
 
 use log::Level;
 
 use super::effects::{Action, Event};
-use super::frame::{Kind, Part};
+use super::frame::{HandshakePart, MessageKind};
 use super::greeting::Greeting;
-use super::handshake::Progress;
+use super::handshake::SecuringProgress;
 use super::state::{Ending, State};
 use super::{Connection, Env};
 use crate::error::{ConnectError, PeerViolation};
@@ -22,7 +22,7 @@ use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
 use crate::log_limit::{Complaint, complain};
 use crate::security::{HandshakeRole, Opener, PeerIdentity, SecurityError, is_hidden};
 
-/// Longest text about a refusal that is taken from a peer, bytes.
+/// The longest text about a refusal that is accepted from a peer, in bytes.
 const LONGEST_REASON: usize = 200;
 
 impl Connection {
@@ -48,8 +48,8 @@ impl Connection {
         }
     }
 
-    /// Notes the greeting of one side as it was sent, if the connection is to be secured. The handshake makes sure that nobody has
-    /// changed it.
+    /// Notes the greeting of one side as it was sent, if the connection is to be secured. The handshake verifies that it was not changed in
+    /// transit.
     pub(crate) fn note_greeting(&mut self, private_data: &[u8]) {
         if !self.is_secured() {
             return;
@@ -59,7 +59,7 @@ impl Connection {
         }
     }
 
-    /// Takes the keys for what the peer sends, if its last message without a seal is missing.
+    /// Takes out the keys for the messages of the peer, if its last message without a seal is missing.
     pub(super) fn take_late_opener(&mut self) -> Option<Box<Opener>> {
         match &mut self.state {
             State::Securing(securing) => securing.opener.take(),
@@ -70,29 +70,29 @@ impl Connection {
     /// Handles a message of the peer's handshake.
     pub(super) fn received_handshake(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if matches!(self.state, State::Accepting(_)) {
-            // The octets of the peer may come before the news that the transport is up.
+            // The octets of the peer may arrive before the event that the transport is up.
             self.begin_securing(env);
         }
-        let (part, octets) = Part::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
+        let (part, octets) = HandshakePart::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
         let State::Securing(securing) = &mut self.state else {
             self.received_late(part, octets, env);
             return Ok(());
         };
-        if part == Part::Refusal {
+        if part == HandshakePart::Refusal {
             let error = ConnectError::Security(self.refused(octets, env));
             let ending = if self.is_active() { Ending::ConnectError(error) } else { Ending::Silent };
             self.end(ending, env);
             return Ok(());
         }
-        if self.opener.is_some() || (octets.is_empty() && part == Part::More) {
+        if self.opener.is_some() || (octets.is_empty() && part == HandshakePart::More) {
             return Err(PeerViolation::MalformedMessage);
         }
         securing.taken += octets.len();
-        let (proving, long) = (matches!(securing.progress, Progress::Proving), securing.taken > MAX_HANDSHAKE);
+        let (proving, long) = (matches!(securing.progress, SecuringProgress::Proving), securing.taken > MAX_HANDSHAKE);
         let read = match (long, octets.is_empty(), proving) {
             (true, ..) => Err(SecurityError::Peer(format!("its handshake is longer than {MAX_HANDSHAKE} bytes"))),
             (_, true, _) => Ok(()),
-            (_, _, false) => Err(SecurityError::Peer("its handshake goes on behind its end".into())),
+            (_, _, false) => Err(SecurityError::Peer("its handshake continues behind its end".into())),
             _ => securing.handshake.read(octets, &mut securing.outbox),
         };
         if let Err(error) = read {
@@ -103,12 +103,12 @@ impl Connection {
         let proven = if proving { securing.handshake.finish() } else { None };
         let identified = proven.is_some();
         if let Some((channel, identity)) = proven {
-            securing.progress = Progress::Asking(channel.sealer);
+            securing.progress = SecuringProgress::Asking(channel.sealer);
             securing.opener = Some(Box::new(channel.opener));
             self.peer.identity = Some(identity);
         }
-        if part == Part::Last {
-            // The keys of a peer that has not proven who it is are not used.
+        if part == HandshakePart::Last {
+            // The keys of a peer that has not proven its identity are not used.
             self.opener = Some(securing.opener.take().ok_or(PeerViolation::MalformedMessage)?);
         }
         if identified {
@@ -119,38 +119,39 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles a message of the handshake that is seen only after the transport is gone: devices report the two in any order.
-    fn received_late(&mut self, part: Part, octets: &[u8], env: &mut Env<'_>) {
+    /// Handles a message of the handshake that is processed only after the transport has ended: devices report the two in any order.
+    fn received_late(&mut self, part: HandshakePart, octets: &[u8], env: &mut Env<'_>) {
         let active = self.is_active();
         let State::Closing(closing) = &mut self.state else { return };
         match part {
-            // The peer had let this side in before it closed, and this is the last that this side waited for.
-            Part::Last if octets.is_empty() => {
+            // The peer had accepted the local side before it closed, and this is the last message for which the local
+            // side waited.
+            HandshakePart::Last if octets.is_empty() => {
                 let Some(opener) = closing.late.as_mut().and_then(|late| late.opener.take()) else { return };
                 self.opener = Some(opener);
                 if active {
                     self.announce(env);
                 }
             }
-            // The peer had said why it would close.
-            Part::Refusal if closing.may_be_refused() => {
+            // The peer had sent the reason why it would close.
+            HandshakePart::Refusal if closing.may_be_refused() => {
                 let error = self.refused(octets, env);
                 if let State::Closing(closing) = &mut self.state {
                     closing.refused(error);
                 }
             }
-            Part::More | Part::Last | Part::Refusal => {}
+            HandshakePart::More | HandshakePart::Last | HandshakePart::Refusal => {}
         }
     }
 
-    /// The peer does not accept this side, and says why.
+    /// Handles the peer's refusal to accept the local side, with its reason.
     fn refused(&self, why: &[u8], env: &mut Env<'_>) -> SecurityError {
         let error = SecurityError::Refused(readable(why));
         self.log_failure(&error, env);
         error
     }
 
-    /// Logs that the two sides do not accept each other. Only the log tells the passive side.
+    /// Logs that the two sides do not accept each other. On the passive side only the log reports it.
     fn log_failure(&self, error: &SecurityError, env: &mut Env<'_>) {
         let (id, peer) = (self.id, self.peer.address);
         if self.is_active() {
@@ -161,38 +162,38 @@ impl Connection {
         }
     }
 
-    /// Who the peer is, once that is proven.
+    /// Returns the identity of the peer, once it is proven.
     pub(crate) fn identity(&self) -> Option<&PeerIdentity> {
         self.peer.identity.as_ref()
     }
 
-    /// The program has looked at who the peer is. `refusal`: why it does not accept it.
+    /// Handles the program's decision about the peer's identity. `refusal`: the reason why it does not accept the peer.
     pub(crate) fn judged(&mut self, refusal: Option<String>, env: &mut Env<'_>) {
         let State::Securing(securing) = &mut self.state else { return };
         if let Some(why) = refusal {
             return self.refuse_peer(SecurityError::Peer(why.clone()), &why, env);
         }
-        securing.progress = match mem::replace(&mut securing.progress, Progress::Proving) {
-            Progress::Asking(sealer) => Progress::Accepted(sealer),
+        securing.progress = match mem::replace(&mut securing.progress, SecuringProgress::Proving) {
+            SecuringProgress::Asking(sealer) => SecuringProgress::Accepted(sealer),
             other => other,
         };
         self.mark(env);
     }
 
-    /// The program has looked at who the peer is, and answers later.
+    /// Notes that the program will decide about the peer's identity later.
     pub(crate) fn postpone_judgement(&mut self) {
         let State::Securing(securing) = &mut self.state else { return };
-        securing.progress = match mem::replace(&mut securing.progress, Progress::Proving) {
-            Progress::Asking(sealer) => Progress::Postponed(sealer),
+        securing.progress = match mem::replace(&mut securing.progress, SecuringProgress::Proving) {
+            SecuringProgress::Asking(sealer) => SecuringProgress::Postponed(sealer),
             other => other,
         };
     }
 
-    /// As [`Connection::judged`], for an answer that was postponed. Returns false if nobody waits for one.
+    /// Handles a postponed decision, like [`Connection::judged`]. Returns false if none is awaited.
     pub(crate) fn judged_late(&mut self, refusal: Option<String>, env: &mut Env<'_>) -> bool {
         let State::Securing(securing) = &mut self.state else { return false };
-        securing.progress = match mem::replace(&mut securing.progress, Progress::Proving) {
-            Progress::Postponed(sealer) => Progress::Asking(sealer),
+        securing.progress = match mem::replace(&mut securing.progress, SecuringProgress::Proving) {
+            SecuringProgress::Postponed(sealer) => SecuringProgress::Asking(sealer),
             other => {
                 securing.progress = other;
                 return false;
@@ -202,29 +203,29 @@ impl Connection {
         true
     }
 
-    /// Puts the octets of the handshake into messages, as far as there are credits and places, and the end of them.
+    /// Puts the octets of the handshake into messages, as far as there are credits and slots, and the end of them.
     pub(super) fn pump_handshake(&mut self, env: &mut Env<'_>) {
         let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
         while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
             let State::Securing(securing) = &mut self.state else { return };
-            let accepted = matches!(securing.progress, Progress::Accepted(_));
+            let accepted = matches!(securing.progress, SecuringProgress::Accepted(_));
             if securing.outbox.is_empty() && !accepted {
                 return;
             }
             let rest = securing.outbox.split_off(securing.outbox.len().min(most));
             let mut octets = mem::replace(&mut securing.outbox, rest);
             let last = accepted && securing.outbox.is_empty();
-            octets.insert(0, if last { Part::Last } else { Part::More } as u8);
+            octets.insert(0, if last { HandshakePart::Last } else { HandshakePart::More } as u8);
             let sealer = match (last, &mut securing.progress) {
-                (true, progress) => match mem::replace(progress, Progress::Done) {
-                    Progress::Accepted(sealer) => Some(sealer),
+                (true, progress) => match mem::replace(progress, SecuringProgress::Done) {
+                    SecuringProgress::Accepted(sealer) => Some(sealer),
                     _ => None,
                 },
                 _ => None,
             };
-            self.push_control(Kind::Handshake, &octets, None, env);
+            self.push_control(MessageKind::Handshake, &octets, None, env);
             if let Some(sealer) = sealer {
-                // What is in the chain stays as it is. What comes behind it is sealed.
+                // The messages in the chain are not changed. Those behind them are sealed.
                 self.sends.seal_from_here();
                 self.sealer = Some(Box::new(sealer));
                 if self.is_active() {
@@ -236,13 +237,14 @@ impl Connection {
         }
     }
 
-    /// Queues the hello. It needs a credit and a place, of which the last ones are kept for the reactor's own messages.
+    /// Queues the hello. It needs a credit and a slot, of which the last ones are reserved for the reactor's own
+    /// messages.
     fn push_hello(&mut self, env: &mut Env<'_>) {
-        debug_assert!(self.tx.available() > 0 && self.sends.has_control_room(), "data leaves some to it");
-        self.push_control(Kind::Hello, &[], None, env);
+        debug_assert!(self.tx.available() > 0 && self.sends.has_control_room(), "data leaves the last ones to it");
+        self.push_control(MessageKind::Hello, &[], None, env);
     }
 
-    /// Goes on if both directions are sealed.
+    /// Announces the connection, or continues, if both directions are sealed.
     fn secured(&mut self, env: &mut Env<'_>) {
         let State::Securing(securing) = &self.state else { return };
         if self.sealer.is_none() || self.opener.is_none() {
@@ -264,7 +266,7 @@ impl Connection {
         }
     }
 
-    /// Does not accept the peer, and tells it so. `told`: the words for the peer.
+    /// Refuses the peer, and sends it the reason. `told`: the text for the peer.
     fn refuse_peer(&mut self, error: SecurityError, told: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;
@@ -272,9 +274,9 @@ impl Connection {
             if self.is_active() { Ending::ConnectError(ConnectError::Security(error)) } else { Ending::Silent };
         if self.tx.available() > 0 && self.sends.has_control_room() && self.terms.buffer_size > 0 {
             let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
-            let mut payload = vec![Part::Refusal as u8];
+            let mut payload = vec![HandshakePart::Refusal as u8];
             payload.extend_from_slice(&told.as_bytes()[..told.len().min(most).min(LONGEST_REASON)]);
-            self.push_control(Kind::Handshake, &payload, None, env);
+            self.push_control(MessageKind::Handshake, &payload, None, env);
         }
         if self.state.refuse(ending) {
             self.want(env, Action::Ending);
@@ -284,7 +286,7 @@ impl Connection {
     }
 }
 
-/// Text of a peer, fit for a log: without characters that command a terminal, change the direction of text, or cannot be seen.
+/// Returns text of a peer for a log: without characters that control a terminal, change the direction of text, or are invisible.
 fn readable(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(LONGEST_REASON)]);
     text.chars().map(|c| if is_hidden(c) { '?' } else { c }).collect()

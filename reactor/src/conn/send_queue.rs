@@ -1,5 +1,5 @@
-//! The send queue of a connection: the sends that are posted, and behind them the chain that the next flush posts. The
-//! file also has the ways in which sends enter the queue, and the ways in which they end.
+//! The send queue of a connection: the posted sends, and behind them the chain that the next flush posts. This file
+//! also has the ways in which sends enter the queue, and the ways in which they end.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,8 +10,8 @@ use rdma_transport::wr::{RemoteAddress, SendFlags, SendOp, SendWr, Sge, SgeList}
 
 use super::credit::may_control;
 use super::effects::{Action, Event};
-use super::frame::{Header, Immediate, Kind};
-use super::list::{Lists, Order, Part, Way};
+use super::frame::{FrameHeader, Immediate, MessageKind};
+use super::list::{ListDirection, ListPart, Lists, Order};
 use super::state::State;
 use super::{Connection, Env, Need};
 use crate::config::Framing;
@@ -19,64 +19,64 @@ use crate::device::pool::{Buffer, Pool, Posted};
 use crate::error::{Blocked, Outcome, SendErrorKind};
 use crate::id::{ConnectionId, SendId, SendKind, send_wr_id};
 use crate::limits::{CONTROL_SENDS, HEADER_LEN, TAG_ROOM};
-use crate::memory::region_memory::Hold;
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::Region;
+use crate::memory::region_memory::Hold;
 use crate::security::Sealer;
 use crate::security::channel::TAG;
 
-/// What a send is.
+/// The role of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+enum SendRole {
     /// A message in a buffer.
     Plain,
-    /// An operation on regions, or a message of which a region has the payload.
+    /// An operation on regions, or a message whose payload is in a region.
     Regions,
-    /// It reads so many bytes of a large message.
+    /// A Read of this many bytes of a large message.
     Large(u32),
-    /// It is a part of a list of transfers.
-    List(Part),
+    /// A work request of a list of transfers.
+    List(ListPart),
 }
 
 /// A send that has not ended.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct SendQueueEntry {
     /// The message, or its header if the payload is elsewhere.
     buffer: Option<Posted>,
-    role: Role,
-    /// Number of regions that it uses: their holds are at the front of `holds` once the send is at the front of the queue. The
-    /// regions of a list are lent to all of it.
+    role: SendRole,
+    /// The number of regions that it uses. Their holds are at the front of `holds` once the send is at the front of the queue. The regions
+    /// of a list are leased for all of it.
     regions: u8,
-    /// The program's name for the send; control messages have none.
+    /// The program's id of the send; control messages have none.
     pub(crate) id: Option<SendId>,
-    /// The program does not want to hear of the send: it is a message whose payload was copied.
+    /// True if the program does not want the completion reported: it is a message whose payload was copied.
     quiet: bool,
-    /// The send waits for the peer's answer, and ends with its own completion only. On siw a later send may complete
-    /// before it.
+    /// True if the send waits for the peer's answer, and ends with its own completion only. On siw a later send may
+    /// complete before it.
     answered: bool,
     /// The outcome of a send that has completed while a send before it has not.
     ended: Option<Outcome>,
 }
 
-impl Entry {
+impl SendQueueEntry {
     const EMPTY: Self =
-        Self { buffer: None, role: Role::Plain, regions: 0, id: None, quiet: false, answered: false, ended: None };
+        Self { buffer: None, role: SendRole::Plain, regions: 0, id: None, quiet: false, answered: false, ended: None };
 
     pub(crate) const fn named(id: SendId) -> Self {
         Self { id: Some(id), ..Self::EMPTY }
     }
 
-    /// A message of the program, or one of the reactor if it has no name.
+    /// Creates an entry for a message of the program, or for one of the reactor if it has no id.
     pub(super) const fn message(buffer: Posted, id: Option<SendId>) -> Self {
         Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
 
     pub(crate) const fn piece(len: u32) -> Self {
-        Self { role: Role::Large(len), ..Self::EMPTY }
+        Self { role: SendRole::Large(len), ..Self::EMPTY }
     }
 
-    pub(super) const fn of_list(part: Part) -> Self {
-        Self { role: Role::List(part), ..Self::EMPTY }
+    pub(super) const fn of_list(part: ListPart) -> Self {
+        Self { role: SendRole::List(part), ..Self::EMPTY }
     }
 
     pub(super) fn with(mut self, buffer: Posted) -> Self {
@@ -85,7 +85,7 @@ impl Entry {
     }
 }
 
-/// Whether the program is notified of the ends of messages that were copied. Those that it is not notified of need no signal.
+/// The reporting of copied messages. Messages that are not reported need no signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copies {
     Reported,
@@ -99,41 +99,42 @@ enum Copies {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     connection: ConnectionId,
-    /// Largest number of sends in the queue, control messages included.
+    /// The largest number of sends in the queue, including control messages.
     slots: usize,
     /// Sends that have not ended: first the posted ones, then those of `chain`, in order.
-    entries: VecDeque<Entry>,
-    /// Work requests that the next flush posts.
+    entries: VecDeque<SendQueueEntry>,
+    /// The work requests that the next flush posts.
     chain: Vec<SendWr>,
-    /// Number of work requests at the front of the chain that are not changed any more: they are sealed, or went into the
-    /// chain before the connection was.
+    /// The number of work requests at the front of the chain that are not changed any more: they are sealed, or entered
+    /// the chain before the connection was secured.
     sealed: usize,
-    /// Number of entries that wait for an answer.
+    /// The number of entries that wait for an answer.
     answers: usize,
-    /// Regions that entries use, in the order of the entries.
+    /// The holds on regions that entries use, in the order of the entries.
     holds: VecDeque<(Key, Hold)>,
-    /// Position of the first entry among all sends; only the low 16 bits.
+    /// The position of the first entry among all sends; only the low 16 bits.
     first: u16,
-    /// Number of sends of the program so far.
+    /// The number of sends of the program so far.
     named: u64,
-    /// Number of work requests in a row without a signal, up to the last one.
+    /// The number of consecutive unsignaled work requests, up to the last one.
     unsignaled: usize,
-    /// The same, up to the last one that is posted: unless they fail, no completion tells of them.
+    /// The number of consecutive unsignaled work requests, up to the last posted one: unless they fail, no completion
+    /// reports them.
     silent: usize,
     copies: Copies,
-    /// One of the work requests in a row without a signal is to be heard of.
+    /// True if one of the consecutive unsignaled work requests must be reported.
     wants_signal: bool,
-    /// A message in the chain can carry a grant.
+    /// True if a message in the chain can carry a grant.
     has_carrier: bool,
-    /// The peer waits for a message in the chain, so a cork does not hold the chain back.
+    /// True if the peer waits for a message in the chain, so that a cork does not hold the chain back.
     is_awaited: bool,
-    /// Flags that the next work requests are to have.
+    /// The flags of the next work requests.
     next: SendFlags,
-    /// The provider has sends that end with their post.
+    /// True if the provider has sends that end with their post.
     immediate: bool,
-    /// Number of messages and Writes that have ended with their post and wait for the doorbell.
+    /// The number of messages and Writes that have ended with their post and wait for the doorbell.
     unrung: usize,
-    /// Lists whose pieces get into the queue as there is room.
+    /// The lists whose pieces enter the queue as slots become free.
     pub(super) lists: Lists,
 }
 
@@ -162,36 +163,37 @@ impl SendQueue {
         }
     }
 
-    /// Allocates the memory for as many sends as the queue pair has places, once. `immediate`: messages may end with their post.
+    /// Allocates the memory for as many sends as the queue pair has slots, once. `immediate`: messages may end with their post.
     pub(crate) fn reserve(&mut self, slots: u32, immediate: bool) {
         (self.slots, self.immediate) = (slots as usize, immediate);
         self.entries.reserve(self.slots);
         self.chain.reserve(self.slots);
     }
 
-    /// Number of places that sends of the program may take while `reserved` places are kept for something else.
+    /// Returns the number of slots that sends of the program may use while `reserved` slots are kept for something
+    /// else.
     #[inline]
     pub(crate) fn room(&self, reserved: usize) -> usize {
         self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved + self.lists.reserved_places())
     }
 
-    /// Number of sends in the queue.
+    /// Returns the number of sends in the queue.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Most pieces of a list that one signal is for: a third of the queue. With the half that may be without a signal before, that is
-    /// less than the queue, so the signal gets into it.
+    /// Returns the largest number of pieces of a list per signal: a third of the queue. With the half that may be unsignaled before, that
+    /// is less than the queue, so that the signaled one fits.
     pub(super) fn batch(&self) -> usize {
         (self.slots / 3).max(1)
     }
 
-    /// Number of places for sends of the program in an empty queue.
+    /// Returns the number of slots for sends of the program in an empty queue.
     pub(crate) const fn most_room(&self) -> usize {
         self.slots - CONTROL_SENDS as usize
     }
 
-    /// Whether there is a place for a control message.
+    /// Returns true if there is a slot for a control message.
     #[inline]
     pub(crate) fn has_control_room(&self) -> bool {
         self.entries.len() < self.slots
@@ -202,20 +204,21 @@ impl SendQueue {
         self.entries.is_empty()
     }
 
-    /// Whether there is something to post.
+    /// Returns true if there is something to post.
     #[inline]
     pub(crate) fn is_chained(&self) -> bool {
         !self.chain.is_empty()
     }
 
-    /// Whether one work request is to be posted, or the doorbell is to be rung and no more.
+    /// Returns true if there is one work request to post, or only the doorbell to ring.
     #[inline]
     pub(crate) fn is_single(&self) -> bool {
         self.chain.len() + usize::from(self.is_unrung()) == 1
     }
 
-    /// Whether a message or a Write that ends with its post overtakes nothing here. `told`: the program is told of its end, which is to be
-    /// behind that of each send before it. There are no more of them in a turn than the queue has places, as of others.
+    /// Returns true if a message or a Write that ends with its post overtakes nothing here. `told`: its end is reported to the program,
+    /// which must happen behind the reports of all sends before it. There are no more of them in a turn than the queue has slots, as for
+    /// other sends.
     #[inline]
     fn takes_immediate(&self, told: bool) -> bool {
         let before = if told { self.entries.len() } else { self.chain.len() };
@@ -223,7 +226,7 @@ impl SendQueue {
         self.immediate && first && self.next.is_empty() && self.unrung < self.slots
     }
 
-    /// Whether messages have ended with their post since the last doorbell.
+    /// Returns true if messages have ended with their post since the last doorbell.
     #[inline]
     pub(crate) const fn is_unrung(&self) -> bool {
         self.unrung > 0
@@ -235,43 +238,43 @@ impl SendQueue {
         self.unrung = 0;
     }
 
-    /// Whether the chain takes half of the queue, or more.
+    /// Returns true if the chain fills half of the queue, or more.
     pub(crate) fn is_half_chained(&self) -> bool {
         self.chain.len() * 2 >= self.slots
     }
 
-    /// Whether a message in the chain can carry a grant.
+    /// Returns true if a message in the chain can carry a grant.
     pub(crate) const fn has_carrier(&self) -> bool {
         self.has_carrier
     }
 
-    /// Notes that the peer waits for the message that was added last. A cork does not hold it back.
+    /// Notes that the peer waits for the message that was added last, so that a cork does not hold it back.
     pub(super) const fn hurry(&mut self) {
         self.is_awaited = true;
     }
 
-    /// Number of sends that the queue pair has.
+    /// Returns the number of sends in the queue pair.
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         self.entries.len() - self.chain.len()
     }
 
-    /// Number of sends that the queue pair has, without the last ones, of which no completion tells.
+    /// Returns the number of sends in the queue pair, without the last ones, which no completion reports.
     pub(crate) fn awaited(&self) -> usize {
         self.posted().saturating_sub(self.silent)
     }
 
-    /// Lets the next work request wait for the reads before it.
+    /// Fences the next work request: it waits for the Reads before it.
     pub(crate) fn fence_next(&mut self) {
         self.next |= SendFlags::FENCE;
     }
 
-    /// Lets the next message of the program wake a peer that waits for such messages only.
+    /// Makes the next message of the program solicited: it wakes a peer that waits for such messages only.
     pub(crate) fn solicit_next(&mut self) {
         self.next |= SendFlags::SOLICITED;
     }
 
-    /// Names the next send of the program.
+    /// Assigns the id of the next send of the program.
     #[inline]
     pub(crate) const fn name(&mut self, kind: SendKind) -> SendId {
         let id = SendId::new(self.named, kind);
@@ -292,15 +295,15 @@ impl SendQueue {
         let mut sges = SgeList::one(sge);
         for &sge in locals.sges.as_slice() {
             let pushed = sges.push(sge);
-            debug_assert!(pushed.is_ok(), "room for the header and a payload");
+            debug_assert!(pushed.is_ok(), "slots for the header and a payload");
         }
         locals.sges = sges;
-        self.push_operation(Entry::message(posted, id), SendOp::Send, locals);
+        self.push_operation(SendQueueEntry::message(posted, id), SendOp::Send, locals);
     }
 
     /// Adds a one-sided operation.
     #[inline]
-    pub(crate) fn push_operation(&mut self, mut entry: Entry, op: SendOp, mut locals: Locals) {
+    pub(crate) fn push_operation(&mut self, mut entry: SendQueueEntry, op: SendOp, mut locals: Locals) {
         for held in locals.holds.iter_mut().map_while(Option::take) {
             if cfg!(planted = "lease-ends-at-posting") {
                 let _ = held.1.done();
@@ -309,8 +312,8 @@ impl SendQueue {
                 entry.regions += 1;
             }
         }
-        if entry.role == Role::Plain {
-            entry.role = Role::Regions;
+        if entry.role == SendRole::Plain {
+            entry.role = SendRole::Regions;
         }
         self.push(entry, op, locals.sges);
     }
@@ -319,8 +322,8 @@ impl SendQueue {
     /// `message`: it is a message of the program that uses a receive of the peer.
     #[inline]
     fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
-        // An unsignaled send frees its place only with a later signaled one. So at most half a queue of sends in a row
-        // is unsignaled, and a quarter where the chain may end with one.
+        // An unsignaled send frees its slot only with a later signaled one. So at most half a queue of consecutive
+        // sends is unsignaled, and a quarter if the chain may end with one.
         self.unsignaled += 1;
         let mut flags = SendFlags::empty();
         if answered || self.unsignaled << self.run_shift() >= self.slots {
@@ -340,18 +343,18 @@ impl SendQueue {
 
     /// Adds a work request.
     #[inline(never)]
-    pub(super) fn push(&mut self, entry: Entry, op: SendOp, sges: SgeList) {
+    pub(super) fn push(&mut self, entry: SendQueueEntry, op: SendOp, sges: SgeList) {
         self.push_now(entry, op, sges);
     }
 
-    /// The same, where it is known what the work request is.
+    /// Adds a work request whose role is known.
     #[inline(always)]
-    fn push_now(&mut self, mut entry: Entry, op: SendOp, sges: SgeList) {
+    fn push_now(&mut self, mut entry: SendQueueEntry, op: SendOp, sges: SgeList) {
         entry.answered = op.answered();
         self.answers += usize::from(entry.answered);
         self.has_carrier |= entry.buffer.is_some();
         let message = entry.id.is_some() && op.takes_receive();
-        let copied = entry.role == Role::Plain && entry.id.is_some_and(|id| id.kind() == SendKind::Message);
+        let copied = entry.role == SendRole::Plain && entry.id.is_some_and(|id| id.kind() == SendKind::Message);
         entry.quiet = copied && !self.tells_of_copies();
         self.wants_signal |= !entry.quiet;
         let flags = self.flags(entry.answered, message);
@@ -363,9 +366,10 @@ impl SendQueue {
     /// Adds a batch of pieces of a list, the last one with a signal.
     pub(super) fn push_batch(&mut self, order: &Order, pieces: Range<usize>) {
         let pieces = order.pieces.get(pieces).unwrap_or_default();
-        let (first, reads) = (self.first.wrapping_add(self.entries.len() as u16), order.way == Way::Read);
+        let (first, reads) =
+            (self.first.wrapping_add(self.entries.len() as u16), order.direction == ListDirection::Read);
         let count = pieces.len() as u16;
-        let entry = |before| Entry { answered: reads, ..Entry::of_list(Part::Piece { before }) };
+        let entry = |before| SendQueueEntry { answered: reads, ..SendQueueEntry::of_list(ListPart::Piece { before }) };
         self.entries.extend((0..count).map(entry));
         let connection = self.connection;
         let chained = self.chain.len();
@@ -388,16 +392,20 @@ impl SendQueue {
     }
 
     /// Returns the number of pieces of a list that a completion of the first `count` sends ends, if these are one batch and it has
-    /// succeeded; 0 otherwise.
+    /// succeeded. Returns 0 otherwise.
     #[inline]
     fn batch_ended(&self, count: usize, outcome: Outcome) -> usize {
         match self.entries.get(count - 1).map(|entry| entry.role) {
-            Some(Role::List(Part::Piece { before })) if usize::from(before) + 1 == count && outcome.is_sent() => count,
+            Some(SendRole::List(ListPart::Piece { before }))
+                if usize::from(before) + 1 == count && outcome.is_sent() =>
+            {
+                count
+            }
             _ => 0,
         }
     }
 
-    /// Takes pieces of a list that have ended out of the queue.
+    /// Removes ended pieces of a list from the queue.
     fn pop_batch(&mut self, count: usize) {
         // The pieces of a batch are all of one kind.
         let answered = self.entries.front().is_some_and(|entry| entry.answered);
@@ -414,7 +422,7 @@ impl SendQueue {
         Some((entry.buffer.as_mut()?, &mut wr.sges))
     }
 
-    /// Puts the newest grant into the first message of the chain that can carry it. So the peer learns of the grant
+    /// Writes the newest grant into the first message of the chain that can carry it. So the peer learns of the grant
     /// before it answers any message of the chain.
     #[inline]
     pub(crate) fn carry(&mut self, pool: &Pool, grant: u32) {
@@ -425,13 +433,14 @@ impl SendQueue {
         self.has_carrier = false;
     }
 
-    /// Leaves the work requests of the chain as they are when those behind them are sealed.
+    /// Excludes the work requests of the chain from sealing; those behind them are sealed.
     pub(super) fn seal_from_here(&mut self) {
         self.sealed = self.chain.len();
         self.has_carrier = false;
     }
 
-    /// Seals the messages of the chain that are not sealed yet, in their order. `false`: one cannot be, and must not be posted.
+    /// Seals the messages of the chain that are not sealed yet, in their order. Returns false if one cannot be sealed, and must not be
+    /// posted.
     #[inline(never)]
     fn seal(&mut self, pool: &Pool, sealer: &mut Sealer) -> bool {
         let first = self.posted() + self.sealed;
@@ -449,13 +458,13 @@ impl SendQueue {
         true
     }
 
-    /// The binary logarithm of the share of a queue that may be in a row without a signal.
+    /// Returns the binary logarithm of the share of a queue that may be consecutively unsignaled.
     #[inline]
     const fn run_shift(&self) -> u32 {
         1 + !matches!(self.copies, Copies::Reported) as u32
     }
 
-    /// Whether the program is notified of messages that are copied now.
+    /// Returns true if the program is notified of messages that are copied now.
     #[inline]
     pub(super) const fn tells_of_copies(&self) -> bool {
         !matches!(self.copies, Copies::Quiet)
@@ -478,19 +487,19 @@ impl SendQueue {
         }
     }
 
-    /// Whether all sends in the queue are posted, and none of them completes unless a later one does.
+    /// Returns true if all sends in the queue are posted, and none of them completes unless a later one does.
     pub(super) fn is_settled(&self) -> bool {
         self.awaited() == 0 && self.chain.is_empty()
     }
 
-    /// Asks for a completion that frees the places of all sends, because somebody waits for places. `false`: nothing in the queue
-    /// is to complete.
+    /// Requests a completion that frees the slots of all sends, because a caller waits for slots. Returns false if nothing in the queue
+    /// will complete.
     pub(super) fn request_signal(&mut self) -> bool {
         self.wants_signal |= !self.chain.is_empty();
         self.entries.is_empty() || !self.is_settled()
     }
 
-    /// Returns the chain, ready to be posted. Its last work request is signaled, unless nobody wants to hear of the last ones.
+    /// Returns the chain, ready to be posted. Its last work request is signaled, unless the last ones need not be reported.
     #[inline]
     pub(crate) fn chain(&mut self) -> &[SendWr] {
         (self.has_carrier, self.is_awaited) = (false, false);
@@ -506,7 +515,7 @@ impl SendQueue {
         &self.chain
     }
 
-    /// Notes that the queue pair has taken the first `count` work requests of the chain.
+    /// Notes that the first `count` work requests of the chain were posted to the queue pair.
     #[inline]
     pub(crate) fn taken(&mut self, count: usize) {
         if count == self.chain.len() {
@@ -520,27 +529,27 @@ impl SendQueue {
         self.sealed = self.sealed.saturating_sub(count);
     }
 
-    /// Returns the number of sends that a completion of `sequence` ends; `None` if no such send is posted.
+    /// Returns the number of sends that a completion of `sequence` ends. `None` if no such send is posted.
     #[inline]
     pub(crate) fn ended_by(&self, sequence: u16) -> Option<usize> {
         let count = usize::from(sequence.wrapping_sub(self.first)) + 1;
         (count <= self.posted()).then_some(count)
     }
 
-    /// Whether some entries wait for answers. Then completions are noted in the entries, and sends end as
-    /// [`SendQueue::front_ended`] says.
+    /// Returns true if some entries wait for answers. Then completions are noted in the entries, and sends end in the
+    /// order of [`SendQueue::front_ended`].
     #[inline]
     pub(crate) const fn has_answers(&self) -> bool {
         self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
     }
 
-    /// Notes a completion that ends `count` sends, except those that wait for an answer. That of a piece of a list ends the pieces
+    /// Notes a completion that ends `count` sends, except those that wait for an answer. The completion of a list's piece ends the pieces
     /// before it in its batch.
     pub(crate) fn note_ends(&mut self, count: usize, outcome: Outcome) {
-        // A device that flushes tells of each one.
+        // A device that flushes reports each one.
         let flushed = matches!(outcome, Outcome::Failed(failure) if failure.status == WcStatus::Flushed);
         let covered = match self.entries.get(count.wrapping_sub(1)).map(|entry| entry.role) {
-            Some(Role::List(Part::Piece { before })) if !flushed => usize::from(before),
+            Some(SendRole::List(ListPart::Piece { before })) if !flushed => usize::from(before),
             _ => 0,
         };
         for (nth, entry) in self.entries.iter_mut().take(count).enumerate() {
@@ -553,21 +562,20 @@ impl SendQueue {
         }
     }
 
-    /// The outcome of the oldest send, if it has completed.
+    /// Returns the outcome of the oldest send, if it has completed.
     pub(crate) fn front_ended(&self) -> Option<Outcome> {
         self.entries.front()?.ended
     }
 
-    /// Takes messages in buffers, of at most `most` sends, out of the front of the queue: those that the program is to be told of and
-    /// that follow one another, or those that it is not to be told of. Their buffers go back to the pool. Returns their number, and the
-    /// name of the first one that is to be told of.
+    /// Removes messages in buffers, at most `most` sends, from the front of the queue: either consecutive ones that are reported to the
+    /// program, or ones that are not. Their buffers return to the pool. Returns their number, and the id of the first one to report.
     #[inline]
     fn pop_messages(&mut self, most: usize, pool: &mut Pool) -> (usize, Option<SendId>) {
         let (mut count, mut first) = (0, None::<SendId>);
         for entry in self.entries.iter_mut().take(most) {
             let told = entry.id.filter(|_| !entry.quiet);
             let goes_on = match first {
-                _ if entry.role != Role::Plain => false,
+                _ if entry.role != SendRole::Plain => false,
                 None => told.is_none() || count == 0,
                 Some(first) => told == Some(first.after(count)),
             };
@@ -585,9 +593,9 @@ impl SendQueue {
         (count as usize, first)
     }
 
-    /// Takes the oldest send out of the queue; its buffer goes back to the pool.
+    /// Removes the oldest send from the queue. Its buffer returns to the pool.
     #[inline]
-    pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<Entry> {
+    pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<SendQueueEntry> {
         let mut entry = self.entries.pop_front()?;
         self.answers -= usize::from(entry.answered);
         self.first = self.first.wrapping_add(1);
@@ -597,7 +605,7 @@ impl SendQueue {
         Some(entry)
     }
 
-    /// Leaves what is posted to a queue pair that goes on using it: buffers, and the holds of regions. Returns the number of
+    /// Leaves the posted work requests to a queue pair that continues to use them: buffers, and the holds of regions. Returns the number of
     /// buffers.
     pub(super) fn forsake(&mut self) -> usize {
         let posted = self.posted();
@@ -616,7 +624,7 @@ impl SendQueue {
 }
 
 impl Connection {
-    /// Whether a message of `len` bytes fits one buffer of the peer and can be queued now.
+    /// Returns true if a message of `len` bytes fits one buffer of the peer and can be queued now.
     #[inline(always)]
     fn check_message(&mut self, len: usize, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
@@ -638,14 +646,14 @@ impl Connection {
         self.check_message(payload.len(), env)?;
         let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
         let message = match self.framing {
-            Framing::Credits => env.buffers.pool.post_copy(buffer, &self.header(Kind::Data).emit(), payload),
+            Framing::Credits => env.buffers.pool.post_copy(buffer, &self.header(MessageKind::Data).emit(), payload),
             Framing::Raw => env.buffers.pool.post_copy(buffer, &[], payload),
         };
         Ok(self.push_data(message, payload.len(), env))
     }
 
-    /// Whether a message of `len` bytes may end with its post: it overtakes nothing, and nothing is owed to the peer that would have to
-    /// go first, such as the grant of receives that are to be posted.
+    /// Returns true if a message of `len` bytes may end with its post: it overtakes nothing, and nothing must be sent to the peer first,
+    /// such as the grant of receives that are to be posted.
     #[inline]
     fn may_send_now(&self, len: usize) -> bool {
         self.sends.takes_immediate(self.sends.tells_of_copies())
@@ -660,8 +668,8 @@ impl Connection {
             && self.room_for_message().is_ok()
     }
 
-    /// Sends a message that ends with its post. `send` gets the header, and returns false if the provider cannot send the message now.
-    /// Returns `None` if the message is to be queued.
+    /// Sends a message that ends with its post. `send` receives the header, and returns false if the provider cannot send the message now.
+    /// Returns `None` if the message must be queued.
     #[inline]
     pub(crate) fn send_now(
         &mut self,
@@ -673,7 +681,7 @@ impl Connection {
             return None;
         }
         let told = self.rx;
-        let header = Header { kind: Kind::Data, grant: self.rx.grant() };
+        let header = FrameHeader { kind: MessageKind::Data, grant: self.rx.grant() };
         if !send(&header.emit()) {
             self.rx = told;
             return None;
@@ -688,8 +696,8 @@ impl Connection {
         Some(send)
     }
 
-    /// Carries out a Write that ends with its post, as [`Connection::send_now`] sends a message. `write` returns false if the provider
-    /// cannot do so now. Returns `None` if the Write is to be queued.
+    /// Carries out a Write that ends with its post, like [`Connection::send_now`] for a message. `write` returns false if the provider
+    /// cannot do so now. Returns `None` if the Write must be queued.
     #[inline]
     pub(crate) fn write_now(&mut self, env: &mut Env<'_>, write: impl FnOnce() -> bool) -> Option<SendId> {
         let may = self.sends.takes_immediate(true) && self.state.is_open() && !self.corked && !self.feeds_itself();
@@ -703,7 +711,7 @@ impl Connection {
         Some(send)
     }
 
-    /// Queues a message with a payload that is already in a buffer, behind room for a header.
+    /// Queues a message with a payload that is already in a buffer, behind space for a header.
     pub(crate) fn send_filled(
         &mut self,
         len: usize,
@@ -731,7 +739,7 @@ impl Connection {
         let len = range.len();
         self.check_message(len, env)?;
         if self.is_secured() {
-            // What is sealed is a copy: the region stays readable to its program.
+            // A copy is sealed: the program can still read the region.
             let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
             let room = &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..HEADER_LEN + len];
             if !region.try_copy_to(range.start, room) {
@@ -745,10 +753,10 @@ impl Connection {
         let locals = Locals::to_read(&[(region, range)])?;
         let id = self.sends.name(SendKind::Message);
         match self.framing {
-            Framing::Raw => self.sends.push_operation(Entry::named(id), SendOp::Send, locals),
+            Framing::Raw => self.sends.push_operation(SendQueueEntry::named(id), SendOp::Send, locals),
             Framing::Credits => {
                 let Some(buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
-                let header = self.header(Kind::Data);
+                let header = self.header(MessageKind::Data);
                 self.sends.push_gathered(&env.buffers.pool, buffer, header.emit(), Some(id), locals);
             }
         }
@@ -756,8 +764,8 @@ impl Connection {
         Ok(id)
     }
 
-    /// Adds bytes to the last message that is not posted yet, or to a new one. `fill` gets room for at least one byte,
-    /// and returns how many bytes it has put there. If `fill` returns 0, nothing is sent.
+    /// Adds bytes to the last message that is not posted yet, or to a new one. `fill` receives space for at least one
+    /// byte, and returns how many bytes it has written. If `fill` returns 0, nothing is sent.
     pub(crate) fn append(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> usize,
@@ -771,8 +779,8 @@ impl Connection {
         if let Some((message, sges)) = self.sends.open_message() {
             let written = sges.total_len();
             let bytes = message.unposted(env.buffers.pool.slabs());
-            // What is added to the last fragment would be added to a message whose length is known.
-            let whole = start == 0 || bytes[0] == Kind::Data as u8;
+            // Bytes cannot be added to the last fragment, because the length of its message is known.
+            let whole = start == 0 || bytes[0] == MessageKind::Data as u8;
             if whole && (start + 1..end).contains(&written) {
                 let len = fill(&mut bytes[written..end]).min(end - written);
                 *sges = SgeList::one(env.buffers.pool.sge(message, written + len));
@@ -792,7 +800,7 @@ impl Connection {
         Ok(len)
     }
 
-    /// Length of the header in front of every payload, bytes.
+    /// Returns the length of the header in front of every payload, in bytes.
     #[inline]
     const fn header_len(&self) -> usize {
         match self.framing {
@@ -805,17 +813,17 @@ impl Connection {
     #[inline]
     fn push_filled(&mut self, buffer: Buffer, len: usize, env: &mut Env<'_>) -> SendId {
         let message = match self.framing {
-            Framing::Credits => env.buffers.pool.post_behind(buffer, self.header(Kind::Data).emit(), len),
+            Framing::Credits => env.buffers.pool.post_behind(buffer, self.header(MessageKind::Data).emit(), len),
             Framing::Raw => env.buffers.pool.post(buffer, len),
         };
         self.push_data(message, len, env)
     }
 
-    /// Queues a message of the program. `len`: length of the payload, bytes.
+    /// Queues a message of the program. `len`: the length of the payload, in bytes.
     #[inline(always)]
     fn push_data(&mut self, (posted, sge): (Posted, Sge), len: usize, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Message);
-        self.sends.push_now(Entry::message(posted, Some(id)), SendOp::Send, SgeList::one(sge));
+        self.sends.push_now(SendQueueEntry::message(posted, Some(id)), SendOp::Send, SgeList::one(sge));
         self.count_sent(len, env);
         id
     }
@@ -827,27 +835,27 @@ impl Connection {
         self.mark(env);
     }
 
-    /// Takes a credit, and returns the header of the message that uses it.
+    /// Uses a credit, and returns the header of the message that needs it.
     #[inline]
-    pub(super) fn header(&mut self, kind: Kind) -> Header {
+    pub(super) fn header(&mut self, kind: MessageKind) -> FrameHeader {
         self.tx.take();
-        Header { kind, grant: self.rx.told() }
+        FrameHeader { kind, grant: self.rx.told() }
     }
 
-    /// Queues a message of the reactor's own. The caller has checked that there are a credit and a place.
-    pub(super) fn push_control(&mut self, kind: Kind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
+    /// Queues a message of the reactor's own. The caller has checked that there are a credit and a slot.
+    pub(super) fn push_control(&mut self, kind: MessageKind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
         let Some(buffer) = env.buffers.pool.take() else {
-            debug_assert!(false, "every place in the send queue has a buffer promised");
+            debug_assert!(false, "a buffer is promised for every slot of the send queue");
             return;
         };
         let (posted, sge) = env.buffers.pool.post_copy(buffer, &self.header(kind).emit(), payload);
-        self.sends.push(Entry::message(posted, name), SendOp::Send, SgeList::one(sge));
+        self.sends.push(SendQueueEntry::message(posted, name), SendOp::Send, SgeList::one(sge));
         self.mark(env);
     }
 
     // One-sided operations.
 
-    /// Checks whether a one-sided operation of `places` work requests can be queued now. `credit`: the operation uses a
+    /// Checks if a one-sided operation of `places` work requests can be queued now. `credit`: the operation uses a
     /// receive of the peer.
     pub(crate) fn check_operation(
         &mut self,
@@ -876,30 +884,30 @@ impl Connection {
         if self.framing == Framing::Credits && op.takes_receive() {
             self.tx.take();
         }
-        self.sends.push_operation(Entry::named(id), op, locals);
+        self.sends.push_operation(SendQueueEntry::named(id), op, locals);
         self.mark(env);
         id
     }
 
-    /// Queues reads into several ranges, one after another, as one operation.
+    /// Queues reads into several ranges, sequentially, as one operation.
     pub(crate) fn read(&mut self, mut from: RemoteAddress, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Read);
-        // Each range gets a Read of its own: a Read on iWARP has one sink, and many adapters take no more.
+        // Each range gets a separate Read: a Read on iWARP has one sink, and many adapters accept no more.
         let count = locals.sges.as_slice().len();
         for (nth, (&sge, hold)) in locals.sges.as_slice().iter().zip(locals.holds).enumerate() {
-            let entry = if nth + 1 == count { Entry::named(id) } else { Entry::EMPTY };
+            let entry = if nth + 1 == count { SendQueueEntry::named(id) } else { SendQueueEntry::EMPTY };
             let mut holds = Holds::default();
             holds[0] = hold;
             self.sends.push_operation(entry, SendOp::Read(from), Locals { sges: SgeList::one(sge), holds });
-            // A peer may name a region around the end of all addresses. The device refuses it.
+            // A peer may name a region that wraps around the end of the address space. The device refuses it.
             from.address = from.address.wrapping_add(sge.len() as u64);
         }
         self.mark(env);
         id
     }
 
-    /// Queues a write and a message that tells of it. This replaces a write with immediate data on devices that have
-    /// none.
+    /// Queues a write and a message that reports it. This replaces a write with immediate data on devices without that
+    /// operation.
     pub(crate) fn write_and_tell(
         &mut self,
         to: RemoteAddress,
@@ -910,19 +918,19 @@ impl Connection {
         let id = self.sends.name(SendKind::Write);
         let late = cfg!(planted = "immediate-before-its-write");
         if late {
-            self.push_control(Kind::Immediate, &immediate.emit(), Some(id), env);
+            self.push_control(MessageKind::Immediate, &immediate.emit(), Some(id), env);
         }
-        self.sends.push_operation(Entry::EMPTY, SendOp::Write(to), locals);
+        self.sends.push_operation(SendQueueEntry::EMPTY, SendOp::Write(to), locals);
         if !late {
-            self.push_control(Kind::Immediate, &immediate.emit(), Some(id), env);
+            self.push_control(MessageKind::Immediate, &immediate.emit(), Some(id), env);
         }
         id
     }
 
     // Posting.
 
-    /// Whether control messages go out and receives are posted. That is so while the connection is open, and after a
-    /// close while the peer still fetches messages that were offered before.
+    /// Returns true if control messages are sent and receives are posted. That is so while the connection is open, and
+    /// after a close while the peer still fetches messages that were offered before.
     pub(crate) fn exchanges(&self) -> bool {
         match self.state {
             State::Open | State::Securing(_) => true,
@@ -931,8 +939,9 @@ impl Connection {
         }
     }
 
-    /// Whether a cork keeps the chain from being posted. It does while the chain is less than half of a queue and
-    /// nothing waits for the chain: no refused send, no ping, pong or grant that is due, and no large message.
+    /// Returns true if a cork keeps the chain from being posted. It does while the chain fills less than half of a
+    /// queue and nothing waits for the chain: no refused send, no ping, pong or grant that is due, and no large
+    /// message.
     fn is_holding_back(&self) -> bool {
         self.corked
             && self.state.is_open()
@@ -943,9 +952,9 @@ impl Connection {
             && !self.feeds_itself()
     }
 
-    /// Whether the flush is to post the sends before the receives, so that the peer gets the message that it waits for sooner.
-    /// That is so for one message, if no grant would be due after the receives are posted. Several messages have to carry the grant
-    /// of these receives: a peer that answers each of them must not find the window closed because the grants are behind.
+    /// Returns true if the flush must post the sends before the receives, so that the peer gets an awaited message sooner. That is so for
+    /// one message, if no grant would be due after the receives are posted. Several messages must carry the grant of these receives:
+    /// otherwise a peer that answers each of them finds the window closed because the grants are behind.
     #[inline]
     pub(crate) fn sends_first(&self) -> bool {
         self.framing == Framing::Credits
@@ -955,7 +964,7 @@ impl Connection {
             && !self.rx.update_due_after(self.receives.to_post())
     }
 
-    /// Whether the next flush is to post receives.
+    /// Returns true if the next flush must post receives.
     #[inline]
     pub(crate) fn receives_due(&self) -> bool {
         let control = self.keepalive.owes_ping || self.keepalive.owes_pong;
@@ -964,7 +973,7 @@ impl Connection {
             && (control || self.framing == Framing::Raw || self.receives.worth_posting(&self.rx))
     }
 
-    /// Counts receives that were posted, or claimed of the shared queue. The peer may be told of them.
+    /// Counts receives that were posted, or claimed from the shared queue. They may be granted to the peer.
     #[inline]
     pub(crate) fn receives_posted(&mut self, count: u32) {
         if !cfg!(planted = "credit-at-completion") {
@@ -981,15 +990,15 @@ impl Connection {
         }
     }
 
-    /// Gets the chain ready to be posted: adds a control message if one is due, and puts the newest grant into the
-    /// first message. Returns an empty chain if nothing is to be posted now.
+    /// Prepares the chain for posting: adds a control message if one is due, and writes the newest grant into the first
+    /// message. Returns an empty chain if nothing is to be posted now.
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
         let sends = match self.state {
             State::Open | State::Leaving => true,
             State::Draining => {
                 if self.sends.is_chained() {
-                    // No completion tells of sends without a signal: the close goes on when they are posted.
+                    // No completion reports unsignaled sends: the close continues when they are posted.
                     self.want(env, Action::Ending);
                 }
                 true
@@ -1005,9 +1014,9 @@ impl Connection {
         }
         if self.framing == Framing::Credits {
             if let Some(kind) = self.due_control() {
-                env.stats.connections.pings += u64::from(kind == Kind::Ping);
-                env.stats.messages.credit_updates += u64::from(kind == Kind::Credit);
-                self.keepalive.owes_ping &= kind != Kind::Ping;
+                env.stats.connections.pings += u64::from(kind == MessageKind::Ping);
+                env.stats.messages.credit_updates += u64::from(kind == MessageKind::Credit);
+                self.keepalive.owes_ping &= kind != MessageKind::Ping;
                 self.push_control(kind, &[], None, env);
             }
             if self.sends.has_carrier() {
@@ -1023,18 +1032,18 @@ impl Connection {
         self.sends.chain()
     }
 
-    /// The control message to send now, if one is due. A message that goes out anyway replaces a pong and a grant.
+    /// Returns the control message to send now, if one is due. Any other outgoing message replaces a pong and a grant.
     #[inline]
-    fn due_control(&self) -> Option<Kind> {
+    fn due_control(&self) -> Option<MessageKind> {
         let carried = self.sends.has_carrier();
         let kind = if self.keepalive.owes_ping {
-            Kind::Ping
+            MessageKind::Ping
         } else if carried {
             return None;
         } else if self.keepalive.owes_pong {
-            Kind::Pong
+            MessageKind::Pong
         } else if self.rx.update_due() {
-            Kind::Credit
+            MessageKind::Credit
         } else {
             return None;
         };
@@ -1043,8 +1052,8 @@ impl Connection {
 
     // Completing.
 
-    /// Handles the completion of the send at position `sequence`, which also ends those before it. `false` if no such
-    /// send is posted.
+    /// Handles the completion of the send at position `sequence`, which also ends those before it. Returns false if no
+    /// such send is posted.
     #[inline]
     pub(crate) fn sent(&mut self, sequence: u16, result: Result<(), Failure>, env: &mut Env<'_>) -> bool {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
@@ -1059,7 +1068,7 @@ impl Connection {
                 self.end_send(outcome, env);
             }
         } else {
-            // Those before the last one had no signal.
+            // Those before the last one were unsignaled.
             let succeeded = if last.is_sent() { count } else { count - 1 };
             self.end_sends(succeeded, env);
             if succeeded < count {
@@ -1070,7 +1079,7 @@ impl Connection {
         if !self.is_marked()
             && (self.sends.is_chained() || self.feeds_itself() || self.owes_control() || self.state.is_securing())
         {
-            // Messages and reads that are to be posted may have waited for a place.
+            // Messages and Reads that are to be posted may have waited for a slot.
             self.mark(env);
         }
         if let Err(failure) = result {
@@ -1080,7 +1089,7 @@ impl Connection {
         true
     }
 
-    /// Whether the queue pair has sends of which a completion is to tell.
+    /// Returns true if the queue pair has sends that a completion will report.
     pub(crate) fn awaits_sends(&self) -> bool {
         self.sends.awaited() > 0
     }
@@ -1093,7 +1102,7 @@ impl Connection {
     #[inline]
     fn end_sends(&mut self, mut count: usize, env: &mut Env<'_>) {
         while count > 0 {
-            if self.sends.entries.front().is_none_or(|entry| entry.role != Role::Plain) {
+            if self.sends.entries.front().is_none_or(|entry| entry.role != SendRole::Plain) {
                 self.end_send(Outcome::Sent, env);
                 count -= 1;
                 continue;
@@ -1110,7 +1119,7 @@ impl Connection {
     #[inline]
     pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         let Some(entry) = self.sends.pop(&mut env.buffers.pool) else { return };
-        if entry.role != Role::Plain {
+        if entry.role != SendRole::Plain {
             self.end_role(entry.role, entry.regions, outcome, env);
         }
         if let Some(send) = entry.id.filter(|_| !entry.quiet) {
@@ -1118,7 +1127,7 @@ impl Connection {
         }
     }
 
-    /// Lets go of the regions of the oldest send.
+    /// Releases the regions of the oldest send.
     #[inline]
     fn let_go(&mut self, regions: u8, env: &mut Env<'_>) {
         for _ in 0..regions {
@@ -1129,21 +1138,22 @@ impl Connection {
         }
     }
 
-    /// Ends what the oldest send was besides a message: lets go of its regions, and tells those that it was a part of.
+    /// Completes the other roles of the oldest send: releases its regions, and notifies the transfer or list that it
+    /// belongs to.
     #[inline(never)]
-    fn end_role(&mut self, role: Role, regions: u8, outcome: Outcome, env: &mut Env<'_>) {
+    fn end_role(&mut self, role: SendRole, regions: u8, outcome: Outcome, env: &mut Env<'_>) {
         self.let_go(regions, env);
         match role {
-            Role::Plain | Role::Regions => {}
-            Role::Large(len) if outcome.is_sent() => self.piece_arrived(len, env),
-            Role::Large(_) => self.piece_failed(),
-            Role::List(Part::Piece { .. }) => self.pieces_ended(1, outcome, env),
-            Role::List(part) => self.part_ended(part, outcome, env),
+            SendRole::Plain | SendRole::Regions => {}
+            SendRole::Large(len) if outcome.is_sent() => self.piece_arrived(len, env),
+            SendRole::Large(_) => self.piece_failed(),
+            SendRole::List(ListPart::Piece { .. }) => self.pieces_ended(1, outcome, env),
+            SendRole::List(part) => self.part_ended(part, outcome, env),
         }
     }
 }
 
 pub(super) fn no_buffer() -> SendErrorKind {
-    debug_assert!(false, "every place in the send queue has a buffer promised");
+    debug_assert!(false, "a buffer is promised for every slot of the send queue");
     SendErrorKind::WouldBlock(Blocked::Queue)
 }

@@ -7,13 +7,13 @@ use crate::device::pool::Buffer;
 /// See the [module](self). It moves with the connection from state to state.
 #[derive(Debug, Default)]
 pub(crate) struct Setup {
-    /// The name of the host that the local side connects to, if it was given by its name.
+    /// The host name of the peer, if the connection was opened by name.
     pub(super) host: Option<Box<str>>,
-    /// The private data that the local side connects with.
+    /// The private data of the local connect request.
     pub(super) private_data: Vec<u8>,
     /// The greetings of the active and of the passive side, as they were sent, if the connection is to be secured.
     pub(super) greetings: Vec<u8>,
-    /// Messages that arrived before this active side knew that the connection is up.
+    /// Messages that arrived before the active local side was notified that the connection is up.
     pub(super) early: VecDeque<Early>,
 }
 
@@ -50,7 +50,7 @@ mod tests {
         };
         let mut conn = Connection::new(id, Role::Active, opening, &config, now);
         assert!(conn.resolved());
-        // A connection that is secured knows the greeting of its peer, and may still fail.
+        // A connection that will be secured knows the greeting of its peer, and may still fail.
         conn.agree(&Greeting::reject(RejectReason::Refused, b"theirs"), 64, false, &config);
         assert_eq!(conn.private_data(), b"theirs");
         let again = conn.reopening().expect("it is not up");

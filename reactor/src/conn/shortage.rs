@@ -1,57 +1,58 @@
-//! The shortage of memory for large messages: which message needs memory next, whether the peer answers reads, and the wait of the
-//! local side.
+//! The shortage of memory for large messages: which message needs memory next, whether the peer answers Reads, and how long the local side
+//! waits.
 //!
-//! Memory goes to peers that answer Reads. Unless there is plenty, a peer that has answered none lately is first asked for a few
-//! bytes, which are dropped: a *probe*. So offers that nobody can fetch hold no memory. A receiver that waits for memory of its
-//! own reports that to the sender, whose limit in time is on the peer's silence and not on this wait.
+//! Memory is granted to peers that answer Reads. Unless there is plenty, a peer that has answered none lately must first answer a
+//! Read of a few bytes, which are dropped: a *probe*. So offers that cannot be fetched hold no memory. A receiver that waits for
+//! its own memory reports that to the sender, whose time limit applies to the peer's silence and not to this wait.
 
 use std::time::{Duration, Instant};
 
 use rdma_transport::wr::{SendOp, SgeList};
 
 use super::effects::Action;
-use super::incoming::{Incoming, PIECES, STRIDE, Sink};
-use super::send_queue::Entry;
+use super::incoming::{IncomingMessage, PIECES, STRIDE, Sink};
+use super::send_queue::SendQueueEntry;
 use super::state::Ending;
 use super::{Connection, Env};
 use crate::error::DisconnectReason;
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::Region;
 
-/// Length of a probe, bytes. A message that is shorter is read as a whole.
+/// The length of a probe, in bytes. A message that is shorter is read as a whole.
 pub(crate) const PROBE: u64 = 64;
 
-/// Time for which an answer to a read shows that the peer answers reads.
+/// The time for which an answer to a Read shows that the peer answers Reads.
 const PROOF: Duration = Duration::from_secs(2);
 
-/// Time after which a side that still waits for memory says so again, and sends another probe, at most. The answer is there
-/// before the one to the last probe counts no longer.
-const WAIT_NEWS: Duration = Duration::from_secs(1);
+/// The interval at which a side that still waits for memory reports it again and sends another probe. The answer arrives before the one to
+/// the last probe expires.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A wait for memory of this side.
+/// A wait of the local side for memory.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
-    /// Time of the last report to the peer.
+struct MemoryWait {
+    /// The time of the last report to the peer.
     told: Instant,
-    /// The peer is to hear of it.
+    /// True if a report to the peer is due.
     owed: bool,
 }
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
-    /// Time at which the peer last answered a read.
+    /// The time at which the peer last answered a Read.
     shown: Option<Instant>,
-    /// Memory for probes, while the next message waits for memory of its own.
+    /// The memory for probes, while the next message waits for its own memory.
     probe: Option<Box<Region>>,
-    /// A probe is on its way. It was posted while no other read was, and reads end in order: it is the first one to end.
+    /// True if a probe is in flight. It was posted while no other Read was, and Reads end in order: it is the first one
+    /// to end.
     probing: bool,
     /// The wait of the next message that needs memory.
-    wait: Option<Wait>,
+    wait: Option<MemoryWait>,
 }
 
 impl Shortage {
-    /// Whether the peer is to be notified that the local side waits for memory.
+    /// Returns true if the peer must be notified that the local side waits for memory.
     pub(super) fn owes_report(&self) -> bool {
         self.wait.is_some_and(|wait| wait.owed)
     }
@@ -63,36 +64,36 @@ impl Shortage {
         }
     }
 
-    /// Notes that the peer has answered a read. Returns `true` if the read was a probe.
+    /// Notes that the peer has answered a Read. Returns true if the Read was a probe.
     pub(super) const fn answered(&mut self, now: Instant) -> bool {
         self.shown = Some(now);
         std::mem::replace(&mut self.probing, false)
     }
 
-    /// Ends the wait and returns the memory for probes. A probe that is on its way holds its memory until it ends.
+    /// Ends the wait and returns the memory for probes. A probe in flight holds its memory until it ends.
     pub(super) const fn end(&mut self) -> Option<Box<Region>> {
         self.wait = None;
         self.probe.take()
     }
 }
 
-/// Time between two reports that this side waits for memory.
-fn wait_news(env: &Env<'_>) -> Duration {
-    WAIT_NEWS.min(env.config.timeouts.transfer / 4)
+/// Returns the time between two reports that the local side waits for memory.
+fn report_interval(env: &Env<'_>) -> Duration {
+    REPORT_INTERVAL.min(env.config.timeouts.transfer / 4)
 }
 
 impl Connection {
-    /// Length of the next message that needs memory, bytes. That is the oldest message, or one behind it if the reads of those
-    /// before it are about to be posted: memory that is not read into yet is memory that others wait for.
+    /// Returns the length of the next message that needs memory, in bytes. That is the oldest message, or one behind it if the Reads of
+    /// those before it are about to be posted: memory must not be reserved before it is read into.
     pub(crate) fn wants_memory(&self) -> Option<usize> {
         let active = self.transfers.active()?;
-        let at = active.incoming.iter().position(Incoming::wants_memory)?;
+        let at = active.incoming.iter().position(IncomingMessage::wants_memory)?;
         let unread = active.incoming.iter().take(at).map(|before| before.total - before.asked).sum::<u64>();
         let soon = active.pieces < PIECES && unread < STRIDE;
         (at == 0 || soon).then(|| active.incoming[at].offer.region.len as usize)
     }
 
-    /// Takes memory for the message that [`Connection::wants_memory`] means.
+    /// Assigns memory to the message that [`Connection::wants_memory`] selects.
     pub(crate) fn give_memory(&mut self, region: Region) {
         let Some(active) = self.transfers.active_mut() else { return };
         if let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.wants_memory()) {
@@ -101,13 +102,14 @@ impl Connection {
         drop(active.shortage.end());
     }
 
-    /// Whether the peer has shown lately that it answers reads.
+    /// Returns true if the peer has answered a Read lately.
     pub(crate) fn has_shown(&self, now: Instant) -> bool {
         let lately = |shown| now.saturating_duration_since(shown) <= PROOF;
         self.transfers.active().and_then(|active| active.shortage.shown).is_some_and(lately)
     }
 
-    /// Whether a probe is to be sent: no read is on its way that would show the same, and the last answer begins to age.
+    /// Returns true if a probe must be sent: no Read in flight would show the same, and the last answer is about to
+    /// expire.
     pub(crate) fn may_probe(&self, now: Instant) -> bool {
         let fresh = |shown| now.saturating_duration_since(shown) < PROOF / 4;
         let active = self.transfers.active();
@@ -115,28 +117,28 @@ impl Connection {
             && self.sends.room(0) > 0
     }
 
-    /// Time at which the last read ended, and the memory of messages that are being fetched, bytes; `None` if no read is on
-    /// its way for them.
+    /// Returns the time at which the last Read ended, and the memory of messages that are being fetched, in bytes. `None` if no Read is in
+    /// flight for them.
     pub(crate) fn stalled(&self) -> Option<(Instant, usize)> {
         let active = self.transfers.active().filter(|active| active.pieces > 0)?;
-        let held = active.incoming.iter().filter_map(Incoming::region);
+        let held = active.incoming.iter().filter_map(IncomingMessage::region);
         let bytes = held.map(|region| region.len()).sum();
         (bytes > 0).then_some((active.read, bytes))
     }
 
-    /// Whether there is memory for a probe.
+    /// Returns true if there is memory for a probe.
     pub(crate) fn has_probe(&self) -> bool {
         self.transfers.active().is_some_and(|active| active.shortage.probe.is_some())
     }
 
-    /// Takes memory for probes.
+    /// Stores memory for probes.
     pub(crate) fn take_probe(&mut self, region: Region) {
         if let Some(active) = self.transfers.active_mut() {
             active.shortage.probe = Some(Box::new(region));
         }
     }
 
-    /// Reads a few bytes of the next message that needs memory, to see whether the peer answers.
+    /// Reads a few bytes of the next message that needs memory, to check that the peer answers.
     pub(crate) fn probe(&mut self, env: &mut Env<'_>) {
         let Some(active) = self.transfers.active_mut() else { return };
         let Some(region) = &mut active.shortage.probe else { return };
@@ -147,35 +149,35 @@ impl Connection {
         let mut holds = Holds::default();
         holds[0] = Some((region.key(), hold));
         let locals = Locals { sges: SgeList::one(sge), holds };
-        self.sends.push_operation(Entry::piece(len as u32), SendOp::Read(remote.address()), locals);
+        self.sends.push_operation(SendQueueEntry::piece(len as u32), SendOp::Read(remote.address()), locals);
         (active.pieces, active.read, active.shortage.probing) = (active.pieces + 1, env.now, true);
         self.watch_transfers(env);
     }
 
-    /// Notes that there is no memory for the next message now. The peer hears of it, if it understands that.
+    /// Notes that there is no memory for the next message now. The peer is notified, if it understands that.
     pub(crate) fn wait_for_memory(&mut self, env: &mut Env<'_>) {
         let owed = self.terms.waiting;
         let Some(active) = self.transfers.active_mut() else { return };
         if active.shortage.wait.is_none() {
-            active.shortage.wait = Some(Wait { told: env.now, owed });
-            self.want(env, Action::LookBy(env.now + wait_news(env)));
+            active.shortage.wait = Some(MemoryWait { told: env.now, owed });
+            self.want(env, Action::LookBy(env.now + report_interval(env)));
         }
     }
 
-    /// Has the peer hear again that this side waits for memory, and be probed again, when that is due. Returns the time of the
-    /// next report.
+    /// Notifies the peer again that the local side waits for memory, and probes it again, when that is due. Returns the time of the next
+    /// report.
     pub(super) fn renew_wait(&mut self, env: &mut Env<'_>) -> Option<Instant> {
-        let (tells, every) = (self.terms.waiting, wait_news(env));
+        let (tells, every) = (self.terms.waiting, report_interval(env));
         let wait = self.transfers.active_mut()?.shortage.wait.as_mut()?;
         if env.now < wait.told + every {
             return Some(wait.told + every);
         }
-        *wait = Wait { told: env.now, owed: tells };
+        *wait = MemoryWait { told: env.now, owed: tells };
         self.mark(env);
         Some(env.now + every)
     }
 
-    /// Ends the connection: it has memory that others wait for, and its peer answers no reads.
+    /// Ends the connection: it holds memory for which others wait, and its peer answers no Reads.
     pub(crate) fn give_way(&mut self, env: &mut Env<'_>) {
         log::info!("{}: {} answers no reads, and others wait for the memory", self.id, self.peer.address);
         self.end(Ending::decided(DisconnectReason::TransferTimeout), env);

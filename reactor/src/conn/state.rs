@@ -1,6 +1,6 @@
-//! The states of a connection, the only ways from one to another, and the end that it is coming to.
+//! The states of a connection, the permitted transitions, and the end of a connection.
 //!
-//! | state | may lead to | by |
+//! | state | may change to | by |
 //! |---|---|---|
 //! | `Resolving` | `Connecting` | [`State::connect`] |
 //! | `Connecting` | `Securing`, `Open` | [`State::secure`], [`State::open`] |
@@ -12,7 +12,7 @@
 //! | `Connecting`, `Accepting`, `Securing` | `Refusing` | [`State::refuse`] |
 //! | all but `Closing` | `Closing` | [`State::close`] |
 //!
-//! So a connection only moves forward. An attempt to change in any other way leaves the state as it is and is reported.
+//! So a connection only moves forward. An attempt at any other transition leaves the state as it is and is reported.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -26,31 +26,30 @@ use crate::security::{Handshake, Opener, SecurityError};
 /// The state of a connection. It changes as the [module](self) says, and in no other way.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// This side connects: the peer's address is being resolved, and there is no queue pair yet.
+    /// The local side connects: the peer's address is being resolved, and there is no queue pair yet.
     Resolving(Box<Setup>),
-    /// This side connects: the connect request is on its way.
+    /// The local side connects: the connect request is in flight.
     Connecting(Box<Setup>),
-    /// The peer connects: this side has accepted, and the transport is not up yet, or the peer has not begun to prove who it is.
+    /// The peer connects: the local side has accepted, and the transport is not up yet, or the peer has not begun to prove its identity.
     Accepting(Box<Setup>),
-    /// The transport is up, and the two sides prove who they are. The program knows nothing of the connection, except who
-    /// the peer is.
+    /// The transport is up, and the two sides prove their identities. Nothing of the connection was reported to the
+    /// program, except the identity of the peer.
     Securing(Box<Securing>),
-    /// The peer connects: the transport is up, and the peer's hello has not come yet.
+    /// The peer connects: the transport is up, and the peer's hello has not arrived.
     Greeting,
-    /// The connection is up: the program knows of it, and data flows.
+    /// The connection is up: it was reported to the program, and data flows.
     Open,
     /// The program has closed the connection, and the sends that were accepted before still go out.
     Draining,
-    /// The program has closed the connection, all sends have ended, and the goodbye is on its way to the peer.
+    /// The program has closed the connection, all sends have ended, and the goodbye is in flight to the peer.
     Leaving,
-    /// The two sides do not accept each other, and the news of that is on its way to the peer. Then the connection comes to
-    /// this end.
+    /// The two sides do not accept each other, and the refusal is in flight to the peer. Then the connection comes to this end.
     Refusing(Box<Ending>),
     /// The queues are being flushed. After that the connection is over.
     Closing(Box<Closing>),
 }
 
-/// The end that a connection is coming to.
+/// The end of a connection.
 #[derive(Debug)]
 pub(crate) struct Closing {
     pub(crate) ending: Ending,
@@ -60,51 +59,50 @@ pub(crate) struct Closing {
     setup: Option<Box<Setup>>,
 }
 
-/// The end of a connection that the program does not know and that was up for the peer: the message that opens it may turn up
-/// after all.
+/// The end of a connection that was up for the peer and not reported to the program: the message that opens it may still arrive.
 #[derive(Debug)]
 pub(super) struct Late {
-    /// The evidence to report then.
+    /// The evidence to report in that case.
     pub(super) evidence: Evidence,
-    /// The keys for what the peer sends, if its last message without a seal is missing.
+    /// The keys for the messages of the peer, if its last message without a seal is missing.
     pub(super) opener: Option<Box<Opener>>,
 }
 
 /// The way in which the program is notified of the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    /// The program gets an `on_disconnect`. `delivers`: until then, messages that the peer has sent are still
+    /// The program receives an `on_disconnect`. `delivers`: until then, messages that the peer has sent are still
     /// delivered.
     Disconnect { evidence: Evidence, delivers: bool },
-    /// The program gets an `on_connect_error`.
+    /// The program receives an `on_connect_error`.
     ConnectError(ConnectError),
-    /// The program gets no callback, because a connection that the peer opened did not come up.
+    /// The program receives no callback, because a connection that the peer opened did not come up.
     Silent,
 }
 
 impl Ending {
-    /// The end of a connection that the program knows.
+    /// Creates the end of a connection that was reported to the program.
     pub(crate) const fn disconnect(evidence: Evidence) -> Self {
         let delivers = !matches!(evidence, Evidence::Decided(DisconnectReason::PeerViolation(_)));
         Self::Disconnect { evidence, delivers }
     }
 
-    /// An end that the local side has decided on.
+    /// Creates an end that the local side has decided on.
     pub(crate) const fn decided(reason: DisconnectReason) -> Self {
         Self::disconnect(Evidence::Decided(reason))
     }
 
-    /// The end of a connection that the program has closed. `complete`: everything that was accepted for sending was sent.
+    /// Creates the end of a connection that the program has closed. `complete`: everything that was accepted for sending was sent.
     pub(super) const fn local(complete: bool) -> Self {
         Self::decided(DisconnectReason::Local { complete })
     }
 
-    /// Whether the program has closed the connection.
+    /// Returns true if the program has closed the connection.
     pub(super) const fn is_local(&self) -> bool {
         matches!(self, Self::Disconnect { evidence: Evidence::Decided(DisconnectReason::Local { .. }), .. })
     }
 
-    /// Whether the peer has closed the connection.
+    /// Returns true if the peer has closed the connection.
     pub(super) const fn is_parting(&self) -> bool {
         match self {
             Self::Disconnect { evidence, .. } => evidence.is_parting(),
@@ -123,7 +121,7 @@ impl Closing {
         }
     }
 
-    /// Whether the reason of the end may still be corrected, so that the end waits.
+    /// Returns true if the reason of the end may still be corrected, so that the end waits.
     pub(super) const fn is_guess(&self) -> bool {
         match &self.ending {
             Ending::Disconnect { evidence, .. } => evidence.is_guess(),
@@ -131,7 +129,7 @@ impl Closing {
         }
     }
 
-    /// Notes that the connection was up for the peer. Returns `false` if that makes no difference any more.
+    /// Notes that the connection was up for the peer. Returns false if that makes no difference any more.
     pub(super) fn opened(&mut self) -> bool {
         let Some(late) = self.late.take() else { return false };
         self.ending = Ending::disconnect(late.evidence);
@@ -140,7 +138,7 @@ impl Closing {
 
     /// Notes that the program has closed the connection: it is notified of the end and of nothing else.
     pub(super) fn mute(&mut self) {
-        // The message that opens the connection comes too late for a program that has closed it.
+        // The message that opens the connection is too late for a program that has closed it.
         let late = self.late.take().is_some();
         match &mut self.ending {
             Ending::Disconnect { delivers, .. } => *delivers = false,
@@ -158,7 +156,8 @@ impl Closing {
         }
     }
 
-    /// Whether the connection did not come up because of the transport. The peer's refusal, which was sent before, says more.
+    /// Returns true if the connection did not come up because of the transport. The peer's refusal, which was sent before, is the better
+    /// reason.
     pub(super) const fn may_be_refused(&self) -> bool {
         matches!(self.ending, Ending::ConnectError(ConnectError::Transport(_)))
     }
@@ -171,7 +170,7 @@ impl Closing {
 
 /// The states without their data, in the order in which a connection passes through them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+enum StateKind {
     Resolving,
     Connecting,
     Accepting,
@@ -184,8 +183,8 @@ enum Step {
     Closing,
 }
 
-impl Step {
-    /// Whether a connection may change from this state to `next`.
+impl StateKind {
+    /// Returns true if a connection may change from this state to `next`.
     const fn leads_to(self, next: Self) -> bool {
         match self {
             Self::Resolving => matches!(next, Self::Connecting | Self::Closing),
@@ -203,57 +202,58 @@ impl Step {
     }
 }
 
-/// The transitions. Each one returns `false` if the connection is in a state that does not lead there.
+/// The transitions. Each one returns false if the connection is in a state from which it is not permitted.
 impl State {
-    /// The peer's address is resolved.
+    /// Changes the state once the peer's address is resolved.
     pub(super) fn connect(&mut self) -> bool {
-        self.advance(Step::Connecting, |setup| Self::Connecting(setup.unwrap_or_default()))
+        self.advance(StateKind::Connecting, |setup| Self::Connecting(setup.unwrap_or_default()))
     }
 
-    /// The two sides begin to prove who they are.
+    /// Changes the state once the two sides begin to prove their identities.
     pub(super) fn secure(&mut self, handshake: Box<dyn Handshake>, outbox: Vec<u8>) -> bool {
-        self.advance(Step::Securing, |setup| {
+        self.advance(StateKind::Securing, |setup| {
             Self::Securing(Box::new(Securing::new(setup.unwrap_or_default(), handshake, outbox)))
         })
     }
 
-    /// Only the peer's hello is missing.
+    /// Changes the state once only the peer's hello is missing.
     pub(super) fn greet(&mut self) -> bool {
-        self.advance(Step::Greeting, |_| Self::Greeting)
+        self.advance(StateKind::Greeting, |_| Self::Greeting)
     }
 
-    /// The connection is up. Returns the messages that arrived before, and `None` if the connection cannot come up.
+    /// Changes the state once the connection is up. Returns the messages that arrived before, or `None` if the
+    /// connection cannot come up.
     pub(super) fn open(&mut self) -> Option<VecDeque<Early>> {
         let mut early = VecDeque::new();
-        let opened = self.advance(Step::Open, |setup| {
+        let opened = self.advance(StateKind::Open, |setup| {
             early = setup.map_or_else(VecDeque::new, |setup| setup.early);
             Self::Open
         });
         opened.then_some(early)
     }
 
-    /// The program has closed the connection.
+    /// Changes the state once the program has closed the connection.
     pub(super) fn drain(&mut self) -> bool {
-        self.advance(Step::Draining, |_| Self::Draining)
+        self.advance(StateKind::Draining, |_| Self::Draining)
     }
 
-    /// All sends have ended, and the goodbye is sent.
+    /// Changes the state once all sends have ended, and the goodbye is sent.
     pub(super) fn leave(&mut self) -> bool {
-        self.advance(Step::Leaving, |_| Self::Leaving)
+        self.advance(StateKind::Leaving, |_| Self::Leaving)
     }
 
-    /// The two sides do not accept each other.
+    /// Changes the state if the two sides do not accept each other.
     pub(super) fn refuse(&mut self, ending: Ending) -> bool {
-        self.advance(Step::Refusing, |_| Self::Refusing(Box::new(ending)))
+        self.advance(StateKind::Refusing, |_| Self::Refusing(Box::new(ending)))
     }
 
-    /// The queues are being flushed.
+    /// Changes the state once the queues are being flushed.
     pub(super) fn close(&mut self, ending: Ending) -> bool {
-        self.advance(Step::Closing, |setup| Self::Closing(Box::new(Closing { ending, late: None, setup })))
+        self.advance(StateKind::Closing, |setup| Self::Closing(Box::new(Closing { ending, late: None, setup })))
     }
 
-    /// Changes to the state `to`, which `next` makes of the data that the connection is set up with.
-    fn advance(&mut self, to: Step, next: impl FnOnce(Option<Box<Setup>>) -> Self) -> bool {
+    /// Changes to the state `to`, which `next` builds from the connection's setup data.
+    fn advance(&mut self, to: StateKind, next: impl FnOnce(Option<Box<Setup>>) -> Self) -> bool {
         let from = self.step();
         let leads = from.leads_to(to);
         debug_assert!(leads, "{from:?} does not lead to {to:?}");
@@ -274,7 +274,7 @@ impl State {
         }
     }
 
-    /// The data that the connection is set up with.
+    /// Returns the setup data of the connection.
     pub(super) fn setup(&self) -> Option<&Setup> {
         match self {
             Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
@@ -284,7 +284,7 @@ impl State {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns the setup data of the connection, to change it.
     pub(super) fn setup_mut(&mut self) -> Option<&mut Setup> {
         match self {
             Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
@@ -294,25 +294,25 @@ impl State {
         }
     }
 
-    const fn step(&self) -> Step {
+    const fn step(&self) -> StateKind {
         match self {
-            Self::Resolving(_) => Step::Resolving,
-            Self::Connecting(_) => Step::Connecting,
-            Self::Accepting(_) => Step::Accepting,
-            Self::Securing(_) => Step::Securing,
-            Self::Greeting => Step::Greeting,
-            Self::Open => Step::Open,
-            Self::Draining => Step::Draining,
-            Self::Leaving => Step::Leaving,
-            Self::Refusing(_) => Step::Refusing,
-            Self::Closing(_) => Step::Closing,
+            Self::Resolving(_) => StateKind::Resolving,
+            Self::Connecting(_) => StateKind::Connecting,
+            Self::Accepting(_) => StateKind::Accepting,
+            Self::Securing(_) => StateKind::Securing,
+            Self::Greeting => StateKind::Greeting,
+            Self::Open => StateKind::Open,
+            Self::Draining => StateKind::Draining,
+            Self::Leaving => StateKind::Leaving,
+            Self::Refusing(_) => StateKind::Refusing,
+            Self::Closing(_) => StateKind::Closing,
         }
     }
 }
 
 impl State {
-    /// Whether the connection is not up yet: this side does not know that the transport is up, or the peer's hello has
-    /// not come.
+    /// Returns true if the connection is not up yet: the local side was not notified that the transport is up, or the
+    /// peer's hello has not arrived.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(
             self,
@@ -325,7 +325,7 @@ impl State {
         )
     }
 
-    /// Whether the two sides prove who they are.
+    /// Returns true if the two sides are proving their identities.
     pub(crate) const fn is_securing(&self) -> bool {
         matches!(self, Self::Securing(_))
     }
@@ -334,7 +334,7 @@ impl State {
         matches!(self, Self::Open)
     }
 
-    /// Whether the connection is ending.
+    /// Returns true if the connection is ending.
     pub(crate) const fn is_ending(&self) -> bool {
         matches!(self, Self::Draining | Self::Leaving | Self::Refusing(_) | Self::Closing(_))
     }
@@ -346,7 +346,7 @@ impl State {
         }
     }
 
-    /// Whether the program was told of the connection.
+    /// Returns true if the connection was reported to the program.
     pub(crate) const fn is_announced(&self) -> bool {
         match self {
             Self::Open | Self::Draining | Self::Leaving => true,
@@ -355,7 +355,7 @@ impl State {
         }
     }
 
-    /// Whether messages are delivered. Messages that a peer sent before it closed are delivered too.
+    /// Returns true if messages are delivered. Messages that a peer sent before it closed are delivered too.
     #[inline]
     pub(crate) const fn delivers(&self) -> bool {
         match self {
@@ -370,17 +370,17 @@ impl State {
 mod tests {
     use super::*;
 
-    const STEPS: [Step; 10] = [
-        Step::Resolving,
-        Step::Connecting,
-        Step::Accepting,
-        Step::Securing,
-        Step::Greeting,
-        Step::Open,
-        Step::Draining,
-        Step::Leaving,
-        Step::Refusing,
-        Step::Closing,
+    const STEPS: [StateKind; 10] = [
+        StateKind::Resolving,
+        StateKind::Connecting,
+        StateKind::Accepting,
+        StateKind::Securing,
+        StateKind::Greeting,
+        StateKind::Open,
+        StateKind::Draining,
+        StateKind::Leaving,
+        StateKind::Refusing,
+        StateKind::Closing,
     ];
 
     /// A row for each state, with a letter for each next state in the same order.

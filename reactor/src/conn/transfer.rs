@@ -1,10 +1,9 @@
-//! Messages past one buffer: the sender offers its memory, and the receiver reads it and reports that.
+//! Messages longer than one buffer: the sender offers its memory, and the receiver reads it and reports that.
 //!
-//! An offer is a message and has its place in the order of messages. Messages behind it are held until the offered
-//! message is fetched. The bytes come by RDMA Read in pieces, so that
-//! other traffic and signs of life get between them. A transfer that does not move for `Timeouts::transfer` ends
-//! its connection, because other connections want the memory that it holds.
-//! [`incoming`](super::incoming) is one message that is being fetched, and [`shortage`](super::shortage) has the memory for it.
+//! An offer is a message with its position in the order of messages. Messages behind it are held until the offered message is fetched. The
+//! bytes are read by RDMA Read in pieces, so that other traffic and signs of life get between them. A transfer without progress for
+//! `Timeouts::transfer` ends its connection, because other connections need the memory that it holds. [`incoming`](super::incoming) is one
+//! message that is being fetched, and [`shortage`](super::shortage) manages the memory for it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,46 +13,46 @@ use rdma_transport::wc::{Failure, WcStatus};
 use rdma_transport::wr::{SendOp, SgeList};
 
 use super::effects::{Action, Arrived, Event, Fragments};
-use super::frame::{Immediate, Kind, Offer, Progress};
-use super::incoming::{Incoming, PIECES, STRIDE, Sink};
-use super::send_queue::Entry;
+use super::frame::{Immediate, MessageKind, Offer, TransferProgress};
+use super::incoming::{IncomingMessage, PIECES, STRIDE, Sink};
+use super::send_queue::SendQueueEntry;
 use super::shortage::Shortage;
 use super::{Connection, Env, Need};
 use crate::device::pool::Buffer;
 use crate::error::{Blocked, Outcome, PeerViolation, SendErrorKind};
 use crate::id::{OfferId, SendId, SendKind};
 use crate::limits::{HEADER_LEN, MAX_CONTROL, MAX_TRANSFERS};
-use crate::memory::region_memory::Hold;
 use crate::memory::landing::{Landing, Offered};
 use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};
+use crate::memory::region_memory::Hold;
 use crate::security::channel::tail;
 
-/// Largest number of transfer timeouts for which a peer may wait for memory of its own. Meanwhile it holds the memory of the
-/// messages that it is offered.
+/// The largest number of transfer timeouts for which a peer may wait for its own memory. Meanwhile it holds the memory of the messages that
+/// it is offered.
 const WAITS: u32 = 4;
 
 /// The memory that holds an offered message.
 #[derive(Debug)]
-pub(crate) enum Source {
-    /// A copy, which is freed when the message was fetched. `told`: the program hears of that.
+pub(crate) enum OfferSource {
+    /// A copy, which is freed when the message was fetched. `told`: that is reported to the program.
     Copy { region: Box<Region>, told: bool },
     /// A region of the program.
     Lent(Key, Hold),
 }
 
-/// A message that the peer is to fetch.
+/// A message that the peer will fetch.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingMessage {
     number: u32,
     send: SendId,
-    pub(super) source: Source,
+    pub(super) source: OfferSource,
     len: u64,
-    /// Bytes that the peer has said that it has fetched.
+    /// The bytes that the peer has reported as fetched.
     fetched: u64,
 }
 
-/// An event that waits for its turn to be delivered.
+/// An event that is held until the events before it are delivered.
 #[derive(Debug)]
 enum Held {
     /// The oldest transfer that is not delivered yet.
@@ -74,50 +73,50 @@ pub(crate) struct Transfers(Option<Box<Active>>);
 /// The large messages of a connection that has had at least one.
 #[derive(Debug)]
 pub(super) struct Active {
-    /// Number of the next offer from this side.
+    /// The number of the next local offer.
     next: u32,
-    pub(super) outgoing: VecDeque<Outgoing>,
-    pub(super) incoming: VecDeque<Incoming>,
+    pub(super) outgoing: VecDeque<OutgoingMessage>,
+    pub(super) incoming: VecDeque<IncomingMessage>,
     held: VecDeque<Held>,
-    /// Numbers of messages that were fetched, or refused, and of which the peer is not told yet.
-    fetched: VecDeque<(u32, Kind)>,
-    /// Messages that were to land in the program's memory, which they hold until the end of the connection.
+    /// The numbers of messages that were fetched, or refused, and are not reported to the peer yet.
+    fetched: VecDeque<(u32, MessageKind)>,
+    /// Landings whose messages were lost. They hold the program's memory until the end of the connection.
     lost: Vec<(Offered, Landing)>,
-    /// Number of reads on their way.
+    /// The number of Reads in flight.
     pub(super) pieces: usize,
-    /// Time at which the last read ended, or the first was posted while none was on its way.
+    /// The time at which the last Read ended, or the first was posted while none was in flight.
     pub(super) read: Instant,
     pub(super) shortage: Shortage,
-    /// Time at which the peer said last that it has fetched something, or was offered a message while it had none to fetch.
+    /// The time of the peer's last report that it has fetched something, or of an offer while it had none to fetch.
     answered: Instant,
-    /// Time at which the peer said last that it waits for memory of its own.
+    /// The time of the peer's last report that it waits for its own memory.
     peer_waited: Option<Instant>,
-    /// A message of which parts are still to come. Nothing else comes meanwhile.
+    /// A message of which parts are missing. No other message arrives meanwhile.
     joining: Option<Box<Fragments>>,
-    /// What the last message in several buffers has left, for the next one.
+    /// The list of the last message in several buffers, for reuse.
     spare: Option<Box<Fragments>>,
 }
 
 impl Active {
-    /// Number of messages that the peer is to get about what was fetched.
-    fn news(&self) -> usize {
+    /// Returns the number of reports about fetched messages that are due to the peer.
+    fn due_reports(&self) -> usize {
         let waits = self.shortage.owes_report();
-        self.fetched.len() + usize::from(waits) + usize::from(self.incoming.iter().any(Incoming::owes_progress))
+        self.fetched.len() + usize::from(waits) + usize::from(self.incoming.iter().any(IncomingMessage::owes_progress))
     }
 }
 
 impl Transfers {
-    /// The large messages, if there has been one.
+    /// Returns the large messages, if there has been one.
     pub(super) fn active(&self) -> Option<&Active> {
         self.0.as_deref()
     }
 
-    /// The same, to be changed.
+    /// Returns the large messages, to change them, if there has been one.
     pub(super) fn active_mut(&mut self) -> Option<&mut Active> {
         self.0.as_deref_mut()
     }
 
-    /// The large messages, of which there is one now.
+    /// Returns the large messages, and creates their state if there was none.
     fn activate(&mut self, now: Instant) -> &mut Active {
         self.0.get_or_insert_with(|| {
             Box::new(Active {
@@ -138,34 +137,34 @@ impl Transfers {
         })
     }
 
-    /// Whether the peer still has a message to fetch.
+    /// Returns true if the peer still has a message to fetch.
     pub(crate) fn offers(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.outgoing.is_empty())
     }
 
-    /// Whether another message may be offered.
+    /// Returns true if another message may be offered.
     pub(crate) fn has_room(&self) -> bool {
         self.0.as_ref().is_none_or(|active| active.outgoing.len() < MAX_TRANSFERS)
     }
 
-    /// Whether there may be something to do when the connection is flushed.
+    /// Returns true if there may be something to do when the connection is flushed.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
     }
 
-    /// Whether a message is held until a message before it is fetched, or until its last part has come.
+    /// Returns true if a message is held until a message before it is fetched, or until its last part has arrived.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.held.is_empty() || active.joining.is_some())
     }
 
-    /// The message of which parts are still to come.
+    /// Returns the message of which parts are missing.
     pub(super) fn joining(&self) -> Option<&Fragments> {
         self.0.as_ref()?.joining.as_deref()
     }
 
-    /// The message of which parts are still to come, or a new one without parts.
+    /// Returns the message of which parts are missing, or a new one without parts.
     pub(super) fn join(&mut self, device: usize, now: Instant) -> &mut Fragments {
         let active = self.activate(now);
         let spare = &mut active.spare;
@@ -175,7 +174,7 @@ impl Transfers {
         })
     }
 
-    /// Takes the message that has just become complete, unless events before it are held: then it waits for them.
+    /// Takes out the message that has just become complete, unless events before it are held: then it waits for them.
     pub(super) fn take_joined(&mut self) -> Option<Box<Fragments>> {
         let active = self.0.as_mut()?;
         let joined = active.joining.take()?;
@@ -186,7 +185,7 @@ impl Transfers {
         None
     }
 
-    /// Takes back what a message in several buffers has left.
+    /// Recycles the list of a message in several buffers.
     pub(super) fn recycle(&mut self, mut fragments: Box<Fragments>) {
         if let Some(active) = &mut self.0 {
             fragments.parts.clear();
@@ -194,41 +193,42 @@ impl Transfers {
         }
     }
 
-    /// Number of credits that are reserved for news of what was fetched.
+    /// Returns the number of credits that are reserved for reports of fetched messages.
     #[inline]
     pub(crate) fn credits(&self) -> usize {
-        self.0.as_ref().map_or(0, |active| active.news())
+        self.0.as_ref().map_or(0, |active| active.due_reports())
     }
 
-    /// Number of places in the send queue that are reserved for news of what was fetched, and for a read.
+    /// Returns the number of slots in the send queue that are reserved for reports of fetched messages, and for a Read.
     #[inline]
     pub(crate) fn places(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
-            let unread = |transfer: &Incoming| transfer.asked < transfer.total;
-            active.news() + usize::from(active.pieces == 0 && active.incoming.iter().any(unread))
+            let unread = |transfer: &IncomingMessage| transfer.asked < transfer.total;
+            active.due_reports() + usize::from(active.pieces == 0 && active.incoming.iter().any(unread))
         })
     }
 
-    /// Numbers of messages that the peer is to fetch, that are being fetched, that are held back, and that are fetched
-    /// without the peer's knowing.
+    /// Returns the numbers of messages that the peer will fetch, that are being fetched, that are held back, and whose
+    /// fetching was not reported to the peer.
     #[cfg(test)]
     pub(super) fn queued(&self) -> [usize; 4] {
         self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
     }
 
-    /// Time at which the peer said last that it has fetched something, while there is more for it to fetch.
+    /// Returns the time of the peer's last report that it has fetched something, while there is more for it to fetch.
     pub(crate) fn fetched_at(&self) -> Option<Instant> {
         let active = self.0.as_ref()?;
         (!active.outgoing.is_empty()).then_some(active.answered)
     }
 
-    /// Whether the last report of the peer was that it waits for memory of its own.
+    /// Returns true if the last report of the peer was that it waits for its own memory.
     pub(crate) fn peer_waits(&self) -> bool {
         self.0.as_ref().is_some_and(|active| active.peer_waited.is_some_and(|waited| waited >= active.answered))
     }
 
-    /// Time since which one of the two directions has stood still; `None` if nothing is under way that the peer is to
-    /// move. A peer that waits for memory of its own does not stand still, for [`WAITS`] times `limit` in all.
+    /// Returns the time since which one of the two directions has stalled. `None` if no transfer is in flight that the
+    /// peer must advance. A peer that waits for its own memory does not count as stalled, for [`WAITS`] times `limit`
+    /// in total.
     pub(crate) fn stands_since(&self, limit: Duration) -> Option<Instant> {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
@@ -244,23 +244,23 @@ impl Transfers {
 impl Connection {
     // Sending.
 
-    /// Memory for copies of messages that the peer is to fetch, bytes.
+    /// Returns the memory for copies of messages that the peer will fetch, in bytes.
     pub(crate) fn copies(&self) -> usize {
         self.transfers.active().map_or(0, |active| {
-            let copied = |source: &Source| match source {
-                Source::Copy { region, .. } => region.len(),
-                Source::Lent(..) => 0,
+            let copied = |source: &OfferSource| match source {
+                OfferSource::Copy { region, .. } => region.len(),
+                OfferSource::Lent(..) => 0,
             };
             active.outgoing.iter().map(|outgoing| copied(&outgoing.source)).sum()
         })
     }
 
-    /// Whether the state, the peer's limit and the transfers under way allow an offer of `len` bytes.
+    /// Returns true if the state, the peer's limit and the transfers in flight allow an offer of `len` bytes.
     pub(crate) fn may_offer(&self, len: usize) -> bool {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }
 
-    /// Checks whether a message of `len` bytes can be offered now. `copy`: the message is to be copied.
+    /// Checks if a message of `len` bytes can be offered now. `copy`: the message is to be copied.
     pub(crate) fn check_offer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
             return Err(SendErrorKind::Closed);
@@ -279,7 +279,7 @@ impl Connection {
         })
     }
 
-    /// Notes that a message past one buffer was refused for want of room.
+    /// Notes that a message longer than one buffer was refused for lack of capacity.
     pub(crate) fn refuse_transfer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) {
         let parts = self.parts(len).unwrap_or(usize::MAX);
         self.refuse(Need::Transfer { parts, copy: if copy { len } else { 0 } }, env);
@@ -290,11 +290,11 @@ impl Connection {
         &mut self,
         region: RemoteRegion,
         tag: Option<u64>,
-        mut source: Source,
+        mut source: OfferSource,
         env: &mut Env<'_>,
     ) -> SendId {
         let send = self.sends.name(SendKind::Message);
-        if let Source::Copy { told, .. } = &mut source {
+        if let OfferSource::Copy { told, .. } = &mut source {
             *told |= self.sends.tells_of_copies();
         }
         let active = self.transfers.activate(env.now);
@@ -304,9 +304,9 @@ impl Connection {
         }
         let number = active.next;
         active.next = number.wrapping_add(1);
-        active.outgoing.push_back(Outgoing { number, send, source, len: region.len, fetched: 0 });
+        active.outgoing.push_back(OutgoingMessage { number, send, source, len: region.len, fetched: 0 });
         let offer = Offer { number, region, tag: tag.filter(|_| self.terms.landings) };
-        self.push_control(Kind::Offer, offer.emit(&mut [0; MAX_CONTROL]), None, env);
+        self.push_control(MessageKind::Offer, offer.emit(&mut [0; MAX_CONTROL]), None, env);
         env.stats.messages.sent += 1;
         env.stats.messages.bytes_sent += region.len;
         if first {
@@ -328,7 +328,7 @@ impl Connection {
     }
 
     /// Handles the peer's report that it has fetched a part of a message, or waits for memory first.
-    pub(super) fn progressed(&mut self, progress: Progress, env: &Env<'_>) -> Result<(), PeerViolation> {
+    pub(super) fn progressed(&mut self, progress: TransferProgress, env: &Env<'_>) -> Result<(), PeerViolation> {
         const IMPOSSIBLE: PeerViolation = PeerViolation::MalformedMessage;
         let active = self.transfers.0.as_mut().ok_or(IMPOSSIBLE)?;
         let found = active.outgoing.iter_mut().find(|outgoing| outgoing.number == progress.number);
@@ -337,7 +337,7 @@ impl Connection {
             active.peer_waited = Some(env.now);
             return Ok(());
         }
-        // Each time at least a stride, so that a peer cannot claim for ever that it fetches.
+        // Each report must cover at least a stride, so that a peer cannot claim for ever that it fetches.
         let possible = outgoing.fetched + STRIDE..outgoing.len + tail(outgoing.len);
         if !possible.contains(&progress.done) {
             return Err(IMPOSSIBLE);
@@ -347,19 +347,18 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for a look after the transfer timeout, because large messages have begun to move and may come to a
-    /// standstill.
+    /// Schedules a check after the transfer timeout, because large messages are in flight and may stall.
     pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
         self.want(env, Action::LookBy(env.now + env.config.timeouts.transfer));
     }
 
-    fn end_offer(&self, outgoing: Outgoing, outcome: Outcome, env: &mut Env<'_>) {
+    fn end_offer(&self, outgoing: OutgoingMessage, outcome: Outcome, env: &mut Env<'_>) {
         let told = match outgoing.source {
-            Source::Copy { region, told } => {
+            OfferSource::Copy { region, told } => {
                 self.want(env, Action::Discard(region));
                 told || outcome == Outcome::Refused
             }
-            Source::Lent(key, hold) => {
+            OfferSource::Lent(key, hold) => {
                 if hold.done() {
                     self.want(env, Action::Unused(key));
                 }
@@ -379,7 +378,7 @@ impl Connection {
         for outgoing in std::mem::take(&mut active.outgoing) {
             self.end_offer(outgoing, Outcome::Failed(WcStatus::Flushed.into()), env);
         }
-        // The queue pair is gone: nothing reads into the places any more.
+        // The queue pair is destroyed: nothing reads into the landings any more.
         for (offered, landing) in
             self.transfers.0.as_mut().map(|active| std::mem::take(&mut active.lost)).into_iter().flatten()
         {
@@ -387,7 +386,7 @@ impl Connection {
         }
     }
 
-    /// Gives the program its memory back, and tells it of the end of a message that was to land there.
+    /// Returns the program's memory to it, and reports the end of a message with a landing.
     fn end_landing(&self, offered: Offered, landing: Landing, result: Result<(), Failure>, env: &mut Env<'_>) {
         if let Some(region) = landing.done() {
             self.want(env, Action::Unused(region));
@@ -395,8 +394,8 @@ impl Connection {
         self.tell(env, Event::Landed(Box::new((offered, result))));
     }
 
-    /// Frees everything that is held or being fetched, because nothing more is delivered. Reads into the program's memory may still be
-    /// on their way.
+    /// Frees everything that is held or being fetched, because nothing more is delivered. Reads into the program's memory may still be in
+    /// flight.
     pub(super) fn discard_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let Some(active) = &mut self.transfers.0 else { return };
@@ -449,8 +448,8 @@ impl Connection {
         }
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.iter().any(|&(number, _)| number == offer.number);
-        // A transfer is under way until the peer is told that the message was fetched.
-        let incoming = Incoming::new(offer, self.opener.is_some(), self.terms.progress);
+        // A transfer is in flight until it was reported to the peer that the message was fetched.
+        let incoming = IncomingMessage::new(offer, self.opener.is_some(), self.terms.progress);
         let wraps = offer.region.address.checked_add(incoming.total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
         if len == 0 || full || known || wraps {
@@ -463,12 +462,12 @@ impl Connection {
         Ok(())
     }
 
-    /// The message of an offer that the program has not answered.
-    fn unanswered(&mut self, offer: OfferId) -> Option<&mut Incoming> {
+    /// Returns the message of an offer that the program has not answered.
+    fn unanswered(&mut self, offer: OfferId) -> Option<&mut IncomingMessage> {
         self.transfers.active_mut()?.incoming.iter_mut().find(|transfer| transfer.is_unanswered(offer))
     }
 
-    /// Length of a message whose offer the program has not answered, bytes.
+    /// Returns the length of a message whose offer the program has not answered, in bytes.
     pub(crate) fn offered_len(&self, offer: OfferId) -> Option<u64> {
         let mut incoming = self.transfers.active()?.incoming.iter();
         incoming.find(|transfer| transfer.is_unanswered(offer)).map(|transfer| transfer.offer.region.len)
@@ -482,23 +481,23 @@ impl Connection {
         }
     }
 
-    /// Answers an offer: the message is not wanted. `false`: there is no such offer.
+    /// Refuses an offer. Returns false if there is no such offer.
     pub(crate) fn refuse_offer(&mut self, offer: OfferId, env: &mut Env<'_>) -> bool {
         let Some(active) = self.transfers.active_mut() else { return false };
         let Some(at) = active.incoming.iter().position(|transfer| transfer.is_unanswered(offer)) else { return false };
-        // Nothing of it was asked for. The peer may offer another message in its place, so both of its places are free now.
+        // None of it was requested. The peer may offer another message instead, so both of its slots are free now.
         active.incoming.remove(at);
         let mut places = (0..active.held.len()).filter(|&place| matches!(active.held[place], Held::Transfer));
         if let Some(place) = places.nth(at) {
             active.held.remove(place);
         }
-        active.fetched.push_back((offer.0, Kind::Refused));
+        active.fetched.push_back((offer.0, MessageKind::Refused));
         self.deliver_held(env);
         self.mark(env);
         true
     }
 
-    /// Answers an offer for a program that has not: the message is read into memory of the library.
+    /// Accepts an offer that the program has not answered: the message is read into memory of the library.
     pub(crate) fn settle_offer(&mut self, offer: OfferId, env: &mut Env<'_>) {
         if let Some(transfer) = self.unanswered(offer) {
             transfer.sink = Sink::Wanted;
@@ -519,13 +518,13 @@ impl Connection {
         self.transfers.activate(now).held.push_back(Held::Immediate(immediate));
     }
 
-    /// Whether messages are held back now.
+    /// Returns true if messages are held back now.
     #[inline]
     pub(super) fn is_holding(&self) -> bool {
         self.transfers.holds() && self.state.delivers()
     }
 
-    /// Chains the reads, and the news for the peer of what was fetched, as far as there is room.
+    /// Chains the Reads, and the reports of fetched messages for the peer, as far as there is capacity.
     pub(crate) fn pump_transfers(&mut self, env: &mut Env<'_>) {
         if !self.state.is_open() {
             return;
@@ -549,7 +548,7 @@ impl Connection {
                 }
                 active.pieces += 1;
                 let locals = Locals { sges: SgeList::one(sge), holds };
-                self.sends.push_operation(Entry::piece(len as u32), SendOp::Read(remote.address()), locals);
+                self.sends.push_operation(SendQueueEntry::piece(len as u32), SendOp::Read(remote.address()), locals);
             }
             if active.pieces == PIECES || self.sends.room(0) == 0 {
                 break;
@@ -563,15 +562,15 @@ impl Connection {
         if active.fetched.is_empty() && self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
             if let Some(transfer) = active.incoming.iter_mut().find(|transfer| transfer.owes_progress()) {
                 transfer.told = transfer.done;
-                let progress = Progress { number: transfer.offer.number, done: transfer.done };
-                self.push_control(Kind::Progress, &progress.emit(), None, env);
+                let progress = TransferProgress { number: transfer.offer.number, done: transfer.done };
+                self.push_control(MessageKind::Progress, &progress.emit(), None, env);
             }
         }
         if active.shortage.owes_report() && self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
             if let Some(transfer) = active.incoming.iter().find(|transfer| transfer.wants_memory()) {
                 active.shortage.reported();
-                let progress = Progress { number: transfer.offer.number, done: 0 };
-                self.push_control(Kind::Progress, &progress.emit(), None, env);
+                let progress = TransferProgress { number: transfer.offer.number, done: 0 };
+                self.push_control(MessageKind::Progress, &progress.emit(), None, env);
             }
         }
         self.transfers.0 = Some(active);
@@ -580,7 +579,7 @@ impl Connection {
         }
     }
 
-    /// Handles the end of a read of a transfer. The caller marks the connection, so that the next reads are posted.
+    /// Handles the end of a Read of a transfer. The caller marks the connection, so that the next Reads are posted.
     pub(super) fn piece_arrived(&mut self, len: u32, env: &mut Env<'_>) {
         self.heard = env.now;
         let Some(active) = &mut self.transfers.0 else { return };
@@ -589,7 +588,7 @@ impl Connection {
         if active.shortage.answered(env.now) {
             return;
         }
-        // Reads end in order, so the read belongs to the first transfer that is not whole.
+        // Reads end in order, so the Read belongs to the first transfer that is not whole.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
         if self.opener.as_mut().is_some_and(|opener| !transfer.open(u64::from(len), opener)) {
@@ -597,12 +596,12 @@ impl Connection {
         }
         if transfer.is_whole() {
             let number = transfer.offer.number;
-            active.fetched.push_back((number, Kind::Fetched));
+            active.fetched.push_back((number, MessageKind::Fetched));
             self.deliver_held(env);
         }
     }
 
-    /// Counts a read of a transfer that has failed. The connection is about to end.
+    /// Counts a failed Read of a transfer. The connection is about to end.
     pub(super) fn piece_failed(&mut self) {
         if let Some(active) = &mut self.transfers.0 {
             active.pieces = active.pieces.saturating_sub(1);
@@ -615,7 +614,7 @@ impl Connection {
         let delivers = self.state.delivers();
         while let Some(active) = &mut self.transfers.0 {
             match active.held.front() {
-                Some(Held::Transfer) if !active.incoming.front().is_some_and(Incoming::is_whole) => return,
+                Some(Held::Transfer) if !active.incoming.front().is_some_and(IncomingMessage::is_whole) => return,
                 None => return,
                 Some(_) => {}
             }

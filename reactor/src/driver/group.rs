@@ -51,7 +51,7 @@ pub enum Place {
 ///
 /// impl Handler for Echo {
 ///     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-///         cx.send(conn, &message).expect("room for an answer");
+///         cx.send(conn, &message).expect("capacity for a reply");
 ///     }
 /// }
 ///

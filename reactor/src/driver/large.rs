@@ -11,7 +11,7 @@ use super::{Driver, TimerPurpose};
 use crate::config::Framing;
 use crate::conn::Need;
 use crate::conn::shortage::PROBE;
-use crate::conn::transfer::Source;
+use crate::conn::transfer::OfferSource;
 use crate::error::{Blocked, SendErrorKind};
 use crate::id::{ConnectionId, OfferId, SendId};
 use crate::memory::budget::{Budget, Claimant, MemoryShortage, MemoryUse};
@@ -175,7 +175,7 @@ impl Driver {
             return Err(SendErrorKind::Closed);
         }
         let remote = RemoteRegion { len: len as u64, ..region.remote() };
-        self.input(id, |conn, env| conn.offer(remote, None, Source::Copy { region, told }, env))
+        self.input(id, |conn, env| conn.offer(remote, None, OfferSource::Copy { region, told }, env))
             .ok_or(SendErrorKind::Closed)
     }
 
@@ -245,7 +245,7 @@ impl Driver {
         self.input(id, |conn, env| {
             conn.check_offer(len, false, env)?;
             let hold = region.lend_to_peer(range);
-            Ok(conn.offer(remote, tag, Source::Lent(region.key(), hold), env))
+            Ok(conn.offer(remote, tag, OfferSource::Lent(region.key(), hold), env))
         })
         .ok_or(SendErrorKind::Closed)?
     }

@@ -8,7 +8,7 @@ use rdma_transport::wr::Sge;
 use super::stages::Stages;
 use super::{Driver, TimerPurpose};
 use crate::config::Framing;
-use crate::conn::list::{Order, QUESTION, Way};
+use crate::conn::list::{CONFIRMATION_LEN, ListDirection, Order};
 use crate::error::SendErrorKind;
 use crate::id::{ConnectionId, TransferId};
 use crate::memory::budget::MemoryUse;
@@ -26,7 +26,7 @@ impl Driver {
         let slot = self.open_slot(id)?;
         let conn = &slot.conn;
         let (raw, max) = (conn.framing() == Framing::Raw, conn.terms().buffer_size);
-        match &options.news {
+        match &options.notification {
             Some(TransferNotification::Message(payload)) if payload.len() > max => {
                 return Err(SendErrorKind::TooLong { len: payload.len(), max });
             }
@@ -47,15 +47,17 @@ impl Driver {
         }
         let longest = self.device_of(slot).map_or(0, |device| device.max_message);
         let longest = usize::try_from(longest.min(Sge::MAX_LEN.into())).unwrap_or(usize::MAX);
-        let way = match transfer {
-            Transfer::Read(_) => Way::Read,
-            Transfer::Write(_) if self.features(slot).contains(Features::ACKNOWLEDGED_WRITES) => Way::PlacedWrite,
-            Transfer::Write(_) => Way::Write,
+        let direction = match transfer {
+            Transfer::Read(_) => ListDirection::Read,
+            Transfer::Write(_) if self.features(slot).contains(Features::ACKNOWLEDGED_WRITES) => {
+                ListDirection::PlacedWrite
+            }
+            Transfer::Write(_) => ListDirection::Write,
         };
-        let question = if way == Way::Write && options.confirm {
-            Some(Box::new(self.block(id, QUESTION, MemoryUse::Program).map_err(|error| {
-                log::warn!("{id}: memory for a read of {QUESTION} bytes: {error}");
-                SendErrorKind::NoMemory { len: QUESTION }
+        let confirmation = if direction == ListDirection::Write && options.confirm {
+            Some(Box::new(self.block(id, CONFIRMATION_LEN, MemoryUse::Program).map_err(|error| {
+                log::warn!("{id}: memory for a read of {CONFIRMATION_LEN} bytes: {error}");
+                SendErrorKind::NoMemory { len: CONFIRMATION_LEN }
             })?))
         } else {
             None
@@ -63,7 +65,8 @@ impl Driver {
         let leases = transfer.lease(&pieces, longest)?;
         self.look_at_clock();
         let deadline = self.now.checked_add(options.within);
-        let order = Order { pieces, leases, way, deadline, news: options.news.clone(), question };
+        let order =
+            Order { pieces, leases, direction, deadline, notification: options.notification.clone(), confirmation };
         self.input(id, |conn, env| conn.begin_list(order, env)).ok_or(SendErrorKind::Closed)
     }
 

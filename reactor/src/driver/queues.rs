@@ -167,7 +167,7 @@ impl Driver {
     /// Polls like [`Driver::poll_any`], but only if something has happened since all queues were seen empty. Completions that a device adds
     /// meanwhile are found after the arming.
     #[inline]
-    pub(crate) fn poll_news(&mut self) -> bool {
+    pub(crate) fn poll_if_changed(&mut self) -> bool {
         !self.queues.quiet && self.poll_any()
     }
 

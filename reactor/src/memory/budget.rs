@@ -287,7 +287,7 @@ mod tests {
         let behind = [of(6, 4), of(7, 1)];
         assert!(behind.iter().all(|&claimant| !budget.request(claimant, 64)));
         let of_all = MemoryShortage { who: other.who, bytes: 32, of: None };
-        assert_eq!(budget.shortages(), [of_its_host, of_all], "a host that has its share hides nobody behind it");
+        assert_eq!(budget.shortages(), [of_its_host, of_all], "a host that has its share hides no request behind it");
         behind.iter().chain([&third]).for_each(|claimant| budget.leave(claimant.who));
         assert_eq!(budget.shortages(), [of_all]);
         // A connection that waits for its own memory reports no shortage.

@@ -154,7 +154,7 @@ impl fmt::Debug for TransferNotification {
 #[derive(Clone, Debug)]
 pub struct TransferOptions {
     pub(crate) within: Duration,
-    pub(crate) news: Option<TransferNotification>,
+    pub(crate) notification: Option<TransferNotification>,
     pub(crate) confirm: bool,
 }
 
@@ -163,14 +163,14 @@ impl TransferOptions {
     /// the connection ends, which is the only way to reclaim the memory, and the transfer ends with it within another `Timeouts::flush`.
     #[must_use]
     pub const fn within(time: Duration) -> Self {
-        Self { within: time, news: None, confirm: false }
+        Self { within: time, notification: None, confirm: false }
     }
 
     /// Sends the peer a message behind the last byte: it arrives after the bytes of a write, and is sent after the bytes of a read have
     /// arrived. It uses a credit and must fit one buffer of the peer.
     #[must_use]
     pub fn message(mut self, payload: &[u8]) -> Self {
-        self.news = Some(TransferNotification::Message(payload.into()));
+        self.notification = Some(TransferNotification::Message(payload.into()));
         self
     }
 
@@ -178,7 +178,7 @@ impl TransferOptions {
     /// replaces a message.
     #[must_use]
     pub fn immediate(mut self, value: u32) -> Self {
-        self.news = Some(TransferNotification::Immediate(value));
+        self.notification = Some(TransferNotification::Immediate(value));
         self
     }
 

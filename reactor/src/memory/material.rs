@@ -68,9 +68,9 @@ const fn device_address(offset: u64, page: usize) -> u64 {
     Sge::DEVICE + offset % page as u64
 }
 
-/// The bytes of memory that was made for a region. Those of a sink of Reads count as shared, because some devices open it to
-/// peers, and taking the remote key back does not close it; so do those of a direct region, which its peers keep. So do bytes that peers may write on a device that may place what they
-/// have written after they have lost the right (`late`).
+/// Returns the bytes of memory that was allocated for a region. They count as shared in three cases: they are a sink of Reads, which some
+/// devices open to peers even after the remote key is revoked; they are those of a direct region, which its peers keep; or peers may write
+/// them on a device that may place their writes after the right has ended (`late`).
 pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> RegionBytes {
     let written = access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
     let open = access.intersects(Access::READ_SINK.union(Access::DIRECT));

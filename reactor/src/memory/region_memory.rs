@@ -162,9 +162,9 @@ impl RegionBytes {
     #[inline]
     fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         match self {
-            // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry, or the
-            // borrow of the region that `RegionMemory::entry` speaks of, keeps the owner from handing out references that would conflict; all else here goes by the functions of `Memory`, and
-            // so do the other shares of memory that is not the region's own.
+            // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry, or the borrow
+            // of the region that `RegionMemory::entry` requires, keeps the owner from handing out references that would conflict. All other
+            // accesses here use the functions of `Memory`, and so do the other shares of memory that is not the region's own.
             Self::Own(memory) | Self::Shared(memory) => unsafe { memory.shared_entry(range, key) },
             // SAFETY: the range is inside of the region that was registered from this address on; operations use it
             // only on connections of its device (`Driver::check_local`).

@@ -206,7 +206,8 @@ impl Registry {
         Ok((region, fresh))
     }
 
-    /// Registers memory for a message of `len` bytes, with these rights; `shared` is memory that a peer can map. If there is none, what was kept on the device goes first.
+    /// Registers memory for a message of `len` bytes, with these rights. `shared`: a peer can map the memory. If there is no memory,
+    /// releases the blocks that are kept on the device and tries again.
     fn register_block(
         &mut self,
         providers: &mut Providers,
@@ -467,9 +468,9 @@ mod tests {
     use crate::seam::wake::Wake;
 
     #[derive(Debug)]
-    struct NoWake;
+    struct NoopWake;
 
-    impl Wake for NoWake {
+    impl Wake for NoopWake {
         fn wake(&self) -> std::io::Result<()> {
             Ok(())
         }
@@ -490,7 +491,7 @@ mod tests {
     #[test]
     fn a_peer_takes_back_the_key_of_its_device_and_of_nobody_else() {
         let mut providers = Providers::new(vec![Box::new(device()), Box::new(device())]).unwrap();
-        let mut registry = Registry::new(Arc::new(WakeFlag::new(Arc::new(NoWake))), 0);
+        let mut registry = Registry::new(Arc::new(WakeFlag::new(Arc::new(NoopWake))), 0);
         let [owner, other] = [1, 2].map(|slot| ConnectionId::new(ReactorTag::next(), slot, 0));
         let options = RegionOptions::new().allow(Access::REMOTE_WRITE).any_peer();
         let devices = [0, 1].map(|provider| device_index(provider, DeviceId(0)));

@@ -61,7 +61,7 @@ impl IdleWait {
             self.spin(driver, timeout)?;
         }
         // Everything is polled before it is armed: what polling finds raises no event then.
-        let idle = !driver.has_work() && !driver.poll_news() && !driver.arm();
+        let idle = !driver.has_work() && !driver.poll_if_changed() && !driver.arm();
         if idle && !driver.os().wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
         } else {
@@ -88,7 +88,7 @@ impl IdleWait {
             Wait::Event => return Ok(()),
             Wait::Spin(budget) => budget,
             // A caller that does not want to wait wants no polling either. Completions from the flush end no idle time.
-            Wait::Adaptive if timeout == Some(Duration::ZERO) || driver.poll_news() => return Ok(()),
+            Wait::Adaptive if timeout == Some(Duration::ZERO) || driver.poll_if_changed() => return Ok(()),
             Wait::Adaptive => self.adaptive.budget(from),
         };
         if budget.is_zero() {

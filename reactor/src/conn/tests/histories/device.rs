@@ -12,17 +12,17 @@ use crate::conn::recv_queue::Completed;
 use crate::id::WorkRequestId;
 use crate::memory::region::RemoteRegion;
 
-/// Room for the longest message in one buffer.
+/// Space for the longest message in one buffer.
 const LONGEST: usize = 64;
 
-/// Bytes of a message on the wire.
+/// The bytes of a message on the wire.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bytes {
+pub(super) struct WireBytes {
     bytes: [u8; LONGEST],
     len: usize,
 }
 
-impl Bytes {
+impl WireBytes {
     pub(super) fn of(bytes: &[u8]) -> Self {
         let mut copy = [0; LONGEST];
         let len = bytes.len().min(LONGEST);
@@ -35,10 +35,10 @@ impl Bytes {
     }
 }
 
-/// An item on the wire; items keep their order.
+/// An item on the wire. Items keep their order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
-    Message(Bytes),
+    Message(WireBytes),
     Write,
     WriteWithImmediate {
         value: u32,
@@ -50,7 +50,7 @@ pub(super) enum Item {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum SendProgress {
     Posted,
     OnTheWire,
     /// The peer has answered, or no answer is needed.
@@ -63,12 +63,12 @@ struct Send {
     op: SendOp,
     signaled: bool,
     fenced: bool,
-    progress: Progress,
+    progress: SendProgress,
     sges: rdma_transport::wr::SgeList,
 }
 
 impl Send {
-    /// Whether it ends with the peer's answer.
+    /// Returns true if it ends with the peer's answer.
     const fn is_answered(&self) -> bool {
         matches!(self.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
@@ -83,33 +83,34 @@ pub(super) enum Completion {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct DeviceModel {
     /// The memory of the pool.
     memory: Arc<Memory>,
-    /// All sends complete in order, reads included, as on InfiniBand. Otherwise a send may complete before a read that
-    /// was posted earlier, as on siw.
+    /// True if all sends complete in order, Reads included, as on InfiniBand. Otherwise a send may complete before a
+    /// Read that was posted earlier, as on siw.
     in_order: bool,
-    /// The receives are those of a shared queue.
+    /// True if the receives are those of a shared queue.
     shared: bool,
-    /// What is on its way to the peer is lost when this side disconnects.
+    /// True if everything in flight to the peer is lost when the local side disconnects.
     pub(super) abrupt: bool,
-    /// The queue pair is ready to send and to receive.
+    /// True if the queue pair is ready to send and to receive.
     pub(super) up: bool,
     sends: VecDeque<Send>,
-    /// The posted receives: the place of each in the shared queue, and its memory.
+    /// The posted receives: the position of each in the shared queue, and its memory.
     receives: VecDeque<(u16, Sge)>,
     pub(super) completions: VecDeque<Completion>,
-    /// Items on their way to the peer.
+    /// The items in flight to the peer.
     pub(super) wire: VecDeque<Item>,
-    /// The connection manager's news of the end. It is told once everything that the peer has sent before has arrived.
-    pub(super) news: Option<DisconnectCause>,
-    /// Number of the peer's writes that were placed.
+    /// The connection manager's event of the end. It is delivered once everything that the peer has sent before has
+    /// arrived.
+    pub(super) end_event: Option<DisconnectCause>,
+    /// The number of the peer's writes that were placed.
     pub(super) placed: u32,
-    /// This device answers the peer's reads.
+    /// True if this device answers the peer's Reads.
     pub(super) answers: bool,
 }
 
-impl Device {
+impl DeviceModel {
     pub(super) const fn new(memory: Arc<Memory>, in_order: bool, shared: bool) -> Self {
         Self {
             memory,
@@ -121,7 +122,7 @@ impl Device {
             receives: VecDeque::new(),
             completions: VecDeque::new(),
             wire: VecDeque::new(),
-            news: None,
+            end_event: None,
             placed: 0,
             answers: true,
         }
@@ -133,7 +134,7 @@ impl Device {
                 panic!("{wr:?} is not a send")
             };
             let (signaled, fenced) = (wr.flags.contains(SendFlags::SIGNALED), wr.flags.contains(SendFlags::FENCE));
-            let progress = Progress::Posted;
+            let progress = SendProgress::Posted;
             self.sends.push_back(Send { sequence, op: wr.op, signaled, fenced, progress, sges: wr.sges });
         }
     }
@@ -149,26 +150,26 @@ impl Device {
         self.receives.len()
     }
 
-    /// Whether a send that is not done uses a part of a region.
+    /// Returns true if a send that is not done uses a part of a region.
     pub(super) fn uses(&self, region: RemoteRegion) -> bool {
         let inside = |sge: &Sge| (region.address..region.address + region.len).contains(&(sge.address().addr() as u64));
-        let busy = |send: &Send| send.progress != Progress::Done && send.sges.as_slice().iter().any(inside);
+        let busy = |send: &Send| send.progress != SendProgress::Done && send.sges.as_slice().iter().any(inside);
         self.up && self.sends.iter().any(busy)
     }
 
-    /// Whether a message that ends with its post can go out now: nothing is in front of it.
+    /// Returns true if a message that ends with its post can be sent now: nothing is in front of it.
     pub(super) fn sends_now(&self) -> bool {
-        self.up && self.sends.iter().all(|send| send.progress != Progress::Posted)
+        self.up && self.sends.iter().all(|send| send.progress != SendProgress::Posted)
     }
 
     /// Puts a message on the wire that is no work request.
     pub(super) fn send_now(&mut self, message: &[u8]) {
-        self.wire.push_back(Item::Message(Bytes::of(message)));
+        self.wire.push_back(Item::Message(WireBytes::of(message)));
     }
 
-    /// Puts the next posted send on the wire; `false` if there is none that may go.
+    /// Puts the next posted send on the wire. Returns false if there is none that may be sent.
     pub(super) fn transmit(&mut self) -> bool {
-        let Some(at) = self.sends.iter().position(|send| send.progress == Progress::Posted) else { return false };
+        let Some(at) = self.sends.iter().position(|send| send.progress == SendProgress::Posted) else { return false };
         if !self.up || (self.sends[at].fenced && self.sends.iter().take(at).any(Send::is_answered)) {
             return false;
         }
@@ -182,16 +183,17 @@ impl Device {
             _ => Item::Request,
         };
         self.wire.push_back(item);
-        self.sends[at].progress = if self.sends[at].is_answered() { Progress::OnTheWire } else { Progress::Done };
+        self.sends[at].progress =
+            if self.sends[at].is_answered() { SendProgress::OnTheWire } else { SendProgress::Done };
         true
     }
 
-    fn gather(&self, send: &Send) -> Bytes {
-        let mut message = Bytes { bytes: [0; LONGEST], len: 0 };
+    fn gather(&self, send: &Send) -> WireBytes {
+        let mut message = WireBytes { bytes: [0; LONGEST], len: 0 };
         for sge in send.sges.as_slice() {
             let len = sge.len();
             let out = &mut message.bytes[message.len..message.len + len];
-            // Bytes of a region have no meaning here; those of the pool do.
+            // WireBytes of a region have no meaning here; those of the pool do.
             if let Some(at) = self.offset(sge) {
                 assert!(self.memory.copy_out(at, out));
             } else {
@@ -206,17 +208,17 @@ impl Device {
         sge.address().addr().checked_sub(self.memory.as_ptr().addr()).filter(|&at| at + sge.len() <= self.memory.len())
     }
 
-    /// Completes the next send that may complete; sends of a queue pair that is not up are flushed. `false`: there is
-    /// none.
+    /// Completes the next send that may complete; sends of a queue pair that is not up are flushed. Returns false if
+    /// there is none.
     pub(super) fn complete(&mut self) -> bool {
         if !self.up {
             let Some(send) = self.sends.pop_front() else { return self.flush_receive() };
             self.completions.push_back(Completion::Send { sequence: send.sequence, status: WcStatus::Flushed });
             return true;
         }
-        // Reads complete in order among themselves, and so do the other sends. Another send may overtake a read that
+        // Reads complete in order among themselves, and so do the other sends. Another send may overtake a Read that
         // waits for its answer.
-        let done = |send: &Send| send.progress == Progress::Done;
+        let done = |send: &Send| send.progress == SendProgress::Done;
         let at = if self.in_order {
             self.sends.front().is_some_and(done).then_some(0)
         } else {
@@ -246,7 +248,7 @@ impl Device {
         self.completions.push_back(Completion::Receive { place, completed });
     }
 
-    /// Lets the first send that has not completed fail, and the queue pair with it.
+    /// Makes the first send that has not completed fail, and the queue pair with it.
     pub(super) fn fail(&mut self, status: WcStatus) {
         if !self.up {
             return;
@@ -259,12 +261,12 @@ impl Device {
 
     pub(super) fn go_down(&mut self, cause: DisconnectCause) {
         if std::mem::take(&mut self.up) {
-            self.news = Some(cause);
+            self.end_event = Some(cause);
         }
     }
 
-    /// Takes the next item that the peer has put on the wire; `false` if there is none, or it has to wait for a receive.
-    /// `honest`: a message that finds no receive is an error.
+    /// Handles the next item that the peer has put on the wire. Returns false if there is none, or it has to wait for a
+    /// receive. `honest`: a message that finds no receive is an error.
     pub(super) fn arrive(&mut self, peer: &mut Self, honest: bool) -> bool {
         let Some(&item) = peer.wire.front() else { return false };
         if self.up && matches!(item, Item::Message(_) | Item::WriteWithImmediate { .. }) && self.receives.is_empty() {
@@ -300,9 +302,9 @@ impl Device {
             }
             Item::Request => self.wire.push_back(Item::Response),
             Item::Response => {
-                let waits = |send: &&mut Send| send.is_answered() && send.progress == Progress::OnTheWire;
+                let waits = |send: &&mut Send| send.is_answered() && send.progress == SendProgress::OnTheWire;
                 if let Some(send) = self.sends.iter_mut().find(waits) {
-                    send.progress = Progress::Done;
+                    send.progress = SendProgress::Done;
                 }
             }
         }

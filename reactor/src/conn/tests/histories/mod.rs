@@ -1,14 +1,14 @@
-//! Histories of two connections, without reactor, provider and clock. The promises of this library hold whatever
-//! happens, and in any order.
+//! Histories of two connections, without reactor, provider and clock. The promises of this library hold in every
+//! history, in any order of events.
 //!
 //! A history is a list of steps, drawn by proptest: acts of the two programs, of their devices and of the wire, time
-//! that passes, and messages of a peer that keeps to no rule. Each step ends with [`Side::check`], and each history
-//! with an end of both connections.
+//! that passes, and messages of a peer that violates the rules. Each step ends with [`Side::check`], and each history
+//! with the end of both connections.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `side.rs` | a connection with what the reactor does for it, and what must hold of it |
-//! | `program.rs` | the program that uses it and checks what it is told |
+//! | `program.rs` | the program that uses it and checks its callbacks |
 //! | `device.rs` | a queue pair as devices have them, and the wire |
 
 mod device;
@@ -21,16 +21,16 @@ use proptest::prelude::*;
 use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 use rdma_transport::wc::WcStatus;
 
-use self::device::{Bytes, Item};
-use self::side::{BUFFER, Manner, Side, Terms};
+use self::device::{Item, WireBytes};
+use self::side::{BUFFER, Manner, Side, SideOptions};
 use crate::config::{Config, Framing};
-use crate::conn::frame::{Header, Kind, MAX_FOLLOWING, Offer, Progress};
+use crate::conn::frame::{FrameHeader, MAX_FOLLOWING, MessageKind, Offer, TransferProgress};
 use crate::conn::{Connection, Role};
 use crate::error::DisconnectReason;
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
-/// Turns in which two sides that have nothing new to do must come to rest.
+/// The number of turns within which two sides that have nothing new to do must become idle.
 const PATIENCE: usize = 20_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -59,20 +59,20 @@ enum Program {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum World {
-    /// The connection manager says that the connection is up.
+enum EnvironmentStep {
+    /// The connection manager reports that the connection is up.
     Established,
     Transmit(usize),
     Complete(usize),
     Arrive(usize),
     Poll(usize),
-    /// Posts what was gathered.
+    /// Posts the gathered work requests.
     Post,
     Turn,
-    News,
+    EndEvent,
     Fail(WcStatus),
     PostingFails,
-    /// Everything on its way to this side is lost, and the connection with it.
+    /// Everything in flight to this side is lost, and the connection with it.
     Cut,
     DeviceRemoved,
     ConnectFails,
@@ -80,29 +80,29 @@ enum World {
     /// Reads of the peer's memory are not answered any more.
     NoAnswers,
     /// The peer sends something that no honest peer sends.
-    Hostile(Bytes),
+    Hostile(WireBytes),
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum HistoryStep {
     Program(usize, Program),
-    World(usize, World),
+    Environment(usize, EnvironmentStep),
 }
 
-impl Step {
-    /// The step that a number stands for. Small numbers are steps that do little, for proptest to shrink to.
+impl HistoryStep {
+    /// Returns the step that a number encodes. Small numbers are steps that do little, for proptest to shrink to.
     fn of(word: u64) -> Self {
         let (end, n, m) = ((word & 1) as usize, (word >> 8) as usize & 0xff, word >> 16);
         let len = n % (BUFFER + 1);
         let program = |what| Self::Program(end, what);
-        let world = |what| Self::World(end, what);
+        let world = |what| Self::Environment(end, what);
         match (word >> 1) & 0x7f {
-            0..8 => world(World::Turn),
-            8..14 => world(World::Transmit(1 + n % 4)),
-            14..20 => world(World::Complete(1 + n % 4)),
-            20..30 => world(World::Arrive(1 + n % 4)),
-            30..40 => world(World::Poll(1 + n % 4)),
-            40..52 => world(World::Post),
+            0..8 => world(EnvironmentStep::Turn),
+            8..14 => world(EnvironmentStep::Transmit(1 + n % 4)),
+            14..20 => world(EnvironmentStep::Complete(1 + n % 4)),
+            20..30 => world(EnvironmentStep::Arrive(1 + n % 4)),
+            30..40 => world(EnvironmentStep::Poll(1 + n % 4)),
+            40..52 => world(EnvironmentStep::Post),
             52..61 => program(Program::Send(len)),
             61..66 => program(Program::SendCut { len: BUFFER + 1 + n % (9 * BUFFER), copy: m & 3 != 0 }),
             66..68 => program(Program::SendFilled(len)),
@@ -128,78 +128,84 @@ impl Step {
             102 => program(Program::Starve),
             103..105 => program(Program::Feed),
             105 => program(Program::Ask),
-            106..112 => world(World::Established),
-            112..116 => world(World::Time(Duration::from_millis(1 << (n % 15)))),
-            116 => world(World::NoAnswers),
+            106..112 => world(EnvironmentStep::Established),
+            112..116 => world(EnvironmentStep::Time(Duration::from_millis(1 << (n % 15)))),
+            116 => world(EnvironmentStep::NoAnswers),
             117 => match n {
                 0..64 => program(Program::Close),
                 64..96 => program(Program::Abort),
                 96..128 => program(Program::Behave(Manner::Close)),
-                _ => world(World::Turn),
+                _ => world(EnvironmentStep::Turn),
             },
             118 => match n {
-                0..20 => world(World::Fail(WcStatus::RetryExceeded)),
-                20..30 => world(World::Fail(WcStatus::Flushed)),
-                30..40 => world(World::PostingFails),
-                40..60 => world(World::Cut),
-                60..65 => world(World::DeviceRemoved),
-                65..75 => world(World::ConnectFails),
-                _ => world(World::News),
+                0..20 => world(EnvironmentStep::Fail(WcStatus::RetryExceeded)),
+                20..30 => world(EnvironmentStep::Fail(WcStatus::Flushed)),
+                30..40 => world(EnvironmentStep::PostingFails),
+                40..60 => world(EnvironmentStep::Cut),
+                60..65 => world(EnvironmentStep::DeviceRemoved),
+                65..75 => world(EnvironmentStep::ConnectFails),
+                _ => world(EnvironmentStep::EndEvent),
             },
-            119..122 if n < 27 => world(World::Hostile(hostile(n, m))),
-            _ => world(World::Turn),
+            119..122 if n < 27 => world(EnvironmentStep::Hostile(hostile(n, m))),
+            _ => world(EnvironmentStep::Turn),
         }
     }
 }
 
-/// A message of a peer that keeps to no rule.
-fn hostile(n: usize, m: u64) -> Bytes {
+/// Returns a message of a peer that violates the rules.
+fn hostile(n: usize, m: u64) -> WireBytes {
     let grant = (m >> 8) as u32;
     let near = grant % 64;
-    let message = |kind, grant| Header { kind, grant }.emit();
+    let message = |kind, grant| FrameHeader { kind, grant }.emit();
     match n % 9 {
-        0 => Bytes::of(&m.to_le_bytes()[..(m & 7) as usize]),
-        1 => Bytes::of(&m.to_le_bytes()),
-        2 => Bytes::of(&message(Kind::Data, near)),
-        3 => Bytes::of(&message([Kind::Hello, Kind::Ping, Kind::Pong, Kind::Credit][(m & 3) as usize], near)),
-        4 => Bytes::of(&message(Kind::Credit, grant)),
+        0 => WireBytes::of(&m.to_le_bytes()[..(m & 7) as usize]),
+        1 => WireBytes::of(&m.to_le_bytes()),
+        2 => WireBytes::of(&message(MessageKind::Data, near)),
+        3 => WireBytes::of(&message(
+            [MessageKind::Hello, MessageKind::Ping, MessageKind::Pong, MessageKind::Credit][(m & 3) as usize],
+            near,
+        )),
+        4 => WireBytes::of(&message(MessageKind::Credit, grant)),
         5 => {
             let len = if m & 1 == 0 { 100 } else { m };
             let region = RemoteRegion { address: 0, len: len >> 1, key: 1 };
             let offer = Offer { number: grant % 8, region, tag: (m & 2 == 0).then_some(m) };
-            Bytes::of(&[&message(Kind::Offer, near)[..], offer.emit(&mut [0; MAX_CONTROL])].concat())
+            WireBytes::of(&[&message(MessageKind::Offer, near)[..], offer.emit(&mut [0; MAX_CONTROL])].concat())
         }
         6 => {
             let following = if m & 1 == 0 { (m >> 1) as u32 & 7 } else { (m >> 1) as u32 & MAX_FOLLOWING };
-            let header = Header { kind: Kind::Fragment, grant: near }.emit_before(following);
-            Bytes::of(&[&header[..], &m.to_le_bytes()[..(grant & 7) as usize]].concat())
+            let header = FrameHeader { kind: MessageKind::Fragment, grant: near }.emit_before(following);
+            WireBytes::of(&[&header[..], &m.to_le_bytes()[..(grant & 7) as usize]].concat())
         }
-        7 if m & 1 == 0 => Bytes::of(
-            &[&message([Kind::Fetched, Kind::Refused][(m >> 1 & 1) as usize], near)[..], &(grant % 4).to_le_bytes()]
-                .concat(),
+        7 if m & 1 == 0 => WireBytes::of(
+            &[
+                &message([MessageKind::Fetched, MessageKind::Refused][(m >> 1 & 1) as usize], near)[..],
+                &(grant % 4).to_le_bytes(),
+            ]
+            .concat(),
         ),
         7 => {
-            let progress = Progress { number: grant % 4, done: if m & 2 == 0 { 4 << 20 } else { m } };
-            Bytes::of(&[&message(Kind::Progress, near)[..], &progress.emit()].concat())
+            let progress = TransferProgress { number: grant % 4, done: if m & 2 == 0 { 4 << 20 } else { m } };
+            WireBytes::of(&[&message(MessageKind::Progress, near)[..], &progress.emit()].concat())
         }
-        _ => Bytes::of(&[&message(Kind::Immediate, near)[..], &m.to_le_bytes()].concat()),
+        _ => WireBytes::of(&[&message(MessageKind::Immediate, near)[..], &m.to_le_bytes()].concat()),
     }
 }
 
 #[derive(Debug)]
 struct History {
-    terms: Terms,
+    terms: SideOptions,
     sides: [Side; 2],
-    /// Whether each side was told that the transport is up, or that it will not be.
+    /// For each side, true if it was notified that the transport is up, or that it will not be.
     established: [bool; 2],
     /// The private data of the passive side's reply.
     reply: Vec<u8>,
-    /// Nothing was lost on the wire, and nothing has failed.
+    /// True if nothing was lost on the wire, and nothing has failed.
     intact: bool,
 }
 
 impl History {
-    fn new(terms: &[Terms; 2], now: Instant) -> Self {
+    fn new(terms: &[SideOptions; 2], now: Instant) -> Self {
         let mut sides = [Side::new(Role::Active, &terms[0], now), Side::new(Role::Passive, &terms[1], now)];
         let request = sides[0].greeting();
         sides[1].agree(&request);
@@ -207,10 +213,10 @@ impl History {
         Self { terms: terms[0].clone(), sides, established: [false; 2], reply, intact: true }
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: HistoryStep) {
         match step {
-            Step::Program(end, what) => self.program(end, what),
-            Step::World(end, what) => self.world(end, what),
+            HistoryStep::Program(end, what) => self.program(end, what),
+            HistoryStep::Environment(end, what) => self.world(end, what),
         }
         self.check();
     }
@@ -250,21 +256,21 @@ impl History {
         }
     }
 
-    fn world(&mut self, end: usize, what: World) {
+    fn world(&mut self, end: usize, what: EnvironmentStep) {
         let honest = self.asserts_receives();
         let [side, peer] = pair(&mut self.sides, end);
         match what {
-            World::Established => self.establish(end),
-            World::Transmit(count) => times(count, || side.device.transmit()),
-            World::Complete(count) => times(count, || side.device.complete()),
-            World::Arrive(count) => times(count, || side.device.arrive(&mut peer.device, honest)),
-            World::Poll(count) => times(count, || side.poll()),
-            World::Post => times(1, || side.post()),
-            World::Turn => times(1, || self.turn(end)),
-            World::News => times(1, || self.news(end)),
-            World::Time(time) => self.sides.iter_mut().for_each(|side| side.advance(time)),
-            World::NoAnswers => side.device.answers = false,
-            World::Hostile(bytes) => {
+            EnvironmentStep::Established => self.establish(end),
+            EnvironmentStep::Transmit(count) => times(count, || side.device.transmit()),
+            EnvironmentStep::Complete(count) => times(count, || side.device.complete()),
+            EnvironmentStep::Arrive(count) => times(count, || side.device.arrive(&mut peer.device, honest)),
+            EnvironmentStep::Poll(count) => times(count, || side.poll()),
+            EnvironmentStep::Post => times(1, || side.post()),
+            EnvironmentStep::Turn => times(1, || self.turn(end)),
+            EnvironmentStep::EndEvent => times(1, || self.end_event(end)),
+            EnvironmentStep::Time(time) => self.sides.iter_mut().for_each(|side| side.advance(time)),
+            EnvironmentStep::NoAnswers => side.device.answers = false,
+            EnvironmentStep::Hostile(bytes) => {
                 peer.device.wire.push_back(Item::Message(bytes));
                 self.sides.iter_mut().for_each(|side| side.trusts = false);
             }
@@ -275,21 +281,21 @@ impl History {
         }
     }
 
-    /// Lets something of this side fail.
-    fn fault(&mut self, end: usize, fault: World) {
+    /// Injects a fault on this side.
+    fn fault(&mut self, end: usize, fault: EnvironmentStep) {
         let [side, peer] = pair(&mut self.sides, end);
         match fault {
-            World::Fail(status) => side.device.fail(status),
-            World::PostingFails => {
+            EnvironmentStep::Fail(status) => side.device.fail(status),
+            EnvironmentStep::PostingFails => {
                 side.device.go_down(DisconnectCause::Path("cut".to_owned()));
                 side.tell(|conn, env| conn.posting_failed("no".to_owned(), env));
             }
-            World::Cut => {
+            EnvironmentStep::Cut => {
                 peer.device.wire.clear();
                 side.device.go_down(DisconnectCause::Truncated);
             }
-            World::DeviceRemoved => _ = side.tell(Connection::device_removed),
-            World::ConnectFails if end == 0 && !std::mem::replace(&mut self.established[0], true) => {
+            EnvironmentStep::DeviceRemoved => _ = side.tell(Connection::device_removed),
+            EnvironmentStep::ConnectFails if end == 0 && !std::mem::replace(&mut self.established[0], true) => {
                 side.device.up = false;
                 side.tell(|conn, env| conn.connect_failed(ConnectFailure::Timeout, env));
             }
@@ -297,17 +303,17 @@ impl History {
         }
     }
 
-    /// Whether all messages so far were those of honest peers.
+    /// Returns true if all messages so far were those of honest peers.
     fn is_honest(&self) -> bool {
         self.sides[0].trusts
     }
 
-    /// Whether each message must find a receive.
+    /// Returns true if each message must find a receive.
     fn asserts_receives(&self) -> bool {
         self.is_honest() && self.terms.framing == Framing::Credits
     }
 
-    /// The connection manager says that the transport is up.
+    /// Reports to a side that the transport is up.
     fn establish(&mut self, end: usize) {
         if !std::mem::replace(&mut self.established[end], true) {
             let private_data = if end == 0 { self.reply.as_slice() } else { &[] };
@@ -315,10 +321,10 @@ impl History {
         }
     }
 
-    /// Lets the connection manager tell of the end, once everything that the peer has sent before has arrived.
-    fn news(&mut self, end: usize) -> bool {
+    /// Delivers the connection manager's event of the end, once everything that the peer has sent before has arrived.
+    fn end_event(&mut self, end: usize) -> bool {
         let [side, peer] = pair(&mut self.sides, end);
-        if side.hear_news() {
+        if side.deliver_end_event() {
             return true;
         }
         let gone = !peer.device.up && peer.device.wire.is_empty() && side.device.up;
@@ -328,7 +334,7 @@ impl History {
         gone && side.ended.is_none()
     }
 
-    /// A turn of the reactor, in which its device does all that it can; `false` if there was nothing to do.
+    /// Runs a turn of the reactor, in which its device does all that it can. Returns false if there was nothing to do.
     fn turn(&mut self, end: usize) -> bool {
         let honest = self.asserts_receives();
         let [side, peer] = pair(&mut self.sides, end);
@@ -336,7 +342,7 @@ impl History {
         while side.device.transmit() || side.device.arrive(&mut peer.device, honest) || side.device.complete() {
             moved = true;
         }
-        moved |= self.news(end);
+        moved |= self.end_event(end);
         let side = &mut self.sides[end];
         while side.poll() {
             moved = true;
@@ -345,7 +351,7 @@ impl History {
         moved | side.end()
     }
 
-    /// Lets both sides go on until there is nothing left to do.
+    /// Runs both sides until there is nothing left to do.
     fn settle(&mut self) {
         for _ in 0..PATIENCE {
             let moved = [self.turn(0), self.turn(1)];
@@ -370,7 +376,7 @@ impl History {
         }
     }
 
-    /// Ends the history: nothing is stuck, both connections end, and everything comes home.
+    /// Ends the history: nothing is stuck, both connections end, and all buffers are returned.
     fn end(mut self) {
         for end in 0..2 {
             self.establish(end);
@@ -434,7 +440,7 @@ impl History {
         }
     }
 
-    /// Lets twice the time pass after which a silent peer is given up. Both sides look often enough to answer.
+    /// Advances the time by twice the time after which a silent peer is given up. Both sides run often enough to answer.
     fn idle(&mut self) {
         for _ in 0..10 {
             self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(3)));
@@ -476,7 +482,7 @@ fn pair(sides: &mut [Side; 2], end: usize) -> [&mut Side; 2] {
     if end == 0 { [first, second] } else { [second, first] }
 }
 
-/// Takes a step `count` times, or until it cannot be taken.
+/// Runs a step `count` times, or until it cannot run.
 fn times(count: usize, mut step: impl FnMut() -> bool) {
     for _ in 0..count {
         if !step() {
@@ -490,11 +496,11 @@ fn start() -> Instant {
     Instant::now()
 }
 
-fn terms() -> impl Strategy<Value = [Terms; 2]> {
+fn terms() -> impl Strategy<Value = [SideOptions; 2]> {
     let depths = || (prop_oneof![5..9_u32, 5..24_u32], 1..12_u32, 0..6_u8, any::<bool>(), any::<bool>());
     (depths(), depths(), 0..8_u8, any::<bool>()).prop_map(|(a, b, raw, in_order)| {
         let framing = if raw == 7 { Framing::Raw } else { Framing::Credits };
-        [a, b].map(|(receive_depth, send_depth, shared, quiet, abrupt)| Terms {
+        [a, b].map(|(receive_depth, send_depth, shared, quiet, abrupt)| SideOptions {
             receive_depth,
             send_depth,
             framing,
@@ -506,16 +512,16 @@ fn terms() -> impl Strategy<Value = [Terms; 2]> {
     })
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    proptest::collection::vec(any::<u64>().prop_map(Step::of), 0..150)
+fn steps() -> impl Strategy<Value = Vec<HistoryStep>> {
+    proptest::collection::vec(any::<u64>().prop_map(HistoryStep::of), 0..150)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// The promises hold over any history: no message goes without a receive or a credit, each send ends once, each
+    /// The promises hold over any history: no message is sent without a receive or a credit, each send ends once, each
     /// connection ends once and is silent then, nothing is stuck, everything is delivered in order or its connection
-    /// has failed, an honest peer is never accused, and every buffer comes home.
+    /// has failed, an honest peer is never accused, and every buffer is returned.
     #[test]
     fn every_promise_holds_in_every_history(terms in terms(), steps in steps()) {
         let mut history = History::new(&terms, start());
@@ -526,24 +532,24 @@ proptest! {
     }
 }
 
-/// Number of histories to try: `PROPTEST_CASES`, or 2,000.
+/// Returns the number of histories to try: `PROPTEST_CASES`, or 2,000.
 fn cases() -> u32 {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     asked.unwrap_or(2000)
 }
 
-/// Two sides that are up, of these depths.
+/// Returns two sides that are up, of these depths.
 fn connected(receive_depth: u32, send_depth: u32) -> History {
     let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, false, false);
-    let terms = Terms { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt };
+    let terms = SideOptions { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt };
     let mut history = History::new(&[terms.clone(), terms], start());
     (0..2).for_each(|end| history.establish(end));
     history.settle();
     history
 }
 
-/// A disconnect that loses what is on its way, as those of iWARP devices do, waits until the peer has everything. A peer of an older
-/// version is not waited for, because it does not end the connection.
+/// A disconnect that loses everything in flight, like those of iWARP devices, waits until the peer has everything. A peer of an older
+/// version is not awaited, because it does not end the connection.
 #[test]
 fn an_end_does_not_overtake_what_was_sent() {
     for (parting, lost) in [(true, 0), (false, 3)] {
@@ -553,7 +559,7 @@ fn an_end_does_not_overtake_what_was_sent() {
         side.conn.as_mut().expect("it is up").terms.parting = parting;
         (0..3).for_each(|_| side.send(4));
         side.close();
-        // It is done with everything, the goodbye too, before any of that has arrived.
+        // It has processed everything, the goodbye too, before any of that has arrived.
         for _ in 0..2 {
             while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
             side.end();
@@ -569,7 +575,7 @@ fn an_end_does_not_overtake_what_was_sent() {
     }
 }
 
-/// The peer gets its credits back even if a program lets some messages go, one in a turn, and keeps the next ones. The
+/// The peer gets its credits back even if a program releases some messages, one in a turn, and keeps the next ones. The
 /// peer stalls when all but four receives are kept, and not before.
 #[test]
 fn kept_messages_withhold_no_grant_that_is_due() {
@@ -587,7 +593,7 @@ fn kept_messages_withhold_no_grant_that_is_due() {
     }
 }
 
-/// A message of the reactor's own that found no place in the send queue is sent when a place is free.
+/// A message of the reactor's own that found no slot in the send queue is sent when a slot is free.
 #[test]
 fn a_control_message_that_found_no_place_is_tried_again() {
     let mut history = connected(16, 1);
@@ -609,9 +615,9 @@ fn a_control_message_that_found_no_place_is_tried_again() {
 
 impl History {
     /// Sends a message from the peer of the passive side, if there is a receive for the message.
-    fn attack(&mut self, kind: Kind, grant: u32, payload: &[u8]) {
-        let message = Bytes::of(&[&Header { kind, grant }.emit()[..], payload].concat());
-        self.step(Step::World(1, World::Hostile(message)));
+    fn attack(&mut self, kind: MessageKind, grant: u32, payload: &[u8]) {
+        let message = WireBytes::of(&[&FrameHeader { kind, grant }.emit()[..], payload].concat());
+        self.step(HistoryStep::Environment(1, EnvironmentStep::Hostile(message)));
         let [victim, attacker] = pair(&mut self.sides, 1);
         while victim.device.transmit() || victim.device.arrive(&mut attacker.device, false) || victim.device.complete()
         {
@@ -623,27 +629,27 @@ impl History {
     }
 }
 
-/// Messages that wait behind one that can never be fetched take receives, and with them the peer's credits.
+/// Messages that wait behind one that can never be fetched occupy receives, and with them the peer's credits.
 #[test]
 fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
     let offer = Offer { number: 0, region: RemoteRegion { address: 0, len: 100, key: 1 }, tag: None };
-    history.attack(Kind::Offer, 17, offer.emit(&mut [0; MAX_CONTROL]));
+    history.attack(MessageKind::Offer, 17, offer.emit(&mut [0; MAX_CONTROL]));
     for nth in 0..1000 {
-        history.attack(Kind::Immediate, 18 + nth, &[0; 8]);
+        history.attack(MessageKind::Immediate, 18 + nth, &[0; 8]);
     }
     history.part();
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
-/// A message whose last part never comes takes receives of its own, and ends its connection when the time is over.
+/// A message whose last part never arrives occupies its own receives, and ends its connection when the time is over.
 #[test]
 fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
     let mut history = connected(16, 8);
     history.sides[1].config = Config::default().timeouts(|t| t.transfer = Duration::from_secs(2));
     let part = |following: u32| {
-        let header = Header { kind: Kind::Fragment, grant: 17 }.emit_before(following);
-        Step::World(1, World::Hostile(Bytes::of(&[&header[..], &[1; 8]].concat())))
+        let header = FrameHeader { kind: MessageKind::Fragment, grant: 17 }.emit_before(following);
+        HistoryStep::Environment(1, EnvironmentStep::Hostile(WireBytes::of(&[&header[..], &[1; 8]].concat())))
     };
     for nth in 0..10 {
         history.step(part(12 - nth));
@@ -660,7 +666,7 @@ fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
-/// A message may take longer than the transfer timeout, as long as its parts move.
+/// A message may take longer than the transfer timeout, as long as its parts arrive.
 #[test]
 fn a_message_that_moves_slowly_is_not_given_up() {
     for wants_progress in [true, false] {
@@ -672,7 +678,7 @@ fn a_message_that_moves_slowly_is_not_given_up() {
         history.sides[0].offer(20 << 20, false);
         for _ in 0..30 {
             history.sides[0].device.answers = true;
-            history.step(Step::World(0, World::Arrive(1)));
+            history.step(HistoryStep::Environment(0, EnvironmentStep::Arrive(1)));
             history.sides[0].device.answers = false;
             history.settle();
             history.sides.iter_mut().for_each(|side| side.advance(Duration::from_millis(200)));
@@ -692,17 +698,17 @@ fn a_message_that_moves_slowly_is_not_given_up() {
 #[test]
 fn news_of_parts_that_cannot_be_is_refused() {
     const STRIDE: u64 = 4 << 20;
-    let progress = |number, done| (Kind::Progress, Progress { number, done }.emit());
-    for (what, news) in [
+    let progress = |number, done| (MessageKind::Progress, TransferProgress { number, done }.emit());
+    for (what, end_event) in [
         ("too small a part", &[progress(0, STRIDE - 1)][..]),
         ("the same part twice", &[progress(0, STRIDE), progress(0, STRIDE)]),
         ("the whole message, and more", &[progress(0, STRIDE), progress(0, 4 * STRIDE)]),
         ("an unknown message", &[progress(1, STRIDE)]),
     ] {
         let mut history = connected(16, 8);
-        // What the peer sends here is told to the side that offers.
+        // The peer's messages here are received by the side that offers.
         history.sides[1].offer(2 * STRIDE as usize, false);
-        for (kind, payload) in news {
+        for (kind, payload) in end_event {
             assert!(history.sides[1].is_open(), "{what}");
             history.attack(*kind, 17, payload);
         }
@@ -714,7 +720,7 @@ fn news_of_parts_that_cannot_be_is_refused() {
     }
 }
 
-/// A peer that does not say in its greeting that it joins messages gets none in several buffers.
+/// A peer that does not announce in its greeting that it joins messages gets none in several buffers.
 #[test]
 fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
     let mut request = connected(16, 8).sides[0].greeting();
@@ -731,11 +737,11 @@ fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
 #[test]
 fn parts_that_do_not_belong_together_are_refused() {
     let fragment = |following: u32, payload: &[u8]| {
-        let header = Header { kind: Kind::Fragment, grant: 17 }.emit_before(following);
-        Bytes::of(&[&header[..], payload].concat())
+        let header = FrameHeader { kind: MessageKind::Fragment, grant: 17 }.emit_before(following);
+        WireBytes::of(&[&header[..], payload].concat())
     };
-    let data = Bytes::of(&Header { kind: Kind::Data, grant: 17 }.emit());
-    let ping = Bytes::of(&Header { kind: Kind::Ping, grant: 17 }.emit());
+    let data = WireBytes::of(&FrameHeader { kind: MessageKind::Data, grant: 17 }.emit());
+    let ping = WireBytes::of(&FrameHeader { kind: MessageKind::Ping, grant: 17 }.emit());
     for (what, messages) in [
         ("a last part alone", &[fragment(0, &[1])][..]),
         ("an empty part", &[fragment(1, &[])]),
@@ -748,7 +754,7 @@ fn parts_that_do_not_belong_together_are_refused() {
         let mut history = connected(16, 8);
         for &message in messages {
             assert!(history.sides[1].is_open(), "{what}");
-            history.step(Step::World(1, World::Hostile(message)));
+            history.step(HistoryStep::Environment(1, EnvironmentStep::Hostile(message)));
             history.settle();
         }
         let ended = history.sides[1].ended.as_ref().expect(what);
@@ -758,8 +764,8 @@ fn parts_that_do_not_belong_together_are_refused() {
     }
 }
 
-/// A peer that gives no credit to be told that its messages were fetched cannot have more of them than may be under
-/// way.
+/// A peer that grants no credit for the reports that its messages were fetched cannot have more of them than may be in
+/// flight.
 #[test]
 fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
@@ -767,10 +773,10 @@ fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     for number in 0..1000 {
         let offer = Offer { number, region: RemoteRegion { address: 0, len: 100, key: 1 }, tag: None };
         let [victim, attacker] = pair(&mut history.sides, 1);
-        // The reads are answered, and there is credit only for messages of the reactor's own.
+        // The Reads are answered, and there is credit only for messages of the reactor's own.
         attacker.device.wire.push_back(Item::Response);
         limit = limit.max(limit - victim.credits() + CONTROL_CREDITS);
-        history.attack(Kind::Offer, limit, offer.emit(&mut [0; MAX_CONTROL]));
+        history.attack(MessageKind::Offer, limit, offer.emit(&mut [0; MAX_CONTROL]));
     }
     history.part();
     history.sides.iter_mut().for_each(Side::check_home);

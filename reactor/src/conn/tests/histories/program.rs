@@ -7,7 +7,7 @@ use super::side::{BUFFER, Manner, Said, Side, region};
 use crate::config::Framing;
 use crate::conn::effects::{Arrived, Event, Fragments};
 use crate::conn::frame::Immediate;
-use crate::conn::transfer::Source;
+use crate::conn::transfer::OfferSource;
 use crate::conn::{Connection, Env};
 use crate::device::pool::Exhausted;
 use crate::error::{Outcome, SendErrorKind};
@@ -17,7 +17,7 @@ use crate::memory::landing::{Landing, Offered};
 use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};
 
-/// A byte of a message in several buffers. The first four are its tag.
+/// Returns a byte of a message in several buffers. The first four are its tag.
 const fn cut_byte(tag: u32, at: usize) -> u8 {
     if at < 4 { tag.to_le_bytes()[at] } else { (tag as usize).wrapping_mul(7).wrapping_add(at * 11) as u8 }
 }
@@ -30,7 +30,7 @@ impl Side {
         self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) && self.device.up
     }
 
-    /// Whether this side does not hear of messages that are copied now.
+    /// Returns true if the ends of messages that are copied now are not reported to this side.
     fn is_quiet(&self) -> bool {
         self.config.quiet_sends
             && !self.telling
@@ -56,7 +56,7 @@ impl Side {
         }
     }
 
-    /// As [`Side::taken`], for a message that was copied.
+    /// Handles the result of a send, like [`Side::taken`], for a message that was copied.
     fn copied(&mut self, sent: Option<Result<SendId, SendErrorKind>>, said: Said) -> bool {
         let taken = self.taken(sent, Some(said));
         if taken && self.is_quiet() {
@@ -95,7 +95,7 @@ impl Side {
         self.tell(|_, _| ());
     }
 
-    /// `Context::buffer` and `Context::send_buffer`.
+    /// Calls `Context::buffer` and `Context::send_buffer`.
     pub(super) fn send_filled(&mut self, len: usize) {
         let (bytes, said) = self.payload(len);
         let pool = &mut self.buffers.pool;
@@ -114,7 +114,7 @@ impl Side {
         self.copied(sent, said);
     }
 
-    /// `Context::append`.
+    /// Calls `Context::append`.
     pub(super) fn append(&mut self, len: usize) {
         let before = self.stats.messages.sent;
         let (bytes, _) = self.payload(BUFFER);
@@ -147,7 +147,7 @@ impl Side {
         }
     }
 
-    /// `Context::send_region`.
+    /// Calls `Context::send_region`.
     pub(super) fn send_from(&mut self, len: usize) {
         let Self { source, .. } = self;
         let region = std::mem::replace(source, region(&self.drop_channel, 1, 9));
@@ -156,7 +156,7 @@ impl Side {
         self.taken(sent, Some(Said::Message { tag: 0, len }));
     }
 
-    /// Sends a message in several buffers, if there is room for all of it: a copy, or from the program's region.
+    /// Sends a message in several buffers, if there is capacity for all of it: a copy, or from the program's region.
     pub(super) fn send_cut(&mut self, len: usize, copy: bool) {
         let len = if copy { len } else { len.min(self.source.len()) };
         if !self.conn.as_ref().is_some_and(|conn| conn.may_cut(len)) {
@@ -180,19 +180,19 @@ impl Side {
         };
         let said = Said::Cut { tag, len };
         let taken = if copy { self.copied(sent, said) } else { self.taken(sent, Some(said)) };
-        assert!(taken, "there was room for all of it");
+        assert!(taken, "there was capacity for all of it");
     }
 
-    /// Sends a message past one buffer, from a copy or from the program's region.
+    /// Offers a message longer than one buffer, from a copy or from the program's region.
     pub(super) fn offer(&mut self, len: usize, copy: bool) {
         let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, copy, env)) else { return };
         let key = self.source.key();
         let hold = self.source.lend_to_peer(0..1);
         let source = if copy {
             assert!(!hold.done());
-            Source::Copy { region: Box::new(region(&self.drop_channel, 1, 4)), told: false }
+            OfferSource::Copy { region: Box::new(region(&self.drop_channel, 1, 4)), told: false }
         } else {
-            Source::Lent(key, hold)
+            OfferSource::Lent(key, hold)
         };
         let remote = RemoteRegion { address: 0, len: len as u64, key: 5 };
         if let Some(id) = self.tell(|conn, env| conn.offer(remote, Some(len as u64), source, env)) {
@@ -203,7 +203,7 @@ impl Side {
         }
     }
 
-    /// Asks for room; notes a refusal.
+    /// Checks the capacity; notes a refusal.
     fn checked(
         &mut self,
         check: impl FnOnce(&mut Connection, &mut Env<'_>) -> Result<(), SendErrorKind>,
@@ -219,7 +219,7 @@ impl Side {
         room
     }
 
-    /// `Context::read` of `ranges` ranges.
+    /// Calls `Context::read` for `ranges` ranges.
     pub(super) fn read(&mut self, ranges: usize) {
         if !matches!(self.checked(|conn, env| conn.check_operation(ranges, false, env)), Some(Ok(()))) {
             return;
@@ -233,7 +233,7 @@ impl Side {
         self.taken(sent, None);
     }
 
-    /// `Context::fetch_add`.
+    /// Calls `Context::fetch_add`.
     pub(super) fn fetch_add(&mut self) {
         if !matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
             return;
@@ -244,7 +244,7 @@ impl Side {
         self.taken(sent, None);
     }
 
-    /// `Context::write`.
+    /// Calls `Context::write`.
     pub(super) fn write(&mut self) {
         if matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
             let locals = self.written();
@@ -258,7 +258,7 @@ impl Side {
         Locals::to_read(&[(&self.source, 0..1)]).expect("the range is inside")
     }
 
-    /// `Context::write_with_immediate`, on a device that has it or not. The value says how many writes there were.
+    /// Calls `Context::write_with_immediate`, on a device that has it or not. The value is the number of writes.
     pub(super) fn write_and_tell(&mut self, native: bool) {
         let places = if native { 1 } else { 2 };
         if !matches!(self.checked(|conn, env| conn.check_operation(places, true, env)), Some(Ok(()))) {
@@ -277,7 +277,8 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
-    /// `Context::told_of`, which futures call: this side hears of what it sends from now on in any case, or no longer.
+    /// Calls `Context::told_of`, which futures use: from now on the ends of all sends of this side are reported, or no
+    /// longer.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
         self.telling = telling;
         self.input(|conn, _| conn.sends_mut().tell_of_next(telling));
@@ -296,7 +297,7 @@ impl Side {
         self.tell(Connection::close);
     }
 
-    /// Asks whether the peer is there.
+    /// Sends a ping to the peer.
     pub(super) fn ask_peer(&mut self) {
         self.input(|conn, env| {
             conn.keepalive.owes_ping = true;
@@ -304,7 +305,7 @@ impl Side {
         });
     }
 
-    /// The program gives messages back.
+    /// Releases messages for the program.
     pub(super) fn release(&mut self, count: usize) {
         for buffer in self.kept.drain(..count.min(self.kept.len())).collect::<Vec<_>>() {
             if self.conn.is_some() {
@@ -317,7 +318,7 @@ impl Side {
         }
     }
 
-    /// Takes a callback, and checks it against everything that was said before.
+    /// Handles a callback, and checks it against everything that was sent before.
     pub(super) fn event(&mut self, event: Event) {
         assert!(self.ended.is_none(), "{event:?} after the last callback");
         assert!(self.announced || matches!(event, Event::Connected), "{event:?} before on_connect");
@@ -331,7 +332,7 @@ impl Side {
             Event::Fetched(region) => self.hear(Said::Large { len: region.len() }),
             Event::Immediate(Immediate { value, len }) => {
                 let placed = self.device.placed >= value && len == 1;
-                assert!(placed || !self.trusts, "told before write {value} was placed");
+                assert!(placed || !self.trusts, "notified before write {value} was placed");
                 self.hear(Said::Immediate { value });
             }
             Event::Sent { send, count, outcome } => (0..count).for_each(|nth| self.sent(send.after(nth), outcome)),
@@ -357,7 +358,7 @@ impl Side {
         self.input(|conn, env| conn.settle_offer(offered.id, env));
     }
 
-    /// A landing place is the program's again.
+    /// Handles the end of a landing: the memory is the program's again.
     fn landed(&mut self, offered: Offered, is_there: bool) {
         let at = self.landings.iter().position(|(of, _)| *of == offered).expect("a place that has not ended");
         let (_, mut place) = self.landings.remove(at);
@@ -377,7 +378,7 @@ impl Side {
 
     fn message(&mut self, arrived: Arrived) {
         let Arrived { buffer, start, end, shared, .. } = arrived;
-        let buffer = buffer.expect("nobody has it yet");
+        let buffer = buffer.expect("it was not detached yet");
         let payload = &self.buffers.pool.slabs().bytes(&buffer, end as usize)[start as usize..];
         let tag = payload.first_chunk().map_or(0, |tag| u32::from_le_bytes(*tag));
         self.hear(Said::Message { tag, len: payload.len() });
@@ -406,7 +407,7 @@ impl Side {
         let message: Vec<u8> =
             parts.flat_map(|(buffer, end)| slabs.bytes(buffer, *end as usize)[HEADER_LEN..].to_vec()).collect();
         assert_eq!(message.len(), fragments.len);
-        // What comes from the region of the program has no tag.
+        // A message from the region of the program has no tag.
         let tag = message.first_chunk().map_or(0, |tag| u32::from_le_bytes(*tag));
         let sound = (0..message.len()).all(|at| message[at] == cut_byte(tag, at));
         self.hear(Said::Cut { tag: if sound { tag } else { 0 }, len: message.len() });
@@ -437,7 +438,7 @@ impl Side {
             self.offers.remove(at);
             return;
         }
-        // The program is told of a refusal of what is quiet otherwise.
+        // A refusal is reported to the program even for messages that are quiet otherwise.
         if outcome == Outcome::Refused && !self.sends.contains(&Some(send)) {
             return;
         }

@@ -13,7 +13,7 @@ use rdma_transport::qp::SrqId;
 use rdma_transport::slab::Key;
 use rdma_transport::wc::WcStatus;
 
-use super::device::{Completion, Device};
+use super::device::{Completion, DeviceModel};
 use crate::config::{Config, Framing};
 use crate::conn::effects::{Action, Effects, Event};
 use crate::conn::greeting::Greeting;
@@ -27,19 +27,19 @@ use crate::device::srq::queue::SharedReceives;
 use crate::error::DisconnectReason;
 use crate::id::{ConnectionId, ReactorTag, SendId};
 use crate::limits::{CONTROL_CREDITS, MAX_TRANSFERS, buffer_len};
-use crate::memory::region_memory::{RegionBytes, RegionMemory};
 use crate::memory::landing::Offered;
 use crate::memory::region::{DropChannel, Region, RemoteRegion};
+use crate::memory::region_memory::{RegionBytes, RegionMemory};
 use crate::seam::wake::{Wake, WakeFlag};
 use crate::security::Security;
 use crate::stats::Stats;
 
-/// Largest payload of a message in one buffer, bytes.
+/// The largest payload of a message in one buffer, in bytes.
 pub(super) const BUFFER: usize = 32;
 
 /// The settings of the two sides of a history.
 #[derive(Clone, Debug)]
-pub(super) struct Terms {
+pub(super) struct SideOptions {
     pub(super) receive_depth: u32,
     pub(super) send_depth: u32,
     pub(super) framing: Framing,
@@ -49,7 +49,7 @@ pub(super) struct Terms {
     pub(super) abrupt: bool,
 }
 
-/// Something that one program has sent and the other is to hear.
+/// Something that one program has sent and the other must receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Message {
@@ -70,7 +70,7 @@ pub(super) enum Said {
 }
 
 impl Said {
-    /// Whether `heard` is what the other program gets when this was said. A tag of 0 matches any tag.
+    /// Returns true if `heard` is what the other program receives when this was sent. A tag of 0 matches any tag.
     pub(super) fn matches(self, heard: Self) -> bool {
         match (self, heard) {
             (Self::Message { tag, len }, Self::Message { tag: other, len: heard }) => {
@@ -84,18 +84,18 @@ impl Said {
     }
 }
 
-/// The program's way with the messages that it gets.
+/// The way in which the program handles received messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
     LetGo,
     Keep,
-    /// It takes the buffer, and gives it back before its callback returns.
+    /// It takes the buffer, and releases it before its callback returns.
     GiveBackInside,
     /// It closes the connection in the callback.
     Close,
 }
 
-/// The end that the program was told; no callback may follow.
+/// The end that was reported to the program; no callback may follow.
 #[derive(Debug)]
 pub(super) struct Ended {
     /// The reason, if the connection was up.
@@ -121,37 +121,37 @@ pub(super) struct Side {
     pub(super) stats: Stats,
     pub(super) now: Instant,
     pub(super) deadline: Option<Instant>,
-    pub(super) device: Device,
-    /// Number of buffers that are promised to the connection and the shared queue.
+    pub(super) device: DeviceModel,
+    /// The number of buffers that are promised to the connection and the shared queue.
     pub(super) promised: usize,
     pub(super) drop_channel: DropChannel,
     // The program.
     pub(super) manner: Manner,
     pub(super) kept: Vec<Buffer>,
-    /// There is no memory for large messages.
+    /// True if there is no memory for large messages.
     pub(super) starved: bool,
     pub(super) announced: bool,
-    /// The program has called `close`.
+    /// True if the program has called `close`.
     pub(super) closed: bool,
-    /// All sends from before the close have gone out.
+    /// True if all sends from before the close have gone out.
     pub(super) drained: bool,
     pub(super) refused: bool,
-    /// The program hears of all that it sends now.
+    /// True if the ends of all sends are reported to the program now.
     pub(super) telling: bool,
-    /// The peer keeps to the rules, so that its messages are those that its program has sent.
+    /// True if the peer keeps to the rules, so that its messages are those that its program has sent.
     pub(super) trusts: bool,
-    /// Sends that end in order, with their names where these are known.
+    /// Sends that end in order, with their ids where these are known.
     pub(super) sends: VecDeque<Option<SendId>>,
     /// Sends that end when the peer has fetched them.
     pub(super) offers: Vec<SendId>,
-    /// Places for messages that have not ended.
+    /// The landings of messages that have not ended.
     pub(super) landings: Vec<(Offered, Region)>,
-    /// Everything that the peer is still to hear.
+    /// Everything that the peer has not received yet.
     pub(super) said: VecDeque<Said>,
     pub(super) heard: VecDeque<Said>,
     pub(super) tag: u32,
     pub(super) writes: u32,
-    /// Number of receives that completed without error.
+    /// The number of receives that completed without error.
     pub(super) arrivals: u64,
     pub(super) last_arrival: Instant,
     pub(super) settled: u32,
@@ -161,15 +161,22 @@ pub(super) struct Side {
 }
 
 pub(super) fn region(drop_channel: &DropChannel, len: usize, key: u32) -> Region {
-    // A mapping of its own is for memory that is too large to be touched in every history.
+    // A separate mapping is for memory that is too large to be touched in every history.
     let memory = if len > 1 << 16 { Memory::new(len) } else { Memory::from_vec(vec![0; len]) };
     let memory = Arc::new(memory.expect("memory"));
     let remote = RemoteRegion { address: memory.as_ptr() as u64, len: len as u64, key };
-    Region::new(RegionMemory::new(RegionBytes::Own(memory), len), Key::new(key, 1), LocalKey(key), remote, 0, drop_channel.clone())
+    Region::new(
+        RegionMemory::new(RegionBytes::Own(memory), len),
+        Key::new(key, 1),
+        LocalKey(key),
+        remote,
+        0,
+        drop_channel.clone(),
+    )
 }
 
 impl Side {
-    pub(super) fn new(role: Role, terms: &Terms, now: Instant) -> Self {
+    pub(super) fn new(role: Role, terms: &SideOptions, now: Instant) -> Self {
         let config = Config::default()
             .buffer_size(BUFFER as u32)
             .receive_depth(terms.receive_depth)
@@ -200,7 +207,7 @@ impl Side {
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: Security::Plain };
         let mut side = Self {
             conn: Some(Connection::new(id, role, opening, &config, now)),
-            device: Device::new(memory, terms.in_order, terms.shared),
+            device: DeviceModel::new(memory, terms.in_order, terms.shared),
             config,
             buffers: Buffers { pool, shared: queue },
             effects: Effects::default(),
@@ -233,12 +240,12 @@ impl Side {
             ended: None,
         };
         side.device.abrupt = terms.abrupt;
-        side.equip(terms);
+        side.create_queue_pair(terms);
         side
     }
 
-    /// Gives the connection its queue pair, as the driver does.
-    fn equip(&mut self, terms: &Terms) {
+    /// Creates the queue pair of the connection, as the driver does.
+    fn create_queue_pair(&mut self, terms: &SideOptions) {
         let conn = self.conn.as_mut().expect("it is new");
         if conn.is_active() {
             assert!(conn.resolved());
@@ -246,12 +253,12 @@ impl Side {
         if let Some(shared) = &mut self.buffers.shared {
             let claim = shared.claims.join(self.now).expect("room for one");
             let window = claim.receives();
-            conn.equip((self.config.send_slots(), true), RecvQueue::shared(claim), window);
+            conn.set_queues((self.config.send_slots(), true), RecvQueue::shared(claim), window);
             self.post_shared();
             return;
         }
         let size = if terms.framing == Framing::Raw { BUFFER } else { buffer_len(BUFFER as u32) };
-        conn.equip((self.config.send_slots(), true), RecvQueue::own(self.config.receive_depth, size), 0);
+        conn.set_queues((self.config.send_slots(), true), RecvQueue::own(self.config.receive_depth, size), 0);
         self.post_receives();
         self.input(|conn, env| conn.grant_initial(env.config.receive_depth));
     }
@@ -260,7 +267,7 @@ impl Side {
         self.conn.as_ref().expect("it is new").greeting(&[], BUFFER as u32, false, &self.config)
     }
 
-    /// Takes in the peer's request.
+    /// Processes the peer's request.
     pub(super) fn agree(&mut self, request: &[u8]) {
         let raw = Greeting::reject(crate::error::RejectReason::Refused, request);
         let conn = self.conn.as_mut().expect("it is new");
@@ -273,8 +280,8 @@ impl Side {
 
     // The driver's part.
 
-    /// Gives the connection an input, takes the actions that it wants, and makes the callbacks. `None`: the connection
-    /// is gone.
+    /// Passes an input to the connection, carries out its actions, and makes the callbacks. Returns `None` if the
+    /// connection has ended.
     pub(super) fn input<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let Self { conn, config, buffers, effects, stats, now, .. } = self;
         let mut env = Env { now: *now, config, device: 0, buffers, effects, stats };
@@ -285,7 +292,7 @@ impl Side {
         Some(result)
     }
 
-    /// Gives the connection an input, as [`Side::input`] does, and makes the callbacks that are due.
+    /// Passes an input to the connection, like [`Side::input`], and makes the callbacks that are due.
     pub(super) fn tell<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let result = self.input(input);
         while let Some((_, event)) = self.effects.next_event() {
@@ -300,7 +307,7 @@ impl Side {
             Action::LookBy(at) => self.deadline = Some(self.deadline.map_or(at, |deadline| deadline.min(at))),
             Action::Flush => {
                 if std::mem::take(&mut self.device.up) {
-                    self.device.news = Some(DisconnectCause::Local);
+                    self.device.end_event = Some(DisconnectCause::Local);
                     if self.device.abrupt {
                         self.device.wire.clear();
                     }
@@ -334,7 +341,7 @@ impl Side {
         self.device.post_receives(&chain);
     }
 
-    /// Posts what was gathered, as stage 11 of a turn does.
+    /// Posts the gathered work requests, like stage 11 of a turn.
     pub(super) fn post(&mut self) -> bool {
         self.post_shared();
         assert!(self.effects.to_post.len() <= 1, "marked twice");
@@ -369,7 +376,7 @@ impl Side {
         conn.sends_mut().taken(count);
     }
 
-    /// `Context::flush`.
+    /// Calls `Context::flush`.
     pub(super) fn flush_now(&mut self) {
         self.input(|conn, _| conn.uncork());
         self.post_sends();
@@ -390,7 +397,7 @@ impl Side {
         }
     }
 
-    /// Takes the next completion; `false` if there is none.
+    /// Handles the next completion. Returns false if there is none.
     pub(super) fn poll(&mut self) -> bool {
         let Some(completion) = self.device.completions.pop_front() else { return false };
         let now = self.now;
@@ -412,7 +419,7 @@ impl Side {
         true
     }
 
-    /// Tells the program that it may send again.
+    /// Reports to the program that it may send again.
     fn ask(&mut self) {
         while self.effects.to_ask.pop_front().is_some() {
             if self.conn.as_ref().is_some_and(|conn| conn.is_unblocked().is_some()) {
@@ -421,13 +428,13 @@ impl Side {
         }
     }
 
-    /// Lets the connection manager tell of the end.
-    pub(super) fn hear_news(&mut self) -> bool {
-        let Some(cause) = self.device.news.take() else { return false };
+    /// Delivers the connection manager's event of the end.
+    pub(super) fn deliver_end_event(&mut self) -> bool {
+        let Some(cause) = self.device.end_event.take() else { return false };
         self.tell(|conn, env| conn.disconnected(cause, env)).is_some()
     }
 
-    /// Finishes a connection that has ended, as stage 10 of a turn does.
+    /// Finishes a connection that has ended, like stage 10 of a turn.
     pub(super) fn end(&mut self) -> bool {
         if let Some(conn) = self.conn.as_ref().filter(|conn| conn.is_drained()) {
             self.drained = conn.sends.is_empty();
@@ -458,7 +465,7 @@ impl Side {
             return self.finish();
         }
         if self.device.abrupt {
-            // A peer that does not end the connection in time may not get what is on its way.
+            // A peer that does not end the connection in time may not receive what is in flight.
             self.drained = false;
         }
         let silence = Silence { heard: None, caught_up: self.device.completions.is_empty() };
@@ -488,7 +495,7 @@ impl Side {
         let silence = self.now.saturating_duration_since(self.last_arrival);
         assert!(!lost || silence >= self.config.timeouts.keepalive, "given up {silence:?} after it was heard");
         self.ended = Some(Ended { reason });
-        // The driver gives back the claim and the promised buffers.
+        // The driver releases the claim and the promised buffers.
         if let Some(claim) = conn.receives().claim() {
             let claimed = claim.receives();
             let kept = conn.receives().kept();
@@ -502,7 +509,7 @@ impl Side {
 
     // Checks.
 
-    /// Checks what holds after every step.
+    /// Checks the conditions that hold after every step.
     pub(super) fn check(&mut self) {
         let Self { conn, config, buffers, device, promised, sink, source, .. } = self;
         let used = buffers.pool.capacity() - buffers.pool.available();
@@ -532,14 +539,14 @@ impl Side {
         }
     }
 
-    /// Whether the peer must be able to send data when both sides have nothing to do: it must unless this side keeps
-    /// all but four receives.
+    /// Returns true if the peer must be able to send data when both sides have nothing to do: it must unless this side
+    /// keeps all but four receives.
     pub(super) fn must_let_peer_send(&self) -> bool {
         let depth = self.config.receive_depth as usize;
         !self.starved && self.buffers.shared.is_none() && self.kept.len() + CONTROL_CREDITS as usize + 2 <= depth
     }
 
-    /// Whether the program knows of the connection.
+    /// Returns true if the connection was reported to the program.
     pub(super) fn is_known(&self) -> bool {
         self.announced || self.conn.as_ref().is_some_and(Connection::is_active)
     }
@@ -548,7 +555,7 @@ impl Side {
         self.conn.as_ref().is_some_and(|conn| conn.corked)
     }
 
-    /// Number of messages that the peer lets this side send.
+    /// Returns the number of messages that the peer allows this side to send.
     pub(super) fn credits(&self) -> u32 {
         self.conn.as_ref().map_or(0, |conn| conn.tx.available())
     }
@@ -562,10 +569,10 @@ impl Side {
             self.offers,
             self.landings
         );
-        assert!(!self.refused, "{why}: the program was never told that it may send again");
+        assert!(!self.refused, "{why}: the program was never notified that it may send again");
     }
 
-    /// Checks that every buffer is back after the connection is gone and the program has given back everything.
+    /// Checks that every buffer is returned after the connection has ended and the program has released everything.
     pub(super) fn check_home(&mut self) {
         self.release(usize::MAX);
         self.post_shared();
