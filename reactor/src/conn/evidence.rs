@@ -5,7 +5,7 @@
 //!
 //! | held | gives way to | because |
 //! |---|---|---|
-//! | `Flushed` | `Disconnected`, `Truncated`, `Terminated`, `Transport`, `Removed`, `Goodbye` | a flushed work request is only a consequence |
+//! | `Flushed` | `Disconnected`, `Truncated`, `Terminated`, `Transport`, `Removed`, `Goodbye` | a flushed work request is a consequence |
 //! | `Unposted` | the same, except that it outlasts `Disconnected` | the peer is not to blame for work requests that could not be posted |
 //! | `Disconnected`, `Truncated` | `Goodbye` | the goodbye was sent before the transport ended |
 //! | `Terminated` | `Failed` | both are one fault, and the work request names it |

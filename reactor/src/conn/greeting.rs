@@ -146,7 +146,7 @@ impl<'a> Greeting<'a> {
     /// Parses a greeting from private data that may have been padded.
     ///
     /// # Errors
-    /// The reason with which to reject it.
+    /// The connection must be rejected for the returned reason.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, RejectReason> {
         let (fixed, rest) = bytes.split_first_chunk::<GREETING_LEN>().ok_or(RejectReason::NotOurs)?;
         let word = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);

@@ -8,9 +8,9 @@ use crate::security::{Handshake, Opener, Sealer};
 pub(crate) struct Securing {
     pub(super) setup: Box<Setup>,
     pub(super) handshake: Box<dyn Handshake>,
-    /// Octets for the peer that are not in a message yet.
+    /// Bytes for the peer that are not in a message yet.
     pub(super) outbox: Vec<u8>,
-    /// The number of octets that the peer has sent.
+    /// The number of bytes that the peer has sent.
     pub(super) taken: usize,
     pub(super) progress: SecuringProgress,
     /// The keys for the messages of the peer, from the end of its handshake until its last message without a seal.
@@ -34,7 +34,7 @@ pub(super) enum SecuringProgress {
     Asking(Sealer),
     /// The program will decide later.
     Postponed(Sealer),
-    /// The program has accepted the peer; the peer must be notified behind the last octets.
+    /// The program has accepted the peer; the peer must be notified behind the last bytes.
     Accepted(Sealer),
     /// The peer was notified.
     Done,

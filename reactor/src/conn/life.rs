@@ -109,7 +109,7 @@ impl Connection {
     /// peer offers extensions that must be agreed on.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
-            // The octets of the peer begin the handshake.
+            // The bytes of the peer begin the handshake.
             (State::Accepting(_), Framing::Credits) if self.is_secured() => {}
             (State::Accepting(_), Framing::Credits) => _ = self.state.greet(),
             (State::Accepting(_), Framing::Raw) => self.announce(env),

@@ -1,7 +1,7 @@
 //! The handshake of a connection that is secured, between the establishment of the transport and the hello of the
 //! active side.
 //!
-//! The octets of the handshake travel in separate messages, cut to the buffers and under the ordinary credits. Until a side is done, it
+//! The bytes of the handshake travel in separate messages, cut to the buffers and under the ordinary credits. Until a side is done, it
 //! sends only these and grants, and none of it is sealed. A side is done when the identity of its peer is proven and its program has
 //! accepted it: it then says so ([`HandshakePart::Last`]), and all its messages behind that are sealed. So each direction changes over at
 //! one point in its order of messages, and no message can be mistaken for one of the other kind. A connection is announced when both
@@ -70,7 +70,7 @@ impl Connection {
     /// Handles a message of the peer's handshake.
     pub(super) fn received_handshake(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if matches!(self.state, State::Accepting(_)) {
-            // The octets of the peer may arrive before the event that the transport is up.
+            // The bytes of the peer may arrive before the event that the transport is up.
             self.begin_securing(env);
         }
         let (part, octets) = HandshakePart::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
@@ -203,7 +203,7 @@ impl Connection {
         true
     }
 
-    /// Puts the octets of the handshake into messages, as far as there are credits and slots, and the end of them.
+    /// Puts the bytes of the handshake into messages, as far as there are credits and slots, and the end of them.
     pub(super) fn pump_handshake(&mut self, env: &mut Env<'_>) {
         let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
         while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {

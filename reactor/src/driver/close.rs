@@ -290,7 +290,7 @@ impl Driver {
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.large.leave(id);
         let Some(slot) = self.table.remove(id) else { return };
-        // What the program keeps of it counts for no host from now on.
+        // The messages of it that the program keeps count for no host from now on.
         self.large.relieve(&slot);
         if let Some(membership) = &self.membership {
             membership.lost();

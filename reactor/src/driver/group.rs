@@ -1,7 +1,7 @@
 //! Groups of reactors, one thread each: incoming connections are spread over all of them.
 //!
 //! The program creates the reactors and the threads, so that it decides on names, priorities, scopes and borrows of a
-//! handler; [`Reactors::of`] makes a group of the reactors. One or more of them listen. An incoming connect request is
+//! handler; [`Reactors::of`] makes a group of the reactors. One or more reactors listen. An incoming connect request is
 //! handed over before anything is allocated for it: on the embedded provider the socket is moved with its MPA request
 //! already read, on devices the connection-manager id (`rdma_migrate_id`(3)). So there is one listener, one order of
 //! arrival, and a choice by the current load; with `SO_REUSEPORT` and a listener per reactor, a hash of addresses would

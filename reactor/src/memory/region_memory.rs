@@ -82,7 +82,7 @@ impl LentRanges {
 
 impl Users {
     fn count(&self, of: Use) -> u32 {
-        // Whoever sees the lowered count also sees all that a former user did to the memory.
+        // A thread that reads the lowered count also sees the writes of the former user.
         self.counts[of as usize].load(Ordering::Acquire)
     }
 
@@ -389,7 +389,7 @@ impl RegionMemory {
         self.len = self.len.min(len);
     }
 
-    /// Copies bytes out, whoever else uses the memory. Returns false if the range is not inside. A copy that overlaps with a write may mix
+    /// Copies bytes out, even if others use the memory. Returns false if the range is not inside. A copy that overlaps with a write may mix
     /// old and new bytes.
     pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len);

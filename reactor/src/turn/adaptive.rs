@@ -64,7 +64,6 @@ struct Idle {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Adaptive {
-    /// The share of a processor that may be spent; above 0, at most 1.
     /// The usual time from empty queues to a completion, without the wake-up, in ns.
     gap: f64,
     /// The usual time from falling asleep to seeing a completion, in ns.
