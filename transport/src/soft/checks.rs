@@ -6,22 +6,22 @@ use crate::error::{Error, Result};
 use crate::qp::QpAttr;
 use crate::wr::{SendClass, SendFlags, SendWr};
 
-/// Longest message, bytes. A Message Offset has 32 bits.
+/// The longest message, bytes. A Message Offset has 32 bits.
 pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
 
-/// The operations that a queue pair carries out whatever the peer speaks, without a check of their own.
+/// The operations that a queue pair carries out for any peer, without a check of their own.
 const UNCONDITIONAL: Features = Features::SEND_WITH_INVALIDATE.union(Features::WRITE);
 /// The operations that need the extensions of RFC 7306.
 pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Features::ATOMICS);
 
-/// What a work request is checked against.
+/// The limits that a work request is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms<'a> {
     pub(crate) provider: &'static str,
     pub(crate) attr: &'a QpAttr,
-    /// Whether the extensions were agreed on.
+    /// True if both peers agreed on the extensions.
     pub(crate) extensions: bool,
-    /// Reads that may be outstanding, if that is known.
+    /// The number of Reads that may be outstanding, if known.
     pub(crate) depth: Option<usize>,
     pub(crate) keys: &'a KeyTable,
 }

@@ -1,5 +1,5 @@
-//! What a queue pair completes: work requests that are done, and messages that have filled receives. Completions that were not polled
-//! count towards the depth of the work queues.
+//! The completions of a queue pair: of work requests, and of receives that messages have filled. Unpolled completions count towards the
+//! depth of the work queues.
 
 use super::cq::CompletionQueues;
 use super::receive_queue::{Message, ReceiveQueue};
@@ -15,7 +15,7 @@ use crate::wr::{RecvWr, SendClass, SendFlags};
 /// Length of the operand of an atomic operation, bytes.
 pub(crate) const ATOMIC_LEN: u32 = 8;
 
-/// A work request of the send queue that is done.
+/// A completed work request of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) wr_id: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// The work request of this number, class and flags, which has `len` bytes, if nothing has gone wrong.
+    /// Creates the successful completion of a work request with this number, class, flags and length, bytes.
     #[inline]
     pub(crate) fn of(wr_id: u64, class: SendClass, flags: SendFlags, len: usize) -> Self {
         let (opcode, len) = match class {
@@ -38,18 +38,18 @@ impl Done {
         Self { wr_id, status: WcStatus::Success, opcode, len, signaled: flags.contains(SendFlags::SIGNALED) }
     }
 
-    /// A work request that was posted after the end of its connection.
+    /// Creates the completion of a work request that was posted after the end of its connection.
     pub(crate) const fn flushed(wr_id: u64) -> Self {
         Self { wr_id, status: WcStatus::Flushed, opcode: WcOpcode::Send, len: 0, signaled: true }
     }
 }
 
-/// See the [module](self).
+/// The completions of one queue pair.
 #[derive(Debug)]
 pub(crate) struct Completions {
     pub(crate) id: QpId,
     pub(crate) attr: QpAttr,
-    /// Completions that were not polled.
+    /// The number of unpolled completions.
     send_unpolled: u32,
     recv_unpolled: u32,
 }
@@ -59,7 +59,7 @@ impl Completions {
         Self { id, attr, send_unpolled: 0, recv_unpolled: 0 }
     }
 
-    /// Checks that there is room for another work request in a send queue with `queued` of them.
+    /// Checks that a send queue with `queued` work requests has room for another one.
     #[inline]
     pub(crate) fn check_send_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_send_wr;
@@ -69,7 +69,7 @@ impl Completions {
         Ok(())
     }
 
-    /// As [`Completions::check_send_room`], of the receive queue.
+    /// Checks that a receive queue with `queued` work requests has room for another one.
     #[inline]
     pub(crate) fn check_recv_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_recv_wr;
@@ -138,7 +138,7 @@ impl Completions {
         cqs.push(self.attr.recv_cq, WorkCompletion { immediate, source, ..completion });
     }
 
-    /// Flushes the receives that are left.
+    /// Flushes the remaining receives.
     pub(crate) fn flush_receives(&mut self, queue: &mut ReceiveQueue, cqs: &mut CompletionQueues) {
         while let Some(wr_id) = queue.pop() {
             self.receive_done(cqs, wr_id, WcStatus::Flushed, 0);
@@ -151,7 +151,7 @@ impl Completions {
         cqs.push(self.attr.recv_cq, WorkCompletion::new(self.id, wr_id, WcOpcode::Recv, status, len));
     }
 
-    /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
+    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         if opcode.is_receive() {
@@ -163,8 +163,8 @@ impl Completions {
         }
     }
 
-    /// Gives up the queue pair's room on its completion queues, except for completions that were not polled. A receive of a shared queue
-    /// that was being filled goes back to that queue.
+    /// Releases the queue pair's room on its completion queues, except for unpolled completions. A partly filled receive of a shared queue
+    /// returns to that queue.
     pub(crate) fn release(&self, queue: &mut ReceiveQueue, resources: &mut Resources) {
         self.release_room(&mut resources.cqs);
         if let Some(srq) = self.attr.srq {
@@ -172,7 +172,7 @@ impl Completions {
         }
     }
 
-    /// As [`Completions::release`], without what is shared with other queue pairs.
+    /// As [`Completions::release`], without the objects that are shared with other queue pairs.
     pub(crate) fn release_room(&self, cqs: &mut CompletionQueues) {
         let Self { attr, send_unpolled, recv_unpolled, .. } = self;
         cqs.release(attr.send_cq, attr.max_send_wr, *send_unpolled);

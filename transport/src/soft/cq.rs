@@ -1,4 +1,4 @@
-//! Completion queues, and the events of those that were armed.
+//! Completion queues, and the events of armed ones.
 
 use std::collections::VecDeque;
 
@@ -9,38 +9,37 @@ use crate::wc::WorkCompletion;
 
 #[derive(Debug)]
 struct CompletionQueue {
-    /// The completions, in order. The first `polled` of them are gone.
+    /// The completions, in order. The first `polled` of them are polled already.
     ring: Vec<WorkCompletion>,
     polled: usize,
     entries: usize,
-    /// Entries that are promised to the work queues of queue pairs, and entries in the ring that destroyed queue pairs
-    /// left there.
+    /// Entries that are reserved for the work queues of queue pairs, and entries in the ring that destroyed queue pairs left there.
     reserved: usize,
-    /// Work queues that complete here.
+    /// The number of work queues that complete here.
     users: usize,
     armed: bool,
 }
 
-/// All completion queues of a provider.
+/// All completion queues of a provider. One thread uses them.
 #[derive(Debug, Default)]
 pub struct CompletionQueues {
     queues: Slab<CompletionQueue>,
     events: VecDeque<CqId>,
-    /// Whether an event came since the last [`CompletionQueues::take_edge`].
+    /// True if an event was raised since the last [`CompletionQueues::take_edge`].
     edge: bool,
-    /// Number of completions so far, modulo 2^32.
+    /// The number of completions so far, modulo 2^32.
     pushed: u32,
-    /// Number of queues that are armed.
+    /// The number of armed queues.
     armed: usize,
 }
 
-/// Entries that the memory of a new queue is for. It grows to what is in the queue at one time.
+/// The number of entries for which a new queue allocates memory. It grows to the largest number that is in the queue at one time.
 const FEW: usize = 256;
 
 const STALE: Error = Error::Stale { object: "completion queue" };
 
 impl CompletionQueues {
-    /// Makes a queue of that many entries.
+    /// Creates a queue of that many entries.
     pub fn create(&mut self, entries: usize) -> CqId {
         let ring = Vec::with_capacity(entries.min(FEW));
         CqId(self.queues.insert(CompletionQueue { ring, polled: 0, entries, reserved: 0, users: 0, armed: false }))
@@ -48,8 +47,7 @@ impl CompletionQueues {
 
     /// Destroys a queue.
     ///
-    /// # Errors
-    /// There is no such queue, or work queues complete there.
+    /// If there is no such queue, or work queues complete there.
     pub fn destroy(&mut self, cq: CqId) -> Result<()> {
         let queue = self.queues.get(cq.0).ok_or(STALE)?;
         if queue.users > 0 {
@@ -73,7 +71,7 @@ impl CompletionQueues {
         Ok(())
     }
 
-    /// Gives the room of a work queue back, except for its `unpolled` completions that are still in the ring.
+    /// Releases the room of a work queue, except for its `unpolled` completions that are still in the ring.
     pub fn release(&mut self, cq: CqId, depth: u32, unpolled: u32) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.reserved = queue.reserved.saturating_sub(depth.saturating_sub(unpolled) as usize);
@@ -81,14 +79,14 @@ impl CompletionQueues {
         }
     }
 
-    /// Gives back the room of one completion that a destroyed queue pair left and that was polled now.
+    /// Releases the room of one polled completion that a destroyed queue pair left.
     pub fn release_orphan(&mut self, cq: CqId) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.reserved = queue.reserved.saturating_sub(1);
         }
     }
 
-    /// Adds a completion, for which there is room: it was reserved. An armed queue has an event then.
+    /// Adds a completion, for which room was reserved. If the queue is armed, it raises an event.
     #[inline]
     pub fn push(&mut self, cq: CqId, completion: WorkCompletion) {
         let Some(queue) = self.queues.get_mut(cq.0) else { return };
@@ -103,15 +101,15 @@ impl CompletionQueues {
         }
     }
 
-    /// Number of completions so far, modulo 2^32. A call that has changed it may have something to poll for.
+    /// Returns the number of completions so far, modulo 2^32. If a call changes it, there may be something to poll.
     #[must_use]
     #[inline]
     pub const fn pushed(&self) -> u32 {
         self.pushed
     }
 
-    /// Moves up to `max` completions to `out`; returns how many. If `out` is empty and takes all of them, it gets the queue's buffer for
-    /// its own, and nothing is copied.
+    /// Moves up to `max` completions to `out`. Returns their number. If `out` is empty and all completions are moved, the buffers are
+    /// exchanged, and nothing is copied.
     #[inline]
     pub fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let Some(CompletionQueue { ring, polled, .. }) = self.queues.get_mut(cq.0) else { return Err(STALE) };
@@ -126,7 +124,7 @@ impl CompletionQueues {
         let count = max.min(left);
         out.extend_from_slice(&ring[*polled..*polled + count]);
         *polled += count;
-        // The rest moves to the front when it is the smaller half, so that each completion moves once at most.
+        // The remaining completions move to the front if they are the smaller half, so that each completion moves at most once.
         if *polled * 2 >= ring.len() {
             ring.drain(..std::mem::take(polled));
         }
@@ -135,21 +133,20 @@ impl CompletionQueues {
 
     /// Arms a queue: its next completion is an event.
     ///
-    /// # Errors
-    /// There is no such queue.
+    /// If there is no such queue.
     pub fn arm(&mut self, cq: CqId) -> Result<()> {
         let Some(queue) = self.queues.get_mut(cq.0) else { return Err(STALE) };
         self.armed += usize::from(!std::mem::replace(&mut queue.armed, true));
         Ok(())
     }
 
-    /// Whether no queue is left to be armed: whoever sleeps now arms none before.
+    /// Returns true if all queues are armed. A caller that sleeps now need not arm any.
     #[inline]
     pub(crate) fn are_all_armed(&self) -> bool {
         self.armed == self.queues.len()
     }
 
-    /// The next queue with an event, if it still exists.
+    /// Returns the next queue with an event, if it still exists.
     pub fn next_event(&mut self) -> Option<CqId> {
         loop {
             let cq = self.events.pop_front()?;
@@ -159,7 +156,7 @@ impl CompletionQueues {
         }
     }
 
-    /// Whether events came since the last call.
+    /// Returns true if events were raised since the last call.
     pub fn take_edge(&mut self) -> bool {
         std::mem::take(&mut self.edge)
     }
@@ -193,7 +190,7 @@ mod tests {
         assert_eq!(out.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
     }
 
-    /// Whether buffers are exchanged or parts are copied: each completion comes once, in order, behind what is in the vector.
+    /// Each completion is polled once, in order, and appended to the vector, whether buffers are exchanged or copied.
     #[test]
     fn each_completion_is_polled_once_in_order() {
         let mut cqs = CompletionQueues::default();

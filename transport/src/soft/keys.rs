@@ -1,8 +1,7 @@
-//! The table of memory regions, which says what an STag from the wire may reach.
+//! The table of memory regions: the memory that an STag from the wire can access.
 //!
-//! STags are 32 random bits, and the table is searched by those bits themselves. A peer does not choose which STags are
-//! in it, so it cannot make a search long. Memory is looked up for each use and never remembered, so that nothing
-//! touches a region after it is taken back.
+//! STags are 32 random bits, and the table is searched by those bits directly. A peer does not choose the STags in it, so it cannot make a
+//! search long. Memory is looked up for each use and never remembered, so that nothing touches a region after it is revoked.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,13 +11,13 @@ use crate::mem::{Memory, Span, in_pages, page_size};
 use crate::mr::{Access, MrId};
 use crate::slab::{Key, Slab};
 
-/// Why an STag may not be used in some way. The peer learns the code that the RFCs have for it and nothing else; it
-/// cannot tell a region that it has no right to from one that does not exist.
+/// The reasons why an access by an STag is refused. The peer receives only the code that the RFCs have for it; it cannot distinguish a
+/// region that it has no right to from one that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// There is no such region, or it is invalidated, without remote rights, or of another connection.
+    /// There is no such region, or it is invalidated, has no remote rights, or belongs to another connection.
     Unknown,
-    /// The region is one that the peer may use, but without this right.
+    /// The peer may use the region, but lacks this right.
     Access,
     /// The range is not within the region.
     Bounds,
@@ -42,9 +41,9 @@ struct Region {
     start: usize,
     memory: Arc<Memory>,
     access: Access,
-    /// Whether peers may use the STag.
+    /// True if peers may use the STag.
     valid: bool,
-    /// The connection whose peer alone may use the STag, if there is one.
+    /// The connection whose peer alone may use the STag, if any.
     owner: Option<Key>,
 }
 
@@ -63,8 +62,7 @@ impl Region {
 #[derive(Debug, Default)]
 pub struct KeyTable {
     regions: Slab<Region>,
-    /// A hash table of STag and region, with the low bits of the STag as the hash, and at most half full. An STag of 0
-    /// marks an empty place.
+    /// A hash table of STag and region, at most half full. The hash is the low bits of the STag. An STag of 0 marks an empty slot.
     index: Vec<(u32, Key)>,
     /// Number of direct regions.
     direct: usize,
@@ -93,7 +91,7 @@ impl KeyTable {
             self.grow();
         }
         let mut stag = random();
-        // 0 marks an empty place, and 1 stands for no region in a ready-to-receive message.
+        // 0 marks an empty slot, and 1 stands for no region in a ready-to-receive message.
         while stag <= 1 || self.find(stag).is_some() {
             stag = random().wrapping_add(stag).wrapping_add(1);
         }
@@ -107,7 +105,7 @@ impl KeyTable {
         Ok((MrId(key), stag))
     }
 
-    /// A region with a given STag and a given first Tagged Offset, as a recorded peer had it.
+    /// Adds a region with a given STag and a given first Tagged Offset, as a recorded peer had it.
     #[cfg(any(test, fuzz_targets))]
     pub fn register_at(&mut self, memory: &Arc<Memory>, base: u64, len: usize, access: Access, stag: u32) {
         let (id, got) = self.register(memory, 0..len, access, || stag).unwrap();
@@ -166,7 +164,7 @@ impl KeyTable {
             if stag == 0 {
                 break;
             }
-            // An entry that would not be found behind the hole moves into it.
+            // An entry that would become unreachable behind the hole moves into it.
             if (at.wrapping_sub(stag as usize) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.index[hole] = self.index[at];
                 hole = at;
@@ -176,22 +174,22 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Lets only the peer of one connection use a region's STag.
+    /// Restricts a region's STag to the peer of one connection.
     pub fn restrict(&mut self, id: MrId, owner: Key) -> Result<()> {
         self.revocable(id, "way to restrict a direct region to one peer")?.owner = Some(owner);
         Ok(())
     }
 
-    /// Takes the right to use a region's STag from all peers.
+    /// Revokes the right of all peers to use a region's STag.
     ///
     /// # Errors
-    /// The region is gone, or [direct](Access::DIRECT).
+    /// If the region is gone, or is [direct](Access::DIRECT).
     pub fn invalidate(&mut self, id: MrId) -> Result<()> {
         self.revocable(id, "way to invalidate a direct region, whose pages its peers keep")?.valid = false;
         Ok(())
     }
 
-    /// A region whose peers have not mapped it.
+    /// Returns a region that no peer may have mapped.
     fn revocable(&mut self, id: MrId, feature: &'static str) -> Result<&mut Region> {
         let region = self.regions.get_mut(id.0).ok_or(STALE)?;
         if region.access.contains(Access::DIRECT) {
@@ -200,27 +198,27 @@ impl KeyTable {
         Ok(region)
     }
 
-    /// The STag, the memory and the rights of a region.
+    /// Returns the STag, the memory and the rights of a region.
     ///
     /// # Errors
-    /// The region is gone.
+    /// If the region is gone.
     pub(crate) fn memory(&self, id: MrId) -> Result<(u32, &Arc<Memory>, Access)> {
         self.regions.get(id.0).map(|region| (region.stag, &region.memory, region.access)).ok_or(STALE)
     }
 
-    /// Whether peers of this host may map the region.
+    /// Returns true if peers of this host may map the region.
     #[inline]
     pub(crate) fn is_direct(&self, stag: u32) -> bool {
         self.direct > 0 && self.direct(stag).is_some()
     }
 
-    /// The memory of a region that peers of this host may map, and what they may do with it.
+    /// Returns the memory of a region that peers of this host may map, its offset, and their rights.
     pub(crate) fn direct(&self, stag: u32) -> Option<(&Arc<Memory>, usize, Access)> {
         let region = self.find(stag).filter(|region| region.valid && region.access.contains(Access::DIRECT))?;
         Some((&region.memory, region.len, region.access & Access::REMOTE))
     }
 
-    /// The region with this STag, if the peer of `connection` may name it.
+    /// Returns the region with this STag, if the peer of `connection` may name it.
     #[inline]
     fn exposed(&self, stag: u32, connection: Key) -> std::result::Result<&Region, Miss> {
         self.find(stag)
@@ -228,8 +226,8 @@ impl KeyTable {
             .ok_or(Miss::Unknown)
     }
 
-    /// Memory that the peer of `connection` wants to use. Callers do not ask for a length of 0, for which nothing may
-    /// be checked (RFC 5041 §5.2, RFC 5040 §5.2.1).
+    /// Returns memory that the peer of `connection` requests. Callers do not pass a length of 0, for which nothing may be checked (RFC 5041
+    /// §5.2, RFC 5040 §5.2.1).
     #[inline]
     pub fn remote(
         &self,
@@ -246,7 +244,7 @@ impl KeyTable {
         region.span(offset, len)
     }
 
-    /// Memory that a request of this side has the peer fill.
+    /// Returns the memory that the response to a local request is written to.
     #[inline]
     pub fn sink(&self, stag: u32, offset: u64, len: usize) -> Option<Span<'_>> {
         let region =
@@ -254,13 +252,13 @@ impl KeyTable {
         region.span(offset, len).ok()
     }
 
-    /// Whether the peer of `connection` may invalidate an STag. That harms no other connection, since this side's own
-    /// requests do not need the STag to be valid.
+    /// Returns true if the peer of `connection` may invalidate an STag. That affects no other connection, since local requests do not need
+    /// the STag to be valid.
     pub fn may_invalidate(&self, connection: Key, stag: u32) -> bool {
         self.exposed(stag, connection).is_ok_and(|region| !region.access.contains(Access::DIRECT))
     }
 
-    /// Invalidates an STag for the peer of `connection`, if it may.
+    /// Invalidates an STag for the peer of `connection`, if the peer may do so. Returns true if it was invalidated.
     pub fn invalidate_remotely(&mut self, connection: Key, stag: u32) -> bool {
         if !self.may_invalidate(connection, stag) {
             return false;
@@ -347,7 +345,7 @@ mod tests {
         table.deregister(readable).unwrap();
         assert!(matches!(table.deregister(readable), Err(Error::Stale { .. })));
         assert!(matches!(table.invalidate(readable), Err(Error::Stale { .. })));
-        // The memory is held by the regions that are left, and by no other.
+        // The memory is held only by the remaining regions.
         assert_eq!(Arc::strong_count(&memory), 3);
     }
 
@@ -362,7 +360,7 @@ mod tests {
         assert_eq!(miss(table.remote(ME, 9, memory.as_ptr() as u64 + 8192, 1, REMOTE)), Some(Miss::Bounds));
     }
 
-    /// Without entropy STags are not unpredictable, but still distinct.
+    /// Without entropy, STags are predictable but still distinct.
     #[test]
     fn poor_entropy_does_no_harm() {
         let (mut table, memory) = table();
@@ -379,7 +377,7 @@ mod tests {
             let mut model = std::collections::BTreeMap::new();
             let base = memory.as_ptr() as u64;
             for (add, n) in steps {
-                // All of them want to be at the same few places.
+                // All of them hash to the same few slots.
                 let stag = 2 + (n % 5) + 1024 * n;
                 if add && !model.contains_key(&stag) {
                     let (id, got) = table.register(&memory, 0..1, REMOTE, || stag).unwrap();

@@ -2,16 +2,16 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `checks` | whether a send may be posted |
-//! | `completions` | what a queue pair completes, and what was not polled of it |
-//! | [`cq`] | completion queues with room for all that may complete there, and the events of those that were armed |
+//! | `checks` | the checks of a send before it is posted |
+//! | `completions` | the completions of a queue pair, and the number of unpolled ones |
+//! | [`cq`] | completion queues with reserved room for all work queues, and the events of armed ones |
 //! | [`srq`] | a shared receive queue |
 //! | [`receive_queue`] | the posted receives of a queue pair, and the message that is being put into the first of them |
-//! | [`work_queues`] | the work queues of a queue pair whose sends end in their posts |
-//! | [`keys`] | memory regions, and what a peer may reach by a key |
-//! | [`resources`] | all of these for one provider, and the completions that destroyed queue pairs have left |
+//! | [`work_queues`] | the work queues of a queue pair whose sends complete within their post |
+//! | [`keys`] | memory regions, and the access of peers by key |
+//! | [`resources`] | all of these for one provider, and the unpolled completions of destroyed queue pairs |
 //!
-//! The embedded provider is made of them. A provider of yours may be, too: see `docs/writing-a-provider.md`.
+//! The embedded provider is built from them. Other providers can use them, too: see `docs/writing-a-provider.md`.
 
 pub(crate) mod checks;
 pub(crate) mod completions;

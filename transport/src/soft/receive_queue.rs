@@ -6,21 +6,21 @@ use super::srq::SharedReceiveQueue;
 use crate::mem::{Sge, Span};
 use crate::wr::RecvWr;
 
-/// A message that has filled a receive.
+/// The completion of a receive that a message has filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) wr_id: u64,
     pub(crate) len: u32,
-    /// The key that the peer has invalidated with it.
+    /// The key that the peer invalidated with the message.
     pub(crate) invalidated: Option<u32>,
     pub(crate) immediate: Option<u32>,
 }
 
-/// See the [module](self).
+/// The receive queue of a queue pair: the posted receives, and the message that is being put into the first of them.
 #[derive(Debug)]
 pub struct ReceiveQueue {
     posted: VecDeque<RecvWr>,
-    /// Sequence number of the message that is being received or comes next, from 1.
+    /// Sequence number of the current or next message, from 1.
     msn: u32,
     /// Bytes of the message that are in place.
     placed: usize,
@@ -30,17 +30,17 @@ pub struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    /// An empty queue, with memory for that many receives.
+    /// Creates an empty queue, with memory for `depth` receives.
     pub fn new(depth: usize) -> Self {
         Self { posted: VecDeque::with_capacity(depth), msn: 1, placed: 0, entry: 0, entry_offset: 0 }
     }
 
-    /// Receives that are posted and not filled.
+    /// Returns the number of receives that are posted and not filled.
     pub fn len(&self) -> usize {
         self.posted.len()
     }
 
-    /// Returns `true` if no receive is posted that is not filled.
+    /// Returns true if all posted receives are filled.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.posted.is_empty()
@@ -51,28 +51,28 @@ impl ReceiveQueue {
         self.posted.push_back(wr);
     }
 
-    /// Gives up all receives that are not filled.
+    /// Removes all receives that are not filled.
     pub fn take_all(&mut self) -> VecDeque<RecvWr> {
         std::mem::take(&mut self.posted)
     }
 
-    /// Gives up the next receive; returns its number.
+    /// Removes the next receive. Returns its number.
     pub fn pop(&mut self) -> Option<u64> {
         self.posted.pop_front().map(|wr| wr.wr_id)
     }
 
-    /// Whether no part of a message is in place.
+    /// Returns true if no part of a message is in place.
     pub const fn is_between_messages(&self) -> bool {
         self.placed == 0
     }
 
-    /// Sequence number of the message that is being received or comes next, from 1.
+    /// Returns the sequence number of the current or next message, from 1.
     pub const fn msn(&self) -> u32 {
         self.msn
     }
 
-    /// Room for the message that is being received or comes next, bytes; a receive is taken from the shared queue if there is none.
-    /// `None` if no receive is there.
+    /// Returns the room for the current or next message, bytes. Takes a receive from the shared queue if there is none. Returns `None` if
+    /// no receive is available.
     #[inline]
     pub fn room(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> Option<usize> {
         if self.posted.is_empty() && !self.has_next(shared) {
@@ -81,14 +81,14 @@ impl ReceiveQueue {
         self.posted.front().map(|wr| wr.sges.total_len().min(u32::MAX as usize))
     }
 
-    /// Bytes of the message that are in place.
+    /// Returns the number of bytes of the message that are in place.
     #[inline]
     #[must_use]
     pub const fn placed(&self) -> usize {
         self.placed
     }
 
-    /// Whether there is a receive for the message, after taking one from the shared queue if there is none.
+    /// Returns true if there is a receive for the message. Takes one from the shared queue if there is none.
     #[cold]
     pub fn has_next(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> bool {
         if self.posted.is_empty() {
@@ -97,13 +97,13 @@ impl ReceiveQueue {
         !self.posted.is_empty()
     }
 
-    /// The place of the next `len` bytes, or of as many as go to the same entry.
+    /// Returns the memory for the next `len` bytes, or for the first part of them that is in one entry.
     #[inline]
     pub fn place(&self, len: usize) -> Option<Sge> {
         Some(self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, len))
     }
 
-    /// The memory of a receive behind so many others, if it lies together and nobody else uses it.
+    /// Returns the memory of the receive at index `nth`, if it is contiguous and nobody else uses it.
     pub(crate) fn expected(&self, nth: usize) -> Option<Sge> {
         match self.posted.get(nth)?.sges.as_slice() {
             [sge] if !sge.is_shared() => Some(*sge),
@@ -111,13 +111,13 @@ impl ReceiveQueue {
         }
     }
 
-    /// Takes note of `n` bytes that were received into [`ReceiveQueue::place`].
+    /// Records `n` bytes that were received into [`ReceiveQueue::place`].
     pub fn filled(&mut self, n: usize) {
         self.entry_offset += n;
         self.placed += n;
     }
 
-    /// Copies the next bytes to their place. That there is room was judged before.
+    /// Copies the next bytes to their entries. The caller has checked that there is room.
     #[inline]
     pub fn fill(&mut self, bytes: &[u8]) {
         let mut done = 0;
@@ -127,8 +127,8 @@ impl ReceiveQueue {
         });
     }
 
-    /// Puts a whole message into the next receive if that has one entry, with room for all of it, and no message has begun. Returns the
-    /// number of the receive, which is filled then.
+    /// Puts a whole message into the next receive, if that has one entry with room for all of it, and no message is in progress. Returns
+    /// the number of the receive, which is then filled.
     #[inline]
     pub(crate) fn fill_whole(&mut self, bytes: &[u8]) -> Option<u64> {
         let wr = self.posted.front().filter(|_| self.placed == 0)?;
@@ -143,7 +143,7 @@ impl ReceiveQueue {
         Some(wr_id)
     }
 
-    /// As [`ReceiveQueue::fill`], of memory that others may write meanwhile.
+    /// As [`ReceiveQueue::fill`], from memory that others may write meanwhile.
     #[inline]
     pub(crate) fn fill_from(&mut self, from: Span<'_>) {
         let mut done = 0;
@@ -153,12 +153,12 @@ impl ReceiveQueue {
         });
     }
 
-    /// Has `copy` put the next `len` bytes to their places, in order.
+    /// Calls `copy` with the memory for the next `len` bytes, in order.
     #[inline]
     fn fill_with(&mut self, mut len: usize, mut copy: impl FnMut(Sge)) {
         let Some(wr) = self.posted.front() else { return };
         if let [sge] = wr.sges.as_slice() {
-            // One entry, as most receives have: the message is as long as what is placed.
+            // Most receives have one entry: the offset in it is the number of placed bytes.
             copy(sge.part(self.placed, len));
             self.placed += len;
             self.entry_offset = self.placed;
@@ -178,7 +178,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Ends the message. Returns the number of the receive that it filled, and its length.
+    /// Ends the message. Returns the number of the receive that it filled, and its length, bytes.
     #[inline]
     pub fn complete(&mut self) -> Option<(u64, u32)> {
         let wr = self.posted.pop_front()?;
@@ -188,7 +188,7 @@ impl ReceiveQueue {
         Some((wr.wr_id, len))
     }
 
-    /// Ends the message for `out`. Its receive completes with the length of what is in it, or with `len` if that is given.
+    /// Ends the message. Calls `out` with the completion of its receive, whose length is `len` or else the number of placed bytes.
     #[inline]
     pub(crate) fn end_message(
         &mut self,

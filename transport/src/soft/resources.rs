@@ -13,7 +13,7 @@ use crate::wr::RecvWr;
 
 const STALE: Error = Error::Stale { object: "shared receive queue" };
 
-/// See the [module](self).
+/// The objects that the queue pairs of a provider share.
 #[derive(Debug, Default)]
 pub struct Resources {
     /// The completion queues.
@@ -21,13 +21,12 @@ pub struct Resources {
     /// The memory regions.
     pub keys: KeyTable,
     srqs: Slab<SharedReceiveQueue>,
-    /// The number of completions that were not polled, of receives from a shared queue, for queue pairs that are
-    /// destroyed.
+    /// The number of unpolled completions of receives from a shared queue, for destroyed queue pairs.
     orphans: BTreeMap<Key, (SrqId, u32)>,
 }
 
 impl Resources {
-    /// Makes a shared queue of that many receives.
+    /// Creates a shared queue of that many receives.
     pub fn create_srq(&mut self, depth: u32) -> SrqId {
         SrqId(self.srqs.insert(SharedReceiveQueue::new(depth)))
     }
@@ -35,18 +34,18 @@ impl Resources {
     /// Returns a shared queue.
     ///
     /// # Errors
-    /// There is no such queue.
+    /// If there is no such queue.
     pub fn srq(&mut self, srq: SrqId) -> Result<&mut SharedReceiveQueue> {
         self.srqs.get_mut(srq.0).ok_or(STALE)
     }
 
-    /// Takes a shared queue out of its place, for a queue pair that uses it beside the other objects. [`Resources::put_back`] follows.
+    /// Moves a shared queue out of its table, for a queue pair that uses it with the other objects. [`Resources::put_back`] follows.
     #[inline]
     pub(crate) fn take_out(&mut self, srq: Option<SrqId>) -> Option<SharedReceiveQueue> {
         srq.and_then(|srq| self.srq(srq).ok().map(std::mem::take))
     }
 
-    /// Puts a shared queue back that was taken out.
+    /// Puts a shared queue back that was moved out.
     #[inline]
     pub(crate) fn put_back(&mut self, srq: Option<SrqId>, queue: Option<SharedReceiveQueue>) {
         if let (Some(srq), Some(queue)) = (srq, queue) {
@@ -56,10 +55,10 @@ impl Resources {
         }
     }
 
-    /// Destroys a shared queue. Its receives are dropped.
+    /// Destroys a shared queue and drops its receives.
     ///
     /// # Errors
-    /// There is no such queue, or queue pairs use it.
+    /// If there is no such queue, or queue pairs use it.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<()> {
         if self.srq(srq)?.is_used() {
             return Err(Error::InvalidState { call: "destroy_srq", state: "using the shared receive queue" });
@@ -75,13 +74,13 @@ impl Resources {
         Ok(())
     }
 
-    /// Lets a queue pair complete receives of a shared queue on `cq`.
+    /// Allows a queue pair to complete receives of a shared queue on `cq`.
     pub fn attach(&mut self, srq: SrqId, cq: CqId) -> Result<()> {
         self.srqs.get_mut(srq.0).ok_or(STALE)?.attach(cq, &mut self.cqs)
     }
 
-    /// Takes note that a queue pair is destroyed. Receives that it had `begun` go back to the shared queue; `unpolled`
-    /// is the number of its receive completions that were not polled.
+    /// Records that a queue pair is destroyed. The receives that it had `begun` to fill return to the shared queue. `unpolled` is the
+    /// number of its unpolled receive completions.
     pub fn detach(&mut self, srq: SrqId, cq: CqId, qp: QpId, begun: VecDeque<RecvWr>, unpolled: u32) {
         if let Ok(queue) = self.srq(srq) {
             queue.detach(cq);
@@ -92,7 +91,7 @@ impl Resources {
         }
     }
 
-    /// Takes note that a completion of a destroyed queue pair was polled.
+    /// Records that a completion of a destroyed queue pair was polled.
     pub fn orphan_polled(&mut self, cq: CqId, qp: QpId, is_receive: bool) {
         let Some((srq, left)) = self.orphans.get_mut(&qp.0).filter(|_| is_receive) else {
             return self.cqs.release_orphan(cq);
@@ -105,7 +104,7 @@ impl Resources {
         self.receive_polled(srq);
     }
 
-    /// Takes note that the completion of a shared receive was polled, which frees its place.
+    /// Records that the completion of a shared receive was polled, which frees its slot.
     pub fn receive_polled(&mut self, srq: SrqId) {
         if let Ok(queue) = self.srq(srq) {
             queue.give_back(1);

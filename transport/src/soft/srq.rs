@@ -7,18 +7,18 @@ use crate::error::{Error, Result};
 use crate::provider::CqId;
 use crate::wr::RecvWr;
 
-/// See the [module](self).
+/// A shared receive queue.
 #[derive(Debug, Default)]
 pub struct SharedReceiveQueue {
     posted: VecDeque<RecvWr>,
     depth: u32,
-    /// Receives that a queue pair has taken and that were not polled as completed.
+    /// The number of receives that queue pairs have taken and whose completions are not polled.
     taken: u32,
     targets: Targets,
 }
 
 impl SharedReceiveQueue {
-    /// An empty queue with room for that many receives.
+    /// Creates an empty queue with room for `depth` receives.
     pub fn new(depth: u32) -> Self {
         Self { posted: VecDeque::with_capacity(depth as usize), depth, taken: 0, targets: Targets::default() }
     }
@@ -26,7 +26,7 @@ impl SharedReceiveQueue {
     /// Adds a receive.
     ///
     /// # Errors
-    /// The queue is full.
+    /// If the queue is full.
     pub fn post(&mut self, wr: RecvWr) -> Result<()> {
         if self.posted.len() + self.taken as usize >= self.depth as usize {
             return Err(Error::QueueFull { queue: "shared receive", depth: self.depth });
@@ -35,7 +35,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// The next receive, for a message that begins.
+    /// Removes the next receive, for a message that begins.
     #[inline]
     pub fn take(&mut self) -> Option<RecvWr> {
         let wr = self.posted.pop_front()?;
@@ -43,13 +43,13 @@ impl SharedReceiveQueue {
         Some(wr)
     }
 
-    /// Takes a receive back from a queue pair that is destroyed, as the next one.
+    /// Returns a receive of a destroyed queue pair to the front of the queue.
     pub fn untake(&mut self, wr: RecvWr) {
         self.give_back(1);
         self.posted.push_front(wr);
     }
 
-    /// Gives back the places of receives that are polled.
+    /// Releases the slots of receives whose completions are polled.
     pub fn give_back(&mut self, count: u32) {
         self.taken = self.taken.saturating_sub(count);
     }
@@ -69,7 +69,7 @@ impl SharedReceiveQueue {
         self.targets.is_used()
     }
 
-    /// Gives up the room on the completion queues, except for `left` completions that were not polled.
+    /// Releases the room on the completion queues, except for `left` unpolled completions.
     pub fn release(&self, left: u32, cqs: &mut CompletionQueues) {
         for cq in self.targets.iter() {
             cqs.release(cq, self.depth, left);
@@ -77,13 +77,13 @@ impl SharedReceiveQueue {
     }
 }
 
-/// Each completion queue that has room for all receives of a shared queue, with the number of queue pairs that complete
-/// there. The room stays after the last of them, for completions that it has left, until the shared queue is destroyed.
+/// The completion queues with reserved room for all receives of a shared queue, each with the number of queue pairs that complete there.
+/// The room stays reserved after the last of them is gone, for its unpolled completions, until the shared queue is destroyed.
 #[derive(Debug, Default)]
 struct Targets(Vec<(CqId, usize)>);
 
 impl Targets {
-    /// Adds a queue pair that completes its receives on `cq`, after `reserve` has made room there if nobody has before.
+    /// Adds a queue pair that completes its receives on `cq`. Calls `reserve` to reserve room there for the first such queue pair.
     ///
     /// # Errors
     /// That of `reserve`; nothing has changed then.
@@ -108,12 +108,12 @@ impl Targets {
         }
     }
 
-    /// Whether any queue pair uses the shared queue.
+    /// Returns true if any queue pair uses the shared queue.
     fn is_used(&self) -> bool {
         self.0.iter().any(|target| target.1 > 0)
     }
 
-    /// The completion queues that have room for its receives.
+    /// Returns the completion queues with reserved room.
     fn iter(&self) -> impl Iterator<Item = CqId> {
         self.0.iter().map(|target| target.0)
     }

@@ -1,4 +1,4 @@
-//! The two work queues of a queue pair whose sends end in their posts: what they count, and what completes.
+//! The two work queues of a queue pair whose sends complete within their post: their counters and completions.
 
 use super::completions::{Completions, Done};
 use super::cq::CompletionQueues;
@@ -9,7 +9,7 @@ use crate::qp::{QpAttr, QpId};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendWr};
 
-/// See the [module](self).
+/// The two work queues of a queue pair whose sends complete within their post.
 #[derive(Debug)]
 pub struct WorkQueues {
     completions: Completions,
@@ -20,7 +20,7 @@ impl WorkQueues {
     /// Checks the attributes, and reserves room for both queues. Receives from a shared queue are not supported.
     ///
     /// # Errors
-    /// A depth or a size is out of range, or a completion queue is stale or too small. No room is reserved then.
+    /// If a depth or a size is out of range, or a completion queue is stale or too small. No room is reserved then.
     pub fn new(qp: QpId, attr: &QpAttr, limits: &Capabilities, cqs: &mut CompletionQueues) -> Result<Self> {
         attr.check(limits)?;
         let QpAttr { send_cq, recv_cq, max_send_wr, max_recv_wr, .. } = *attr;
@@ -32,7 +32,7 @@ impl WorkQueues {
     /// Posts a receive.
     ///
     /// # Errors
-    /// The queue is full.
+    /// If the queue is full.
     pub fn post_recv(&mut self, wr: &RecvWr) -> Result<()> {
         self.completions.check_recv_room(self.receives.len())?;
         self.receives.post(*wr);
@@ -42,7 +42,7 @@ impl WorkQueues {
     /// Checks that a send may be posted. [`WorkQueues::send_done`] follows.
     ///
     /// # Errors
-    /// The queue is full, or the send is too long to be inline.
+    /// If the queue is full, or the send is too long to be inline.
     pub fn check_send(&self, wr: &SendWr) -> Result<()> {
         self.completions.check_send_room(0)?;
         let max_inline = self.completions.attr.max_inline;
@@ -53,7 +53,7 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// Completes a send that was carried out, has failed or is flushed; not an unsignaled one that has succeeded.
+    /// Completes a send with `status`. A successful unsignaled send produces no completion.
     pub fn send_done(&mut self, wr: &SendWr, status: WcStatus, byte_len: u32, cqs: &mut CompletionQueues) {
         let done = Done::of(wr.wr_id, wr.op.class(), wr.flags, 0);
         let signaled = done.signaled || !status.is_success();
@@ -63,7 +63,7 @@ impl WorkQueues {
     /// Copies a message to the first receive.
     ///
     /// # Errors
-    /// The status of its send: no receive is posted, or the first one is too short, and has failed.
+    /// Returns the status of its send: no receive is posted, or the first one is too short and has failed.
     pub fn deliver(&mut self, message: &[u8], cqs: &mut CompletionQueues) -> std::result::Result<(), WcStatus> {
         let fits = message.len() <= self.receives.room(&mut None).ok_or(WcStatus::ReceiverNotReady)?;
         if fits {
@@ -75,17 +75,17 @@ impl WorkQueues {
         if fits { Ok(()) } else { Err(WcStatus::RemoteOperationError) }
     }
 
-    /// Flushes the receives: for the end of a connection, and for each receive that is posted afterwards.
+    /// Flushes the receives. Call it at the end of a connection, and after each receive that is posted afterwards.
     pub fn flush(&mut self, cqs: &mut CompletionQueues) {
         self.completions.flush_receives(&mut self.receives, cqs);
     }
 
-    /// Takes note that a completion of this queue pair was polled.
+    /// Records that a completion of this queue pair was polled.
     pub fn polled(&mut self, opcode: WcOpcode) {
         self.completions.polled(opcode);
     }
 
-    /// Drops the queues, with the receives that are posted. Completions that are not polled keep their room until they are:
+    /// Drops the queues with the posted receives. Unpolled completions keep their room until they are polled; see
     /// [`CompletionQueues::release_orphan`].
     pub fn release(self, cqs: &mut CompletionQueues) {
         self.completions.release_room(cqs);
