@@ -1,4 +1,4 @@
-//! A packet between two UDP ports: the headers of IP and UDP as its ICRC sees them, and the route header that its receiver gets.
+//! A packet between two UDP ports: the headers of IP and UDP as covered by its ICRC, and the route header for its receiver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -7,19 +7,19 @@ use super::icrc;
 use super::packet::{MAX_LEN, VARIANT};
 use crate::datagram::GRH_LEN;
 
-/// Room in front of a packet for what its ICRC covers besides: ones for a header of InfiniBand, an IPv6 header, a UDP header.
+/// Room in front of a packet for the other octets that its ICRC covers: ones for an InfiniBand header, an IPv6 header, a UDP header.
 pub(crate) const HEADROOM: usize = 8 + 40 + 8;
-/// Room of a buffer for a packet, octets; a packet that fills it was longer.
+/// Length of a packet's buffer, octets. A packet that fills it was longer.
 pub(crate) const ROOM: usize = HEADROOM + MAX_LEN + 4;
 
 const UDP: u8 = 17;
-/// IPv4 without options, and the flag that forbids fragments.
+/// The first octet of an IPv4 header without options. The flag that forbids fragments follows below.
 const VERSION_4: u8 = 0x45;
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 /// Octets of the IPv4 header behind the identification.
 const BEHIND_IDENTIFICATION: usize = 14;
 
-/// Writes what the ICRC covers in front of a packet, in the last octets of `head`. Returns how many octets these are.
+/// Writes the octets that the ICRC covers in front of a packet, at the end of `head`. Returns their number.
 fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize) -> usize {
     let udp_len = (len + 8) as u16;
     *head = [0xff; HEADROOM];
@@ -31,7 +31,7 @@ fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let ip = &mut head[HEADROOM - 28..HEADROOM - 8];
             ip.copy_from_slice(&ipv4(from, to, udp_len));
-            // Type of service, time to live and checksum change on the way.
+            // Type of service, time to live and checksum change in transit.
             (ip[1], ip[8]) = (0xff, 0xff);
             ip[10..12].fill(0xff);
             8 + 20 + 8
@@ -39,7 +39,7 @@ fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize
         (from, to) => {
             let ip = &mut head[HEADROOM - 48..HEADROOM - 8];
             ip.copy_from_slice(&ipv6(v6(from), v6(to), udp_len));
-            // So do traffic class, flow label and hop limit.
+            // Traffic class, flow label and hop limit change in transit, too.
             ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
             ip[7] = 0xff;
             8 + 40 + 8
@@ -54,7 +54,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Routers that a packet may pass, as far as a header says that is made up here.
+/// The hop limit in headers that are synthesized here.
 const HOPS: u8 = 64;
 
 fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp_len: u16) -> [u8; 20] {
@@ -82,7 +82,8 @@ fn ipv6(from: Ipv6Addr, to: Ipv6Addr, udp_len: u16) -> [u8; 40] {
     header
 }
 
-/// The CRC of a packet without the ICRC at its end, which begins behind [`HEADROOM`]. The buffer is changed in front of the packet only.
+/// Returns the CRC of a packet that begins behind [`HEADROOM`], without the ICRC at its end. Only the octets in front of the packet are
+/// changed.
 fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
     let Some((head, packet)) = buffer.split_first_chunk_mut() else { return 0 };
     let covered = cover(head, from, to, len + icrc::LEN);
@@ -93,7 +94,7 @@ fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
     crc
 }
 
-/// Puts the ICRC behind a packet of `len` octets that begins behind [`HEADROOM`]. Returns the place of the whole.
+/// Writes the ICRC behind a packet of `len` octets that begins behind [`HEADROOM`]. Returns the range of the whole packet.
 pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> Range<usize> {
     let crc = crc(buffer, len, from, to);
     let end = HEADROOM + len;
@@ -101,8 +102,8 @@ pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
     HEADROOM..end + icrc::LEN
 }
 
-/// Whether the ICRC of a packet of `len` octets, which begins behind [`HEADROOM`], fits: over IPv6 exactly, and over IPv4 with any
-/// identification, which sockets do not show.
+/// Returns true if the ICRC of a packet of `len` octets, which begins behind [`HEADROOM`], is valid: exactly over IPv6, and for any
+/// identification over IPv4, because sockets do not expose it.
 pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> bool {
     let Some(covered) = len.checked_sub(icrc::LEN).filter(|_| HEADROOM + len <= buffer.len()) else { return false };
     let own = crc(buffer, covered, from, to);
@@ -111,8 +112,8 @@ pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
     own == theirs || from.is_ipv4() && icrc::identification(own ^ theirs, behind).is_some()
 }
 
-/// The octets in front of a received datagram: the IPv6 header, or zeros and the IPv4 header (annex A17.4.5.2). What a socket does not show
-/// is made up: type of service, identification, time to live.
+/// Returns the octets in front of a received datagram: the IPv6 header, or zeros and the IPv4 header (annex A17.4.5.2). Fields that a
+/// socket does not expose are synthesized: type of service, identification, time to live.
 pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN] {
     let udp_len = (len + 8) as u16;
     match (from, to) {
@@ -125,7 +126,7 @@ pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN
     }
 }
 
-/// The sender and the receiver that a route header names.
+/// Returns the sender and the receiver that a route header names.
 pub(crate) fn parties(header: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let v6 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<16>()?));
     let v4 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<4>()?));
@@ -160,14 +161,14 @@ mod tests {
         let found = icrc::identification(own ^ 0x2a00_fd82, BEHIND_IDENTIFICATION + 8 + 28);
         assert_eq!(found, Some(0x718c));
         assert_eq!(octets[HEADROOM..HEADROOM + packet.len()], packet[..], "the packet is as it was");
-        // What may change on the way is not covered, and all the rest is.
+        // Octets that may change in transit are not covered; all others are.
         octets[HEADROOM + VARIANT] = 0;
         assert!(fits(&mut octets, packet.len(), from, to));
         octets[HEADROOM + 7] ^= 1;
         assert!(!fits(&mut octets, packet.len(), from, to));
     }
 
-    /// A Send Only of an unreliable connection, from the same place: identification 1144.
+    /// A Send Only of an unreliable connection, from the same file: identification 1144.
     #[test]
     fn the_crc_of_another_capture() {
         let head = b"\x24\x60\xff\xff\0\0\0\xd3\0\xcf\x17\x10";
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(icrc::identification(own ^ 0xf353_f378, BEHIND_IDENTIFICATION + 8 + 32), Some(1144));
     }
 
-    /// Computed from the definition, octet by octet of the IPv6 packet as it is on the wire with ones where routers write.
+    /// The CRC is computed from the definition, over the IPv6 packet as on the wire, with ones in the fields that routers write.
     #[test]
     fn over_ipv6_the_crc_is_exact() {
         let header = Header { destination: 17, source: 18, queue_key: 19, immediate: Some(20), solicited: false };
@@ -213,7 +214,7 @@ mod tests {
             prop_assert!(fits(&mut octets, place.len(), from, to));
             let bit = bit % (8 * place.len());
             octets[HEADROOM + bit / 8] ^= 1 << (bit % 8);
-            // One bit of difference is explained by no identification: these have all their bits together elsewhere.
+            // No identification explains a difference of one bit.
             prop_assert_eq!(fits(&mut octets, place.len(), from, to), bit / 8 == VARIANT);
             prop_assert!(!fits(&mut octets, 3, from, to));
         }

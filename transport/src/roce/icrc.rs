@@ -1,18 +1,19 @@
 //! The invariant CRC of a RoCE v2 packet (InfiniBand Architecture Specification, volume 1, annex A17.3.3): CRC-32 over the parts of the
 //! packet that no router changes, from the IP header on.
 //!
-//! A socket does not see the identification of an IPv4 header, over which the CRC goes as well. The CRC is linear: two packets that differ in
-//! these 16 bits only have CRCs that differ by a value that the bits and the number of octets behind them give. So a CRC that does not fit
-//! the identification 0 is traced back to the place of the identification: if 16 bits there explain the difference, it fits.
+//! A socket does not expose the identification of an IPv4 header, which the CRC covers as well. The CRC is linear: if two packets differ in
+//! these 16 bits only, the difference of their CRCs depends only on these bits and on the number of octets behind them. A CRC that does not
+//! match the identification 0 is therefore traced back to the position of the identification. It is valid if 16 bits there explain the
+//! difference.
 
 /// Length of the CRC, octets.
 pub(crate) const LEN: usize = 4;
 
 /// The polynomial of CRC-32 (ISO 3309), reflected: the highest bit is the coefficient of 1.
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// `BACK[n]` takes a register back by 2^n octets of zeros: it is x to the power of -8 * 2^n.
+/// `BACK[n]` moves a register back by 2^n octets of zeros: it is x to the power of -8 * 2^n.
 const BACK: [u32; 14] = {
-    // x^-1, eight times: the step of a bit, backwards.
+    // x^-1, eight times: one bit backwards.
     let mut power: u32 = 1 << 31;
     let mut bit = 0;
     while bit < 8 {
@@ -29,7 +30,7 @@ const BACK: [u32; 14] = {
     table
 };
 
-/// The product of two polynomials, modulo the one of the CRC.
+/// Returns the product of two polynomials, modulo that of the CRC.
 const fn multiply(one: u32, mut other: u32) -> u32 {
     let mut product = 0;
     let mut bit = 32;
@@ -43,13 +44,13 @@ const fn multiply(one: u32, mut other: u32) -> u32 {
     product
 }
 
-/// The CRC of octets in which what routers may change is ones.
+/// Returns the CRC of octets in which the fields that routers may change are ones.
 pub(crate) fn of(octets: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(octets)
 }
 
-/// The 16 bits, in the order of the wire, that explain the difference between two CRCs if they differ from zero; `behind` is the number of
-/// octets that follow them. `None` if no 16 bits do.
+/// Returns the 16 bits, in wire order, that explain the difference between two CRCs; `behind` is the number of octets that follow them.
+/// Returns `None` if no 16 bits do.
 pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
     let mut register = difference;
     let octets = behind + 2;
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bit by bit from the definition.
+    /// Computes the CRC bit by bit from the definition.
     fn reference(octets: &[u8]) -> u32 {
         !octets.iter().fold(!0_u32, |state, &octet| {
             (0..8).fold(state ^ u32::from(octet), |s, _| s >> 1 ^ if s & 1 == 1 { POLYNOMIAL } else { 0 })
@@ -97,7 +98,7 @@ mod tests {
             octets[at..at + 2].copy_from_slice(&wanted.to_be_bytes());
             let (with, behind) = (of(&octets), octets.len() - at - 2);
             prop_assert_eq!(identification(without ^ with, behind), Some(wanted));
-            // Whatever else is found is the one that makes it fit.
+            // Any other result also makes the CRC valid.
             if let Some(other) = identification(without ^ damage, behind) {
                 octets[at..at + 2].copy_from_slice(&other.to_be_bytes());
                 prop_assert_eq!(of(&octets), damage);

@@ -1,4 +1,4 @@
-//! A connection-manager id for datagrams: how far it is, and what it holds.
+//! A connection-manager id for datagrams: its phase, and the objects that it holds.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,48 +11,48 @@ use crate::qp::SrqId;
 use crate::slab::Key;
 use crate::wc::WcOpcode;
 
-/// Most groups of an id.
+/// The largest number of groups of an id.
 pub(crate) const GROUPS: usize = 64;
 
-/// How far an id is.
+/// The phases of an id.
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// It is at an address of this host.
+    /// Bound to an address of this host.
     Bound,
-    /// Peers ask it for the queue pair at this port.
+    /// Listens for queries at this port.
     Listening(u16),
-    /// It is to ask a peer, until then.
+    /// May query this peer until the deadline.
     Resolved(SocketAddr, Instant),
-    /// It has asked.
+    /// Has sent a query.
     Asking(Box<Asking>),
-    /// The peer has said where it takes datagrams.
+    /// The peer has replied with its queue pair.
     Reached,
-    /// A peer has asked, and the user decides.
+    /// A peer has sent a query, and the program decides.
     Offered(Box<Ask>, SocketAddr),
-    /// The peer has the answer, which it may ask for again.
+    /// The peer was sent the reply, which it may request again.
     Answered(u32, SocketAddr, Box<Octets>),
-    /// It has ended, and waits for the user to destroy it.
+    /// Ended. The program has not destroyed it yet.
     Dead,
 }
 
-/// A question on its way.
+/// A query without a reply.
 #[derive(Debug)]
 pub(crate) struct Asking {
     pub(crate) ask: Ask,
     pub(crate) to: SocketAddr,
     pub(crate) until: Instant,
-    /// How long an answer is waited for before the question is sent again.
+    /// The time after which the query is sent again.
     pub(crate) wait: Duration,
 }
 
-/// See the [module](self).
+/// A connection-manager id for datagrams.
 #[derive(Debug)]
 pub(crate) struct Id {
     pub(crate) phase: Phase,
-    /// The port that its datagrams leave from.
+    /// The port that sends its datagrams.
     pub(crate) port: Key,
     pub(crate) qp: Option<Box<QueuePair>>,
-    /// The groups that it is in, with the port of each.
+    /// The groups that it has joined, with the port of each.
     pub(crate) groups: Vec<(IpAddr, Key)>,
 }
 
@@ -61,7 +61,7 @@ impl Id {
         Self { phase, port, qp: None, groups: Vec::new() }
     }
 
-    /// The name of its state, for errors.
+    /// Returns the name of its state, for errors.
     pub(crate) const fn name(&self) -> &'static str {
         match self.phase {
             Phase::Bound => "bound for datagrams",
@@ -75,17 +75,17 @@ impl Id {
         }
     }
 
-    /// Whether a queue pair may be made for it.
+    /// Returns true if a queue pair may be created for it.
     pub(crate) const fn may_have_queue_pair(&self) -> bool {
         matches!(self.phase, Phase::Bound | Phase::Resolved(..) | Phase::Offered(..))
     }
 
-    /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
+    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.qp.as_mut()?.polled(opcode)
     }
 
-    /// Its queue pair, to post to.
+    /// Returns its queue pair, to post to.
     pub(crate) fn queue_pair(&mut self) -> std::result::Result<&mut QueuePair, PostError> {
         self.qp.as_deref_mut().ok_or(PostError { posted: 0, error: Error::Stale { object: "queue pair" } })
     }

@@ -1,4 +1,4 @@
-//! The datagrams of the connection manager: the question which queue pair has a service (SIDR_REQ), and its answer (SIDR_REP), as management
+//! The datagrams of the connection manager: the query for the queue pair of a service (SIDR_REQ), and its reply (SIDR_REP), as management
 //! datagrams to queue pair 1 (InfiniBand Architecture Specification, volume 1, §13.4.3, 12.11, annex A11).
 
 use std::net::{IpAddr, SocketAddr};
@@ -9,11 +9,11 @@ use super::packet::GROUP;
 pub(crate) const LEN: usize = 256;
 /// The queue pair of management datagrams.
 pub(crate) const QUEUE_PAIR: u32 = 1;
-/// Its key.
+/// The Q_Key of queue pair 1.
 pub(crate) const QUEUE_KEY: u32 = 0x8001_0000;
-/// Private data of a program in a question, octets.
+/// Length of the program's private data in a query, octets.
 pub(crate) const ASK_DATA: usize = 180;
-/// The same in an answer.
+/// Length of the program's private data in a reply, octets.
 pub(crate) const ANSWER_DATA: usize = 136;
 
 /// Base version, class of communication management, its version, and the method Send.
@@ -23,7 +23,7 @@ const SIDR_REP: u16 = 0x18;
 /// A service of the connection manager's UDP port space, without its port.
 const UDP_SPACE: u64 = 0x0111 << 16;
 
-/// The places of what is in a message, octets.
+/// The offsets of the fields of a message, octets.
 const TRANSACTION: usize = 8;
 const ATTRIBUTE: usize = 16;
 const REQUEST: usize = 24;
@@ -32,59 +32,59 @@ const REP_NUMBER: usize = 32;
 const REQ_SERVICE: usize = 32;
 const REP_SERVICE: usize = 36;
 const REP_KEY: usize = 44;
-/// The addresses in a question: version, version of IP, port, and two addresses of 16 octets.
+/// The offset of the addresses in a query: version, version of IP, port, and two addresses of 16 octets.
 const ADDRESSES: usize = 40;
 const ASKED: usize = 76;
 const ANSWERED: usize = 120;
 
-/// A message, as it goes into a packet.
+/// The octets of a message in a packet.
 pub(crate) type Octets = [u8; LEN];
 
-/// A question: which queue pair takes the datagrams for a service?
+/// A query (SIDR_REQ) for the queue pair that receives the datagrams for a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
-    /// Numbers that come back in the answer.
+    /// The transaction id, which is returned in the reply.
     pub(crate) transaction: u64,
-    /// The number of the question, of the side that asks.
+    /// The request id, chosen by the querying side.
     pub(crate) request: u32,
-    /// The port that it is about.
+    /// The port of the service.
     pub(crate) service: u16,
-    /// The side that asks.
+    /// The address of the querying side.
     pub(crate) from: SocketAddr,
-    /// The address that it asks.
+    /// The address that is queried.
     pub(crate) to: IpAddr,
     /// Private data, padded with zeros.
     pub(crate) data: [u8; ASK_DATA],
 }
 
-/// The result of a question.
+/// The result of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// There is such a queue pair.
+    /// The service has this queue pair.
     Known {
-        /// Its number.
+        /// The number of the queue pair.
         number: u32,
-        /// Its key.
+        /// The Q_Key of the queue pair.
         queue_key: u32,
     },
-    /// Nobody has the service.
+    /// No listener has the service.
     Unsupported,
-    /// The program does not want to be asked.
+    /// The program has rejected the query.
     Rejected,
-    /// Another one.
+    /// Any other status.
     Other(u8),
 }
 
-/// The answer to a question.
+/// The reply to a query (SIDR_REP).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// The numbers of the question.
+    /// The transaction id of the query.
     pub(crate) transaction: u64,
     /// See [`Ask::request`].
     pub(crate) request: u32,
     /// See [`Ask::service`].
     pub(crate) service: u16,
-    /// What it says.
+    /// The result of the query.
     pub(crate) status: Status,
     /// Private data, padded with zeros.
     pub(crate) data: [u8; ANSWER_DATA],
@@ -93,13 +93,13 @@ pub(crate) struct Answer {
 /// A message that is understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// A question.
+    /// A query.
     Ask(Box<Ask>),
-    /// An answer.
+    /// A reply.
     Answer(Box<Answer>),
 }
 
-/// The octets from a place on.
+/// Returns the octets at an offset.
 fn at<const N: usize>(octets: &Octets, place: usize) -> Option<[u8; N]> {
     octets.get(place..)?.first_chunk().copied()
 }
@@ -121,7 +121,7 @@ fn service(port: u16) -> [u8; 8] {
     (UDP_SPACE | u64::from(port)).to_be_bytes()
 }
 
-/// The port of a service; `None` if it is of another space.
+/// Returns the port of a service, or `None` if it belongs to another port space.
 fn port(service: [u8; 8]) -> Option<u16> {
     let number = u64::from_be_bytes(service);
     (number & !0xffff == UDP_SPACE).then_some(number as u16)
@@ -135,7 +135,7 @@ fn padded(address: IpAddr) -> [u8; 16] {
 }
 
 impl Ask {
-    /// Writes it.
+    /// Returns the octets of the query.
     pub(crate) fn emit(&self) -> Octets {
         let mut octets = begin(SIDR_REQ, self.transaction, self.request);
         put(&mut octets, STATUS, &[0xff, 0xff]);
@@ -169,7 +169,7 @@ impl Ask {
         })
     }
 
-    /// Its answer, with as much of `data` as fits.
+    /// Returns the reply to the query, with as much of `data` as fits.
     pub(crate) fn answer(&self, status: Status, data: &[u8]) -> Answer {
         let mut padded = [0; ANSWER_DATA];
         padded.iter_mut().zip(data).for_each(|(to, &from)| *to = from);
@@ -179,7 +179,7 @@ impl Ask {
 }
 
 impl Answer {
-    /// Writes it.
+    /// Returns the octets of the reply.
     pub(crate) fn emit(&self) -> Octets {
         let mut octets = begin(SIDR_REP, self.transaction, self.request);
         let status = match self.status {
@@ -211,7 +211,7 @@ impl Answer {
         Some(Self {
             transaction: u64::from_be_bytes(at(octets, TRANSACTION)?),
             request: u32::from_be_bytes(at(octets, REQUEST)?),
-            // Some leave it out where they have nothing to say.
+            // Some peers omit it in a reply without a queue pair.
             service: port(at(octets, REP_SERVICE)?).unwrap_or_default(),
             status,
             data: at(octets, ANSWERED)?,
@@ -219,7 +219,7 @@ impl Answer {
     }
 }
 
-/// Reads a management datagram. `None` for all others than questions and answers about this port space.
+/// Reads a management datagram. Returns `None` unless it is a query or a reply of this port space.
 pub(crate) fn parse(octets: &[u8]) -> Option<Message> {
     let octets: &Octets = octets.try_into().ok()?;
     if octets[..4] != CLASS {
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// The places are those of tables 119 and 120, behind the 24 octets of the common header; the private data of a question begins with the
+    /// The offsets are those of tables 119 and 120, behind the 24 octets of the common header. The private data of a query begins with the
     /// 36 octets of annex A11.
     #[test]
     fn every_field_has_its_place() {
@@ -273,7 +273,7 @@ mod tests {
     fn what_is_not_understood_is_nothing() {
         let good = ask().emit();
         assert_eq!(parse(&good[..255]), None);
-        // The class, the attribute, the port space, the version of IP.
+        // Offsets in the class, the attribute, the port space, and the version of IP.
         for place in [1, 17, 36, 41] {
             let mut octets = good;
             octets[place] ^= 0x80;

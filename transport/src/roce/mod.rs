@@ -1,19 +1,19 @@
-//! Unreliable datagrams of RoCE version 2 in user space: what is in the packets, and what becomes of them.
+//! Unreliable datagrams of RoCE version 2 in user space: the packets, and their processing.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `packet` | the headers of a datagram: BTH, DETH, immediate data |
 //! | `icrc` | the invariant CRC |
-//! | `frame` | a packet with the headers of IP and UDP that its CRC covers, and the route header that its receiver gets |
-//! | `mad` | the question for the queue pair at a port, and its answer |
+//! | `frame` | a packet with the headers of IP and UDP that its CRC covers, and the route header for its receiver |
+//! | `mad` | the query for the queue pair at a port, and its reply |
 //! | `numbers` | the numbers of queue pairs |
-//! | `queue_pair` | a queue pair: datagrams out, and datagrams into its receives |
+//! | `queue_pair` | a queue pair: sends datagrams, and receives them into its receives |
 //! | `port` | a UDP port: of an address, or of a group |
 //! | `id` | a connection-manager id |
-//! | `tables` | what all of these share |
-//! | `config` | the UDP ports |
+//! | `tables` | the objects that all of these share |
+//! | `config` | the settings |
 //!
-//! Nothing here knows a socket: packets go in and come out, with the addresses of both ends.
+//! The modules use no sockets: packets are passed in and out, with the addresses of both ends.
 #![deny(unsafe_code)]
 
 mod config;

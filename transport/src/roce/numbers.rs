@@ -1,25 +1,25 @@
-//! Numbers of queue pairs, 24 bits: a place in a table, and a count of how often the place was used.
+//! Numbers of queue pairs, 24 bits: a slot of a table, and a count of the slot's uses.
 
 use std::collections::VecDeque;
 
 use crate::slab::Key;
 
-/// Numbers below it are for others: 0 and 1 have a meaning of their own.
+/// Numbers below it are reserved: 0 and 1 have a special meaning.
 const FIRST: u32 = 16;
-/// Most queue pairs. The number of groups is past them.
+/// The largest number of queue pairs. The number of groups is above all of them.
 const MOST: usize = 0xff00;
 
 /// The queue pairs of a provider by number.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
     places: Vec<(u32, Option<Key>)>,
-    /// Places without a queue pair, the one that was given back last behind the others.
+    /// Slots without a queue pair. The last one is the one that was released last.
     free: VecDeque<u32>,
 }
 
 impl Numbers {
-    /// A number for `key`. That of a new place begins with `salt`, so that what is on its way to the queue pair of an earlier process
-    /// finds none. `None` if all are in use.
+    /// Returns a number for `key`. That of a new slot begins with `salt`, so that packets to the queue pair of an earlier process match
+    /// none. Returns `None` if all numbers are in use.
     pub(crate) fn assign(&mut self, key: Key, salt: u8) -> Option<u32> {
         let place = match self.free.pop_front() {
             Some(place) => place,
@@ -38,7 +38,7 @@ impl Numbers {
         (number & 0xffff).wrapping_sub(FIRST) as usize
     }
 
-    /// Gives a number back. Its place gets another one.
+    /// Releases a number. Its slot gets another one.
     pub(crate) fn remove(&mut self, number: u32) {
         let place = Self::place(number);
         if let Some((of, owner)) = self.places.get_mut(place).filter(|(of, owner)| *of == number && owner.is_some()) {
@@ -48,7 +48,7 @@ impl Numbers {
         }
     }
 
-    /// The queue pair with a number.
+    /// Returns the queue pair with a number.
     #[inline]
     pub(crate) fn find(&self, number: u32) -> Option<Key> {
         self.places.get(Self::place(number)).filter(|(of, _)| *of == number)?.1

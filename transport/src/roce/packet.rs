@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::icrc;
 
-/// Sends of unreliable datagrams, without and with immediate data.
+/// Opcodes of unreliable datagrams without and with immediate data.
 const UD_SEND: u8 = 0x64;
 const UD_SEND_IMMEDIATE: u8 = 0x65;
 /// Length of BTH and DETH together, octets.
@@ -13,7 +13,7 @@ const HEADERS: usize = 20;
 /// The one partition of RoCE.
 const PARTITION: u16 = 0xffff;
 
-/// Largest payload, octets.
+/// The largest payload, octets.
 pub(crate) const MAX_PAYLOAD: usize = 4096;
 /// Length of the longest packet, from the BTH to the ICRC, octets.
 pub(crate) const MAX_LEN: usize = HEADERS + 4 + MAX_PAYLOAD + icrc::LEN;
@@ -22,18 +22,18 @@ pub(crate) const GROUP: u32 = 0x00ff_ffff;
 /// The octet of the BTH that routers may change.
 pub(crate) const VARIANT: usize = 4;
 
-/// What a datagram says besides its payload.
+/// The headers of a datagram, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// The queue pair that it is for, 24 bits.
+    /// The destination queue pair, 24 bits.
     pub(crate) destination: u32,
-    /// The queue pair that it is from, 24 bits.
+    /// The source queue pair, 24 bits.
     pub(crate) source: u32,
-    /// The key of the queue pair that it is for.
+    /// The Q_Key of the destination queue pair.
     pub(crate) queue_key: u32,
     /// Immediate data.
     pub(crate) immediate: Option<u32>,
-    /// Whether the receiver asked to be woken for it.
+    /// True if the sender requested an event at the receiver.
     pub(crate) solicited: bool,
 }
 
@@ -42,7 +42,7 @@ fn be32(octets: &[u8], at: usize) -> Option<u32> {
 }
 
 impl Header {
-    /// Reads a packet, without its ICRC. Returns the place of the payload, too. `None` if it is no datagram of the only partition.
+    /// Reads a packet without its ICRC. Also returns the range of the payload. Returns `None` if it is no datagram of the only partition.
     pub(crate) fn parse(packet: &[u8]) -> Option<(Self, Range<usize>)> {
         let &[opcode, flags, high, low, ..] = packet else { return None };
         let immediate = match opcode {
@@ -51,7 +51,7 @@ impl Header {
             _ => return None,
         };
         let (version, pad) = (flags & 0x0f, usize::from(flags >> 4 & 3));
-        // Members of a partition differ in the highest bit, and one of two is a full one.
+        // Members of a partition differ in the highest bit, and one of two must be a full member.
         if version != 0 || u16::from_be_bytes([high, low]) & 0x7fff != PARTITION & 0x7fff {
             return None;
         }
@@ -68,13 +68,13 @@ impl Header {
         whole.then_some((header, start..end))
     }
 
-    /// Length of the headers in front of the payload, octets.
+    /// Returns the length of the headers in front of the payload, octets.
     pub(crate) const fn len(&self) -> usize {
         HEADERS + if self.immediate.is_some() { 4 } else { 0 }
     }
 
-    /// Writes the headers of a datagram with `payload` octets to the front of `packet`, and zeros to the pad. Returns the length
-    /// of the packet without its ICRC. There is room for [`MAX_LEN`] octets.
+    /// Writes the headers of a datagram with `payload` octets to the front of `packet`, and zeros to the pad. Returns the length of the
+    /// packet without its ICRC. `packet` has room for [`MAX_LEN`] octets.
     pub(crate) fn emit(&self, number: u32, payload: usize, packet: &mut [u8]) -> usize {
         let pad = payload.wrapping_neg() & 3;
         let opcode = if self.immediate.is_some() { UD_SEND_IMMEDIATE } else { UD_SEND };

@@ -1,4 +1,4 @@
-//! A UDP port, from which ids send and at which they receive: the sockets of an address, and those of a group.
+//! A UDP port that ids send and receive with: the socket of an address, or of a group.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -7,21 +7,21 @@ use super::packet::MAX_PAYLOAD;
 use crate::mem::Interface;
 use crate::slab::Key;
 
-/// Headers that a payload may have, as devices count them: a route header, UDP, and all that a packet of any kind may have.
+/// The largest headers of a payload, as devices count them: a route header, UDP, and the headers of any kind of packet.
 const OVERHEAD: u32 = 96;
-/// The payloads of InfiniBand, octets.
+/// The payload sizes of InfiniBand, octets.
 const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
 
-/// What comes to a port.
+/// The kinds of ports, by the datagrams that they receive.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// Datagrams of an address, and questions for the services there.
+    /// Receives the datagrams of an address, and queries for the services there.
     Address { services: BTreeMap<u16, Key> },
-    /// Datagrams of a group, at an address of an interface. The ids in the group hear them.
+    /// Receives the datagrams of a group, at an address of an interface, for the ids in the group.
     Group { member: IpAddr, ids: Vec<Key> },
 }
 
-/// See the [module](self).
+/// A UDP port of one provider.
 #[derive(Debug)]
 pub(crate) struct Port {
     /// The handle of its socket.
@@ -31,7 +31,7 @@ pub(crate) struct Port {
     pub(crate) kind: Kind,
     /// Number of ids that use it.
     pub(crate) users: usize,
-    /// Whether it is to be read from.
+    /// True if it is in the ready queue.
     pub(crate) queued: bool,
     /// Ids whose datagrams wait for room in the socket.
     pub(crate) waiting: VecDeque<Key>,
@@ -42,7 +42,7 @@ impl Port {
         Self { socket, address, interface, kind, users: 0, queued: false, waiting: VecDeque::new() }
     }
 
-    /// Largest payload, octets: the largest of InfiniBand's that the interface carries.
+    /// Returns the largest payload, octets: the largest of InfiniBand's sizes that fits the interface's MTU.
     pub(crate) fn max_payload(&self) -> u32 {
         let fits = |payload: &&u32| **payload + OVERHEAD <= self.interface.mtu;
         PAYLOADS.iter().find(fits).copied().unwrap_or(PAYLOADS[PAYLOADS.len() - 1])

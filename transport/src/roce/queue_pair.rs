@@ -1,4 +1,4 @@
-//! A datagram queue pair: datagrams out, and datagrams into its receives.
+//! A datagram queue pair: sends datagrams, and receives them into its receives.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,17 +19,17 @@ use crate::soft::resources::Resources;
 use crate::wc::WcOpcode;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// A datagram that is posted.
+/// A posted datagram.
 #[derive(Debug)]
 struct Sending {
     wr: SendWr,
     to: SocketAddr,
     header: Header,
-    /// The payload of an inline send that has to wait.
+    /// The payload of an inline send that waits for room.
     copy: Option<Box<[u8]>>,
 }
 
-/// What was received besides the payload.
+/// The metadata of a received datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) route: [u8; GRH_LEN],
@@ -37,15 +37,15 @@ pub(crate) struct Arrival {
     pub(crate) source: DatagramSource,
 }
 
-/// See the [module](self).
+/// A datagram queue pair.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     pub(crate) number: u32,
-    /// Largest payload, octets.
+    /// The largest payload, octets.
     max: usize,
-    /// The index of the interface, for addresses that mean something on one only.
+    /// The index of the interface, for addresses that are only valid on one.
     interface: u32,
-    /// Whether it is at an IPv4 address.
+    /// True if it has an IPv4 address.
     is_v4: bool,
     completions: Completions,
     receives: ReceiveQueue,
@@ -55,18 +55,18 @@ pub(crate) struct QueuePair {
     phase: Phase,
 }
 
-/// Whether datagrams are sent.
+/// The states of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Sending,
-    /// The socket has no room.
+    /// The socket is full.
     Waiting,
     /// The queues are flushed.
     Over,
 }
 
 impl QueuePair {
-    /// A queue pair whose room on the completion queues is reserved.
+    /// Creates a queue pair. Its room on the completion queues is reserved already.
     pub(crate) fn new(id: QpId, attr: &QpAttr, number: u32, port: &Port) -> Self {
         let depth = if attr.srq.is_some() { 1 } else { attr.max_recv_wr };
         Self {
@@ -90,7 +90,7 @@ impl QueuePair {
         self.completions.post_recv(chain, &mut self.receives, self.phase == Phase::Over, cqs)
     }
 
-    /// Puts datagrams into the send queue.
+    /// Posts datagrams to the send queue.
     pub(crate) fn post_send(
         &mut self,
         chain: &[SendWr],
@@ -144,13 +144,13 @@ impl QueuePair {
         Ok((to, header))
     }
 
-    /// Whether datagrams are to be sent, and the socket may have room.
+    /// Returns true if datagrams are queued, and the socket may have room.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         !self.sends.is_empty() && self.phase == Phase::Sending
     }
 
-    /// Writes the first datagrams of the queue into a batch that is empty.
+    /// Writes the first datagrams of the queue into an empty batch.
     pub(crate) fn fill(&mut self, from: SocketAddr, batch: &mut Packets) {
         for sending in &self.sends {
             if batch.is_full() {
@@ -182,7 +182,7 @@ impl QueuePair {
         }
     }
 
-    /// Waits for room in the socket, without the memory of inline sends.
+    /// Waits for room in the socket. Copies inline payloads, whose memory the program may reuse.
     pub(crate) fn wait(&mut self) {
         self.phase = Phase::Waiting;
         for sending in &mut self.sends {
@@ -194,20 +194,20 @@ impl QueuePair {
         }
     }
 
-    /// Goes on when the socket may have room. Also for inline sends that were posted meanwhile.
+    /// Continues sending when the socket may have room, also for inline sends that were posted meanwhile.
     pub(crate) fn resume(&mut self) {
         if self.phase == Phase::Waiting {
             self.phase = Phase::Sending;
         }
     }
 
-    /// Whether it waits for room.
+    /// Returns true if it waits for room.
     pub(crate) fn is_waiting(&self) -> bool {
         self.phase == Phase::Waiting
     }
 
-    /// Puts a datagram into the next receive. It is dropped if there is none, or none that is long enough: no peer takes a queue
-    /// pair down by the length of what it sends.
+    /// Puts a datagram into the next receive. The datagram is dropped if there is none, or if that is too short: the length of a datagram
+    /// must not end a queue pair.
     pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
         if payload.len() > self.max {
             return;
@@ -226,12 +226,12 @@ impl QueuePair {
         }
     }
 
-    /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
+    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
     }
 
-    /// Flushes both queues, and whatever is posted afterwards.
+    /// Flushes both queues. Work requests that are posted afterwards are flushed, too.
     pub(crate) fn flush(&mut self, cqs: &mut CompletionQueues) {
         self.phase = Phase::Over;
         for Sending { wr, .. } in self.sends.drain(..) {

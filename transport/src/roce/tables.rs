@@ -1,4 +1,4 @@
-//! What the datagram ids of a provider share: ports, numbers of queue pairs, addresses, questions.
+//! The tables that the datagram ids of a provider share: ports, numbers of queue pairs, addresses, queries.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -9,22 +9,22 @@ use super::port::{Kind, Port};
 use crate::mem::Packets;
 use crate::slab::{Key, Slab};
 
-/// See the [module](self).
+/// The tables that the datagram ids of a provider share.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) ports: Slab<Port>,
     pub(crate) numbers: Numbers,
     /// The addresses that datagrams are sent to.
     pub(crate) addresses: Slab<SocketAddr>,
-    /// Questions that wait for an answer, by number.
+    /// Queries without a reply, by request id.
     pub(crate) questions: BTreeMap<u32, Key>,
-    /// Questions that have come, and were not answered or may be asked again: by who asks, and number.
+    /// Received queries that were not replied to or may be repeated, by peer and request id.
     pub(crate) asked: BTreeMap<(SocketAddr, u32), Key>,
-    /// Ports that are to be read from.
+    /// Ports in the ready queue.
     pub(crate) ready: VecDeque<Key>,
-    /// The port that something came to last.
+    /// The port that received most recently.
     pub(crate) hot: Option<Key>,
-    /// Ids that have asked since the time was last known.
+    /// Ids that have sent a query since the time was last known.
     pub(crate) fresh: Vec<Key>,
     pub(crate) received: Packets,
     pub(crate) sending: Packets,
@@ -39,7 +39,7 @@ impl Tables {
         self.ports.insert(port)
     }
 
-    /// The port of an address that ids without a port of their own share.
+    /// Returns the port of an address that is shared by ids without a port of their own.
     pub(crate) fn shared(&self, ip: IpAddr, common: Option<u16>) -> Option<Key> {
         self.find(|port| match &port.kind {
             Kind::Address { services } => {
@@ -49,7 +49,7 @@ impl Tables {
         })
     }
 
-    /// The port of a group at an address.
+    /// Returns the port of a group at an address.
     pub(crate) fn group(&self, group: IpAddr, at: IpAddr) -> Option<Key> {
         let of = |port: &Port| matches!(port.kind, Kind::Group { member, .. } if member == at);
         self.find(|port| of(port) && port.address.ip() == group)
@@ -59,7 +59,7 @@ impl Tables {
         self.ports.keys().into_iter().find(|key| self.ports.get(*key).is_some_and(&is))
     }
 
-    /// Has a port read from, if it is not going to be.
+    /// Puts a port into the ready queue, unless it is in the queue.
     pub(crate) fn enqueue(&mut self, key: Key) {
         if let Some(port) = self.ports.get_mut(key) {
             if !std::mem::replace(&mut port.queued, true) {
