@@ -1,4 +1,4 @@
-//! The provider against a peer that is nothing but a socket, for the tests of this folder.
+//! The test bench of this folder: the provider against a peer that is a plain socket.
 #![allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
 
 use std::io::{self, Read};
@@ -12,7 +12,7 @@ use crate::patience::until;
 use crate::provider::{CqId, DeviceId, Drive, Provider};
 use crate::qp::{QpAttr, QpId};
 
-/// The provider against a peer that is nothing but a socket.
+/// The provider under test and its completion queue, with the time that it is given and the events that it has raised.
 pub(super) struct Bench {
     pub(super) iwarp: Iwarp<TcpNet>,
     pub(super) cq: CqId,
@@ -78,7 +78,7 @@ impl Bench {
         bytes
     }
 
-    /// Awaits the end of the peer's stream.
+    /// Waits for the end of the peer's stream.
     pub(super) fn end(&mut self, peer: &mut TcpStream) {
         until("the end", || {
             self.turn();

@@ -8,33 +8,33 @@ use ipnet::IpNet;
 use crate::error::{Error, Result};
 use crate::roce::RoceConfig;
 
-/// The most outstanding RDMA Reads that peers accept.
+/// The largest number of outstanding RDMA Reads that peers accept.
 pub(crate) const MAX_READ_DEPTH: u16 = 128;
 
-/// Whether FPDUs carry a checked CRC32c (RFC 5044 §4.4). A connection uses it if either side asks.
+/// The policy for the CRC32c of FPDUs (RFC 5044 §4.4). A connection uses it if either peer requests it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CrcPolicy {
-    /// Ask for it, unless both ends of the TCP connection are on this host: their addresses are the same, or both of the loopback. What
-    /// stays within a host's memory is not checked by TCP either. A proxy may pass such a connection on to another host; then
-    /// [`CrcPolicy::Require`] is for you.
+    /// Request it, unless both ends of the TCP connection are on this host: their addresses are the same, or both are loopback addresses.
+    /// TCP does not checksum data that stays in the memory of one host either. If a proxy may forward such a connection to another host,
+    /// use [`CrcPolicy::Require`].
     #[default]
     BetweenHosts,
-    /// Ask for it. TCP's own checksum misses about one in ten million damaged packets.
+    /// Request it. TCP's own checksum misses about one in ten million damaged packets.
     Require,
-    /// Do not ask for it. It is still used with a peer that asks.
+    /// Do not request it. It is still used with a peer that requests it.
     Off,
 }
 
-/// Whether a connection within the host leaves its TCP stream for memory that both processes map. Both sides have to want it; the peer is
-/// a process of the same user.
+/// The policy for connections within the host: they can leave their TCP stream for memory that both processes map. This happens only if
+/// both peers want it and both processes belong to the same user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedMemoryPolicy {
-    /// Never: iWARP is on the wire.
+    /// Never use shared memory. The connection uses iWARP on TCP.
     #[default]
     Off,
-    /// Where it is possible. Whatever speaks against it leaves the connection on TCP, with the reason in the log at `debug`.
+    /// Use shared memory if possible. Otherwise the connection stays on TCP, and the reason is logged at `debug`.
     Prefer,
-    /// Always: a connection for which it is not possible fails.
+    /// Always use shared memory. A connection that cannot use it fails.
     Require,
 }
 
@@ -42,11 +42,11 @@ pub enum SharedMemoryPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WithinHost {
-    /// Their TCP congestion control; `None` leaves it to the system, and so does a system that lacks it or does not allow it
-    /// (`net.ipv4.tcp_allowed_congestion_control`). The default, `reno`, is in every Linux. BBR, which some systems use for all
-    /// connections, paces what a host sends to itself, which takes a timer for each piece.
+    /// The TCP congestion control of these connections. `None` leaves the choice to the system. If the system lacks the named one or does
+    /// not allow it (`net.ipv4.tcp_allowed_congestion_control`), the system's choice applies as well. The default, `reno`, is in every
+    /// Linux. BBR, which is the default on some systems, paces traffic even within the host, at the cost of one timer per chunk.
     pub congestion: Option<String>,
-    /// The time that a peer has to answer in shared memory; then the connection stays on TCP.
+    /// The time in which a peer must answer in shared memory. After it, the connection stays on TCP.
     pub meeting_timeout: Duration,
 }
 
@@ -56,66 +56,65 @@ impl Default for WithinHost {
     }
 }
 
-/// Settings of [`crate::iwarp::Iwarp`]; the defaults suit a server on a network it does not control.
+/// Settings of [`crate::iwarp::Iwarp`]. The defaults suit a server on a network that it does not control.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct IwarpConfig {
-    /// Whether to ask for a CRC of FPDUs.
+    /// The CRC policy for FPDUs.
     pub crc: CrcPolicy,
-    /// Incoming connections whose handshake is not finished, 1 or more. At the limit, the oldest that has not sent its
-    /// request gives way to a new one once it has had its `request_grace`; connections that wait for the user's accept
-    /// or reject do not give way, and while there are only those, new ones wait in the listener's backlog. Each takes a
+    /// The largest number of incoming connections with an unfinished handshake, at least 1. At the limit, a new connection evicts the
+    /// oldest one that has not sent its request, provided that its `request_grace` is over. Connections that wait for the program's accept
+    /// or reject are never evicted: while only those remain, new connections wait in the listener's backlog. Each connection uses one
     /// descriptor and less than 2 KiB.
     pub max_handshakes: usize,
-    /// How many of these connections may be from one address and without a request, 1 or more; IPv6 addresses with the
-    /// same first 64 bits count as one. At the limit, the oldest from that address gives way in the same manner.
-    /// `None`, the default, is half of `max_handshakes`, so that no address can keep the others out.
+    /// The largest number of these connections that one address may have without a request, at least 1. IPv6 addresses with the same first
+    /// 64 bits count as one address. At the limit, the oldest connection from that address is evicted in the same manner. `None`, the
+    /// default, means half of `max_handshakes`, so that no single address can exclude the others.
     pub max_handshakes_per_peer: Option<usize>,
-    /// The networks that may connect; `None`, the default, lets everybody. A connection from elsewhere is reset before
-    /// anything is read from it or allocated for it; a datagram from elsewhere is dropped.
+    /// The networks that may connect. `None`, the default, admits every address. A connection from any other address is reset before
+    /// anything is read from it or allocated for it; a datagram from there is dropped.
     pub allowed_peers: Option<Vec<IpNet>>,
-    /// Sockets of ended connections that still deliver what was sent. At the limit, the oldest is closed, and its
-    /// unsent bytes are lost.
+    /// The largest number of sockets that still deliver sent bytes after their connection has ended. At the limit, the oldest one is closed
+    /// and its unsent bytes are lost.
     pub max_lingering: usize,
-    /// The time from a TCP connection to its complete MPA request; then it is reset.
+    /// The longest time from a TCP connection to its complete MPA request. After it, the connection is reset.
     pub request_timeout: Duration,
-    /// The time that a new connection has for sending its request before it may have to give way to others. Longer is
-    /// kinder to clients that are slow in a burst of more than the limits allow; shorter lets new ones in faster while
-    /// somebody holds all places with silent connections.
+    /// The time that a new connection has to send its request before others may evict it. A longer time favors slow clients in a burst that
+    /// exceeds the limits. A shorter time admits new connections sooner while an attacker fills the limit with silent connections.
     pub request_grace: Duration,
-    /// The time from the request to the user's accept or reject; then the peer is rejected.
+    /// The longest time from the request to the program's accept or reject. After it, the peer is rejected.
     pub accept_timeout: Duration,
-    /// The time from accept to the first bytes of a peer that promised to send first; then the connection fails.
+    /// The longest time from accept to the first bytes of a peer that promised to send first. After it, the connection fails.
     pub ready_timeout: Duration,
-    /// The time from the end of our stream to the end of the peer's; then the socket is closed.
+    /// The longest time from the end of the local stream to the end of the peer's stream. After it, the socket is closed.
     pub linger: Duration,
-    /// How long a server's sends are held after the reply to a client that promised no first bytes.
+    /// The time for which a server holds its sends after the reply to a client that promised no first bytes.
     pub reply_grace: Duration,
-    /// How long a listener waits after the system had no descriptor for a new connection.
+    /// The time for which a listener waits after the system had no descriptor for a new connection.
     pub accept_backoff: Duration,
-    /// Whether to try once more with MPA revision 1 when a peer closes the connection on revision 2.
+    /// If true, a connect is tried once more with MPA revision 1 if the peer closes the connection on revision 2.
     pub retry_v1: bool,
-    /// RDMA Reads that may be outstanding in each direction where the user gives no number, 1 to 128. The most that were outstanding at a
-    /// time take memory, about 80 bytes each on both sides, until the connection ends.
+    /// The number of RDMA Reads that may be outstanding in each direction if the program gives no number, 1 to 128. Each connection keeps
+    /// memory for the largest number that was outstanding at one time, about 80 bytes per Read on both peers, until it ends.
     pub read_depth: u16,
-    /// Whether to send MPA markers to a peer that requires them, as some adapters do. If not, such a peer is rejected.
+    /// If true, MPA markers are sent to a peer that requires them, as some adapters do. If false, such a peer is rejected.
     pub markers: bool,
-    /// Whether to allow the extensions of RFC 7306, immediate data and atomics, on connections for which
+    /// If true, the extensions of RFC 7306 (immediate data and atomics) are allowed on connections for which
     /// [`crate::roles::Extensions::enable_extensions`] was called.
     pub extensions: bool,
-    /// Bytes received per connection and call of progress before the next connection has its turn. Each FPDU counts as
-    /// 512 bytes more than it has, so that those without payload are bounded, too.
+    /// The number of bytes that one connection may receive per call of progress before the next connection is served. Each FPDU counts as
+    /// 1,024 bytes more than it has, which also bounds FPDUs without payload.
     pub receive_budget: usize,
-    /// Whether connections within the host use shared memory.
+    /// The policy for shared memory on connections within the host.
     pub shared_memory: SharedMemoryPolicy,
-    /// The rest about connections within the host.
+    /// The other settings of connections within the host.
     pub within_host: WithinHost,
-    /// The UDP ports of datagrams.
+    /// The settings of datagrams: UDP ports and queue key.
     pub roce: RoceConfig,
 }
 
 impl CrcPolicy {
-    /// Whether this side asks a peer, which may be on this host.
+    /// Returns true if this policy requests a CRC. `within_host` returns true if the peer is on this host.
     pub(crate) fn asks(self, within_host: impl FnOnce() -> bool) -> bool {
         match self {
             Self::BetweenHosts => !within_host(),
@@ -153,18 +152,18 @@ impl Default for IwarpConfig {
 }
 
 impl IwarpConfig {
-    /// The most connections from one host that have not sent their request.
+    /// Returns the largest number of connections from one host that have not sent their request.
     pub(super) fn handshakes_per_peer(&self) -> usize {
         self.max_handshakes_per_peer.unwrap_or(self.max_handshakes.div_ceil(2))
     }
 
-    /// Whether a host may connect.
+    /// Returns true if a host may connect.
     pub(super) fn admits(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.allowed_peers.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(&peer)))
     }
 
-    /// Refuses settings that cannot work.
+    /// Returns an error for settings that cannot work.
     pub(crate) fn check(&self) -> Result<()> {
         let range = |what, value, range| Err(Error::OutOfRange { what, value, range });
         if self.max_handshakes == 0 {
@@ -182,7 +181,7 @@ impl IwarpConfig {
         if self.roce.port == Some(0) || self.roce.group_port == 0 {
             return range("UDP port of datagrams or groups", 0, "at least 1");
         }
-        // The highest bit is for management (InfiniBand Architecture Specification, volume 1, §10.2.5).
+        // The highest bit marks the keys of management (InfiniBand Architecture Specification, volume 1, §10.2.5).
         if self.roce.queue_key >> 31 != 0 {
             return range("queue key of datagrams", self.roce.queue_key.into(), "below 0x80000000");
         }

@@ -1,4 +1,4 @@
-//! The role [`Datagrams`] of the embedded provider: ids that are bound, listen, ask and answer.
+//! The role [`Datagrams`] of the embedded provider: ids that bind, listen, query and reply.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -26,9 +26,9 @@ use crate::soft::completions::Completions;
 use crate::soft::receive_queue::ReceiveQueue;
 use crate::wc::WorkCompletion;
 
-/// Routers that a datagram may pass, for routes.
+/// The hop limit of routes, in routers.
 const HOPS: u8 = 64;
-/// Ports that a listener takes when it shares its UDP port and wants any, from the first.
+/// The ports that a listener chooses from, lowest first, if it shares its UDP port and was given port 0.
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 impl<N: Net> Iwarp<N> {
@@ -49,7 +49,7 @@ impl<N: Net> Iwarp<N> {
 
     // Ports.
 
-    /// Opens the port of an address, or of a group at an address.
+    /// Opens the UDP port of an address, or of a group at an address.
     fn open_port(&mut self, address: SocketAddr, at: Option<IpAddr>) -> Result<Key> {
         let listen = |source| Error::Listen { address, source };
         let interface = self.net.interface(at.unwrap_or(address.ip())).map_err(listen)?;
@@ -68,14 +68,14 @@ impl<N: Net> Iwarp<N> {
         Ok(key)
     }
 
-    /// Has one more id use a port.
+    /// Increments the number of ids that use a port.
     pub(super) fn use_port(&mut self, key: Key) {
         if let Some(port) = self.datagrams.ports.get_mut(key) {
             port.users += 1;
         }
     }
 
-    /// Has one id less use a port, which is closed after the last one.
+    /// Decrements the number of ids that use a port. The last one closes the port.
     fn leave_port(&mut self, key: Key) {
         let Some(port) = self.datagrams.ports.get_mut(key) else { return };
         port.users = port.users.saturating_sub(1);
@@ -87,7 +87,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// The port of an address for an id that needs no port of its own.
+    /// Returns the port of an address for an id that needs no port of its own.
     fn port_at(&mut self, ip: IpAddr) -> Result<Key> {
         let common = self.config.roce.port;
         match self.datagrams.shared(ip, common) {
@@ -120,7 +120,7 @@ impl<N: Net> Iwarp<N> {
 
     // Queue pairs.
 
-    /// Gives an id its queue pair, whose room on the completion queues is reserved.
+    /// Creates the queue pair of an id. Its room on the completion queues is reserved already.
     pub(super) fn furnish(&mut self, key: Key, attr: &QpAttr) -> Result<()> {
         let mut salt = [0];
         (self.entropy)(&mut salt);
@@ -143,7 +143,7 @@ impl<N: Net> Iwarp<N> {
         Ok(Box::new(QueuePair::new(QpId(key), attr, number, port)))
     }
 
-    /// Flushes the queues of an id, and ends what it is about.
+    /// Flushes the queues of an id and ends its query or its offer.
     pub(super) fn end_datagrams(&mut self, key: Key) -> Result<()> {
         match &self.datagram(key)?.phase {
             Phase::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
@@ -162,7 +162,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Takes what an id holds away. A peer that waits for its answer is refused.
+    /// Releases everything that an id holds. A peer that waits for its reply is rejected.
     pub(super) fn release_datagram(&mut self, key: Key, mut id: Id) {
         self.forget_question(key, &id.phase);
         if let Phase::Offered(ask, to) = &id.phase {
@@ -191,9 +191,9 @@ impl<N: Net> Iwarp<N> {
         self.leave_port(port);
     }
 
-    // Questions.
+    // Queries.
 
-    /// Forgets that an id waits for an answer, or owes one.
+    /// Forgets the query that an id has sent or received.
     fn forget_question(&mut self, key: Key, phase: &Phase) {
         match phase {
             Phase::Asking(asking) => {
@@ -210,7 +210,7 @@ impl<N: Net> Iwarp<N> {
         self.datagrams.fresh.retain(|fresh| *fresh != key);
     }
 
-    /// Changes how far an id is; returns how far it was.
+    /// Changes the phase of an id. Returns the previous one.
     pub(super) fn set_phase(&mut self, key: Key, phase: Phase) -> Option<Phase> {
         self.set_deadline(key, None);
         let before = std::mem::replace(&mut self.datagram_mut(key)?.phase, phase);
@@ -218,7 +218,7 @@ impl<N: Net> Iwarp<N> {
         Some(before)
     }
 
-    /// Ends what an id is about; the user gets `failure` as an event.
+    /// Ends the query of an id. The program receives `failure` as an event.
     pub(super) fn fail_datagram(&mut self, key: Key, failure: Option<ConnectFailure>) {
         self.set_phase(key, Phase::Dead);
         if let Some(failure) = failure {
@@ -226,12 +226,12 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Where management datagrams to a peer's service go.
+    /// Returns the UDP port to which management datagrams for a peer's service are sent.
     fn port_of_service(&self, service: u16) -> u16 {
         self.config.roce.port.unwrap_or(service)
     }
 
-    /// Asks a peer for the queue pair at its address.
+    /// Queries a peer for the queue pair at its address.
     pub(super) fn ask(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
         let Phase::Resolved(peer, until) = id.phase else {
@@ -261,7 +261,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Tells a peer that has asked which queue pair it is to send to.
+    /// Replies to the query of a peer with the queue pair to send to.
     pub(super) fn answer(&mut self, asked: Key, owner: Key, call: &'static str, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(asked)?;
         let Phase::Offered(ask, to) = &id.phase else {
@@ -283,7 +283,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Tells a peer that has asked that it is not wanted.
+    /// Rejects the query of a peer.
     pub(super) fn refuse(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
         let Phase::Offered(ask, to) = &id.phase else {
@@ -296,7 +296,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// The way to a UDP port.
+    /// Returns the route to a UDP port.
     pub(super) fn route_to(&self, address: SocketAddr) -> Route {
         let gid = match address.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

@@ -1,4 +1,4 @@
-//! Where the peers within the host come, and how far connections are that leave their TCP stream for a segment.
+//! The listener for peers within the host, and the progress of connections that leave their TCP stream for shared memory.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -8,21 +8,21 @@ use super::startup::Agreement;
 use crate::shm::greeting::{NAME_LEN, Secret};
 use crate::slab::{Key, Slab};
 
-/// The most peers that have come to the door and have not said hello. At the limit the oldest one is sent away.
+/// The largest number of accepted peers that have sent no hello. At the limit the oldest one is closed.
 const MAX_VISITORS: usize = 64;
 
-/// How far a connection is on its way out of its stream.
+/// The setup of shared memory for one connection.
 #[derive(Debug)]
 pub(super) enum Meeting<S> {
-    /// Passive side: the peer was made an offer.
+    /// Passive side: the offer is sent to the peer.
     Offered(Secret),
-    /// Passive side: the peer has come, and its segment was accepted.
+    /// Passive side: the peer has connected, and its segment was accepted.
     Met(SocketId, S),
-    /// Active side: the peer was sent a segment.
+    /// Active side: the segment is sent to the peer.
     Greeted(Box<Greeted<S>>),
 }
 
-/// What the active side goes on with, whether the peer accepts its segment or not.
+/// The state with which the active side continues, in shared memory or on its stream.
 #[derive(Debug)]
 pub(super) struct Greeted<S> {
     pub(super) socket: SocketId,
@@ -32,7 +32,7 @@ pub(super) struct Greeted<S> {
 }
 
 impl<S> Meeting<S> {
-    /// The Unix socket.
+    /// Returns the Unix socket.
     pub(super) fn socket(&self) -> Option<SocketId> {
         match self {
             Self::Offered(_) => None,
@@ -42,30 +42,30 @@ impl<S> Meeting<S> {
     }
 }
 
-/// Somebody who has come to the door, and has not said hello.
+/// An accepted peer that has sent no hello.
 #[derive(Debug)]
 pub(super) struct Visitor {
     pub(super) socket: SocketId,
     deadline: Instant,
 }
 
-/// The listener where the peers of offers come, and those who have come and have not said hello.
+/// The listener for peers with an offer, and the accepted peers that have sent no hello.
 #[derive(Debug, Default)]
 pub(super) struct Door {
     pub(super) open: Option<(SocketId, [u8; NAME_LEN])>,
     pub(super) visitors: Slab<Visitor>,
-    /// Nobody is let in before that time: there were no descriptors.
+    /// No peer is accepted before this time, because the system had no descriptors.
     pub(super) rests_until: Option<Instant>,
     by_age: VecDeque<Key>,
 }
 
 impl Door {
-    /// Whether a visitor has until `at`.
+    /// Returns true if `at` is the deadline of a peer.
     pub(super) fn is_due(&self, key: Key, at: Instant) -> bool {
         self.visitors.get(key).is_some_and(|visitor| visitor.deadline == at)
     }
 
-    /// Adds a visitor. Returns the one that has to go for it.
+    /// Adds a peer. Returns the one that must be closed to make room.
     pub(super) fn add(&mut self, socket: SocketId, deadline: Instant) -> (Key, Option<Visitor>) {
         let oldest = if self.visitors.len() < MAX_VISITORS { None } else { self.oldest() };
         let key = self.visitors.insert(Visitor { socket, deadline });
@@ -86,17 +86,17 @@ impl Door {
     }
 }
 
-/// What a provider has of its connections within the host.
+/// The connections of a provider within the host.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    /// Where peers come.
+    /// The listener for peers within the host.
     pub(super) door: Door,
-    /// Number of links.
+    /// The number of links.
     pub(super) count: usize,
-    /// The hot ones, each with the rounds since something came for it.
+    /// The hot links, each with the number of rounds since its last input.
     pub(super) hot: Vec<(Key, u32)>,
     /// Rounds of a busy poll.
     pub(super) rounds: u32,
-    /// Some hot link is not armed, or may not be.
+    /// True if some hot link may not be armed.
     pub(super) unarmed: bool,
 }

@@ -1,4 +1,4 @@
-//! The completion channel and the deadlines: bytes move, and connections end.
+//! The completion channel and the deadlines: moves bytes and ends connections.
 
 use std::cmp::Reverse;
 use std::io;
@@ -19,17 +19,17 @@ use crate::provider::Drive;
 use crate::slab::Key;
 use crate::soft::resources::Resources;
 
-/// With one connection, one in so many rounds of a busy poll looks at all sockets; the others read from that connection
-/// only.
+/// With one connection, one in this many rounds of a busy poll checks all sockets. The other rounds read from that connection only.
 pub(super) const SPIN_FULL: u32 = 8;
-/// Most receive calls for one connection before the next one has its turn.
+/// The largest number of receive calls for one connection before the next connection is served.
 const RECEIVES: usize = 4;
-/// Most connections to receive from before what has arrived is handled. What they and their messages take is still in the caches then.
+/// The largest number of connections to receive from before the received data is processed. This keeps the data of these connections in the
+/// caches.
 const SERVED: usize = 32;
 
 /// The result of a receive call.
 enum Received {
-    /// The number of bytes, and whether the socket had no more.
+    /// The number of bytes, and true if the socket was drained.
     Bytes(usize, bool),
     Nothing,
     End,
@@ -37,10 +37,10 @@ enum Received {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// Moves bytes and runs timers. Returns whether there is more to do.
+    /// Moves bytes and runs timers. Returns true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive_round(now, drive);
-        // Whoever has armed all queues may sleep now.
+        // A caller that has armed all queues may sleep now.
         let sleeps = self.links.unarmed && (drive == Drive::Full || self.resources.cqs.are_all_armed());
         (sleeps && self.arm_links()) || more
     }
@@ -70,11 +70,11 @@ impl<N: Net> Iwarp<N> {
                 return more;
             }
         }
-        // Without a connection there is nothing to poll for: what is left to be sent has its edges, and timers a deadline.
+        // Without a connection there is nothing to poll: unsent bytes have their edges, and timers have a deadline.
         if drive == Drive::Spin && self.live == 0 && self.ready.is_empty() {
             return false;
         }
-        // Take all edges, so that `has_unread` is complete. Each socket has one at most, which bounds the rounds.
+        // Takes all edges, so that `has_unread` is complete. Each socket has at most one, which bounds the rounds.
         let mut more = true;
         for _ in 0..self.live + 2 {
             more = self.collect(Channel::Completion, now).unwrap_or_else(|error| {
@@ -102,7 +102,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Takes edges of a channel and acts on them. Returns whether there are more.
+    /// Takes edges of a channel and handles them. Returns true if more remain.
     pub(super) fn collect(&mut self, channel: Channel, now: Instant) -> io::Result<bool> {
         let mut edges = std::mem::take(&mut self.edges);
         let more = self.net.poll(channel, &mut edges);
@@ -149,8 +149,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Serves a live connection that has left the ready ring: continues an unfinished transmission, and receives within the
-    /// connection's budget. Returns `true` if the connection has to go back to the ring: bytes may be left, or sending has failed.
+    /// Serves a live connection that has left the ready queue: continues an unfinished transmission, and receives within the connection's
+    /// budget. Returns true if the connection must return to the queue: bytes may remain, or sending has failed.
     fn receive(&mut self, key: Key, now: Instant) -> bool {
         let mut budget = self.config.receive_budget;
         for round in 0..RECEIVES {
@@ -190,7 +190,7 @@ impl<N: Net> Iwarp<N> {
                 }
                 Received::End => {
                     let cause = peer_has_gone(qp.is_at_boundary());
-                    // A peer that goes on in shared memory has begun there before.
+                    // A peer that continues in shared memory has started there before it closes the stream.
                     if !self.follow(key, now) {
                         self.end(key, cause, None, now);
                     }
@@ -209,7 +209,7 @@ impl<N: Net> Iwarp<N> {
             }
             let cost = endpoint.pace.cost(octets, fpdus, self.config.receive_budget);
             endpoint.readable = !drained;
-            // If sending fails below, `transmit` puts the connection into the ring.
+            // If sending fails below, `transmit` puts the connection into the ready queue.
             let is_broken = endpoint.broken.is_some();
             if qp.is_held() && qp.has_received() {
                 if self.config.shared_memory == SharedMemoryPolicy::Require {
@@ -282,7 +282,7 @@ impl<N: Net> Iwarp<N> {
             }
             Err(error) => error,
         };
-        // The peer's last words, such as a Terminate, may still be there to read.
+        // The last bytes of the peer, such as a Terminate, may still be readable.
         endpoint.broken = Some(error);
         endpoint.closed = true;
         self.enqueue(key);
@@ -306,7 +306,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Raises `Established`, if that was not done before.
+    /// Raises `Established`, unless it was raised before.
     pub(super) fn announce(&mut self, key: Key) {
         if let Some(endpoint) = self.endpoints.get_mut(key).filter(|endpoint| !endpoint.announced) {
             endpoint.announced = true;
@@ -316,8 +316,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a live connection: flushes its queues and raises one event. The peer gets what was framed, and a Terminate
-    /// if there is one, unless it is gone.
+    /// Ends a live connection: flushes its queues and raises one event. Unless the connection is lost, the peer receives the framed bytes
+    /// and, if there is one, a Terminate.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -350,7 +350,7 @@ impl<N: Net> Iwarp<N> {
         self.raise(key, kind);
     }
 
-    /// Acts on the deadlines that have passed.
+    /// Handles the deadlines that have passed.
     pub(super) fn timers(&mut self, now: Instant) {
         self.time_questions(now);
         while let Some(&Reverse((at, owner))) = self.deadlines.peek() {
@@ -358,7 +358,7 @@ impl<N: Net> Iwarp<N> {
             if due && at > now {
                 break;
             }
-            // Entries that no longer count are removed even before their time, so that nobody is woken for them.
+            // Entries that no longer count are removed even before their time, so that they wake no caller.
             self.deadlines.pop();
             if !due {
                 continue;
@@ -419,7 +419,7 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Why a connection has ended whose peer has closed its side.
+/// Returns the reason why a connection ended after its peer closed the stream.
 pub(super) const fn peer_has_gone(at_boundary: bool) -> DisconnectCause {
     if at_boundary { DisconnectCause::Peer } else { DisconnectCause::Truncated }
 }

@@ -26,50 +26,49 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// Why the attempt failed if its TCP connection could not be made. The second connection of an attempt, for
-    /// revision 1, is tried only because the peer has closed the first; then that is the reason, whatever happens to
-    /// the second.
+    /// Returns the reason why the attempt failed if its TCP connection failed. The second connection of an attempt, for revision 1, is
+    /// tried only after the peer closed the first one. The first closure is then the reason, whatever happens to the second connection.
     pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
         if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
     }
 }
 
-/// Whether a listener takes connections.
+/// The state of a listener: accepting or paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepting {
-    /// It takes them when an edge says that there are some.
+    /// Accepts connections when an edge reports them.
     Yes,
-    /// It waits until the endpoint's deadline, because the system had no descriptor or no memory for the last one.
+    /// Paused until the endpoint's deadline, because the system had no descriptor or no memory for the last connection.
     Later,
-    /// It waits until a handshake is done, or until the endpoint's deadline, when a half-open one may be ended.
+    /// Paused until a handshake finishes, or until the endpoint's deadline, when a half-open connection may be evicted.
     WhenThereIsRoom,
 }
 
 #[derive(Debug)]
 pub(crate) enum State {
     Listening(Accepting),
-    /// Passive side: the request is being read, and the user does not know of it yet.
+    /// Passive side: the request is being read. The program does not know of it yet.
     Requesting {
         reader: Box<FrameReader>,
         listener: CmId,
         peer: SocketAddr,
         ticket: Ticket,
     },
-    /// Passive side: the user decides between accept and reject.
+    /// Passive side: the program decides between accept and reject.
     Offered(Asked),
-    /// Active side: the address is known, and there is no socket yet.
+    /// Active side: the address is known, and no socket exists yet.
     Resolved(SocketAddr),
     /// Active side: TCP is connecting.
     Connecting(Box<Attempt>, SocketAddr),
     /// Active side: the request is sent, and the reply is being read.
     Replying(Box<Attempt>, SocketAddr),
-    /// Active side: the reply has come, and the peer is being met within the host.
+    /// Active side: the reply has arrived, and shared memory is being set up with the peer.
     Meeting(SocketAddr),
     /// The connection is up, and FPDUs flow.
     Live,
-    /// The connection has ended; the endpoint waits for the user to destroy it.
+    /// The connection has ended. The endpoint waits for the program to destroy it.
     Dead,
-    /// It is an id for datagrams.
+    /// The endpoint is an id for datagrams.
     Datagram(Box<Id>),
 }
 
@@ -87,7 +86,7 @@ impl State {
         }
     }
 
-    /// Whether this is a handshake that a peer started and that is not finished.
+    /// Returns true if this is an unfinished handshake that a peer started.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(self, Self::Requesting { .. } | Self::Offered(_))
     }
@@ -99,31 +98,30 @@ pub(crate) struct Endpoint<S> {
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
-    /// Instead of that, the queue pair of a connection that has left its stream for shared memory. `socket` is its Unix socket then.
+    /// The queue pair of a connection that has left its stream for shared memory. `qp` is `None` then, and `socket` is the Unix socket.
     pub(super) link: Option<Box<Link<S>>>,
-    /// How far a connection is that may leave its stream.
+    /// The progress of a connection that may leave its stream.
     pub(super) meeting: Option<Box<Meeting<S>>>,
-    /// A startup frame to be sent, and how many of its bytes are sent.
+    /// A startup frame to be sent, and the number of its bytes that are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
-    /// Whether `Established` was raised.
+    /// True once `Established` was raised.
     pub(crate) announced: bool,
-    /// Whether there may be bytes to read.
+    /// True if there may be bytes to read.
     pub(crate) readable: bool,
-    /// Whether the peer's stream has ended or failed behind the bytes that are there. Then a short read does not mean
-    /// that the socket is drained.
+    /// True if the peer's stream has ended or failed behind the unread bytes. A short read does not mean then that the socket is drained.
     pub(crate) closed: bool,
-    /// Whether it is in the ready ring.
+    /// True if the connection is in the ready queue.
     pub(crate) queued: bool,
-    /// Whether sending stopped at its budget.
+    /// True if sending stopped at its budget.
     pub(crate) unfinished: bool,
-    /// Why sending failed. What the peer sent before is still read.
+    /// The error that sending failed with. The bytes that the peer sent before are still read.
     pub(crate) broken: Option<io::Error>,
-    /// Number of transmissions, modulo 2^32; the segment size is read again after each 1,024.
+    /// Number of transmissions, modulo 2^32. The segment size is read again after each 1,024.
     pub(crate) transmissions: u32,
-    /// When the stream last went on ([`Pace::hears`]), at first when the connection was made.
+    /// The time of the last sign of life ([`Pace::hears`]), initially the time at which the connection was made.
     pub(crate) last_heard: Option<Instant>,
-    /// How much is received at a time.
+    /// The amount that is received at a time.
     pub(super) pace: Pace,
 }
 
@@ -150,7 +148,7 @@ impl<S> Endpoint<S> {
         }
     }
 
-    /// Puts the connection at the end of the ready ring, unless it is in it. `key` is its own.
+    /// Puts the connection, whose key is `key`, at the end of the ready queue, unless it is in the queue.
     #[inline]
     pub(crate) fn enqueue(&mut self, key: Key, ready: &mut VecDeque<Key>) {
         if !self.queued {
@@ -159,7 +157,7 @@ impl<S> Endpoint<S> {
         }
     }
 
-    /// Sends the rest of the startup frame. Returns whether all of it is out.
+    /// Sends the remaining bytes of the startup frame. Returns true when all of it is sent.
     pub(crate) fn send_frame(&mut self, net: &mut impl Net) -> io::Result<bool> {
         let Some(socket) = self.socket else { return Ok(false) };
         while self.frame_sent < self.frame.len() {
@@ -177,12 +175,12 @@ impl<S> Endpoint<S> {
         Ok(true)
     }
 
-    /// Whether there is something to send that waits for room in the socket.
+    /// Returns true if there is output that waits for room in the socket.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.frame.is_empty() || self.qp.as_ref().is_some_and(|qp| qp.has_output())
     }
 
-    /// The rest of the startup frame, with `more` behind it.
+    /// Returns the unsent bytes of the startup frame, followed by `more`.
     pub(crate) fn unsent(&mut self, more: Vec<u8>) -> Vec<u8> {
         if self.frame_sent >= self.frame.len() {
             return more;
@@ -193,7 +191,7 @@ impl<S> Endpoint<S> {
     }
 }
 
-/// Why a connection that was up has ended, from the error of its socket.
+/// Returns the reason why an established connection ended, from the error of its socket.
 pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
@@ -203,7 +201,7 @@ pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     }
 }
 
-/// Why a connection did not come up, from the error of its socket.
+/// Returns the reason why a connection was not established, from the error of its socket.
 pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
@@ -219,7 +217,7 @@ pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// Why a connection did not come up that ended between accept and the peer's first bytes.
+/// Returns the reason why a connection was not established that ended between accept and the peer's first bytes.
 pub(crate) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
         DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,

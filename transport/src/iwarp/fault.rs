@@ -1,18 +1,18 @@
-//! Faults: why a stream cannot go on.
+//! Faults: the reasons why a stream cannot continue.
 
 use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
 use super::wire::opcode::UNTAGGED_HEADER_LEN;
 use super::wire::{HeaderError, Quote, Terminate, TerminateCause, Untagged};
 use crate::wc::WcStatus;
 
-/// Faults: why a stream cannot go on.
+/// The reasons why a stream cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The peer broke the protocol. It gets a Terminate with this cause and a quote of the headers at fault.
+    /// The peer violated the protocol. It gets a Terminate with this cause and a quote of the headers at fault.
     Violation(TerminateCause, Option<Quote>),
-    /// The peer says, in a Terminate, that we broke the protocol.
+    /// The peer sent a Terminate: this provider violated the protocol.
     Terminated(Option<Terminate>),
-    /// A work request of this side cannot be done.
+    /// A local work request failed.
     WorkRequest(WcStatus),
 }
 
@@ -22,14 +22,14 @@ impl From<TerminateCause> for Fault {
     }
 }
 
-/// A violation that was found behind the header of a segment.
+/// Returns the fault for a violation that was found behind the header of a segment.
 pub(crate) fn violation(cause: TerminateCause, header: &Untagged) -> Fault {
     let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
     header.emit_into(header.opcode.min_ulpdu_len().max(UNTAGGED_HEADER_LEN as u16), &mut bytes);
     Fault::Violation(cause, Quote::new(&bytes))
 }
 
-/// The fault for a header that cannot be parsed.
+/// Returns the fault for a header that cannot be parsed.
 pub(crate) fn refuse(error: &HeaderError, bytes: &[u8], extensions: bool) -> Fault {
     let extension = match error {
         HeaderError::TooShort { opcode: Some(opcode), .. } | HeaderError::TooLong { opcode, .. } => {

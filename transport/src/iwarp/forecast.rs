@@ -1,6 +1,6 @@
-//! What a stream is expected to bring next, from what it has brought.
+//! The forecast of a stream: predicts the next segments from the last ones.
 //!
-//! A wrong forecast costs a copy and nothing else, see [`Intake`].
+//! A wrong forecast costs one copy and nothing else; see [`Intake`].
 
 use super::intake::Intake;
 use super::placement::Place;
@@ -9,10 +9,10 @@ use super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::CRC_LEN;
 use crate::soft::receive_queue::ReceiveQueue;
 
-/// Segments with payloads from this length on, bytes, are expected to have more of their kind behind them.
+/// Segments with payloads of at least this length, bytes, are expected to be followed by more of their kind.
 const BULK: usize = 8 * 1024;
 
-/// The kinds of segments with payload for memory of the user.
+/// The kinds of segments whose payload goes to memory of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Send,
@@ -20,25 +20,25 @@ pub(crate) enum Kind {
     Write,
 }
 
-/// The place in the stream where a plan begins.
+/// The position in the stream where a plan begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
-    /// Octets in front of the next header, behind the payload that has begun.
+    /// Octets in front of the next header, behind the payload in progress.
     pub(crate) gap: usize,
-    /// Octets of the next header that have come.
+    /// Octets of the next header that have arrived.
     pub(crate) carried: usize,
-    /// Octets of payload that are still to come, and whether its segment is the last of its message.
+    /// Octets of payload that are still to arrive, and true if their segment is the last of its message.
     pub(crate) left: usize,
     pub(crate) last: bool,
 }
 
-/// See the [module](self).
+/// The forecast of one stream; see the [module](self).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forecast {
     kind: Kind,
     /// Payload of the first segment of the last message, bytes.
     segment: usize,
-    /// Length of the last Send that has ended, bytes.
+    /// Length of the last complete Send, bytes.
     message: usize,
 }
 
@@ -47,7 +47,7 @@ impl Forecast {
         Self { kind: Kind::Send, segment: 0, message: 0 }
     }
 
-    /// Takes note of a segment; `first` says that it begins a message.
+    /// Records a segment. `first` is true if it begins a message.
     #[inline]
     pub(crate) fn saw(&mut self, kind: Kind, len: usize, first: bool) {
         if first || kind != self.kind {
@@ -55,24 +55,24 @@ impl Forecast {
         }
     }
 
-    /// Takes note of the length of a Send.
+    /// Records the length of a complete Send.
     #[inline]
     pub(crate) fn ended(&mut self, message: usize) {
         self.message = message;
     }
 
-    /// Whether there are large payloads.
+    /// Returns true if the stream has large payloads.
     #[inline]
     pub(crate) const fn is_bulk(&self) -> bool {
         self.segment >= BULK
     }
 
-    /// Whether the last segment was one of a Write.
+    /// Returns true if the last segment belonged to a Write.
     pub(crate) fn is_of_writes(&self) -> bool {
         self.kind == Kind::Write
     }
 
-    /// Plans what comes behind the payload that has begun.
+    /// Plans the segments behind the payload in progress.
     pub(crate) fn plan(
         &self,
         intake: &mut Intake,
@@ -82,14 +82,14 @@ impl Forecast {
         requester: &Requester,
     ) {
         let header = if self.kind == Kind::Send { UNTAGGED_FPDU_HEADER_LEN } else { TAGGED_FPDU_HEADER_LEN };
-        // A header of which more has come is one of another kind.
+        // A header of which more octets have arrived is of another kind.
         let Some(gap) = header.checked_sub(start.carried).filter(|&left| left > 0).map(|left| start.gap + left) else {
             return;
         };
         match self.kind {
             Kind::Send => self.sends(intake, start, gap, queue, shared),
             Kind::Response => self.responses(intake, start, gap, requester),
-            // Where the next Write goes only its header says.
+            // Only the header of the next Write tells where its payload goes.
             Kind::Write => intake.end(gap),
         }
     }
@@ -99,7 +99,7 @@ impl Forecast {
         if start.last {
             (nth, offset) = (1, 0);
         }
-        // A shared receive is this connection's when its message begins.
+        // A shared receive belongs to this connection only when its message begins.
         while let Some(sge) = queue.expected(nth).filter(|_| nth == 0 || !shared) {
             let message = if self.message > offset { self.message.min(sge.len()) } else { sge.len() };
             let len = self.segment.min(message.saturating_sub(offset));
@@ -119,8 +119,8 @@ impl Forecast {
         let mut begun = start.left;
         for (nth, read) in requester.reads().enumerate() {
             let mut done = read.done as usize + std::mem::take(&mut begun);
-            // What is taken out of one sink must not have been overwritten in another. The order of their addresses decides nothing: it
-            // differs from one run to the next.
+            // Data that is spilled out of one sink must not have been overwritten through another. The order of the addresses must decide
+            // nothing: it differs from one run to the next.
             if requester.reads().take(nth).any(|other| read.overlaps(other)) {
                 return intake.end(gap);
             }
@@ -134,11 +134,11 @@ impl Forecast {
                 gap = trailer(TAGGED_FPDU_HEADER_LEN + len) + TAGGED_FPDU_HEADER_LEN;
             }
         }
-        // No more answers are due: what comes next is something else, and staged.
+        // No more responses are due: the next segment is of another kind, and is staged.
     }
 }
 
-/// Octets behind an FPDU of that many, with its length field: pad and CRC.
+/// Returns the length of pad and CRC behind the first `fpdu` octets of an FPDU: its length field and its ULPDU.
 const fn trailer(fpdu: usize) -> usize {
     (fpdu.wrapping_neg() & 3) + CRC_LEN
 }

@@ -1,25 +1,25 @@
-//! The handshakes that peers have begun, and those of them whose peers have not sent a complete request yet.
+//! The unfinished handshakes that peers have started, and the half-open ones among them, which lack a complete request.
 //!
-//! A peer that connects and says nothing costs a socket, an endpoint and the room for one startup frame, and may not
-//! keep others from connecting. So their number is limited, altogether and per host; at a limit the oldest gives way
-//! once it has had a short time to send its request.
+//! A peer that connects and sends nothing costs a socket, an endpoint and the room for one startup frame, and must not exclude other peers.
+//! The number of these handshakes is therefore limited, in total and per host. At a limit the oldest one is evicted, once it has had a
+//! short time to send its request.
 
 use std::collections::VecDeque;
 
 use crate::newcomers::{Host, Newcomers};
 use crate::slab::Key;
 
-/// The handshakes that peers have begun with a provider.
+/// The handshakes that peers have started with a provider.
 #[derive(Debug, Default)]
 pub(super) struct Handshakes {
-    /// How many are not finished.
+    /// The number of unfinished handshakes.
     pub(super) unfinished: usize,
-    /// The endpoints of those whose request has not come.
+    /// The endpoints whose request has not arrived.
     pub(super) half_open: Newcomers<Key>,
-    /// The host that has more of the latter than it may.
+    /// The host with more half-open connections than its limit.
     pub(super) crowd: Option<Host>,
     /// Listeners that wait for room.
     pub(super) paused: Vec<Key>,
-    /// Listeners that may have more connections to accept; no key is the door (`meeting.rs`).
+    /// Listeners that may have more connections to accept. [`Key::NONE`] is the listener for peers within the host (`meeting.rs`).
     pub(super) backlog: VecDeque<Key>,
 }

@@ -1,4 +1,4 @@
-//! Connect requests that move from one provider to another: a socket whose MPA request is already read.
+//! Handover of connect requests to another provider: sockets whose MPA request is already read.
 
 use std::io;
 use std::io::Write;
@@ -15,18 +15,17 @@ use crate::cm::{CmId, Detached};
 use crate::error::{Error, Result};
 use crate::provider::{DeviceId, Provider};
 
-/// A connect request on its way between two providers. It has no queue pair yet.
+/// A connect request in transit between two providers. It has no queue pair yet.
 #[derive(Debug)]
 struct Request {
-    /// The socket, until a provider takes it.
+    /// The socket, until a provider adopts it.
     socket: Option<OwnedFd>,
     asked: Asked,
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // No provider has taken the request, so the peer is rejected. Nothing was sent before, so the socket has room
-        // for the reply.
+        // No provider has adopted the request, so the peer is rejected. Nothing was sent before, so the socket has room for the reply.
         if let Some(socket) = self.socket.take() {
             if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[])) {
                 log::debug!("cannot tell a peer that it is rejected: {error}");

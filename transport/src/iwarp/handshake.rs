@@ -1,4 +1,4 @@
-//! The connection-manager channel: connections are accepted and opened, startup frames are read and answered.
+//! The connection-manager channel: accepts and opens connections, reads startup frames and replies to them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,12 +18,12 @@ use crate::newcomers::Host;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// The most connections that are accepted at a time, and the most rounds of looking for more in one call of the getter.
+/// The largest number of connections that are accepted at a time, and of rounds that look for more in one call of the getter.
 const ACCEPTS: usize = 64;
 const ROUNDS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// The next event. Edges are handled when no event is queued.
+    /// Returns the next event. Handles edges if no event is queued.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
             if let Some(event) = self.cm_events.pop_front() {
@@ -43,12 +43,12 @@ impl<N: Net> Iwarp<N> {
                 return Ok(None);
             }
         }
-        // The rest waits for the next call, which this wakes the caller for.
+        // The remaining edges are handled in the next call, for which this wakes the caller.
         self.net.wake(Channel::Cm);
         Ok(self.cm_events.pop_front())
     }
 
-    /// Takes connections of a listener.
+    /// Accepts connections of a listener.
     pub(super) fn accept_some(&mut self, key: Key, now: Instant) {
         let Some(Endpoint { state: State::Listening(Accepting::Yes), socket: Some(socket), .. }) =
             self.endpoints.get(key)
@@ -71,7 +71,7 @@ impl<N: Net> Iwarp<N> {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // A connection that has sent nothing gives up its descriptor and memory.
+                    // A connection that has sent nothing yields its descriptor and memory.
                     _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
                         log::warn!(
@@ -86,7 +86,7 @@ impl<N: Net> Iwarp<N> {
         self.handshakes.backlog.push_back(key);
     }
 
-    /// Makes a listener wait, until a time if there is one.
+    /// Pauses a listener, until `until` if it is `Some`.
     fn rest(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.state = State::Listening(accepting);
@@ -94,7 +94,7 @@ impl<N: Net> Iwarp<N> {
         self.set_deadline(key, until);
     }
 
-    /// Lets the listeners that wait for room try again.
+    /// Resumes the listeners that wait for room.
     pub(super) fn resume(&mut self) {
         if self.handshakes.paused.is_empty() {
             return;
@@ -106,8 +106,8 @@ impl<N: Net> Iwarp<N> {
         self.net.wake(Channel::Cm);
     }
 
-    /// Makes room for one more handshake by ending the oldest half-open ones. On failure, returns when that will be
-    /// possible; it may become possible earlier, when another handshake is done.
+    /// Makes room for one more handshake by evicting the oldest half-open ones. On failure, returns the time at which that will be
+    /// possible. It becomes possible earlier if another handshake finishes.
     fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
         while let Some(host) = self.handshakes.crowd {
             if self.handshakes.half_open.count_of(host) <= self.config.handshakes_per_peer() {
@@ -122,7 +122,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Ends the oldest half-open connection, of one host or of all, if its grace is over. On failure, returns when it
+    /// Evicts the oldest half-open connection, of one host or of all, if its grace is over. On failure, returns the time at which the grace
     /// will be over, if there is such a connection.
     fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
         let oldest = self.handshakes.half_open.oldest(host).ok_or(None)?;
@@ -137,7 +137,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Begins the handshake with a peer that has connected.
+    /// Starts the handshake with a peer that has connected.
     fn requested(&mut self, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
         let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
@@ -152,7 +152,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Goes on with a handshake after an edge on its socket.
+    /// Continues a handshake after an edge on its socket.
     pub(super) fn advance(&mut self, key: Key, now: Instant) {
         match self.endpoints.get(key).map(|endpoint| &endpoint.state) {
             Some(State::Requesting { .. }) => self.read_request(key, now),
@@ -208,14 +208,14 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Removes an endpoint that the user does not know, with its socket.
+    /// Removes an endpoint that the program does not know, with its socket.
     fn drop_socket(&mut self, key: Key) {
         if let Some(socket) = self.remove(key) {
             self.close(socket, false);
         }
     }
 
-    /// Removes an endpoint and its queue pair; its socket is left to the caller.
+    /// Removes an endpoint and its queue pair. The caller handles the returned socket.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
         if let Some(State::Datagram(id)) = self.transition(key, State::Dead) {
             self.release_datagram(key, *id);
@@ -245,7 +245,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends an attempt to connect that has no socket.
+    /// Fails a connection attempt that has no socket.
     fn fail_now(&mut self, key: Key, failure: ConnectFailure) {
         self.transition(key, State::Dead);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -257,7 +257,7 @@ impl<N: Net> Iwarp<N> {
         self.raise(key, CmEventKind::ConnectFailed(failure));
     }
 
-    /// Ends a handshake. The user gets `failure` as an event, and the peer gets the bytes `rest`, if there are any.
+    /// Ends a handshake. The program receives `failure` as an event, and the peer receives the bytes `rest`; both are optional.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
         self.transition(key, State::Dead);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
@@ -310,7 +310,7 @@ impl<N: Net> Iwarp<N> {
         let header = match read_frame(&mut self.net, socket, &mut attempt.reader) {
             Ok(Some(header)) => header,
             Ok(None) => {
-                // Without the request there will be no answer. What the peer has sent before counts more than this error.
+                // Without the request there will be no reply. The bytes that the peer sent before have priority over this error.
                 if let Err(error) = sent {
                     let failure = attempt.failure(&error);
                     self.fail(key, Some(failure), None, now);
@@ -342,7 +342,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Tries again with MPA revision 1, over a new TCP connection: some peers close the connection on revision 2.
+    /// Tries again with MPA revision 1 over a new TCP connection, because some peers close the connection on revision 2.
     fn retry(&mut self, key: Key, socket: SocketId, peer: SocketAddr) {
         log::debug!("{peer}: no answer to MPA revision 2, trying revision 1");
         self.close(socket, false);
@@ -370,7 +370,7 @@ impl<N: Net> Iwarp<N> {
             }
         }
         if role == Role::Responder {
-            // Wait for a client that promised to speak first; give any other client the time to read the reply.
+            // Waits for a client that promised to send first. Gives any other client the time to read the reply.
             let wait = if agreement.rtr.is_some() {
                 self.config.ready_timeout
             } else {
@@ -383,12 +383,12 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Whether the system had no descriptor or no memory for a connection (`accept`(2)).
+/// Returns true if the system had no descriptor or no memory for a connection (`accept`(2)).
 pub(super) fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Reads what has come of a startup frame. Returns the header when the frame is complete.
+/// Reads the available bytes of a startup frame. Returns the header when the frame is complete.
 fn read_frame(
     net: &mut impl Net,
     socket: SocketId,

@@ -1,10 +1,10 @@
-//! Where one receive call puts the next octets of a stream.
+//! The destinations of one receive call in a stream.
 //!
-//! What comes is staged, and copied to its place when it is known. Of large payloads the place is known before: the
-//! rest of the current one, and those of the segments that are expected behind it. A receive call then has a piece for
-//! each of them, and the headers and trailers between them are staged. If the stream goes on otherwise, what lies
-//! in the wrong place is copied out and taken in order. Only memory that nobody looks at before its work request
-//! completes is used for what is expected: posted receives, and memory that Reads of this side fill.
+//! Received octets are staged and copied to their destination once it is known. For large payloads it is known in advance: the remaining
+//! part of the current payload, and the payloads of the segments that are expected behind it. The receive call then has one slice for each
+//! of them, and stages the headers and trailers in between. If the forecast was wrong, the octets in the wrong destination are copied out
+//! and processed in order. Expected payloads are received only into memory that the program may not read before its work request completes:
+//! posted receives, and the sinks of local Reads.
 
 use std::io;
 
@@ -15,32 +15,33 @@ use crate::mem::{MAX_SLICES, RecvSlice};
 use crate::slab::Key;
 use crate::soft::keys::KeyTable;
 
-/// Octets that are staged by one receive call.
+/// The largest number of octets that one receive call stages.
 const STAGED: usize = 256 * 1024;
-/// Room for what is between two payloads: pad, CRC and header.
+/// Room for the octets between two payloads: pad, CRC and header.
 const GAP: usize = 32;
 const _: () = assert!(3 + CRC_LEN + UNTAGGED_FPDU_HEADER_LEN <= GAP);
-/// Most places of a call: each is a slice with one in front of it, and one is behind the last.
+/// The largest number of destinations of a call. Each has its own slice and one for the gap in front of it; one more slice is behind the
+/// last.
 const PLACES: usize = (MAX_SLICES - 1) / 2;
 
-/// A place, and the number of octets of the stream in front of it.
+/// A destination, and the number of octets of the stream in front of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) gap: usize,
     pub(crate) place: Place,
 }
 
-/// See the [module](self).
+/// The plan and the buffers of receive calls; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Intake {
     steps: Vec<Step>,
-    /// Octets to be staged behind the last place.
+    /// Octets to be staged behind the last destination.
     tail: usize,
-    /// Octets to be received besides the rest of a payload that has begun.
+    /// Octets to be received besides the remaining part of the payload in progress.
     room: usize,
-    /// What is staged: a part for each gap, and the tail behind them.
+    /// The staged octets: a part for each gap, and the tail behind them.
     staging: Box<[u8]>,
-    /// Octets that were not where they belong.
+    /// Octets that were received into the wrong destination.
     spilled: Vec<u8>,
 }
 
@@ -55,12 +56,12 @@ impl Intake {
         }
     }
 
-    /// A buffer for what nobody wants.
+    /// Returns a buffer for octets to discard.
     pub(crate) fn scratch(&mut self) -> &mut [u8] {
         &mut self.staging
     }
 
-    /// Begins a plan for a call that is to bring at most `room` octets besides the rest of a payload: all are staged.
+    /// Begins the plan of a call that receives at most `room` octets besides the remaining part of a payload. All of them are staged.
     #[inline]
     pub(crate) fn begin(&mut self, room: usize) {
         self.steps.clear();
@@ -68,12 +69,12 @@ impl Intake {
         self.tail = room.min(STAGED);
     }
 
-    /// Adds the rest of a payload that has begun.
+    /// Adds the remaining part of the payload in progress.
     pub(crate) fn rest(&mut self, place: Place) {
         self.steps.push(Step { gap: 0, place });
     }
 
-    /// Adds a place that is expected behind `gap` octets. Returns false if the call is long enough without.
+    /// Adds an expected destination behind `gap` octets. Returns false if the call is long enough without it.
     pub(crate) fn expect(&mut self, gap: usize, place: Place) -> bool {
         let fits = self.steps.len() < PLACES && gap <= GAP && gap + place.len() <= self.room;
         if fits {
@@ -88,24 +89,24 @@ impl Intake {
         self.tail = self.tail.min(tail);
     }
 
-    /// The places, with what is in front of each.
+    /// Returns a destination, with the number of octets in front of it.
     #[inline]
     pub(crate) fn step(&self, index: usize) -> Option<Step> {
         self.steps.get(index).copied()
     }
 
-    /// The first `len` octets in front of a place.
+    /// Returns the first `len` octets in front of a destination.
     pub(crate) fn gap(&self, index: usize, len: usize) -> &[u8] {
         self.staging.get(index * GAP..index * GAP + len).unwrap_or_default()
     }
 
-    /// The first `len` octets behind the last place.
+    /// Returns the first `len` octets behind the last destination.
     #[inline]
     pub(crate) fn tail(&self, len: usize) -> &[u8] {
         self.staging.get(PLACES * GAP..PLACES * GAP + len).unwrap_or_default()
     }
 
-    /// Makes the call. Returns the number of octets that have come, and whether the socket had no more.
+    /// Makes the call. Returns the number of received octets, and true if the socket was drained.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -147,7 +148,7 @@ impl Intake {
             used += 1;
         }
         if used < steps.len() {
-            // The region was taken back: what comes is staged.
+            // The region was revoked: the octets are staged.
             *tail = STAGED;
         }
         slices[count] = RecvSlice::new(&mut rest[..*tail]);
@@ -157,7 +158,8 @@ impl Intake {
         Ok((n.min(capacity), n < capacity))
     }
 
-    /// Takes out the `left` octets that a call has put behind the first `from` octets of a place. `None` if its region is gone.
+    /// Copies out the `left` octets that a call has put behind the first `from` octets of a destination. Returns `None` if its region was
+    /// revoked.
     pub(crate) fn spill(&mut self, index: usize, from: usize, mut left: usize, keys: &KeyTable) -> Option<Vec<u8>> {
         let mut out = std::mem::take(&mut self.spilled);
         out.clear();
@@ -173,12 +175,12 @@ impl Intake {
         Some(out)
     }
 
-    /// Takes the buffer of [`Intake::spill`] back.
+    /// Returns the buffer of [`Intake::spill`] for reuse.
     pub(crate) fn keep(&mut self, spilled: Vec<u8>) {
         self.spilled = spilled;
     }
 
-    /// How many of the first `n` octets of a call were staged.
+    /// Returns how many of the first `n` octets of a call were staged.
     #[cfg(test)]
     pub(crate) fn staged(&self, n: usize) -> usize {
         let (mut left, mut staged) = (n, 0);
@@ -190,7 +192,7 @@ impl Intake {
         staged + left
     }
 
-    /// How many octets were not where they belong since this was asked last.
+    /// Returns the number of octets in wrong destinations since the last call.
     #[cfg(test)]
     pub(crate) fn spilled(&mut self) -> usize {
         std::mem::take(&mut self.spilled).len()

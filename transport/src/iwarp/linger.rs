@@ -1,5 +1,5 @@
-//! Sockets that outlive their connection. What was sent still goes out, and what still comes in is discarded: closing a
-//! socket with unread bytes would reset the stream and destroy what the peer has not read.
+//! Sockets that outlive their connection. They still deliver the sent bytes and discard the received ones: closing a socket with unread
+//! bytes would reset the stream and destroy data that the peer has not read.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,12 +19,12 @@ pub(crate) struct Linger {
 }
 
 impl Linger {
-    /// Takes over `socket` with bytes that are still to be sent.
+    /// Creates the linger state of `socket`, with the bytes that are still to be sent.
     pub(crate) fn new(socket: SocketId, rest: Vec<u8>, deadline: Instant) -> Self {
         Self { socket, deadline, rest, sent: 0, finished: false }
     }
 
-    /// Sends and discards as much as the socket allows. Returns whether the socket can be closed.
+    /// Sends and discards as much as the socket allows. Returns true if the socket can be closed.
     pub(crate) fn serve(&mut self, net: &mut impl Net, scratch: &mut [u8]) -> bool {
         while self.sent < self.rest.len() {
             match net.send(self.socket, &[SendSlice::new(&self.rest[self.sent..])]) {
@@ -52,11 +52,11 @@ impl Linger {
     }
 }
 
-/// All such sockets of a provider.
+/// The lingering sockets of a provider.
 #[derive(Debug, Default)]
 pub(super) struct Lingers {
     sockets: Slab<Linger>,
-    /// Their keys, the oldest first, and some of sockets that are gone.
+    /// Their keys, oldest first. Some belong to sockets that are closed.
     by_age: VecDeque<Key>,
 }
 
@@ -102,7 +102,7 @@ impl Lingers {
 mod tests {
     use super::*;
 
-    /// The oldest goes first, whatever has gone before, and what has gone leaves nothing behind.
+    /// The oldest socket is closed first, whichever were closed before, and closed sockets leave nothing behind.
     #[test]
     fn the_oldest_lingering_socket_gives_way() {
         #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]

@@ -1,7 +1,7 @@
-//! The connections that are in shared memory: whose rings are looked at, and who is called.
+//! The connections in shared memory (links): schedules which rings are polled and which peers are notified.
 //!
-//! A side that is not *armed* is not called, so whoever may sleep arms all of its links before. The links that something has come for
-//! lately are *hot*: a busy poll looks at their rings, and at nothing else in most rounds. Each link that is not armed is hot.
+//! A link that is not *armed* is not notified, so a caller arms all links before it sleeps. The links that have received something recently
+//! are *hot*: a busy poll checks their rings only, in most rounds. Each link that is not armed is hot.
 
 use std::io;
 use std::time::Instant;
@@ -20,18 +20,18 @@ use crate::shm::link::{Link, ReceiveProgress, TransmitProgress};
 use crate::shm::packet::{CALL_PACKET, MAX_PACKET, Packet};
 use crate::slab::Key;
 
-/// The most links that are hot.
+/// The largest number of hot links.
 const MAX_HOT: usize = 32;
-/// Rounds of a busy poll after which a link is not hot any more if nothing has come for it.
+/// Rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;
-/// One in so many rounds of a busy poll looks at everything: the others look at the rings of hot links only. The second number counts while
+/// One in this many rounds of a busy poll checks everything. The others check the rings of hot links only. The second number applies while
 /// there are connections on TCP.
 const ROUNDS: (u32, u32) = (64, 2);
-/// The most packets of a peer that are read at a time.
+/// The largest number of packets of a peer that are read at a time.
 const PACKETS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// Takes a round of a busy poll at the rings of hot links. Returns whether there is more to do; `None` if the round is to look at
+    /// Runs one round of a busy poll on the rings of hot links. Returns true if more work remains, and `None` if the round must check
     /// everything.
     #[inline]
     pub(super) fn spin_links(&mut self, now: Instant) -> Option<bool> {
@@ -75,7 +75,7 @@ impl<N: Net> Iwarp<N> {
         self.links.hot.push((key, 0));
     }
 
-    /// Lets a link be called, and looks at its ring no more until then.
+    /// Arms a link, and stops polling its ring until it is notified.
     fn cool(&mut self, at: usize) {
         let (key, _) = self.links.hot.swap_remove(at);
         if self.arm_link(key) {
@@ -84,7 +84,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Has each link called for what comes from now on. Returns whether something has come already.
+    /// Arms all links for new input. Returns true if some has arrived already.
     pub(super) fn arm_links(&mut self) -> bool {
         self.links.unarmed = false;
         let mut news = false;
@@ -98,7 +98,7 @@ impl<N: Net> Iwarp<N> {
         news
     }
 
-    /// Has a link called for what comes from now on. Returns whether something has come already; then it has to be served.
+    /// Arms a link for new input. Returns true if some has arrived already; the link must be served then.
     fn arm_link(&mut self, key: Key) -> bool {
         let Some(Endpoint { state: State::Live, link: Some(link), socket: Some(socket), queued, .. }) =
             self.endpoints.get_mut(key)
@@ -116,14 +116,13 @@ impl<N: Net> Iwarp<N> {
         news
     }
 
-    /// Calls the peer of a link. One that cannot be called has calls that it has not read, or is gone.
+    /// Notifies the peer of a link. If that fails, the peer has unread notifications, or is gone.
     #[inline]
     fn call(&mut self, socket: SocketId) {
         let _ = self.net.pass(socket, &CALL_PACKET, None);
     }
 
-    /// Serves a link: reads packets if there may be some, consumes what has come within the link's budget, and puts out what can go.
-    /// Returns `true` if something may be left.
+    /// Serves a link: reads packets, consumes records within the link's budget, and sends pending output. Returns true if work may remain.
     pub(super) fn serve(&mut self, key: Key, now: Instant) -> bool {
         let Some(endpoint @ Endpoint { state: State::Live, link: Some(_), socket: Some(_), .. }) =
             self.endpoints.get_mut(key)
@@ -140,7 +139,7 @@ impl<N: Net> Iwarp<N> {
         self.heat(key);
         let mut received = self.consume(key);
         if received.as_ref().is_ok_and(|received| received.unknown_window) {
-            // Its packet was sent before the record.
+            // The packet was sent before the record.
             self.read_packets(key);
             received = self.consume(key).and_then(|received| match received.unknown_window {
                 false => Ok(received),
@@ -164,7 +163,7 @@ impl<N: Net> Iwarp<N> {
         else {
             return false;
         };
-        // What the peer has put into the ring before it went is there, because its end was seen before the ring was empty.
+        // All records of the peer are in the ring, because its end was seen before the ring was found empty.
         if *closed && !received.more && !link.has_news() {
             let cause = peer_has_gone(link.is_at_boundary());
             self.end(key, cause, None, now);
@@ -182,7 +181,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads packets of the peer, as many as a peer may send at a time.
+    /// Reads packets of the peer, at most as many as a peer may send at a time.
     fn read_packets(&mut self, key: Key) {
         let Some(endpoint @ Endpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(socket), Some(link)) = (endpoint.socket, endpoint.link.as_mut()) else { return };
@@ -205,7 +204,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.readable = true;
     }
 
-    /// Puts out what can go, and calls the peer if it sleeps over it.
+    /// Sends pending output, and notifies the peer if it sleeps.
     #[inline]
     pub(super) fn pump(&mut self, key: Key) {
         let Some(endpoint @ Endpoint { state: State::Live, link: Some(_), .. }) = self.endpoints.get_mut(key) else {
@@ -218,7 +217,7 @@ impl<N: Net> Iwarp<N> {
         }
         let calls = link.publish() | link.release();
         let more = sent == TransmitProgress::More || link.has_fault();
-        // Whoever is called for news alone, or for nothing because nobody sleeps, may now wait for room as well.
+        // A link that is armed for records only, or that is not armed because no caller sleeps, may now wait for room as well.
         let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
         endpoint.unfinished |= more;
@@ -250,7 +249,7 @@ impl<N: Net> Iwarp<N> {
         self.end(key, cause, None, now);
     }
 
-    /// Lets the peer see what is in the ring, and notices no more of a link that is destroyed.
+    /// Publishes the last output of a link that is destroyed, and notifies the peer if it sleeps.
     pub(super) fn leave_link(&mut self, key: Key) {
         let Some(Endpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else { return };
         let socket = *socket;
@@ -272,7 +271,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Takes a region back from the peers that may have mapped it.
+    /// Revokes a region from the peers that may have mapped it.
     pub(super) fn take_back(&mut self, region: MrId) -> Result<()> {
         let (key, memory, _) = self.resources.keys.memory(region)?;
         if memory.file().is_some() {
@@ -286,7 +285,7 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Sends the packets of new lendings. A lending whose packet is not taken is not used.
+/// Sends the packets of new lendings. A lending whose packet cannot be sent is not used.
 fn announce<N: Net>(net: &mut N, socket: SocketId, link: &mut Link<N::Segment>) {
     while let Some(announcement) = link.next_announcement() {
         if let Err(error) = net.pass(socket, &announcement.emit(), announcement.file()) {

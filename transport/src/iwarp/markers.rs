@@ -1,5 +1,5 @@
-//! MPA markers (RFC 5044 §4.3). A marker is a pointer back to the start of its FPDU, every 512 octets of the stream,
-//! for peers that cannot do without. They are sent where the peer requires them, and never asked for.
+//! MPA markers (RFC 5044 §4.3). A marker is a pointer back to the start of its FPDU, every 512 octets of the stream, for peers that require
+//! them. They are sent if the peer requires them, and never requested.
 
 use super::wire::mpa::CRC_LEN;
 
@@ -8,8 +8,8 @@ pub(crate) const LEN: usize = 4;
 /// Markers begin at multiples of this many octets, counted from the first octet behind the startup frame.
 pub(crate) const SPACING: usize = 512;
 
-/// Appends `fpdu`, with the markers that fall into it and before its CRC, to `out`. `fpdu` has no CRC, is a multiple of
-/// 4 octets long and begins at `position` of the stream.
+/// Appends `fpdu` to `out`, with the markers that fall into it and in front of its CRC. `fpdu` has no CRC, is a multiple of 4 octets long
+/// and begins at `position` of the stream.
 pub(crate) fn insert(fpdu: &[u8], position: u64, out: &mut Vec<u8>) {
     let mut at = (position % SPACING as u64) as usize;
     let mut behind = 0;
@@ -41,7 +41,7 @@ pub(crate) mod tests {
     use crate::iwarp::wire::crc32c;
     use crate::iwarp::wire::mpa::fpdu_len;
 
-    /// Takes the markers out of a whole stream and checks each; the CRC of every FPDU becomes that without markers.
+    /// Removes the markers from a whole stream and checks each. The CRC of every FPDU becomes the one without markers.
     pub(crate) fn strip(stream: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut at = 0;

@@ -1,9 +1,9 @@
-//! Two sides of a connection within the host find each other (`crate::shm::greeting`), and leave their TCP stream.
+//! The setup of shared memory for connections within the host (`crate::shm::greeting`), which then leave their TCP stream.
 //!
-//! The active side decides: it says hello on the Unix socket of the passive side's offer, and when the passive side has accepted its
-//! segment, it puts the first record there. From then on the connection is in the segment, and its stream is closed. Whatever goes wrong
-//! before, the active side sends its first message over the stream instead, and the passive side, which may not send before it has heard
-//! that message, goes on there, too.
+//! The active side decides. It sends a hello to the Unix socket of the passive side's offer. When the passive side has accepted its
+//! segment, the active side writes the first record there. From then on the connection uses the segment, and its stream is closed. If
+//! anything fails before that, the active side sends its first message over the stream instead. The passive side may not send before it has
+//! received that message, and then continues on the stream, too.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,17 +26,17 @@ use crate::shm::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
 use crate::shm::segment::{self, SegmentSide};
 use crate::slab::Key;
 
-/// The most peers that are let in at a time.
+/// The largest number of peers that are accepted at a time.
 const ADMITTED: usize = 64;
-/// How long a visitor has for its hello.
+/// The longest time that an accepted peer has to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
-/// The start of the names of doors; random digits follow.
+/// The prefix of the listener's abstract name; random digits follow.
 const NAME: &[u8] = b"rdma-";
 
 impl<N: Net> Iwarp<N> {
     // The passive side.
 
-    /// Makes an offer to a peer that may be met.
+    /// Creates an offer for a peer that may use shared memory.
     pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &Asked) -> Option<Offer> {
         if self.config.shared_memory == SharedMemoryPolicy::Off || !asked.local || !self.net.is_local(socket) {
             return None;
@@ -47,7 +47,7 @@ impl<N: Net> Iwarp<N> {
         Some(Offer { name, secret, key })
     }
 
-    /// The name of the door, which is opened for the first offer.
+    /// Returns the name of the listener, which is opened for the first offer.
     fn door(&mut self) -> Option<[u8; NAME_LEN]> {
         if let Some((_, name)) = self.links.door.open {
             return Some(name);
@@ -71,7 +71,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Lets those in who have come to the door.
+    /// Accepts the peers that have connected to the listener.
     pub(super) fn admit(&mut self, now: Instant) {
         let Some((door, _)) = self.links.door.open else { return };
         if self.links.door.rests_until.is_some_and(|until| now < until) {
@@ -91,23 +91,23 @@ impl<N: Net> Iwarp<N> {
                     self.hear_visitor(key);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // It waits in front of the door, and raises no edge again.
+                // The peer stays in the backlog, and raises no further edge.
                 Err(error) if is_exhaustion(&error) => {
                     log::debug!("peers of this host are not let in for a while: {error}");
                     let until = now + self.config.accept_backoff;
                     self.links.door.rests_until = Some(until);
                     return self.push_deadline(until, Owner::Door);
                 }
-                // Somebody else's user: the peer sees the end of its socket, and stays on TCP.
+                // The peer belongs to another user. It sees the end of its socket, and stays on TCP.
                 Err(error) => log::debug!("a peer of this host is not let in: {error}"),
             }
         }
-        // The rest raises no edge again. No listener has this key: it stands for the door.
+        // The remaining peers raise no further edge. No listener has this key: it stands for the listener within the host.
         self.net.wake(Channel::Cm);
         self.handshakes.backlog.push_back(Key::NONE);
     }
 
-    /// Reads the hello of a visitor.
+    /// Reads the hello of a peer.
     pub(super) fn hear_visitor(&mut self, key: Key) {
         let Some(&Visitor { socket, .. }) = self.links.door.visitors.get(key) else { return };
         let mut room = [0; HELLO_LEN + 1];
@@ -126,14 +126,14 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sends a visitor away that has said nothing.
+    /// Closes the socket of a peer that has sent no hello in time.
     pub(super) fn send_away(&mut self, key: Key) {
         if let Some(visitor) = self.links.door.visitors.remove(key) {
             self.close(visitor.socket, false);
         }
     }
 
-    /// Accepts the segment of a peer that an offer was made to.
+    /// Accepts the segment of a peer with an offer.
     fn receive_guest(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
         let Some(endpoint) = self.endpoints.get_mut(hello.key) else { return Err("it has ended".into()) };
         match endpoint.meeting.as_deref() {
@@ -151,7 +151,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Leaves the stream of a connection if the peer has done so. Returns whether it has.
+    /// Leaves the stream of a connection if the peer has left it. Returns true if so.
     pub(super) fn follow(&mut self, key: Key, now: Instant) -> bool {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return false };
         match endpoint.meeting.as_deref() {
@@ -168,12 +168,12 @@ impl<N: Net> Iwarp<N> {
 
     // The active side.
 
-    /// Whether to ask the peer of a connected socket for an offer.
+    /// Returns true if the peer of a connected socket is to be asked for an offer.
     pub(super) fn asks_for_offer(&self, socket: SocketId) -> bool {
         self.config.shared_memory != SharedMemoryPolicy::Off && self.net.is_local(socket)
     }
 
-    /// Goes on when the reply has come that accepts a connection: in shared memory if the peer offers it, or over the stream.
+    /// Continues after the reply that accepts a connection: in shared memory if the peer offers it, or else over the stream.
     pub(super) fn accepted(&mut self, key: Key, peer: SocketAddr, agreement: Agreement, data: &[u8], now: Instant) {
         let socket = self.endpoints.get(key).and_then(|endpoint| endpoint.socket);
         let asked = socket.is_some_and(|socket| self.asks_for_offer(socket));
@@ -201,7 +201,7 @@ impl<N: Net> Iwarp<N> {
         self.stay(key, peer, &agreement, private_data, &why, now);
     }
 
-    /// Says hello to the peer that has made an offer.
+    /// Sends a hello to the peer that has made an offer.
     fn greet(&mut self, offer: &Offer) -> io::Result<(SocketId, N::Segment)> {
         let mut memory = Memory::new_shared(segment::LEN, Sharing::Write)?;
         let file = memory.take_file();
@@ -216,7 +216,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Goes on with a meeting after an edge on its Unix socket.
+    /// Continues the setup after an edge on its Unix socket.
     pub(super) fn meet(&mut self, key: Key, now: Instant) {
         if self.follow(key, now) {
             return;
@@ -239,7 +239,7 @@ impl<N: Net> Iwarp<N> {
         self.give_up_meeting(key, &why, now);
     }
 
-    /// Leaves the stream of a connection first.
+    /// Leaves the stream of a connection first, on the active side.
     fn lead(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(Meeting::Greeted(greeted)) = endpoint.meeting.take().map(|meeting| *meeting) else { return };
@@ -254,7 +254,7 @@ impl<N: Net> Iwarp<N> {
         self.move_in(key, socket, segment, SegmentSide::Active, now);
     }
 
-    /// Ends a meeting: the connection stays on its stream.
+    /// Ends the setup. The connection stays on its stream.
     pub(super) fn give_up_meeting(&mut self, key: Key, why: &str, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(meeting) = endpoint.meeting.take() else { return };
@@ -269,7 +269,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Goes on over the stream on the active side.
+    /// Continues over the stream on the active side.
     fn stay(
         &mut self,
         key: Key,
@@ -296,7 +296,7 @@ impl<N: Net> Iwarp<N> {
         self.begin(key, socket, Role::Initiator, agreement, now);
     }
 
-    // Both.
+    // Both sides.
 
     /// Moves a live connection into its segment, and closes its stream.
     fn move_in(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: SegmentSide, now: Instant) {
@@ -309,14 +309,14 @@ impl<N: Net> Iwarp<N> {
         endpoint.link = Some(Box::new(link));
         endpoint.last_heard = Some(now);
         (endpoint.frame, endpoint.frame_sent) = (Vec::new(), 0);
-        // Packets may have come while the socket was on the other channel.
+        // Packets may have arrived while the socket was on the other channel.
         (endpoint.readable, endpoint.closed) = (true, false);
         let stream = endpoint.socket.replace(socket);
         self.links.count += 1;
         self.own(socket, Owner::Endpoint(key));
         let promoted = self.net.promote(socket);
         self.pump(key);
-        // The peer finds the first record behind the end of the stream.
+        // The peer finds the first record after the end of the stream.
         if side == SegmentSide::Active {
             let _ = self.net.pass(socket, &CALL_PACKET, None);
         }

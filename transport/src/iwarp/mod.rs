@@ -2,28 +2,26 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`wire`] | parse and emit of MPA, DDP and RDMAP |
-//! | `startup` | the MPA handshake: frames, and what the two sides agree on |
+//! | [`wire`] | parsing and writing of MPA, DDP and RDMAP |
+//! | `startup` | the MPA handshake: frames, and the agreement of both peers |
 //! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
-//! | `receive_queue` | posted receives, and the message that fills the first of them |
-//! | `stream`, `markers` | FPDUs on their way out |
-//! | `intake`, `forecast` | where a receive call puts the next octets, and which are expected |
-//! | `placement`, `fault` | where what comes in may go, and why a stream cannot go on |
-//! | `requester`, `responder` | Reads and atomics that await their answer: ours, and the peer's |
-//! | `stag` | memory regions, and what the wire may reach of them |
-//! | `queue_pair`, `cq`, `srq` | both directions together, where they complete, where receives may come from |
-//! | `resources` | what queue pairs share |
+//! | `stream`, `markers` | outgoing FPDUs |
+//! | `intake`, `forecast` | the destinations of a receive call, and the segments that are expected |
+//! | `placement`, `fault` | the destinations that payload may have, and the reasons why a stream cannot continue |
+//! | `requester`, `responder` | outstanding Reads and atomics: local ones, and those of the peer |
+//! | `stag` | the Terminates that answer a misused STag |
+//! | `queue_pair` | both directions together |
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
-//! | `handshake`, `half_open` | connections that begin, and those that have sent no request |
-//! | `drive`, `pace` | what happens on an edge or a deadline, and how much of one stream at a time |
-//! | `door`, `meeting`, `unix` | sides within one host that find each other: where, how, and over which sockets |
-//! | `links` | connections in shared memory: whose turn it is, and who is called |
+//! | `handshake`, `half_open` | connections that are being established, and those that have sent no request |
+//! | `drive`, `pace` | the handling of edges and deadlines, and the amount that one stream receives at a time |
+//! | `door`, `meeting`, `unix` | the setup of shared memory within one host: its listener and state, its steps, and its sockets |
+//! | `links` | connections in shared memory: their scheduling and notifications |
 //! | `handover` | connect requests that move to another provider |
-//! | `datagrams`, `ports`, `udp` | ids for datagrams, what comes to their UDP ports, and the sockets; the packets are in `crate::roce` |
+//! | `datagrams`, `ports`, `udp` | ids for datagrams, their UDP ports, and the sockets; the packets are in `crate::roce` |
 //! | [`provider`] | [`Iwarp`]: the [`crate::Provider`] |
-//! | [`net`], [`tcp`] | the seam to the sockets, and the real ones |
+//! | [`net`], [`tcp`] | the interface to the sockets, and its implementation on the system |
 //!
-//! The modules down to `queue_pair` do no I/O: bytes and the time are arguments.
+//! The modules from `startup` to `queue_pair` do no I/O: bytes and the time are arguments.
 #![deny(unsafe_code)]
 
 #[cfg(test)]
@@ -75,5 +73,5 @@ pub use tcp::{TcpConfig, TcpNet};
 /// Name of the provider.
 pub const NAME: &str = "iwarp";
 
-/// Its name if it connects within the host only.
+/// The name of a provider that connects within the host only.
 const WITHIN_HOST: &str = "shm";

@@ -1,20 +1,20 @@
-//! How much of one connection's stream is taken at a time, so that none keeps the others waiting.
+//! The pace of one connection: limits how much of its stream is received at a time, so that no connection starves the others.
 //!
-//! A budget of octets alone would not do: an FPDU takes time by itself, and a peer may send any number of RDMA Writes
-//! without payload, 13,000 of them in 256 KiB. Each FPDU therefore counts as some octets more. All that one receive
-//! call brings is processed, so the call must be small enough beforehand: the next one takes no more than the budget
-//! allows if the stream goes on as it did.
+//! A budget of octets alone would not suffice: each FPDU takes processing time, and a peer may send any number of RDMA Writes without
+//! payload, 13,000 of them in 256 KiB. Each FPDU therefore counts as additional octets. Everything that one receive call brings is
+//! processed, so the call must be small enough beforehand: the next one receives no more than the budget allows if the stream continues as
+//! it did.
 
-/// Octets that an FPDU counts as, besides its own.
+/// The octets that an FPDU counts as, in addition to its own.
 const FPDU_COST: usize = 1024;
-/// A receive call that brought fewer octets says nothing about the stream.
+/// A receive call that brought fewer octets is no sample of the stream.
 const SAMPLE: usize = 4096;
-/// Room of the first receive call, and the least that it shrinks to; both hold any header.
+/// The room of the first receive call, and the smallest room; both hold any header.
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
-/// Octets of a frame that is not whole which are a sign of life: fewer than any TCP segment has that is not a frame's last. A peer that
-/// sends its frames octet by octet is silent.
+/// Octets of an incomplete frame that count as a sign of life: fewer than any TCP segment has that is not a frame's last. A peer that sends
+/// its frames octet by octet is silent.
 const SIGN: usize = 512;
 
 /// The pace of one connection.
@@ -30,13 +30,13 @@ impl Pace {
         Self { room: FIRST, trickled: 0 }
     }
 
-    /// Octets that the next receive call may put into the staging buffer.
+    /// Returns the octets that the next receive call may put into the staging buffer.
     #[inline]
     pub(super) const fn room(self) -> usize {
         self.room
     }
 
-    /// Whether a receive call that brought so many octets and headers of FPDUs is a sign of life.
+    /// Returns true if a receive call that brought so many octets and headers of FPDUs is a sign of life.
     #[inline]
     pub(super) const fn hears(&mut self, octets: usize, fpdus: usize) -> bool {
         self.trickled += octets;
@@ -47,14 +47,14 @@ impl Pace {
         sign
     }
 
-    /// Takes note of a receive call that brought so many octets and FPDUs; returns what it cost. `budget` is what a
-    /// connection may cost per call of progress.
+    /// Records a receive call that brought so many octets and FPDUs. Returns its cost. `budget` is the cost that a connection may have per
+    /// call of progress.
     #[inline]
     pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
         let cost = octets + fpdus * FPDU_COST;
         if octets >= SAMPLE {
             let fits = (budget as u64 * octets as u64 / cost as u64) as usize;
-            // It shrinks at once and grows by and by, or a few large FPDUs would make room for many small ones.
+            // The room shrinks immediately and grows slowly. Otherwise a few large FPDUs would make room for many small ones.
             self.room = fits.min(self.room.saturating_mul(2)).max(LEAST);
         }
         cost
@@ -67,7 +67,7 @@ mod tests {
 
     const BUDGET: usize = 512 * 1024;
 
-    /// Calls until the room stays, with FPDUs of a size; octets and cost of the last.
+    /// Makes calls until the room is constant, with FPDUs of one size. Returns the octets and the cost of the last call.
     fn settle(pace: &mut Pace, fpdu: usize) -> (usize, usize) {
         let mut last = (0, 0);
         for _ in 0..20 {
@@ -92,7 +92,7 @@ mod tests {
     fn no_call_is_dear_for_long() {
         let mut pace = Pace::new();
         settle(&mut pace, 65_540);
-        // Large and empty FPDUs by turns, to mislead it.
+        // Large and empty FPDUs alternate, to mislead the pace.
         let mut costs = Vec::new();
         for round in 0..40 {
             let octets = pace.room().min(256 * 1024);

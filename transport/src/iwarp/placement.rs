@@ -1,4 +1,4 @@
-//! The places that incoming payload may go to.
+//! The destinations of incoming payload.
 
 use super::requester::Requester;
 use super::responder::Responder;
@@ -8,29 +8,29 @@ use crate::slab::Key;
 use crate::soft::keys::KeyTable;
 use crate::soft::srq::SharedReceiveQueue;
 
-/// What an incoming segment may use besides the queue pair's own receives.
+/// The objects that an incoming segment may use, in addition to the queue pair's own receives.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
-    /// The connection, for STags that belong to one.
+    /// The connection, for STags that are restricted to one.
     pub(crate) scope: Key,
     pub(crate) keys: &'a mut KeyTable,
     pub(crate) srq: Option<&'a mut SharedReceiveQueue>,
     pub(crate) requester: &'a mut Requester,
     pub(crate) responder: &'a mut Responder,
-    /// Whether both sides agreed on RFC 7306.
+    /// True if both peers agreed on RFC 7306.
     pub(crate) extensions: bool,
 }
 
-/// Memory where payload goes. Whoever uses it looks the region up.
+/// The destination of payload. A region is looked up for each use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// In a posted receive.
+    /// A posted receive.
     Receive(Sge),
-    /// In a region, where the answer to a Read of ours goes.
+    /// A region that the response to a local Read is written to.
     Sink { stag: u32, offset: u64, len: usize },
-    /// In a region that the peer writes.
+    /// A region that the peer writes.
     Target { stag: u32, offset: u64, len: usize },
-    /// In the buffer of a Write that waits for its CRC.
+    /// The buffer of a Write that waits for its CRC.
     Held { start: usize, len: usize },
 }
 
@@ -43,7 +43,7 @@ impl Place {
         }
     }
 
-    /// Whether both begin with the same byte, for the same purpose.
+    /// Returns true if both begin with the same byte, for the same purpose.
     pub(crate) fn begins_as(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Receive(a), Self::Receive(b)) => a.address() == b.address(),
@@ -56,7 +56,7 @@ impl Place {
         }
     }
 
-    /// The memory, for a receive call. `None` if its region was taken back.
+    /// Returns the memory for a receive call, or `None` if its region was revoked.
     pub(crate) fn receive_slice<'a>(
         &'a self,
         held: &mut Option<&'a mut [u8]>,
@@ -73,13 +73,12 @@ impl Place {
         }
     }
 
-    /// Appends a copy of `len` bytes from `from` on, of a place that was expected. `None` if its
-    /// region is gone.
+    /// Appends a copy of `len` bytes from `from` on, of a destination that was expected. Returns `None` if its region was revoked.
     pub(crate) fn append_to(&self, from: usize, len: usize, keys: &KeyTable, out: &mut Vec<u8>) -> Option<()> {
         match *self {
             Self::Receive(sge) => sge.part(from, len).append_to(out),
             Self::Sink { stag, offset, .. } => keys.sink(stag, offset.wrapping_add(from as u64), len)?.append_to(out),
-            // Never expected: others see what is in them.
+            // These are never expected, because others can read them.
             Self::Target { .. } | Self::Held { .. } => return None,
         }
         Some(())

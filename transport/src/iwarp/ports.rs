@@ -1,4 +1,4 @@
-//! What comes to the UDP ports of datagrams and leaves from them: datagrams, and questions with their answers.
+//! The traffic of the UDP ports: receives and sends datagrams, queries and replies.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,20 +19,20 @@ use crate::roce::port::{Kind, Port};
 use crate::roce::queue_pair::Arrival;
 use crate::slab::Key;
 
-/// Packets that a port receives before the next one has its turn, and calls for them.
+/// The number of packets that a port receives before the next one is served, and the number of calls for them.
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
-/// Most reports of the network that are taken from a port at a time. A socket has room for fewer.
+/// The largest number of network errors that are read from a port at a time. The queue of a socket is shorter.
 const REFUSALS: usize = 1024;
-/// How long an answer is waited for before the question is sent again: at first, and at most.
+/// The time after which a query without a reply is sent again: initially, and at most.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
 impl<N: Net> Iwarp<N> {
-    // Out.
+    // Sending.
 
-    /// Hands the datagrams of an id to the network, as far as the socket has room. What the network refuses is lost, of which the sender of
-    /// a datagram is not told.
+    /// Hands the datagrams of an id to the network, until the socket is full. A datagram that the network refuses is lost, and its sender
+    /// is not notified.
     pub(super) fn send_datagrams(&mut self, key: Key) {
         let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.datagrams.ports.get_mut(id.port)) else { return };
@@ -53,7 +53,7 @@ impl<N: Net> Iwarp<N> {
                         port.waiting.push_back(key);
                         return;
                     }
-                    // It may be about an earlier datagram.
+                    // The error may belong to an earlier datagram.
                     Err(_) if again => again = false,
                     result => {
                         log::debug!("a datagram from {} is lost: {result:?}", port.address);
@@ -65,7 +65,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sends a management datagram, or loses it: whoever asks does so again.
+    /// Sends a management datagram. If that fails, it is lost: the peer repeats its query, and so does this provider.
     pub(super) fn send_mad(&mut self, port: Key, to: SocketAddr, octets: &Octets) {
         let Some(port) = self.datagrams.ports.get(port) else { return };
         let header = Header {
@@ -91,9 +91,9 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    // In.
+    // Receiving.
 
-    /// Acts on an edge of a port.
+    /// Handles an edge of a port.
     pub(super) fn port_edge(&mut self, key: Key, ready: Ready) {
         if ready.closed {
             self.hear_refusals(key);
@@ -113,7 +113,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Takes what the network says about packets that were sent. A question that did not get there is answered so.
+    /// Reads the network errors about sent packets. A query that was not delivered fails.
     fn hear_refusals(&mut self, key: Key) {
         let Some(socket) = self.datagrams.ports.get(key).map(|port| SocketId(port.socket)) else { return };
         for _ in 0..REFUSALS {
@@ -136,7 +136,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads from the ports that have something, a part of it if it is much.
+    /// Reads from the ports in the ready queue, a bounded number of packets each.
     pub(super) fn serve_ports(&mut self, now: Instant) {
         for _ in 0..self.datagrams.ready.len() {
             let Some(key) = self.datagrams.ready.pop_front() else { return };
@@ -149,8 +149,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads from the port that something came to last, if this round of a busy poll is one that looks at nothing else. Returns whether
-    /// there may be more.
+    /// Reads from the port with the most recent packets, if this round of a busy poll checks nothing else. Returns true if more may remain.
     #[cold]
     pub(super) fn spin_port(&mut self, now: Instant) -> Option<bool> {
         let key = self.datagrams.hot?;
@@ -170,7 +169,7 @@ impl<N: Net> Iwarp<N> {
         Some(!self.datagrams.ready.is_empty())
     }
 
-    /// Reads from a port. Returns `true` if there may be more.
+    /// Reads from a port. Returns true if more may remain.
     pub(super) fn serve_port(&mut self, key: Key, now: Instant) -> bool {
         let mut count = 0;
         for _ in 0..CALLS {
@@ -189,7 +188,7 @@ impl<N: Net> Iwarp<N> {
             if result.is_ok() {
                 self.datagrams.hot = Some(key);
             } else if more {
-                // It is about a packet that was sent, or a signal came.
+                // The error belongs to a packet that was sent, or a signal arrived.
                 self.hear_refusals(key);
             }
             if !more {
@@ -202,7 +201,7 @@ impl<N: Net> Iwarp<N> {
         true
     }
 
-    /// Takes a packet. Whatever is wrong with it, it is dropped, and nobody is told.
+    /// Processes a packet. An invalid packet is dropped without notice.
     fn take_packet(&mut self, at: Key, received: &mut Packets, nth: usize, now: Instant) {
         let Some((buffer, place, from)) = received.get(nth) else { return };
         if !self.config.admits(from.ip()) {
@@ -225,7 +224,7 @@ impl<N: Net> Iwarp<N> {
             _ if header.queue_key != self.config.roce.queue_key => {}
             Kind::Address { .. } => {
                 let Some(key) = self.datagrams.numbers.find(header.destination) else { return };
-                // A queue pair hears what is for its own address.
+                // A queue pair receives the datagrams to its own address only.
                 let own = self.datagram_mut(key).map(|id| id.port);
                 let own = own.and_then(|own| self.datagrams.ports.get(own)).map(|port| port.address.ip());
                 if own == Some(to.ip()) && frame::fits(buffer, len, from, to) {
@@ -248,7 +247,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn arrival(&self, header: &Header, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
-        // On a port that all have, the port of the sender means nothing.
+        // If all ids share one UDP port, the port of the sender has no meaning.
         let lid = self.config.roce.port.unwrap_or(from.port());
         let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
         Arrival {
@@ -266,14 +265,14 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    // Questions and answers.
+    // Queries and replies.
 
-    /// Takes a question. The answer is as long as the question, so that nobody is flooded by way of this side.
+    /// Handles a query. The reply is as long as the query, so that the provider amplifies no traffic.
     fn asked(&mut self, at: Key, from: SocketAddr, ask: Box<Ask>, now: Instant) {
         let mut to = from;
         to.set_port(self.config.roce.port.unwrap_or(from.port()));
         if let Some(&known) = self.datagrams.asked.get(&(to, ask.request)) {
-            // The answer was lost, or the user is deciding.
+            // The reply was lost, or the program is deciding.
             let id = self.datagram_mut(known);
             if let Some((port, Phase::Answered(_, _, answer))) = id.map(|id| (id.port, &id.phase)) {
                 let answer = answer.clone();
@@ -298,7 +297,7 @@ impl<N: Net> Iwarp<N> {
         self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
     }
 
-    /// Takes an answer, if it is to a question of this side and from where that went.
+    /// Handles a reply, if it belongs to a local query and comes from the address that the query went to.
     fn answered(&mut self, from: SocketAddr, answer: &Answer) {
         let Some(&key) = self.datagrams.questions.get(&answer.request) else { return };
         let shared = self.config.roce.port.is_some();
@@ -329,7 +328,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sends the question of an id.
+    /// Sends the query of an id.
     pub(super) fn send_question(&mut self, key: Key) {
         let Some(id) = self.datagram_mut(key) else { return };
         if let Phase::Asking(asking) = &id.phase {
@@ -338,7 +337,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Gives the questions that were sent without knowledge of the time the time at which they are sent again.
+    /// Sets the resend time of the queries that were sent while the time was unknown.
     #[inline]
     pub(super) fn time_questions(&mut self, now: Instant) {
         while let Some(key) = self.datagrams.fresh.pop() {
@@ -353,7 +352,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Acts on the deadline of an id.
+    /// Handles the deadline of an id.
     pub(super) fn expire_datagram(&mut self, key: Key, now: Instant) {
         match self.datagram_mut(key).map(|id| &mut id.phase) {
             Some(Phase::Asking(asking)) if asking.until > now => {

@@ -1,4 +1,4 @@
-//! [`Iwarp`]: the embedded provider behind the [`Provider`] seam.
+//! [`Iwarp`]: the embedded implementation of [`Provider`].
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -54,17 +54,17 @@ pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
 pub(super) enum Owner {
     Endpoint(Key),
     Linger(Key),
-    /// The listener where peers within the host come.
+    /// The listener for peers within the host.
     Door,
-    /// Somebody who came there.
+    /// A peer that has connected to that listener.
     Visitor(Key),
-    /// The Unix socket of an endpoint whose stream is one of TCP still.
+    /// The Unix socket of an endpoint whose stream is still on TCP.
     Meeting(Key),
     /// A UDP port of datagrams.
     Port(Key),
 }
 
-/// iWARP in user space. One thread drives it, and it does nothing between two calls.
+/// iWARP in user space. One thread drives it, and nothing runs between two calls.
 pub struct Iwarp<N: Net> {
     pub(super) config: IwarpConfig,
     pub(super) net: N,
@@ -83,14 +83,14 @@ pub struct Iwarp<N: Net> {
     pub(super) intake: Intake,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: Handshakes,
-    /// The connection that received something last.
+    /// The connection that received most recently.
     pub(super) hot: Option<Key>,
     pub(super) links: Links,
     pub(super) datagrams: Tables,
     /// Number of live connections, and of sockets for datagrams.
     pub(super) live: usize,
     pub(super) spins: u32,
-    /// Whether this is within the getter of the CM channel, which will return what is raised now.
+    /// True during the getter of the CM channel, which returns the events that are raised now.
     pub(super) within_cm: bool,
 }
 
@@ -107,10 +107,10 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// A provider on `net`. `entropy` gives the keys of memory regions, which are as unpredictable as it is.
+    /// Creates a provider on `net`. `entropy` produces the keys of memory regions, which are as unpredictable as it is.
     ///
     /// # Errors
-    /// For settings out of range.
+    /// If a setting is out of range.
     pub fn new(config: IwarpConfig, net: N, entropy: Entropy) -> Result<Self> {
         config.check()?;
         let features = Features::SERVER_SENDS_FIRST
@@ -156,12 +156,12 @@ impl<N: Net> Iwarp<N> {
         })
     }
 
-    /// The sockets.
+    /// Returns the sockets.
     pub const fn net(&self) -> &N {
         &self.net
     }
 
-    /// The sockets, to change something about them.
+    /// Returns the sockets, to change their settings.
     pub const fn net_mut(&mut self) -> &mut N {
         &mut self.net
     }
@@ -227,7 +227,7 @@ impl<N: Net> Iwarp<N> {
         self.deadlines.push(Reverse((deadline, owner)));
     }
 
-    /// Whether `owner` still has this deadline.
+    /// Returns true if `owner` still has this deadline.
     pub(super) fn is_due(&self, at: Instant, owner: Owner) -> bool {
         match owner {
             Owner::Endpoint(key) => self.endpoints.get(key).is_some_and(|endpoint| endpoint.deadline == Some(at)),
@@ -246,7 +246,7 @@ impl<N: Net> Iwarp<N> {
         self.cm_events.push_back(CmEvent { id: CmId(key), kind });
     }
 
-    /// Changes the state of an endpoint, and the counters that depend on it; returns the previous state.
+    /// Changes the state of an endpoint, and the counters that depend on it. Returns the previous state.
     pub(super) fn transition(&mut self, key: Key, state: State) -> Option<State> {
         let endpoint = self.endpoints.get_mut(key)?;
         self.handshakes.unfinished += usize::from(state.is_handshake());
@@ -269,7 +269,7 @@ impl<N: Net> Iwarp<N> {
         Some(previous)
     }
 
-    /// Wakes the completion channel for events that came outside of progress.
+    /// Wakes the completion channel for completions that were added outside of progress.
     pub(super) fn wake_completions(&mut self) {
         if self.resources.cqs.take_edge() {
             self.net.wake(Channel::Completion);
@@ -284,7 +284,7 @@ impl<N: Net> Iwarp<N> {
         if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
     }
 
-    /// Whether to ask the peer of a connected socket for a CRC.
+    /// Returns true if the peer of a connected socket is to be asked for a CRC.
     pub(super) fn asks_for_crc(&self, socket: SocketId) -> bool {
         self.config.crc.asks(|| self.net.is_local(socket))
     }
@@ -292,7 +292,7 @@ impl<N: Net> Iwarp<N> {
     fn terms(&self, param: &ConnectParam<'_>) -> Terms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
-        // On a socket, whether the peer is on this host decides besides.
+        // On a connected socket, the policy also considers whether the peer is on this host.
         Terms::new(self.config.crc.asks(|| false), ird, ord, self.config.markers)
     }
 
@@ -338,13 +338,12 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-// SAFETY: 1. The entries of work requests are in the queues of their queue pair, or of their shared queue, from post
-// until the call that puts the completion into the ring; an FPDU that still names one is sent or copied before.
-// `destroy_id` and `destroy_srq` drop the queues, `QueuePair::end` and `abandon` the FPDUs. An entry is written for
-// receives, reads and atomics only. 2. Each completion is made where a work request leaves its queue, and receives are
-// filled within their entries. 3. Work requests leave their queue, and completions the ring, in order. 4. The table of STags
-// holds the memory; every use by a peer is looked up there and ends with the call. 5. All of this is owned by the provider and
-// used within its calls only. 6. Handles are keys of slabs, which never reuse one.
+// SAFETY: 1. The entries of work requests are in the queues of their queue pair, or of their shared queue, from post until the call that
+// puts the completion into the ring. An FPDU that still names one is sent or copied before. `destroy_id` and `destroy_srq` drop the queues,
+// and `QueuePair::end` and `abandon` drop the FPDUs. An entry is written for receives, reads and atomics only. 2. Each completion is made
+// where a work request leaves its queue, and receives are filled within their entries. 3. Work requests leave their queue, and completions
+// leave the ring, in order. 4. The table of STags holds the memory. Every use by a peer is looked up there and ends with the call. 5. All
+// of this is owned by the provider and used within its calls only. 6. Handles are keys of slabs, which never reuse one.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
@@ -380,7 +379,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive(now, drive);
-        // The caller asks for completion events next, so no edge is needed.
+        // The caller requests completion events next, so no edge is needed.
         self.resources.cqs.take_edge();
         more
     }

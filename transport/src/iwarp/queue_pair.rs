@@ -1,4 +1,4 @@
-//! A queue pair: both directions of one stream, and the rules of its work queues.
+//! A queue pair: both directions of one stream, and its work queues.
 
 use std::io;
 
@@ -25,10 +25,10 @@ use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, RemoteAddress, SendWr};
 
-/// Most work requests of a work queue.
+/// The largest number of work requests of a work queue.
 pub(crate) const MAX_QUEUE_DEPTH: u32 = 32768;
 
-/// Which end of the connection this is: the initiator may send at once, the responder not before it has heard the
+/// The role of this end of the connection. The initiator may send immediately; the responder may not send before it has received from the
 /// initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -44,18 +44,18 @@ pub(crate) struct QueuePair {
     requester: Requester,
     responder: Responder,
     extensions: bool,
-    /// What both sides agreed on.
+    /// The read depth that both peers agreed on.
     pub(crate) read_depth: ReadDepth,
-    /// Whether the stream has begun.
+    /// True once the stream has started.
     live: bool,
-    /// The status of the work request that ended the stream, and its number in the send queue if that is known.
+    /// The status of the work request that ended the stream, and its number in the send queue if known.
     failed: Option<(Option<u64>, WcStatus)>,
-    /// Whether the stream has ended: then work requests are flushed at once.
+    /// True once the stream has ended. Posted work requests are then flushed immediately.
     dead: bool,
 }
 
 impl QueuePair {
-    /// The queue pair of attributes that were checked.
+    /// Creates a queue pair from attributes that were checked.
     pub(crate) fn new(id: QpId, attr: &QpAttr) -> Self {
         Self {
             completions: Completions::new(id, *attr),
@@ -71,20 +71,20 @@ impl QueuePair {
         }
     }
 
-    /// Takes note of a polled completion. Returns the shared queue that its receive came from, if it did.
+    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
     }
 
-    /// Gives up the queue pair's room on its completion queues, except for completions that were not polled. A receive
-    /// of a shared queue that was being filled goes back to that queue.
+    /// Releases the queue pair's room on its completion queues, except for unpolled completions. A partly filled receive of a shared queue
+    /// returns to that queue.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         self.completions.release(&mut self.rx.queue, resources);
     }
 
-    /// Starts the stream. An initiator may send at once, behind the ready-to-receive message; the sends of a responder
-    /// are held back until [`QueuePair::release`].
+    /// Starts the stream. An initiator may send immediately, after the ready-to-receive message. The sends of a responder are held until
+    /// [`QueuePair::release`].
     pub(crate) fn establish(&mut self, role: Role, agreement: &Agreement, max_segment: usize) {
         self.rx.establish(agreement.crc);
         self.tx.establish(agreement, max_segment);
@@ -100,7 +100,7 @@ impl QueuePair {
         }
     }
 
-    /// Allows the extensions of RFC 7306, which the peer is known to speak.
+    /// Allows the extensions of RFC 7306, which the peer is known to support.
     pub(crate) fn enable_extensions(&mut self) {
         self.extensions = true;
     }
@@ -110,7 +110,7 @@ impl QueuePair {
         self.tx.set_max_segment(max_segment);
     }
 
-    /// Lets a responder's sends go.
+    /// Releases the held sends of a responder.
     pub(crate) fn release(&mut self) {
         self.tx.release();
     }
@@ -119,18 +119,18 @@ impl QueuePair {
         self.tx.is_held()
     }
 
-    /// Whether a valid FPDU has come.
+    /// Returns true if a valid FPDU has arrived.
     pub(crate) fn has_received(&self) -> bool {
         self.rx.has_seen()
     }
 
-    /// FPDUs that have begun to come, modulo 2^32.
+    /// Returns the number of FPDUs that have begun to arrive, modulo 2^32.
     #[inline]
     pub(crate) fn fpdus(&self) -> u32 {
         self.rx.fpdus()
     }
 
-    /// Whether there is something to hand to TCP.
+    /// Returns true if there is output for TCP.
     #[inline]
     pub(crate) fn has_output(&self) -> bool {
         self.tx.has_work(&self.requester, &self.responder)
@@ -171,8 +171,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Frames a message that ends with this call, if it is small and nothing is in front of it. The caller calls
-    /// [`QueuePair::transmit`] afterwards, at once or later.
+    /// Frames a message that is complete with this call, if it is small and nothing is queued before it. Returns false otherwise. The
+    /// caller calls [`QueuePair::transmit`] afterwards, now or later.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         self.tx.frames_at_once(header.len() + payload.len(), &self.responder) && {
@@ -181,14 +181,14 @@ impl QueuePair {
         }
     }
 
-    /// Frames a Write that ends with this call, as [`QueuePair::send_now`] does a message.
+    /// Frames a Write that is complete with this call, under the conditions of [`QueuePair::send_now`].
     #[inline]
     pub(crate) fn write_now(&mut self, local: &Sge, remote: &RemoteAddress) -> bool {
         self.tx.frame_write_now(local, remote, &self.responder)
     }
 
-    /// Makes a receive call, which brings at most `room` octets besides the rest of a payload that has begun. Returns the number of
-    /// octets, and whether the socket had no more. They are taken by [`QueuePair::input`].
+    /// Makes a receive call, which receives at most `room` octets besides the remaining part of a payload in progress. Returns the number
+    /// of octets, and true if the socket was drained. [`QueuePair::input`] processes them.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -202,7 +202,7 @@ impl QueuePair {
         intake.receive(self.rx.held(), self.completions.id.0, keys, recv)
     }
 
-    /// Takes the octets of a receive call.
+    /// Processes the octets of a receive call.
     #[inline]
     pub(crate) fn input(
         &mut self,
@@ -210,7 +210,7 @@ impl QueuePair {
         octets: usize,
         resources: &mut Resources,
     ) -> std::result::Result<(), Fault> {
-        // The shared queue is taken out of its table while this queue pair uses it.
+        // The shared queue is moved out of its table while this queue pair uses it.
         let srq = self.completions.attr.srq;
         let mut shared = resources.take_out(srq);
         let Self { completions, rx, tx, requester, responder, extensions, .. } = self;
@@ -235,25 +235,24 @@ impl QueuePair {
         result
     }
 
-    /// Remembers the work request that a fault is about.
+    /// Records the work request that a fault belongs to.
     fn note(&mut self, fault: &Fault) {
         self.failed = match fault {
             Fault::Violation(..) => None,
-            // It is the one whose answer was awaited.
+            // It is the oldest request without a response.
             Fault::WorkRequest(status) => Some((self.requester.front().and_then(|front| front.sequence), *status)),
             Fault::Terminated(terminate) => terminate.as_ref().and_then(|terminate| self.refused(terminate)),
         };
     }
 
-    /// The work request that the peer refused with a Terminate.
+    /// Returns the work request that the peer refused with a Terminate.
     fn refused(&self, terminate: &Terminate) -> Option<(Option<u64>, WcStatus)> {
         let status = match terminate.cause {
             TerminateCause { layer: Layer::Rdmap, etype: 1, .. } => WcStatus::RemoteAccessError,
             TerminateCause { layer: Layer::Rdmap, etype: 2, .. } => WcStatus::RemoteOperationError,
             _ => return None,
         };
-        // The header has 2 control octets, 4 reserved ones, 4 of the queue number and 4 of the MSN, where siw puts the
-        // length.
+        // The header has 2 control octets, 4 reserved ones, 4 of the queue number and 4 of the MSN, where siw puts the length.
         let header = terminate.quote.as_ref()?.ddp_header();
         if header.get(6..10)? != super::wire::opcode::READ_REQUEST_QUEUE.to_be_bytes() {
             return None;
@@ -268,7 +267,7 @@ impl QueuePair {
         self.tx.has_fault()
     }
 
-    /// The fault that was found while sending, if there is one.
+    /// Returns the fault that was found while sending, if any.
     pub(crate) fn take_fault(&mut self) -> Option<Fault> {
         let fault = self.tx.take_fault()?;
         self.failed = match &fault {
@@ -278,7 +277,7 @@ impl QueuePair {
         Some(fault)
     }
 
-    /// Hands to TCP what there is, and completes work requests.
+    /// Hands the output to TCP, and completes work requests.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
@@ -291,8 +290,8 @@ impl QueuePair {
         tx.transmit(requester, responder, keys, scope, send, &mut |done| completions.sent(cqs, &done))
     }
 
-    /// Ends the stream. What is left of both queues is flushed, and no memory of the user is used any more. Returns the
-    /// bytes that are still to be sent: the FPDUs that were begun, and a Terminate.
+    /// Ends the stream. The remaining work requests of both queues are flushed, and no memory of the program is used any more. Returns the
+    /// bytes that are still to be sent: the FPDUs in progress, and a Terminate.
     pub(crate) fn end(
         &mut self,
         terminate: Option<(TerminateCause, Option<Quote>)>,
@@ -307,7 +306,7 @@ impl QueuePair {
         rest
     }
 
-    /// What the queue pair takes along when its connection leaves the stream, of which nothing was used.
+    /// Returns the parts that move to shared memory with the connection. The stream must be unused.
     pub(crate) fn leave(mut self) -> QueuePairParts {
         QueuePairParts {
             sends: self.tx.leave(),
@@ -317,12 +316,12 @@ impl QueuePair {
         }
     }
 
-    /// As [`QueuePair::end`], for a queue pair that is dropped: nothing completes, and there is no Terminate.
+    /// Ends the stream of a queue pair that is dropped. As [`QueuePair::end`], but nothing completes, and there is no Terminate.
     pub(crate) fn abandon(&mut self) -> Vec<u8> {
         self.tx.end(None)
     }
 
-    /// Whether the peer's stream could end here without cutting a message off.
+    /// Returns true if the peer's stream could end here without truncating a message.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
     }

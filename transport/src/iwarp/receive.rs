@@ -1,9 +1,9 @@
-//! The receive side of a queue pair, which cuts the byte stream into FPDUs, checks each and places its payload.
+//! The receive direction of a queue pair: cuts the byte stream into FPDUs, checks each and places its payload.
 //!
-//! Payload of Sends and Read Responses goes to its place as it arrives. It means nothing before its work request
-//! completes, which waits for the CRC of every segment. A Write has no completion at its target, so with a CRC each of
-//! its segments is held back until it is whole and undamaged. If a header is at fault and there is a CRC, the CRC is
-//! judged first, so that a stream ends in the same way however it is cut into reads.
+//! The payload of Sends and Read Responses is placed as it arrives. It is meaningless until its work request completes, which waits for the
+//! CRC of every segment. A Write has no completion at its target, so with a CRC each of its segments is held until it is complete and
+//! undamaged. If a header is at fault and there is a CRC, the CRC is checked first, so that a stream ends in the same way however it is cut
+//! into reads.
 
 use super::fault::{Fault, refuse, violation};
 use super::forecast::{self, Forecast, Start};
@@ -27,9 +27,9 @@ use crate::mr::Access;
 use crate::soft::receive_queue::{Message, ReceiveQueue};
 use crate::wc::WcStatus;
 
-/// The rest of a payload is received in place if it is at least so long.
+/// The remaining part of a payload is received in place if it has at least this length, octets.
 pub(crate) const DIRECT_MIN: usize = 4096;
-/// Room for the payload of messages that do not go to memory of the user: a Terminate, an Atomic Request.
+/// Room for the payload of messages that do not go to memory of the program: a Terminate, an Atomic Request.
 const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ struct Segment {
     left: usize,
     pad: usize,
     read: Option<ReadRequest>,
-    /// Whether its memory was taken back while it arrived.
+    /// True if its memory was revoked while it arrived.
     revoked: bool,
 }
 
@@ -61,20 +61,20 @@ pub(crate) struct Receiver {
     carried: usize,
     sum: Crc32c,
     segment: Segment,
-    /// The fault of the segment's header, which counts if the CRC is right.
+    /// The fault of the segment's header, which is reported if the CRC is right.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
-    /// Payload of a Write segment that waits for its CRC. The buffer is made for the first that arrives in parts.
+    /// Payload of a Write segment that waits for its CRC. The buffer is allocated for the first such segment that arrives in parts.
     held: Vec<u8>,
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
     request_msn: u32,
-    /// Octets of the Write in progress, and of the last one that ended.
+    /// Octets of the Write in progress, and of the last complete one.
     writing: u32,
     written: u32,
-    /// Whether a valid FPDU has come.
+    /// True once a valid FPDU has arrived.
     seen: bool,
-    /// Number of FPDUs that have begun, modulo 2^32.
+    /// Number of FPDUs that have begun to arrive, modulo 2^32.
     fpdus: u32,
 }
 
@@ -109,18 +109,18 @@ impl Receiver {
         self.seen
     }
 
-    /// Number of FPDUs that have begun, modulo 2^32.
+    /// Returns the number of FPDUs that have begun to arrive, modulo 2^32.
     #[inline]
     pub(crate) fn fpdus(&self) -> u32 {
         self.fpdus
     }
 
-    /// Whether the stream is between two FPDUs and between two messages of the peer; Read Responses do not count.
+    /// Returns true if the stream is between two FPDUs and between two messages of the peer. Read Responses do not count as messages.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.phase == Phase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
-    /// Plans the next receive call. `shared` says that receives come from a shared queue.
+    /// Plans the next receive call. `shared` is true if receives are taken from a shared queue.
     #[inline]
     pub(crate) fn plan(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
         if self.forecast.is_bulk() || (self.phase == Phase::Payload && self.segment.left >= DIRECT_MIN) {
@@ -147,13 +147,13 @@ impl Receiver {
             Phase::Trailer => Start { gap: pad + CRC_LEN - self.carried, carried: 0, left: 0, last },
             Phase::Header => Start { gap: 0, carried: self.carried, left: 0, last: false },
         };
-        // A Write with a CRC is taken from what is staged as soon as it is whole.
+        // A Write with a CRC is processed from the staging buffer as soon as it is complete.
         if !(self.crc && self.forecast.is_of_writes()) {
             self.forecast.plan(intake, &start, &self.queue, shared, requester);
         }
     }
 
-    /// The memory that the rest of the payload goes to, or as much of it as lies together.
+    /// Returns the destination of the remaining payload, or of its contiguous first part.
     fn place_of_rest(&self) -> Option<Place> {
         let Segment { header, done, left: len, .. } = self.segment;
         match header {
@@ -172,12 +172,12 @@ impl Receiver {
         }
     }
 
-    /// The buffer of [`Place::Held`].
+    /// Returns the buffer of [`Place::Held`].
     pub(crate) fn held(&mut self) -> &mut [u8] {
         &mut self.held
     }
 
-    /// Takes note of `n` bytes of payload that were received into their place.
+    /// Records `n` octets of payload that were received into their destination.
     fn filled(&mut self, place: &Place, n: usize, cx: &mut Context<'_>) {
         let mut sum = std::mem::take(&mut self.sum);
         match *place {
@@ -194,7 +194,7 @@ impl Receiver {
                 }
                 cx.requester.advance(n);
             }
-            // Without a CRC, or it would be held.
+            // There is no CRC here: with a CRC the segment would be held.
             Place::Target { .. } => {}
             Place::Held { start, .. } => sum.update(self.held.get(start..start + n).unwrap_or_default()),
         }
@@ -202,7 +202,7 @@ impl Receiver {
         self.take_payload(n);
     }
 
-    /// Takes the `n` octets that a receive call has brought.
+    /// Processes the `n` octets of a receive call.
     #[inline]
     pub(crate) fn take(
         &mut self,
@@ -215,7 +215,7 @@ impl Receiver {
         self.input(intake.tail(n), cx, out)
     }
 
-    /// Takes what has come to the places of a plan. Returns the number of octets behind them.
+    /// Processes the octets that were received into the destinations of a plan. Returns the number of octets behind them.
     #[inline(never)]
     fn take_steps(
         &mut self,
@@ -255,7 +255,7 @@ impl Receiver {
         Ok(left)
     }
 
-    /// Takes the next bytes of the stream.
+    /// Processes the next octets of the stream.
     pub(crate) fn input(
         &mut self,
         mut bytes: &[u8],
@@ -281,7 +281,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes a header from the start of `bytes`, together with its whole FPDU if that is there. Returns the rest.
+    /// Processes a header from the start of `bytes`, or its whole FPDU if that is complete. Returns the remaining octets.
     #[inline]
     fn whole_or_header<'a>(
         &mut self,
@@ -306,7 +306,7 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// Takes a whole FPDU, without its CRC, which was right.
+    /// Processes a whole FPDU without its CRC, which was checked.
     #[inline]
     fn whole(&mut self, body: &[u8], cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
@@ -332,7 +332,7 @@ impl Receiver {
         self.finish_send(send, cx, out)
     }
 
-    /// Takes a whole Write segment or Read Response segment. Its memory is looked up once.
+    /// Processes a whole Write segment or Read Response segment. Its memory is looked up once.
     #[inline(never)]
     fn whole_tagged(
         &mut self,
@@ -363,7 +363,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes a whole untagged FPDU that is no Send.
+    /// Processes a whole untagged FPDU that is no Send.
     #[inline(never)]
     fn whole_control(
         &mut self,
@@ -378,7 +378,7 @@ impl Receiver {
         self.finish(cx, out)
     }
 
-    /// Takes more of a header that arrives in parts. Returns the rest.
+    /// Processes more octets of a header that arrives in parts. Returns the remaining ones.
     fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut Context<'_>) -> Result<&'a [u8], Fault> {
         loop {
             let prefix = [self.carry[0], self.carry[1], self.carry[2], self.carry[3]];
@@ -396,7 +396,7 @@ impl Receiver {
         }
     }
 
-    /// Moves bytes to the carry until it holds `need`. Returns the rest.
+    /// Moves octets to the carry until it holds `need`. Returns the remaining ones.
     fn carry_some<'a>(&mut self, bytes: &'a [u8], need: usize) -> &'a [u8] {
         let need = need.min(self.carry.len());
         let (now, rest) = bytes.split_at(bytes.len().min(need.saturating_sub(self.carried)));
@@ -410,7 +410,7 @@ impl Receiver {
         match self.begin(header, cx) {
             Ok(()) => {}
             Err(fault) if self.crc => {
-                // The fault waits for the CRC, which says whether the peer sent this.
+                // The fault waits for the CRC, which tells whether the peer sent this header.
                 let ulpdu_len = header.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
                 self.deferred = Some(Box::new(fault));
                 self.segment.left = fpdu_len(ulpdu_len).saturating_sub(CRC_LEN + header.len());
@@ -438,7 +438,7 @@ impl Receiver {
         }
     }
 
-    /// Takes pad and CRC. Returns the rest.
+    /// Processes pad and CRC. Returns the remaining octets.
     fn trailer<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -465,14 +465,14 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// Judges a segment by its header, and finds out where its payload goes.
+    /// Checks a segment by its header, and finds the destination of its payload.
     fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
         let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
         self.judge(header, bytes, cx)
     }
 
-    /// Judges a segment by its header, of which these are the octets.
+    /// Checks a segment by its header, whose octets are `bytes`.
     fn judge(&mut self, header: Header, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = payload_len(bytes);
@@ -494,7 +494,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Judges a segment of a Send with `len` octets of payload: it must be the next one, and there must be room for it.
+    /// Checks a segment of a Send with `len` octets of payload: it must be the next one, and there must be room for it.
     #[inline]
     fn judge_send(&mut self, header: &Untagged, len: usize, cx: &mut Context<'_>) -> Result<(), TerminateCause> {
         self.forecast.saw(forecast::Kind::Send, len, header.offset == 0);
@@ -541,7 +541,7 @@ impl Receiver {
             return Err(TerminateCause::INVALID_MSN);
         }
         if header.opcode == Opcode::Terminate {
-            // A Terminate is taken whatever it looks like, since it is the peer's last message.
+            // A Terminate is accepted in any form, since it is the peer's last message.
             return Ok(());
         }
         if header.offset != 0 || (queue == SEND_QUEUE && !self.queue.is_between_messages()) {
@@ -574,7 +574,7 @@ impl Receiver {
         }
     }
 
-    /// Judges a tagged segment. Returns where the payload of a Write goes.
+    /// Checks a tagged segment. Returns the memory that the payload of a Write goes to.
     #[inline]
     fn judge_tagged<'a>(
         &mut self,
@@ -588,7 +588,7 @@ impl Receiver {
             return cx.requester.judge_response(header, len).map(|()| None);
         }
         self.forecast.saw(forecast::Kind::Write, len, self.writing == 0);
-        // Nothing about a segment without payload may be checked (RFC 5041 §5.2).
+        // Nothing of a segment without payload may be checked (RFC 5041 §5.2).
         if len == 0 {
             return Ok(None);
         }
@@ -596,7 +596,7 @@ impl Receiver {
         target.map(Some).map_err(stag::tagged)
     }
 
-    /// Takes note of a segment of a Write that is in place.
+    /// Records a segment of a Write that is in place.
     #[inline]
     fn wrote(&mut self, len: usize, last: bool) {
         self.writing = self.writing.saturating_add(len as u32);
@@ -605,8 +605,8 @@ impl Receiver {
         }
     }
 
-    /// Puts payload where the segment's header says. That there is room was judged before. `whole` says that all of an untagged
-    /// segment is here and undamaged.
+    /// Copies payload to its destination. The caller has checked that there is room. `whole` is true if all of an untagged segment is here
+    /// and undamaged.
     #[inline]
     fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut Context<'_>) {
         if bytes.is_empty() || self.deferred.is_some() {
@@ -761,22 +761,21 @@ impl Receiver {
     }
 }
 
-/// Octets of payload behind the whole header `octets`, by its ULPDU_Length.
+/// Returns the number of payload octets behind the whole header `octets`, from its ULPDU_Length.
 #[inline]
 fn payload_len(octets: &[u8]) -> usize {
     let ulpdu_len = octets.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
     (LENGTH_LEN + ulpdu_len).saturating_sub(octets.len())
 }
 
-/// The fault of a whole FPDU whose header cannot be parsed.
+/// Returns the fault of a whole FPDU whose header cannot be parsed.
 #[cold]
 fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -> Fault {
     let need = body.first_chunk().map_or(0, header_need);
     refuse(error, &body[..need.min(body.len())], extensions)
 }
 
-/// The number of header octets to wait for: all of a header that can be parsed, and what a Terminate quotes of one that
-/// cannot.
+/// Returns the number of header octets to wait for: the whole header if it can be parsed, or else the octets that a Terminate quotes.
 #[inline]
 fn header_need(prefix: &[u8; 4]) -> usize {
     header_len(prefix).unwrap_or_else(|_| {

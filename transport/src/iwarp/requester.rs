@@ -1,22 +1,21 @@
-//! The RDMA Reads and atomics of this side that the peer has not answered, the oldest first. The peer answers in that
-//! order.
+//! The outstanding RDMA Reads and atomics of this side, oldest first. The peer responds in that order.
 
 use std::collections::VecDeque;
 
 use super::wire::{Tagged, TerminateCause};
 use crate::mem::Sge;
 
-/// A request that is not answered, and what the answer must look like.
+/// An outstanding request, and the expected response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
     pub(crate) kind: Kind,
-    /// The STag that its segments must name, and the Tagged Offset of its first octet.
+    /// The STag that the segments of the response must name, and the Tagged Offset of its first octet.
     pub(crate) stag: u32,
     pub(crate) offset: u64,
-    /// The entry of the work request, where the answer goes; empty for a ready-to-receive message.
+    /// The entry of the work request that the response goes to. Empty for a ready-to-receive message.
     pub(crate) sink: Sge,
     pub(crate) len: u32,
-    /// Octets of the answer that have come.
+    /// Octets of the response that have arrived.
     pub(crate) done: u32,
     /// Number of the work request, counted from the first of the send queue; `None` for a ready-to-receive message.
     pub(crate) sequence: Option<u64>,
@@ -25,7 +24,7 @@ pub(crate) struct Outstanding {
 }
 
 impl Outstanding {
-    /// Whether the memory of both is the same in part.
+    /// Returns true if the memory of both overlaps.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let [one, two] =
             [self, other].map(|read| (read.sink.address().addr(), read.sink.address().addr() + read.len as usize));
@@ -43,13 +42,13 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Requester {
     queue: VecDeque<Outstanding>,
-    /// How many requests may be outstanding (ORD).
+    /// The largest number of outstanding requests (ORD).
     depth: usize,
     /// MSN of the next request.
     pub(crate) msn: u32,
     /// MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
-    /// Work requests with lower numbers have their answers.
+    /// Work requests with numbers below this one have their responses.
     answered: u64,
 }
 
@@ -62,7 +61,7 @@ impl Requester {
         self.depth = usize::from(ord);
     }
 
-    /// How many requests may be outstanding.
+    /// Returns the largest number of outstanding requests.
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
@@ -77,13 +76,13 @@ impl Requester {
         self.queue.len() < self.depth
     }
 
-    /// Work requests with numbers below this one have their answers.
+    /// Returns the number below which all work requests have their responses.
     #[inline]
     pub(crate) fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Adds a request that is framed now; returns its MSN.
+    /// Adds a request that is being framed. Returns its MSN.
     pub(crate) fn push(&mut self, mut request: Outstanding) -> u32 {
         request.msn = self.msn;
         self.msn = self.msn.wrapping_add(1);
@@ -91,18 +90,18 @@ impl Requester {
         request.msn
     }
 
-    /// The request that is answered next.
+    /// Returns the request whose response is next.
     #[inline]
     pub(crate) fn front(&self) -> Option<&Outstanding> {
         self.queue.front()
     }
 
-    /// The Reads that are answered next, up to the first other request.
+    /// Returns the Reads whose responses are next, up to the first atomic.
     pub(crate) fn reads(&self) -> impl Iterator<Item = &Outstanding> {
         self.queue.iter().take_while(|request| request.kind == Kind::Read)
     }
 
-    /// Judges a segment of a Read Response with `len` octets of payload. It must be exactly the next one.
+    /// Checks a segment of a Read Response with `len` octets of payload. It must be exactly the next one.
     pub(crate) fn judge_response(&self, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
         let read = self.front().filter(|front| front.kind == Kind::Read);
         let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
@@ -115,14 +114,14 @@ impl Requester {
                 return Err(TerminateCause::DDP_TAGGED_BOUNDS);
             }
         }
-        // Only the segment that completes the answer is the last one, and only an empty answer has an empty segment.
+        // Only the segment that completes the response is the last one, and only an empty response has an empty segment.
         if header.last != (len == left) || (len == 0 && read.len > 0) {
             return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
         }
         Ok(())
     }
 
-    /// Takes note of `n` octets of the answer that are in place.
+    /// Records `n` octets of the response that are in place.
     #[inline]
     pub(crate) fn advance(&mut self, n: usize) {
         if let Some(front) = self.queue.front_mut() {
@@ -130,14 +129,14 @@ impl Requester {
         }
     }
 
-    /// Ends the oldest request, after its whole answer has come undamaged.
+    /// Ends the oldest request, after its whole response has arrived undamaged.
     pub(crate) fn complete(&mut self) {
         if let Some(sequence) = self.queue.pop_front().and_then(|front| front.sequence) {
             self.answered = sequence + 1;
         }
     }
 
-    /// Number of the work request that belongs to the request with this MSN.
+    /// Returns the number of the work request whose request has this MSN.
     pub(crate) fn find(&self, msn: u32) -> Option<u64> {
         self.queue.iter().find(|request| request.msn == msn)?.sequence
     }

@@ -1,5 +1,4 @@
-//! The RDMA Reads and atomics of the peer that are not answered. They are served strictly in order, a segment at a
-//! time.
+//! The RDMA Reads and atomics of the peer without a response. They are served strictly in order, one segment at a time.
 
 use std::collections::VecDeque;
 
@@ -13,7 +12,7 @@ pub(crate) enum Request {
     Atomic(AtomicRequest),
 }
 
-/// A request, and how much of its answer is framed.
+/// A request of the peer, and the number of octets of its response that are framed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     pub(crate) request: Request,
@@ -22,7 +21,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// The headers that a Terminate about this request quotes: those of the request, advanced by what was answered.
+    /// Returns the headers that a Terminate about this request quotes: those of the request, advanced by the framed octets.
     pub(crate) fn quote(&self) -> Option<Quote> {
         let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
         let opcode = match self.request {
@@ -59,17 +58,17 @@ impl Responder {
     }
 
     pub(crate) fn establish(&mut self, ird: u16) {
-        // siw rounds the depth up to a power of two, and so may exceed ours.
+        // siw rounds the depth up to a power of two, and so may exceed the agreed depth.
         self.limit = usize::from(ird.max(1)).next_power_of_two() + 1;
     }
 
-    /// Whether the peer may have one more request outstanding. A request too many is an error of RDMAP, not a missing
-    /// buffer of DDP; siw answers it with the same code.
+    /// Returns an error if the peer may not have one more request outstanding. An excess request is an error of RDMAP, not a missing buffer
+    /// of DDP; siw uses the same code.
     pub(crate) fn has_room(&self) -> Result<(), TerminateCause> {
         if self.queue.len() < self.limit { Ok(()) } else { Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC) }
     }
 
-    /// Adds a request. That there is room was asked before.
+    /// Adds a request. The caller has checked that there is room.
     pub(crate) fn push(&mut self, request: Request, msn: u32) {
         self.queue.push_back(Pending { request, msn, done: 0 });
     }
@@ -84,7 +83,7 @@ impl Responder {
         self.queue.front()
     }
 
-    /// Takes note that `n` bytes of the oldest request's answer are framed, and whether these were the `last`.
+    /// Records that `n` bytes of the oldest request's response are framed. `last` ends the request.
     pub(crate) fn advance(&mut self, n: usize, last: bool) {
         if last {
             self.queue.pop_front();

@@ -1,9 +1,9 @@
-//! The answers to a peer that uses an STag as it may not.
+//! The Terminates that answer a misused STag.
 
 use super::wire::TerminateCause;
 use crate::soft::keys::Miss;
 
-/// The Terminate that answers a tagged segment. DDP has no code for a missing right.
+/// Returns the Terminate for a tagged segment. DDP has no code for a missing access right.
 pub(crate) const fn tagged(miss: Miss) -> TerminateCause {
     match miss {
         Miss::Unknown | Miss::Access => TerminateCause::DDP_TAGGED_INVALID_STAG,
@@ -12,7 +12,7 @@ pub(crate) const fn tagged(miss: Miss) -> TerminateCause {
     }
 }
 
-/// The Terminate that answers a request.
+/// Returns the Terminate for a request.
 pub(crate) const fn request(miss: Miss) -> TerminateCause {
     match miss {
         Miss::Unknown => TerminateCause::RDMAP_INVALID_STAG,

@@ -1,4 +1,4 @@
-//! The MPA handshake (RFC 5044 §7.1, RFC 6581): startup frames are read without one byte too many, and judged.
+//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reads startup frames, and no byte beyond them, and judges them.
 
 use super::config::MAX_READ_DEPTH;
 use super::wire::TerminateCause;
@@ -6,10 +6,10 @@ use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_H
 use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 use crate::cm::ReadDepth;
 
-/// The most private data that is sent, bytes. siw counts it in one byte, together with the enhanced block.
+/// The largest private data that is sent, bytes. siw stores its length, with the enhanced block, in one byte.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 
-/// The reserved bit of a request by which an initiator says that it may be met within the host. siw echoes it in its reply.
+/// The reserved bit of a request by which an initiator announces that it can use shared memory. siw echoes it in its reply.
 const LOCAL: u8 = 0x01;
 
 /// Reads one startup frame. The bytes behind it are FPDUs and stay in the socket.
@@ -28,18 +28,17 @@ impl FrameReader {
         Self { kind, buffer, have: 0, need: STARTUP_HEADER_LEN, header: None }
     }
 
-    /// Room for the next bytes, for exactly as many as may be read now.
+    /// Returns the buffer for the next bytes. Its length is the number of bytes that may be read now.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         &mut self.buffer[self.have..self.need]
     }
 
-    /// Whether nothing has come yet.
+    /// Returns true if nothing has arrived yet.
     pub(crate) fn is_untouched(&self) -> bool {
         self.have == 0
     }
 
-    /// Takes note of `n` bytes that were put into [`FrameReader::space`]. Returns the header when the frame is
-    /// complete.
+    /// Records `n` bytes that were put into [`FrameReader::space`]. Returns the header when the frame is complete.
     pub(crate) fn filled(&mut self, n: usize) -> Result<Option<StartupHeader>, StartupError> {
         self.have = (self.have + n).min(self.need);
         if self.have < self.need {
@@ -56,7 +55,7 @@ impl FrameReader {
         Ok(self.header.filter(|_| self.have == self.need))
     }
 
-    /// The enhanced block, if the frame has one, and the user's private data of a complete frame.
+    /// Returns the enhanced block, if the frame has one, and the private data of a complete frame.
     pub(crate) fn body(&self) -> (Option<Enhanced>, &[u8]) {
         let body = &self.buffer[STARTUP_HEADER_LEN.min(self.have)..self.have];
         match (self.header, body.split_first_chunk::<ENHANCED_LEN>()) {
@@ -76,7 +75,7 @@ pub(crate) enum ReadyToReceive {
     Send,
 }
 
-/// What both sides agreed on.
+/// The terms that both peers agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreement {
     pub(crate) crc: bool,
@@ -84,9 +83,9 @@ pub(crate) struct Agreement {
     pub(crate) ird: u16,
     /// RDMA Reads that this side may have outstanding at the peer.
     pub(crate) ord: u16,
-    /// What the initiator sends first; `None` without the peer-to-peer model.
+    /// The first message of the initiator. `None` without the peer-to-peer model.
     pub(crate) rtr: Option<ReadyToReceive>,
-    /// Whether the peer requires markers in what it receives.
+    /// True if the peer requires markers in the stream that it receives.
     pub(crate) markers: bool,
 }
 
@@ -96,29 +95,29 @@ impl Agreement {
     }
 }
 
-/// What this side asks for and offers.
+/// The terms that this side requests and offers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// Whether to ask for a CRC.
+    /// True if a CRC is requested.
     pub(crate) crc: bool,
     pub(crate) ird: u16,
     pub(crate) ord: u16,
     pub(crate) revision: u8,
-    /// Whether markers are sent to a peer that requires them.
+    /// True if markers are sent to a peer that requires them.
     pub(crate) markers: bool,
-    /// Whether the peer may be met within the host.
+    /// True if shared memory with the peer is possible.
     pub(crate) local: bool,
 }
 
 impl Terms {
-    /// Limits the depths to what is ever sent. siw rounds up to a power of two what it may have outstanding, so it is
-    /// told a power of two.
+    /// Creates terms with depths limited to the values that are ever sent. siw rounds its number of outstanding requests up to a power of
+    /// two, so it is offered a power of two.
     pub(crate) fn new(crc: bool, ird: u16, ord: u16, markers: bool) -> Self {
         Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers, local: false }
     }
 }
 
-/// A depth, as peers are told it.
+/// Returns the depth that peers are offered.
 fn round_up(ird: u16) -> u16 {
     if ird == 0 { 0 } else { ird.min(MAX_READ_DEPTH).next_power_of_two() }
 }
@@ -147,7 +146,7 @@ fn header(kind: StartupKind, revision: u8, crc: bool) -> StartupHeader {
     }
 }
 
-/// The initiator's request. It offers a Read as its first message, for which at least one must be allowed.
+/// Returns the initiator's request. It offers a Read as its first message, which needs a depth of at least one.
 pub(crate) fn request(terms: &Terms, private_data: &[u8]) -> Vec<u8> {
     let enhanced = (terms.revision >= 2).then(|| Enhanced {
         peer_to_peer: true,
@@ -167,12 +166,11 @@ pub(crate) fn request(terms: &Terms, private_data: &[u8]) -> Vec<u8> {
 pub(crate) enum Verdict {
     Accepted(Agreement),
     Rejected,
-    /// The connection cannot work. The peer is told why with this Terminate, if the RFCs have one for it; the flag says
-    /// whether it has a CRC.
+    /// The connection cannot work. The peer gets this Terminate, if the RFCs define one for the case. The flag is true if it has a CRC.
     Failed(&'static str, Option<(TerminateCause, bool)>),
 }
 
-/// Judges a reply to `terms`.
+/// Judges the reply to a request with `terms`.
 pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option<Enhanced>) -> Verdict {
     if reply.reject {
         return Verdict::Rejected;
@@ -216,12 +214,12 @@ pub(crate) struct Asked {
     crc: bool,
     markers: bool,
     enhanced: Option<Enhanced>,
-    /// Whether the initiator may be met within the host. Then it understands an offer behind the private data of the reply.
+    /// True if the initiator can use shared memory within the host. It then understands an offer behind the private data of the reply.
     pub(crate) local: bool,
 }
 
 impl Asked {
-    /// What the initiator asks for; `limit` where it leaves that open.
+    /// Returns the read depths that the initiator requests, with `limit` for one that it leaves open.
     pub(crate) fn read_depth(&self, limit: u16) -> ReadDepth {
         let of = |depth: fn(&Enhanced) -> u16| {
             self.enhanced.as_ref().map(depth).filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(limit)
@@ -234,15 +232,15 @@ impl Asked {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
     Acceptable(Asked),
-    /// It is rejected without asking the user.
+    /// The request is rejected without asking the program.
     Refused(&'static str, Asked),
-    /// It gets no answer.
+    /// The request gets no reply.
     Unknown(&'static str),
 }
 
-/// Judges a request. `markers` says whether markers can be sent.
+/// Judges a request. `markers` is true if markers can be sent.
 pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) -> Judgement {
-    // Without a first message of the peer that this side waits for, both would go on over the stream.
+    // Shared memory needs a first message of the peer that this side waits for: otherwise both would continue on the stream.
     let speaks_first = enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
     let local = request.revision == 2 && speaks_first && request.reserved & LOCAL != 0;
     let asked = Asked { revision: request.revision, crc: request.crc, markers: request.markers, enhanced, local };
@@ -257,7 +255,7 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>,
     }
 }
 
-/// The reply that accepts a request, and what both sides agree on with it.
+/// Returns the reply that accepts a request, and the agreement.
 pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<u8>, Agreement) {
     let crc = asked.crc || terms.crc;
     let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: asked.markers };
@@ -278,7 +276,7 @@ pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<
                 Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
                 Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
                 Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
-                // As siw does: any first message will do.
+                // As with siw, any first message is accepted.
                 _ => ReadyToReceive::Write,
             };
             block.rtr_write = choice == ReadyToReceive::Write;
@@ -291,7 +289,7 @@ pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<
     (frame(header(StartupKind::Reply, asked.revision, agreement.crc), block, private_data), agreement)
 }
 
-/// The reply that rejects a request.
+/// Returns the reply that rejects a request.
 pub(crate) fn reject(asked: &Asked, private_data: &[u8]) -> Vec<u8> {
     let mut header = header(StartupKind::Reply, asked.revision, asked.crc);
     header.reject = true;
@@ -307,7 +305,7 @@ mod tests {
         let mut reader = FrameReader::new(kind);
         let mut at = 0;
         loop {
-            // One byte at a time, and never one that is not of the frame.
+            // Deliver one byte at a time, and none that does not belong to the frame.
             reader.space()[0] = bytes[at];
             at += 1;
             if let Some(header) = reader.filled(1).unwrap() {
@@ -364,7 +362,7 @@ mod tests {
                 assert!(!chosen.rtr_read || rtr_read);
                 assert!(!chosen.rtr_send || rtr_send);
             }
-            // As a reply to us.
+            // The frame is a reply to this side.
             let reply = header(StartupKind::Reply, 2, true);
             let want = match bits {
                 _ if rtr_write => Some(ReadyToReceive::Write),
@@ -379,7 +377,7 @@ mod tests {
         }
     }
 
-    /// The bytes of a kernel peer: siw rejects markers with the same.
+    /// The bytes of a kernel peer: siw rejects markers with the same octets.
     #[test]
     fn markers_are_refused() {
         let mut asks = header(StartupKind::Request, 2, false);
@@ -394,13 +392,13 @@ mod tests {
         reply.markers = true;
         let verdict = judge_reply(&terms(true, 2), &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Failed(_, None)));
-        // Unless we can send them.
+        // Markers are accepted if they can be sent.
         let able = Terms { markers: true, ..terms(true, 2) };
         let verdict = judge_reply(&able, &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Accepted(Agreement { markers: true, .. })));
         let Judgement::Acceptable(asked) = judge_request(&asks, Some(Enhanced::default()), true) else { panic!() };
         let (bytes, agreement) = accept(&able, &asked, b"");
-        // Ours does not ask for any.
+        // The reply requests none.
         assert!(agreement.markers && !read(StartupKind::Reply, &bytes).0.markers);
     }
 

@@ -1,10 +1,11 @@
-//! The outgoing stream: FPDUs that are framed, and not handed to TCP yet.
+//! The outgoing stream: FPDUs that are framed and not yet handed to TCP.
 //!
-//! Headers, trailers and small payloads are written one behind the other into a control buffer, so that many small
-//! messages are one piece of a send call. Larger payloads of sends and writes are sent from where they are, unless the
-//! peer requires markers, or others may change the payload and there is a CRC.
+//! Headers, trailers and small payloads are written consecutively into a control buffer, so that many small messages are one slice of a
+//! send call. Larger payloads of sends and writes are sent from their own memory, unless the peer requires markers, or others may change
+//! the payload and there is a CRC.
 //!
-//! The memory of a region is used within one call of the transmitter only: afterwards it may be taken back. What TCP has not taken of it by then is copied.
+//! The memory of a region is used within one call of the transmitter only, because it may be revoked afterwards. The part that TCP has not
+//! accepted by then is copied.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,10 +22,10 @@ use crate::slab::Key;
 use crate::soft::keys::KeyTable;
 use crate::wr::{MAX_SGE, SgeList};
 
-/// The most bytes that are framed and not sent, and the most of them that are in the control buffer.
+/// The largest number of bytes that are framed and not sent, in total and in the control buffer.
 const MAX_BATCH: usize = 512 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
-/// The most pieces that one FPDU adds: a header, the entries of a work request, and a trailer.
+/// The largest number of pieces that one FPDU adds: a header, the entries of a work request, and a trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 
 /// A piece of the stream.
@@ -64,7 +65,7 @@ pub(crate) struct Stream {
     /// Buffer for an FPDU before its markers are inserted.
     plain: Vec<u8>,
     pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that TCP has taken.
+    /// Bytes of the first piece that TCP has accepted.
     head: usize,
     framed: u64,
     sent: u64,
@@ -84,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// Number of bytes framed since the start of the stream.
+    /// Returns the number of bytes framed since the start of the stream.
     #[inline]
     pub(crate) fn framed(&self) -> u64 {
         self.framed
@@ -109,7 +110,7 @@ impl Stream {
         (self.framed - self.sent) as usize
     }
 
-    /// Whether there is room for one more FPDU in this batch.
+    /// Returns true if this batch has room for one more FPDU.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.unsent() < MAX_BATCH
@@ -117,8 +118,7 @@ impl Stream {
             && self.pieces.len() + PIECES_PER_FPDU <= MAX_SLICES
     }
 
-    /// Begins an FPDU that is copied as a whole; [`Stream::seal`] ends it. Returns where it begins in the control
-    /// buffer.
+    /// Begins an FPDU that is copied as a whole; [`Stream::seal`] ends it. Returns its offset in the control buffer.
     #[inline]
     pub(crate) fn begin(&mut self, header: &[u8]) -> usize {
         let start = self.control.len();
@@ -137,7 +137,7 @@ impl Stream {
         entry.append_to(&mut self.control);
     }
 
-    /// Adds an FPDU of a header and of the bytes of an entry, which are copied.
+    /// Adds an FPDU of a header and a copy of an entry's bytes.
     #[inline]
     pub(crate) fn small_entry<const N: usize>(&mut self, header: &[u8; N], entry: &Sge) {
         let (start, pad) = (self.control.len(), (N + entry.len()).wrapping_neg() & 3);
@@ -145,7 +145,7 @@ impl Stream {
         self.close_copied(start);
     }
 
-    /// The same, with bytes.
+    /// Adds an FPDU of a header and a copy of `bytes`.
     #[inline]
     pub(crate) fn small<const N: usize>(&mut self, header: &[u8; N], bytes: &[u8]) {
         let (start, pad) = (self.control.len(), (N + bytes.len()).wrapping_neg() & 3);
@@ -168,13 +168,13 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Copies memory of a region. Its owner may write it at any time, so the CRC is over the copy.
+    /// Copies memory of a region. Its owner may write it at any time, so the CRC is computed over the copy.
     #[inline]
     pub(crate) fn copy_span(&mut self, span: Span<'_>) {
         span.append_to(&mut self.control);
     }
 
-    /// Ends the FPDU that was begun at `start`, with pad, markers and CRC. Without a CRC that field is 0.
+    /// Ends the FPDU that was begun at `start`, with pad, markers and CRC. Without a CRC, that field is 0.
     #[inline]
     pub(crate) fn seal(&mut self, start: usize) {
         let pad = (self.control.len() - start).wrapping_neg() & 3;
@@ -198,8 +198,8 @@ impl Stream {
         markers::insert(&self.plain, self.framed, &mut self.control);
     }
 
-    /// Adds an FPDU. Its payload stays where it is, unless there are markers to insert, or others may write the payload
-    /// and there is a CRC, which must be that of the bytes sent.
+    /// Adds an FPDU. Its payload is sent from its own memory, unless there are markers to insert, or others may write the payload and there
+    /// is a CRC, which must match the sent bytes.
     #[inline]
     pub(crate) fn refer(&mut self, header: &[u8], sges: &SgeList, offset: usize, len: usize) {
         let start = self.begin(header);
@@ -215,7 +215,7 @@ impl Stream {
         self.close(pad, sum);
     }
 
-    /// Adds pad and CRC behind a payload that stays where it is.
+    /// Adds pad and CRC behind a payload that is sent from its own memory.
     #[inline]
     fn close(&mut self, pad: usize, sum: u32) {
         let start = self.control.len();
@@ -226,13 +226,13 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Whether memory that may change can be sent from where it is: not if a CRC has to match it.
+    /// Returns true if memory that others may change can be sent without a copy. A CRC has to match it, and markers need a copy.
     #[inline]
     pub(crate) fn lends(&self) -> bool {
         !self.crc && !self.markers
     }
 
-    /// Adds an FPDU of memory of a region, from where it is. There is no CRC, see [`Stream::lends`].
+    /// Adds an FPDU whose payload is sent from a region without a copy. It has no CRC; see [`Stream::lends`].
     pub(crate) fn lend(&mut self, header: &[u8], stag: u32, offset: u64, len: usize) {
         let start = self.begin(header);
         self.extend_control(start);
@@ -241,12 +241,12 @@ impl Stream {
         self.close((header.len() + len).wrapping_neg() & 3, 0);
     }
 
-    /// Whether memory of a region is to be sent.
+    /// Returns true if memory of a region is to be sent.
     pub(crate) fn has_lent(&self) -> bool {
         self.lends() && self.pieces.iter().any(|piece| matches!(piece, Piece::Region { .. }))
     }
 
-    /// Copies what TCP has not taken of regions, which may be taken back from now on.
+    /// Copies the part of regions that TCP has not accepted. The regions may be revoked from now on.
     #[inline]
     pub(crate) fn settle(&mut self, regions: Regions<'_>) {
         if !self.is_empty() && self.lends() && !cfg!(planted = "a-region-is-lent-for-longer") {
@@ -267,7 +267,7 @@ impl Stream {
         }
     }
 
-    /// Adds an untagged FPDU whose payload is not memory of the user.
+    /// Adds an untagged FPDU whose payload is not memory of the program.
     #[inline]
     pub(crate) fn untagged(&mut self, header: &Untagged, payload: &[u8]) {
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
@@ -288,14 +288,14 @@ impl Stream {
         }
     }
 
-    /// The unsent bytes of the pieces, in order.
+    /// Returns the unsent bytes of the pieces, in order.
     #[inline]
     fn unsent_pieces<'a>(&'a self, regions: Option<Regions<'a>>) -> impl Iterator<Item = SendSlice<'a>> {
         let mut head = self.head;
         self.pieces.iter().map(move |piece| self.bytes(piece, regions).skip(std::mem::take(&mut head)))
     }
 
-    /// The bytes of a piece.
+    /// Returns the bytes of a piece.
     #[inline]
     fn bytes<'a>(&'a self, piece: &'a Piece, regions: Option<Regions<'a>>) -> SendSlice<'a> {
         match piece {
@@ -308,7 +308,7 @@ impl Stream {
         }
     }
 
-    /// Hands what is framed to TCP, in one call. Returns whether TCP has taken all of it.
+    /// Hands the framed bytes to TCP, in one call. Returns true if TCP has accepted all of them.
     #[inline]
     pub(crate) fn flush(
         &mut self,
@@ -357,14 +357,13 @@ impl Stream {
         self.pieces.clear();
         self.control.clear();
         if self.control.capacity() > 2 * MAX_CONTROL {
-            // It had to take copies of regions.
+            // The buffer grew for copies of regions.
             self.control = Vec::new();
         }
         self.head = 0;
     }
 
-    /// Ends the stream behind the last FPDU that was begun. Returns a copy of what is framed and not sent, and the
-    /// Terminate behind it.
+    /// Ends the stream behind the last FPDU in progress. Returns a copy of the framed and unsent bytes, with the Terminate behind them.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         if let Some((cause, quote)) = terminate {
             let mut payload = [0; MAX_TERMINATE_LEN];
@@ -382,7 +381,7 @@ impl Stream {
     }
 }
 
-/// The CRC of an FPDU with these entries' bytes, `len` of them from `offset` on.
+/// Returns the CRC of an FPDU with `len` bytes of these entries, from `offset` on.
 #[inline(never)]
 fn sum_of(header: &[u8], sges: &SgeList, (offset, len): (usize, usize), pad: usize) -> u32 {
     let mut sum = Crc32c::new();
@@ -392,7 +391,7 @@ fn sum_of(header: &[u8], sges: &SgeList, (offset, len): (usize, usize), pad: usi
     sum.finish()
 }
 
-/// The longest ULPDU that fits a TCP segment of `emss` bytes with its framing (RFC 5044 §4.5).
+/// Returns the longest ULPDU that fits a TCP segment of `emss` bytes with its framing (RFC 5044 §4.5).
 pub(crate) const fn max_ulpdu(emss: usize, markers: bool) -> usize {
     let markers = if markers { markers::LEN * emss.div_ceil(markers::SPACING) } else { 0 };
     emss - (2 + CRC_LEN + markers + emss % 4)

@@ -17,7 +17,7 @@ use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
 
-/// Edges taken from a channel at a time.
+/// The largest number of edges that are taken from a channel at a time.
 const EVENTS: usize = 256;
 const WAKE: Token = Token(usize::MAX);
 
@@ -25,16 +25,16 @@ const WAKE: Token = Token(usize::MAX);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpConfig {
-    /// Silence after which TCP probes the peer (`SO_KEEPALIVE`); `None` never probes.
+    /// The silence after which TCP probes the peer (`SO_KEEPALIVE`). `None` disables the probes.
     pub keepalive: Option<Duration>,
-    /// How long sent bytes may stay unacknowledged before the connection is given up (`TCP_USER_TIMEOUT`).
+    /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`).
     pub user_timeout: Option<Duration>,
-    /// Size of the socket's send buffer; `None` leaves it to the system's tuning.
+    /// Size of the socket's send buffer, bytes. `None` leaves it to the system's tuning.
     pub send_buffer: Option<usize>,
-    /// Size of the socket's receive buffer; `None` leaves it to the system's tuning.
+    /// Size of the socket's receive buffer, bytes. `None` leaves it to the system's tuning.
     pub recv_buffer: Option<usize>,
-    /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`); `None` leaves it to the system, and so
-    /// does a system that lacks it or allows it to others only.
+    /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`). `None` leaves the choice to the system.
+    /// If the system lacks the named one or does not allow it, the system's choice applies as well.
     pub host_congestion: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Set {
     }
 }
 
-/// TCP sockets of the system, non-blocking and edge-triggered.
+/// The system's TCP and UDP sockets, non-blocking and edge-triggered.
 pub struct TcpNet {
     config: TcpConfig,
     cm: Set,
@@ -99,18 +99,18 @@ fn gone() -> io::Error {
 }
 
 impl TcpNet {
-    /// No sockets yet.
+    /// Creates an instance without sockets.
     ///
     /// # Errors
-    /// When the system has no descriptors left.
+    /// If the system has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Self::with_config(TcpConfig::default())
     }
 
-    /// As [`TcpNet::new`], with settings.
+    /// Creates an instance with the given settings.
     ///
     /// # Errors
-    /// When the system has no descriptors left.
+    /// If the system has no descriptors left.
     pub fn with_config(config: TcpConfig) -> io::Result<Self> {
         Ok(Self { config, cm: Set::new()?, completion: Set::new()?, sockets: Slab::with_generation_bits(31) })
     }
@@ -127,7 +127,7 @@ impl TcpNet {
         Ok(&self.sockets.get(id.0).ok_or_else(gone)?.socket)
     }
 
-    /// The number of octets that a socket has received and nobody has read, at most `most`.
+    /// Returns the number of unread bytes of a socket, at most `most`.
     #[cfg(test)]
     pub(super) fn unread(&self, id: SocketId, most: usize) -> usize {
         let mut room = vec![std::mem::MaybeUninit::uninit(); most];
@@ -284,7 +284,7 @@ impl Net for TcpNet {
         Ok(self.socket(socket)?.tcp_mss()? as usize)
     }
 
-    /// Always `true`: `TCP_INFO` has no safe wrapper, and the caller waits for a grace time besides.
+    /// Returns `true` always: `TCP_INFO` has no safe wrapper, and the caller also waits for a grace time.
     fn all_acknowledged(&self, _socket: SocketId) -> bool {
         true
     }
@@ -309,7 +309,7 @@ impl Net for TcpNet {
 
     fn close(&mut self, socket: SocketId, reset: bool) {
         if let Some(entry) = self.sockets.remove(socket.0).filter(|_| reset) {
-            // A socket with no time to linger resets its stream when it is closed.
+            // A socket with a linger time of 0 resets its stream when it is closed.
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
         }
     }
@@ -489,7 +489,7 @@ mod tests {
         (id, out)
     }
 
-    /// Leaves no socket behind; the conformance suite counts the descriptors of a process.
+    /// The connection leaves no socket behind. The conformance suite counts the descriptors of a process.
     #[test]
     fn echoes_over_loopback() {
         for round in 0..20 {
@@ -531,7 +531,7 @@ mod tests {
         }
     }
 
-    /// A region over a memory file: what a peer writes, another mapping of the file has.
+    /// A region over a memory file: the bytes that a peer writes are visible in another mapping of the file.
     #[test]
     fn a_peer_writes_into_a_memory_file() {
         use std::os::fd::AsFd;
@@ -578,7 +578,7 @@ mod tests {
                 assert!(matches!(client.events[1].kind, CmEventKind::Rejected { .. }), "{:?}", client.events);
                 continue;
             }
-            // On another thread.
+            // The request moves to another thread.
             let mut server = std::thread::spawn(move || {
                 let (id, device) = server.iwarp.handover().unwrap().attach(request, Instant::now()).unwrap();
                 assert_eq!(device, DeviceId(0));

@@ -1,8 +1,7 @@
-//! The transmit side of a queue pair, which cuts the send queue and the answers to the peer's requests into FPDUs.
+//! The transmit direction of a queue pair: cuts the send queue and the responses to the peer's requests into FPDUs.
 //!
-//! The send queue goes out in order and completes in order. A Read goes out when the peer may have one more
-//! outstanding; until then, it and all work requests behind it wait. It completes with its answer. Answers to the peer
-//! alternate with messages of this side.
+//! The send queue is sent in order and completes in order. A Read is sent when the peer may have one more outstanding. Until then, it and
+//! all work requests behind it wait. It completes with its response. Responses to the peer alternate with local messages.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,14 +28,14 @@ use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
 /// Payloads up to this length are copied next to their header.
 const COPY_MAX: usize = 256;
-/// Largest inline send, bytes. Its payload is always small enough for the control buffer.
+/// The largest inline send, bytes. Its payload is always small enough for the control buffer.
 pub(crate) const MAX_INLINE: usize = COPY_MAX;
-/// The least segment size, bytes; if TCP reports less, this is used (RFC 5044 §4.5).
+/// The smallest segment size, bytes. If TCP reports less, this is used (RFC 5044 §4.5).
 const MIN_SEGMENT: usize = 128;
-/// The most bytes that are handed to TCP before other connections have their turn.
+/// The largest number of bytes that are handed to TCP before other connections are served.
 const BUDGET: u64 = 4 << 20;
 
-/// A posted work request of which not everything is framed.
+/// A posted work request that is not completely framed.
 #[derive(Debug)]
 struct Entry {
     wr_id: u64,
@@ -44,35 +43,35 @@ struct Entry {
     flags: SendFlags,
     len: usize,
     sges: SgeList,
-    /// Where the payload of an inline send is in the inline buffer.
+    /// The offset of an inline payload in the inline buffer.
     inline: usize,
 }
 
-/// A posted work request that is framed as a whole.
+/// A posted work request that is completely framed.
 #[derive(Debug)]
 struct Framed {
-    /// Its completion, if nothing goes wrong.
+    /// Its completion in case of success.
     done: Done,
-    /// Whether it completes with an answer of the peer.
+    /// True if it completes with a response of the peer.
     answered: bool,
-    /// Stream offset behind its last byte.
+    /// The stream offset behind its last byte.
     end: u64,
 }
 
 impl Entry {
-    /// Whether it completes with an answer of the peer. A Read of nothing does not: it is never sent.
+    /// Returns true if it completes with a response of the peer. A Read of length 0 does not: it is never sent.
     #[inline]
     fn is_answered(&self) -> bool {
         self.op.answered() && (self.len > 0 || self.op.class() != SendClass::Read)
     }
 
-    /// Itself, when nothing has gone wrong.
+    /// Returns its completion in case of success.
     #[inline]
     fn done(&self) -> Done {
         Done::of(self.wr_id, self.op.class(), self.flags, self.len)
     }
 
-    /// The opcode of its segments.
+    /// Returns the opcode of its segments.
     #[inline]
     fn opcode(&self) -> Opcode {
         match (self.op, self.flags.contains(SendFlags::SOLICITED)) {
@@ -89,14 +88,14 @@ impl Entry {
     }
 }
 
-/// How a transmission ended.
+/// The result of a transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// Nothing is left that could be sent.
+    /// All output is sent that can be sent.
     All,
-    /// TCP takes no more. A writable edge will come.
+    /// TCP is full. A writable edge will follow.
     Blocked,
-    /// More could be sent, but other connections have their turn first.
+    /// More output is ready, but other connections are served first.
     More,
 }
 
@@ -106,23 +105,23 @@ pub(crate) struct Transmitter {
     /// Payload of one untagged and of one tagged segment.
     untagged_segment: usize,
     tagged_segment: usize,
-    /// Whether messages of this side are held back.
+    /// True while local messages are held.
     held: bool,
-    /// Work requests that are framed and not done, and behind them those that are to be framed.
+    /// Work requests that are framed and not complete, and behind them those that are to be framed.
     framed: VecDeque<Framed>,
     queue: VecDeque<Entry>,
-    /// Number of work requests that are done, which is the number of the oldest one that is not.
+    /// The number of completed work requests, which is the number of the oldest incomplete one.
     first: u64,
-    /// Bytes that are framed of the work request at the front of the queue.
+    /// The number of framed bytes of the work request at the front of the queue.
     framed_part: usize,
-    /// Whether the data of a Write with Immediate is framed and its immediate data is next.
+    /// True if the data of a Write with Immediate is framed and its immediate data is next.
     immediate_next: bool,
     msn: u32,
     inline: Vec<u8>,
     inline_max: usize,
     inline_next: usize,
     inline_slots: usize,
-    /// Whether the next message is an answer to the peer, if one is owed.
+    /// True if a response to the peer is to be framed before the next local message.
     answer_next: bool,
     /// The fault to end the stream with.
     fault: Option<Fault>,
@@ -156,15 +155,15 @@ impl Transmitter {
         self.set_max_segment(max_segment);
     }
 
-    /// Adapts segments to TCP's, so that an FPDU is a TCP segment. Their payload is a multiple of 4 or 8, so that no
-    /// pad is needed.
+    /// Adapts the segments to those of TCP, so that an FPDU is a TCP segment. Their payload is a multiple of 4 or 8, so that no pad is
+    /// needed.
     pub(crate) fn set_max_segment(&mut self, emss: usize) {
         let ulpdu = max_ulpdu(emss.max(MIN_SEGMENT), self.stream.has_markers()).min(MAX_ULPDU_LEN);
         self.untagged_segment = (ulpdu - UNTAGGED_HEADER_LEN) & !7;
         self.tagged_segment = (ulpdu - TAGGED_HEADER_LEN) & !3;
     }
 
-    /// Lets messages of this side be sent.
+    /// Releases the held messages.
     pub(crate) fn release(&mut self) {
         self.held = false;
     }
@@ -186,13 +185,13 @@ impl Transmitter {
         self.fault.take()
     }
 
-    /// Whether a call of [`Transmitter::transmit`] could do anything.
+    /// Returns true if a call of [`Transmitter::transmit`] could do anything.
     #[inline]
     pub(crate) fn has_work(&self, requester: &Requester, responder: &Responder) -> bool {
         !self.stream.is_empty() || self.fault.is_some() || !responder.is_idle() || self.may_go(requester)
     }
 
-    /// Whether the next work request may go out now.
+    /// Returns true if the next work request may be sent now.
     #[inline]
     fn may_go(&self, requester: &Requester) -> bool {
         if self.held {
@@ -207,8 +206,8 @@ impl Transmitter {
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
 
-    /// Takes a work request of `len` bytes. The caller has checked that there is room and that an inline payload fits. What is
-    /// one FPDU, with one entry that nothing is in front of, is framed at once: a small Send, a Write, a Read Request.
+    /// Accepts a work request of `len` bytes. The caller has checked that there is room and that an inline payload fits. A small Send, a
+    /// Write or a Read Request is framed immediately if it is one FPDU with one entry and nothing is queued before it.
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         match wr.sges.as_slice() {
@@ -227,7 +226,7 @@ impl Transmitter {
         }
     }
 
-    /// Takes a work request that is no small Send.
+    /// Accepts a work request that is no small Send.
     #[inline(never)]
     fn post_other(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         let [sge] = wr.sges.as_slice() else { return self.enqueue(wr, len) };
@@ -245,19 +244,19 @@ impl Transmitter {
             }
             _ => return self.enqueue(wr, len),
         };
-        // An answer to the peer that is owed by then goes first.
+        // A response that is pending when this FPDU is sent goes first.
         self.answer_next = true;
         let done = Done::of(wr.wr_id, class, wr.flags, len);
         self.framed.push_back(Framed { done, answered: class == SendClass::Read, end: self.stream.framed() });
     }
 
-    /// Whether nothing is in front of the next FPDU, and there is room for it.
+    /// Returns true if nothing is queued before the next FPDU, and the batch has room for it.
     #[inline]
     fn is_clear(&self, responder: &Responder) -> bool {
         self.queue.is_empty() && !self.held && self.fault.is_none() && responder.is_idle() && self.stream.has_room()
     }
 
-    /// Whether a Send of that many bytes is one small segment that nothing is in front of.
+    /// Returns true if a Send of `len` bytes is one small segment with nothing queued before it.
     #[inline]
     pub(crate) fn frames_at_once(&self, len: usize, responder: &Responder) -> bool {
         len <= COPY_MAX.min(self.untagged_segment) && self.is_clear(responder)
@@ -268,7 +267,7 @@ impl Transmitter {
     pub(crate) fn frame_bytes(&mut self, header: &[u8], payload: &[u8]) {
         let fpdu = self.next_header(Opcode::Send, header.len() + payload.len());
         if let Ok(header) = <&[u8; 8]>::try_from(header) {
-            // As long as headers of messages are. Both are one piece.
+            // Message headers have this length. Header and FPDU header are copied together.
             let mut both = [0; UNTAGGED_FPDU_HEADER_LEN + 8];
             both[..UNTAGGED_FPDU_HEADER_LEN].copy_from_slice(&fpdu);
             both[UNTAGGED_FPDU_HEADER_LEN..].copy_from_slice(header);
@@ -280,12 +279,12 @@ impl Transmitter {
         self.stream.seal(start);
     }
 
-    /// The header of the next message, which is a Send of one segment.
+    /// Returns the header of the next message, which is a Send of one segment.
     #[inline]
     fn next_header(&mut self, opcode: Opcode, len: usize) -> [u8; UNTAGGED_FPDU_HEADER_LEN] {
         let (queue, msn) = (SEND_QUEUE, self.msn);
         self.msn = msn.wrapping_add(1);
-        // An answer to the peer that is owed by then goes first.
+        // A response that is pending when this FPDU is sent goes first.
         self.answer_next = true;
         let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
@@ -293,7 +292,7 @@ impl Transmitter {
         bytes
     }
 
-    /// Frames a Write that is no work request, if it is one small segment that nothing is in front of.
+    /// Frames a Write that is no work request, if it is one small segment with nothing queued before it.
     #[inline]
     pub(crate) fn frame_write_now(&mut self, entry: &Sge, remote: &RemoteAddress, responder: &Responder) -> bool {
         let fits = entry.len() <= COPY_MAX.min(self.tagged_segment) && !entry.is_of_device();
@@ -316,7 +315,7 @@ impl Transmitter {
         }
     }
 
-    /// Frames the request of a Read, which the next number of the send queue belongs to.
+    /// Frames the request of a Read, which has the next number of the send queue.
     #[inline]
     fn frame_read(&mut self, remote: &RemoteAddress, sink: &Sge, len: usize, requester: &mut Requester) {
         let sequence = Some(self.first + self.framed.len() as u64);
@@ -334,7 +333,7 @@ impl Transmitter {
         let mut inline = 0;
         if wr.flags.contains(SendFlags::INLINE) {
             if self.inline.is_empty() {
-                // Made for the first inline send: most connections never have one.
+                // Allocated for the first inline send: most connections never have one.
                 self.inline.resize(self.inline_slots * self.inline_max, 0);
             }
             inline = self.inline_next * self.inline_max;
@@ -349,8 +348,7 @@ impl Transmitter {
         self.queue.push_back(Entry { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline });
     }
 
-    /// Puts the initiator's ready-to-receive message into the stream. Its STag is 1, as that of siw, since some
-    /// adapters refuse 0.
+    /// Adds the initiator's ready-to-receive message to the stream. Its STag is 1, as that of siw, since some adapters refuse 0.
     pub(crate) fn ready_to_receive(&mut self, rtr: ReadyToReceive, requester: &mut Requester) {
         match rtr {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
@@ -361,7 +359,7 @@ impl Transmitter {
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
-            // This is never offered.
+            // It is never offered.
             ReadyToReceive::Send => {}
         }
     }
@@ -374,14 +372,14 @@ impl Transmitter {
         self.stream.seal(start);
     }
 
-    /// Frames as much as fits into a batch.
+    /// Frames messages until the batch is full.
     #[inline]
     fn frame(&mut self, requester: &mut Requester, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         while self.stream.has_room() {
             if self.fault.is_some() {
                 return;
             }
-            // A message is finished before another one begins.
+            // A message is completed before another one begins.
             let answer = responder.front().is_some_and(|pending| {
                 pending.done > 0 || (self.framed_part == 0 && !self.immediate_next && self.answer_next)
             });
@@ -389,7 +387,7 @@ impl Transmitter {
                 self.frame_own(requester);
                 self.answer_next = true;
             } else if let Some(pending) = responder.front() {
-                // An atomic operation changes memory that answers in front of it may still be sent from.
+                // An atomic operation changes memory that earlier responses may still be sent from.
                 let atomic = matches!(pending.request, Request::Atomic(_));
                 if atomic && self.stream.has_lent() && !cfg!(planted = "an-atomic-overtakes-an-answer") {
                     return;
@@ -450,7 +448,7 @@ impl Transmitter {
         }
     }
 
-    /// Frames the message that completes a receive of the peer behind a Write (RFC 7306 §6).
+    /// Frames the message that completes a receive of the peer after a Write (RFC 7306 §6).
     #[inline(never)]
     fn frame_immediate(&mut self, data: u32) {
         let solicited = self.queue.front().is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
@@ -481,7 +479,7 @@ impl Transmitter {
                 AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
             }
             SendOp::FetchAdd { remote, add } => AtomicRequest::fetch_add(id, remote.key.0, remote.address, add),
-            // The payload of these was framed: the peer is asked for nothing.
+            // Their payload is framed, and they need no request.
             SendOp::Send
             | SendOp::SendWithImmediate(_)
             | SendOp::SendInvalidate(_)
@@ -507,7 +505,7 @@ impl Transmitter {
         self.immediate_next = false;
     }
 
-    /// Frames one segment of the answer to the peer's oldest request. Its memory is looked up for each segment.
+    /// Frames one segment of the response to the peer's oldest request. Its memory is looked up for each segment.
     #[inline(never)]
     fn frame_answer(&mut self, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         let Some(pending) = responder.front() else { return };
@@ -590,8 +588,8 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Frames and hands to TCP until nothing is left, TCP takes no more, or other connections have their turn. `done`
-    /// gets every work request that is done.
+    /// Frames and hands to TCP until all is sent, TCP is full, or other connections must be served. Calls `done` with every completed work
+    /// request.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
@@ -640,7 +638,7 @@ impl Transmitter {
         }
     }
 
-    /// Completes the work requests at the front of the queue that are done.
+    /// Completes the work requests at the front of the queue whose conditions are met.
     #[inline]
     pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
         while let Some(framed) = self.framed.front() {
@@ -653,7 +651,7 @@ impl Transmitter {
         }
     }
 
-    /// The work requests that were posted while nothing could go out, with the payload of those that are inline.
+    /// Returns the work requests that were posted while nothing could be sent, with the payload of the inline ones.
     pub(crate) fn leave(&mut self) -> Vec<(SendWr, Option<Box<[u8]>>)> {
         let Self { queue, inline, .. } = self;
         let inline = |entry: &Entry| {
@@ -666,16 +664,14 @@ impl Transmitter {
         queue.drain(..).map(request).collect()
     }
 
-    /// Ends the stream behind the last FPDU that was begun. Returns what is still to be sent, and the Terminate behind
-    /// it.
+    /// Ends the stream behind the last FPDU in progress. Returns the bytes that are still to be sent, with the Terminate behind them.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         self.fault = None;
         self.stream.end(terminate)
     }
 
-    /// Gives up all work requests after [`Transmitter::end`]. They complete as flushed, except for the one that
-    /// `failed` gives a status for: the one with that number, counted from the first of the queue, or without a number
-    /// the first that was not framed.
+    /// Removes all work requests after [`Transmitter::end`]. They complete as flushed, except for one if `failed` has a status: the one
+    /// with the given number, counted from the first of the queue, or without a number the first one that was not framed.
     pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unframed = self.first + self.framed.len() as u64;
         let framed = self.framed.drain(..).map(|framed| framed.done);
@@ -709,12 +705,12 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], off
     }
 }
 
-/// The Tagged Offset of an entry that an answer goes to.
+/// Returns the Tagged Offset of an entry that a response goes to.
 pub(crate) fn address(sge: &Sge) -> u64 {
     sge.address() as u64
 }
 
-/// The header of a Write of one segment.
+/// Returns the header of a Write of one segment.
 #[inline]
 fn write_header(remote: &RemoteAddress, len: usize) -> [u8; TAGGED_FPDU_HEADER_LEN] {
     let header = Tagged { last: true, opcode: Opcode::Write, stag: remote.key.0, offset: remote.address };

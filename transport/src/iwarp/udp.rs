@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::mem::{self, Interface};
 
-/// Hops of datagrams to a group: they stay on the link.
+/// The hop limit of datagrams to a group: they stay on the link.
 const GROUP_HOPS: u32 = 1;
 
 fn open(address: SocketAddr) -> io::Result<Socket> {
@@ -20,7 +20,7 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Opens a socket at an address of this host, whose datagrams to groups leave by the interface of that address.
+/// Opens a socket at an address of this host. Its datagrams to groups leave through the interface of that address.
 pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = open(address)?;
     match address.ip() {
@@ -37,8 +37,8 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Opens a socket that hears what comes to a group at an interface, and to no other group and no other interface; processes share its port.
-/// The system tells the network (IGMP, MLD).
+/// Opens a socket that receives the packets to a group on an interface, and to no other group or interface. Processes share its port. The
+/// system announces the membership to the network (IGMP, MLD).
 pub(super) fn join(group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<Socket> {
     let socket = open(group)?;
     socket.set_reuse_address(true)?;
@@ -59,17 +59,17 @@ pub(super) fn join(group: SocketAddr, at: IpAddr, interface: Interface) -> io::R
     Ok(socket)
 }
 
-/// The interface that has an address.
+/// Returns the interface that has an address.
 pub(super) fn interface(address: IpAddr) -> io::Result<Interface> {
     let socket = open(SocketAddr::new(address, 0))?;
     mem::interface_of(socket.as_fd(), address)
 }
 
-/// The address of this host from which the system's routes lead to a peer.
+/// Returns the address of this host from which the system's routes lead to a peer.
 pub(super) fn source(peer: SocketAddr) -> io::Result<IpAddr> {
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
-    // It sends nothing.
+    // Connecting a UDP socket sends nothing.
     socket.connect(SocketAddr::new(peer.ip(), peer.port().max(1)))?;
     Ok(socket.local_addr()?.ip())
 }

@@ -1,4 +1,4 @@
-//! The Unix sockets over which two processes of one host and one user meet.
+//! The Unix sockets over which two processes of one host and one user set up shared memory.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,19 +9,19 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::mem;
 
-/// Connections that may wait to be accepted: as many as the system allows, because one that finds no room stays on TCP.
+/// The backlog of the listener: as many as the system allows, because a connection that finds it full stays on TCP.
 const BACKLOG: i32 = i32::MAX;
-/// The id that stands for users who are not known in a user namespace, if the system does not say.
+/// The id that stands for unknown users in a user namespace, unless the system reports another one.
 const OVERFLOW: u32 = 65534;
 
-/// Whether the peer of a connected socket of TCP has the address of this end, or both have one of the loopback.
+/// Returns true if the peer of a connected TCP socket has the local address, or both addresses are loopback ones.
 pub(super) fn is_within_host(socket: &Socket) -> bool {
     let address = |address: io::Result<SockAddr>| Some(address.ok()?.as_socket()?.ip().to_canonical());
     let ends = address(socket.local_addr()).zip(address(socket.peer_addr()));
     ends.is_some_and(|(ours, theirs)| ours == theirs || (ours.is_loopback() && theirs.is_loopback()))
 }
 
-/// An abstract address: it begins with a zero, and belongs to the network namespace.
+/// Returns an abstract address: it begins with a zero, and belongs to the network namespace.
 fn address(name: &[u8]) -> io::Result<SockAddr> {
     let mut path = vec![0];
     path.extend_from_slice(name);
@@ -49,7 +49,7 @@ pub(super) fn connect(name: &[u8]) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Refuses a peer of another user. In a user namespace, all users from outside look like one, whose id is no user's.
+/// Refuses a peer of another user. In a user namespace, all users from outside have one common id, which belongs to no user.
 fn check_user(socket: &Socket) -> io::Result<()> {
     let (peer, own) = mem::peer_user(socket.as_fd())?;
     let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");

@@ -70,7 +70,7 @@ impl Side {
         self.iwarp.post_send(qp, &[SendWr { wr_id: 99, op, sges, flags: SendFlags::SIGNALED }]).map(drop)
     }
 
-    /// The next datagram that has come, with its route header; the receive is posted again.
+    /// Returns the next received datagram with its route header. Posts the receive again.
     fn heard(&mut self) -> Option<(WorkCompletion, Vec<u8>)> {
         self.done.retain(|wc| wc.opcode != WcOpcode::Send);
         let wc = (!self.done.is_empty()).then(|| self.done.remove(0))?;
@@ -101,7 +101,7 @@ fn common(port: u16) -> IwarpConfig {
     config
 }
 
-/// Asks `passive` for the queue pair behind its listener. Returns the queue pairs of both, and where `active` sends to.
+/// Queries `passive` for the queue pair behind its listener. Returns the queue pairs of both, and the destination of `active`.
 fn meet(active: &mut Side, passive: &mut Side, at: SocketAddr, from: SocketAddr) -> (QpId, QpId, DatagramPeer) {
     let listener = passive.iwarp.listen_datagram(at, &ListenOptions::default()).unwrap();
     let at = passive.iwarp.local_address(listener).unwrap();
@@ -131,7 +131,7 @@ fn a_question_an_answer_and_a_talk() {
     for (config, at, from) in [
         (own(), "127.0.0.1:0", "127.0.0.1:0"),
         (own(), "[::1]:0", "[::1]:0"),
-        // Two addresses, since one port of an address is for one process.
+        // These are two addresses, because a port of one address belongs to one process.
         (common(47911), "127.0.0.1:0", "127.0.0.2:0"),
         (common(47911), "127.0.0.1:7", "127.0.0.2:0"),
     ] {
@@ -163,7 +163,7 @@ fn a_question_an_answer_and_a_talk() {
         assert!(matches!(active.iwarp.destroy_address(to.address), Err(Error::Stale { .. })));
         let stale = active.tell(here, SendOp::Datagram(to), &[]);
         assert!(matches!(stale, Err(PostError { error: Error::Stale { .. }, .. })), "{stale:?}");
-        // What is posted is flushed, and then nothing is left.
+        // Posted work requests are flushed, and then nothing remains.
         active.iwarp.disconnect(CmId(here.0), far()).unwrap();
         active.turn();
         assert_eq!(active.done.drain(..).filter(|wc| !wc.status.is_success()).count(), DEPTH);
@@ -207,7 +207,7 @@ fn nobody_there_and_a_no() {
     }
 }
 
-/// A lost question is asked again, a lost answer is given again, and in the end there is a deadline.
+/// A lost query is sent again, a lost reply is sent again, and a deadline ends both.
 #[test]
 fn questions_are_asked_again_until_their_deadline() {
     let mut active = Side::new(IwarpConfig::default());
@@ -218,7 +218,7 @@ fn questions_are_asked_again_until_their_deadline() {
     active.iwarp.connect(id, &ConnectParam::default()).unwrap();
     let mut asked = 0;
     let mut now = start;
-    // Time is what the provider is told.
+    // The provider knows no time but `now`.
     for _ in 0..20 {
         active.iwarp.progress(now, Drive::Full);
         peer.set_nonblocking(true).unwrap();
@@ -227,7 +227,7 @@ fn questions_are_asked_again_until_their_deadline() {
         }
         now = active.iwarp.next_deadline().unwrap_or(now).max(now);
     }
-    // At once, after 200 ms, and after 400 ms more.
+    // It was sent immediately, after 200 ms, and after 400 ms more.
     assert_eq!((asked, now), (3, until));
     let failed = |event: CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout));
     let mut events = std::iter::from_fn(|| active.iwarp.next_cm_event(now).unwrap());
@@ -258,7 +258,7 @@ fn groups_reach_everyone_in_them() {
         let (second, _) = join(&mut other);
         assert_eq!(peer.qp_number, GROUP);
         let to = one.to(&peer);
-        // Linux has no route for groups of IPv6 on the loopback.
+        // Linux has no route to IPv6 groups on the loopback.
         let rounds = if from.is_ipv4() { 10 } else { 0 };
         for round in 0..rounds {
             one.tell(first, SendOp::Datagram(to), &[round; 100]).unwrap();
@@ -288,7 +288,7 @@ fn groups_reach_everyone_in_them() {
     }
 }
 
-/// Sends a packet to `to` from a socket of a program.
+/// Sends a packet to `to` from a plain socket.
 fn send(socket: &UdpSocket, to: SocketAddr, header: Header, payload: &[u8], damage: usize) {
     let mut buffer = [0; ROOM];
     let start = HEADROOM + header.len();
@@ -329,7 +329,8 @@ fn strangers_meet(queue_key: u32) {
     send(&friend, to, mad, b"too short", 0);
     friend.send_to(&[0; 3], to).unwrap();
     friend.send_to(&[0x64; 9000], to).unwrap();
-    // A question of the kernel's form for a service that nobody has: the only one with an answer, which is as long.
+    // This query has the kernel's form and names an unknown service. It is the only packet that gets a reply, which is as long as the
+    // query.
     let data = [0; mad::ASK_DATA];
     let ask = Ask { transaction: 1, request: 2, service: 3, from: to, to: to.ip(), data };
     send(&friend, to, mad, &ask.emit(), 0);

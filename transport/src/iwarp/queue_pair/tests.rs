@@ -1,4 +1,4 @@
-//! Queue pairs against a byte stream: Sends, and everything that a stream may not hold.
+//! Queue pairs against a byte stream: Sends, and all violations of the protocol.
 
 mod bulk;
 mod model;
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 
 const SIZES: [usize; 14] = [0, 1, 3, 4, 256, 257, 1423, 1424, 1425, 1426, 1428, 1429, 65536, (1 << 20) + 1];
 
-/// A queue pair, with the bytes that it sends in `wire`.
+/// A queue pair, with its sent bytes in `wire`.
 struct End {
     qp: QueuePair,
     resources: Resources,
@@ -97,13 +97,13 @@ impl End {
         self.qp.post_recv(&[RecvWr { wr_id, sges }], &mut self.resources.cqs).unwrap();
     }
 
-    /// Takes bytes as a socket would give them.
+    /// Delivers bytes as a socket would.
     fn deliver(&mut self, bytes: &[u8]) -> std::result::Result<(), Fault> {
         deliver(&mut self.qp, &mut self.intake, bytes, &mut self.resources)
     }
 }
 
-/// Has a queue pair take bytes as a socket would give them.
+/// Delivers bytes to a queue pair as a socket would.
 fn deliver(
     qp: &mut QueuePair,
     intake: &mut Intake,
@@ -127,7 +127,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251 + seed * 31) as u8).collect()
 }
 
-/// A list over `len` bytes in up to four parts.
+/// Returns a list over `len` bytes in up to four parts.
 fn scattered(memory: &Memory, len: usize, parts: usize) -> SgeList {
     let mut list = SgeList::default();
     let mut at = 0;
@@ -139,7 +139,7 @@ fn scattered(memory: &Memory, len: usize, parts: usize) -> SgeList {
     list
 }
 
-/// The stream of messages of these sizes.
+/// Returns the stream of messages of these sizes.
 fn stream(sizes: &[usize], crc: bool, emss: usize, parts: usize, window: usize) -> Vec<u8> {
     let mut sender = End::new(Role::Initiator, agreement(crc, Some(ReadyToReceive::Write)), emss);
     for (index, &len) in sizes.iter().enumerate() {
@@ -204,7 +204,7 @@ fn split_at_every_byte() {
     receive(&wire, &sizes, true, 2, |_| 1);
 }
 
-/// The vectors of real peers: an RTR Write, and a Send of five bytes.
+/// The octets of real peers: an RTR Write, and a Send of five bytes.
 #[test]
 fn bytes_on_the_wire() {
     let mut sender = End::new(Role::Initiator, agreement(true, Some(ReadyToReceive::Write)), 1448);
@@ -242,7 +242,7 @@ fn one_flipped_bit_delivers_nothing_wrong() {
     }
 }
 
-/// Every way to break the rules, with the Terminate for it.
+/// Every violation, with the Terminate for it.
 #[test]
 fn violations() {
     use super::super::wire::{ReadRequest, Tagged, Untagged};
@@ -325,7 +325,7 @@ fn a_terminate_ends_the_stream_behind_what_was_begun() {
     );
     assert_eq!((sent.unwrap(), calls), (Sent::Blocked, 1));
     let rest = a.qp.end(Some((TerminateCause::LLP_CRC, None)), &mut a.resources.cqs);
-    // From here on the memory is the user's.
+    // From here on the program may reuse the memory.
     memory.write(0, &[0xee; 3000]);
     let statuses: Vec<_> = a.done().iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(statuses, [(0, WcStatus::Success), (1, WcStatus::Flushed)]);
@@ -337,7 +337,7 @@ fn a_terminate_ends_the_stream_behind_what_was_begun() {
     let Err(Fault::Terminated(Some(what))) = b.deliver(&rest) else { panic!("no Terminate") };
     assert_eq!(what.cause, TerminateCause::LLP_CRC);
     assert_eq!(sink.read(0, 3000), pattern(3000, 0));
-    // Posts to a queue pair that has ended are flushed.
+    // Work requests that are posted to an ended queue pair are flushed.
     a.send(7, SgeList::default(), SendFlags::empty());
     a.recv(8, SgeList::default());
     assert!(a.done().iter().all(|wc| wc.status == WcStatus::Flushed));
@@ -395,7 +395,7 @@ proptest! {
         let _ = chunks.iter().try_for_each(|chunk| end.deliver(chunk));
     }
 
-    /// Headers that are almost right get further than noise does.
+    /// Headers that are almost valid reach more code than noise does.
     #[test]
     fn mutated_streams_do_no_harm(
         crc in Just(false), edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),

@@ -2,9 +2,9 @@
 
 use super::{be32, be64};
 
-/// The Atomic Request header behind the untagged header.
+/// Length of the Atomic Request header, behind the untagged header.
 pub const ATOMIC_REQUEST_LEN: usize = 52;
-/// The Atomic Response header behind the untagged header.
+/// Length of the Atomic Response header, behind the untagged header.
 pub const ATOMIC_RESPONSE_LEN: usize = 12;
 
 const FETCH_ADD: u32 = 0;
@@ -15,24 +15,24 @@ const COMPARE_SWAP: u32 = 2;
 pub struct AtomicRequest {
     /// The low four bits of the first word: the operation.
     pub operation: u32,
-    /// Identifier that comes back in the response.
+    /// Identifier that is returned in the response.
     pub request_id: u32,
-    /// Region of the 8 bytes.
+    /// STag of the region that holds the 8 bytes.
     pub stag: u32,
     /// Their Tagged Offset, a multiple of 8.
     pub offset: u64,
-    /// What is added, or what is put there by a swap.
+    /// The number to add, or the new value of a swap.
     pub operand: u64,
-    /// Of an addition, the bits whose carry is dropped; of a swap, the bits that are replaced.
+    /// For an addition, the bits whose carry is dropped; for a swap, the bits that are replaced.
     pub operand_mask: u64,
-    /// What must be there for a swap to be done.
+    /// The value that a swap compares with.
     pub compare: u64,
-    /// Bits that are compared.
+    /// The bits that are compared.
     pub compare_mask: u64,
 }
 
 impl AtomicRequest {
-    /// A plain addition.
+    /// Returns a plain addition.
     pub const fn fetch_add(request_id: u32, stag: u32, offset: u64, add: u64) -> Self {
         Self {
             operation: FETCH_ADD,
@@ -47,13 +47,13 @@ impl AtomicRequest {
         }
     }
 
-    /// A plain compare and swap.
+    /// Returns a plain compare and swap.
     pub const fn compare_swap(request_id: u32, stag: u32, offset: u64, compare: u64, swap: u64) -> Self {
         let (operand, operand_mask, compare_mask) = (swap, u64::MAX, u64::MAX);
         Self { operation: COMPARE_SWAP, request_id, stag, offset, operand, operand_mask, compare, compare_mask }
     }
 
-    /// Reads the header. Any octets are a valid one.
+    /// Reads the header. All octets are valid.
     pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Self {
         Self {
             operation: be32(bytes, 0) & 0xf,
@@ -67,7 +67,7 @@ impl AtomicRequest {
         }
     }
 
-    /// The octets of the header.
+    /// Returns the octets of the header.
     pub fn emit(&self) -> [u8; ATOMIC_REQUEST_LEN] {
         let mut out = [0; ATOMIC_REQUEST_LEN];
         for (at, word) in [self.operation & 0xf, self.request_id, self.stag].into_iter().enumerate() {
@@ -80,12 +80,12 @@ impl AtomicRequest {
         out
     }
 
-    /// Whether the operation is one of RFC 7306.
+    /// Returns true if the operation is defined by RFC 7306.
     pub const fn is_known(&self) -> bool {
         matches!(self.operation, FETCH_ADD | COMPARE_SWAP)
     }
 
-    /// The new value of the 8 bytes, if `old` is there (RFC 7306 §5.1).
+    /// Returns the new value of the 8 bytes if their value is `old` (RFC 7306 §5.1).
     pub const fn apply(&self, old: u64) -> u64 {
         match self.operation {
             FETCH_ADD if self.operand_mask == 0 => old.wrapping_add(self.operand),
@@ -107,7 +107,7 @@ impl AtomicRequest {
     }
 }
 
-/// The octets of an Atomic Response: the identifier of its request, and what was there before.
+/// Returns the octets of an Atomic Response: the identifier of its request, and the previous value.
 pub fn emit_response(request_id: u32, old: u64) -> [u8; ATOMIC_RESPONSE_LEN] {
     let mut out = [0; ATOMIC_RESPONSE_LEN];
     out[..4].copy_from_slice(&request_id.to_be_bytes());
@@ -115,7 +115,7 @@ pub fn emit_response(request_id: u32, old: u64) -> [u8; ATOMIC_RESPONSE_LEN] {
     out
 }
 
-/// Reads an Atomic Response.
+/// Reads an Atomic Response: the identifier and the previous value.
 pub fn parse_response(bytes: &[u8; ATOMIC_RESPONSE_LEN]) -> (u32, u64) {
     (be32(bytes, 0), be64(bytes, 4))
 }
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(segment(Opcode::AtomicRequest, 1, 7, &swap.emit()), want);
         let body: &[u8; ATOMIC_REQUEST_LEN] = want[20..].try_into().unwrap();
         assert_eq!(AtomicRequest::parse(body), swap);
-        // Reserved bits are not looked at, and a plain addition fills what has no meaning as figure 5 says.
+        // Reserved bits are ignored. A plain addition fills the unused fields as figure 5 shows.
         let mut reserved = *body;
         reserved[..4].copy_from_slice(&[0xff, 0xff, 0xff, 0xf2]);
         assert_eq!(AtomicRequest::parse(&reserved), swap);
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// The pseudocode of RFC 7306 §5.1.1, for fields of 16 bits: each counts for itself.
+    /// The pseudocode of RFC 7306 §5.1.1 for fields of 16 bits: each is added separately.
     #[test]
     fn fields_of_a_masked_addition() {
         let add = AtomicRequest {

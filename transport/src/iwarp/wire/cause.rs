@@ -1,4 +1,4 @@
-//! The codes of a Terminate: which layer found an error, and which error it is (RFC 5040 §4.8, RFC 6580).
+//! The codes of a Terminate: the layer that found an error, and the error (RFC 5040 §4.8, RFC 6580).
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ pub enum Layer {
     Ddp,
     /// The layer below DDP, here MPA, 2.
     Llp,
-    /// No meaning known: 3 to 15.
+    /// Undefined values: 3 to 15.
     Other(u8),
 }
 
 impl Layer {
-    /// From four bits.
+    /// Returns the layer with this value of four bits.
     pub const fn from_raw(raw: u8) -> Self {
         match raw & 0x0f {
             0 => Self::Rdmap,
@@ -27,7 +27,7 @@ impl Layer {
         }
     }
 
-    /// The four bits on the wire.
+    /// Returns the four bits on the wire.
     pub const fn raw(self) -> u8 {
         match self {
             Self::Rdmap => 0,
@@ -38,7 +38,7 @@ impl Layer {
     }
 }
 
-/// Why a stream was terminated: layer, error type and error code (RFC 5040 §4.8; registry of RFC 6580).
+/// The cause of a Terminate: layer, error type and error code (RFC 5040 §4.8; registry of RFC 6580).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TerminateCause {
     /// The layer that found the error.
@@ -49,17 +49,17 @@ pub struct TerminateCause {
     pub code: u8,
 }
 
-/// Makes the constants and their phrases from one table, so that neither is without the other.
+/// Generates the constants and their phrases from one table, so that they always match.
 macro_rules! causes {
     ($($(#[$doc:meta])* $name:ident = $layer:ident / $etype:literal / $code:literal, $phrase:literal;)*) => {
         impl TerminateCause {
             $($(#[$doc])* pub const $name: Self = Self { layer: Layer::$layer, etype: $etype, code: $code };)*
 
-            /// The words of the registry (RFC 6580), if it has this cause.
+            /// Returns the phrase of the registry (RFC 6580), if it lists this cause.
             pub const fn phrase(self) -> Option<&'static str> {
                 match (self.layer, self.etype, self.code) {
                     $((Layer::$layer, $etype, $code) => Some($phrase),)*
-                    // The code of these two means nothing (RFC 5040 §4.8).
+                    // The code of these two has no meaning (RFC 5040 §4.8).
                     (Layer::Rdmap, 0, _) => Some("Local Catastrophic Error"),
                     (Layer::Ddp, 0, _) => Some("DDP Local Catastrophic Error"),
                     _ => None,
@@ -92,9 +92,9 @@ causes! {
     RDMAP_PROTECTION_UNSPECIFIED = Rdmap / 1 / 0xff, "Remote Protection Error: Unspecified Error";
     /// The RDMAP version is not 1.
     RDMAP_VERSION = Rdmap / 2 / 5, "Remote Operation Error: Invalid RDMAP version";
-    /// The opcode is unknown, or has no place here.
+    /// The opcode is unknown, or unexpected here.
     RDMAP_OPCODE = Rdmap / 2 / 6, "Remote Operation Error: Unexpected OpCode";
-    /// The stream cannot go on; also for more Read Requests than the IRD allows.
+    /// The stream cannot continue. Also used for more Read Requests than the IRD allows.
     RDMAP_STREAM_CATASTROPHIC =
         Rdmap / 2 / 7, "Remote Operation Error: Catastrophic error, localized to RDMAP Stream";
     /// The failure is not limited to this stream.
@@ -115,25 +115,25 @@ causes! {
     DDP_TAGGED_TO_WRAP = Ddp / 1 / 3, "Tagged Buffer Error: TO wrap";
     /// A tagged segment whose DDP version is not 1.
     DDP_TAGGED_VERSION = Ddp / 1 / 4, "Tagged Buffer Error: Invalid DDP version";
-    /// No such queue, or not for this operation.
+    /// The queue does not exist, or is not for this operation.
     INVALID_QN = Ddp / 2 / 1, "Untagged Buffer Error: Invalid QN";
     /// No receive is posted. siw also says this of a receive that is too small.
     DDP_UNTAGGED_NO_BUFFER = Ddp / 2 / 2, "Untagged Buffer Error: Invalid MSN - no buffer available";
-    /// Not the MSN that is next.
+    /// The MSN is not the next one.
     INVALID_MSN = Ddp / 2 / 3, "Untagged Buffer Error: Invalid MSN - MSN range is not valid";
-    /// Not the Message Offset that is next.
+    /// The Message Offset is not the next one.
     INVALID_MO = Ddp / 2 / 4, "Untagged Buffer Error: Invalid MO";
     /// The receive is too small.
     DDP_UNTAGGED_TOO_LONG = Ddp / 2 / 5, "Untagged Buffer Error: DDP Message too long for available buffer";
     /// An untagged segment whose DDP version is not 1.
     DDP_UNTAGGED_VERSION = Ddp / 2 / 6, "Untagged Buffer Error: Invalid DDP version";
-    /// The TCP connection went away (RFC 5044 §8).
+    /// The TCP connection was lost (RFC 5044 §8).
     LLP_CONNECTION_LOST = Llp / 0 / 1, "MPA Error: TCP connection closed, terminated or lost";
     /// The CRC of an FPDU does not match (RFC 5044 §8).
     LLP_CRC = Llp / 0 / 2, "MPA Error: CRC mismatch";
-    /// An FPDU does not begin where it should, or its length cannot be (RFC 5044 §8).
+    /// An FPDU does not begin at the expected octet, or its length is impossible (RFC 5044 §8).
     LLP_FPDU_LENGTH = Llp / 0 / 3, "MPA Error: Marker and ULPDU Length field mismatch";
-    /// A startup frame cannot be understood (RFC 5044 §8).
+    /// A startup frame is invalid (RFC 5044 §8).
     LLP_STARTUP = Llp / 0 / 4, "MPA Error: Invalid MPA Request or Reply Frame";
     /// MPA at the sender of the Terminate failed on its own (RFC 6581 §8).
     LLP_LOCAL_CATASTROPHIC = Llp / 0 / 5, "MPA Error: Local Catastrophic Error";

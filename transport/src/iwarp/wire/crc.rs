@@ -14,10 +14,10 @@ pub struct Crc32c {
 /// The register before the first octet (RFC 5044 §4.4).
 const INITIAL: u32 = !0;
 
-/// Up to this many octets a table is faster than setting up the wide implementation: pads, and the ends of reads.
+/// Up to this many octets, a table is faster than setting up the wide implementation: pads, and the ends of reads.
 const SMALL: usize = 8;
 
-/// One step per octet, reflected polynomial 0x1edc6f41.
+/// The table of one step per octet, for the reflected polynomial 0x1edc6f41.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut index = 0;
@@ -35,7 +35,7 @@ const TABLE: [u32; 256] = {
 };
 
 impl Crc32c {
-    /// The checksum of no octets.
+    /// Returns the checksum of no octets.
     pub const fn new() -> Self {
         Self { state: INITIAL }
     }
@@ -54,7 +54,7 @@ impl Crc32c {
         };
     }
 
-    /// The checksum of all octets so far.
+    /// Returns the checksum of all octets so far.
     pub const fn finish(self) -> u32 {
         !self.state
     }
@@ -66,7 +66,7 @@ impl Default for Crc32c {
     }
 }
 
-/// The CRC32c of `bytes` in one go.
+/// Returns the CRC32c of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Bit by bit from the definition.
+    /// Computes the CRC bit by bit from the definition.
     fn reference(bytes: &[u8]) -> u32 {
         !bytes.iter().fold(!0u32, |state, &byte| {
             (0..8).fold(state ^ u32::from(byte), |s, _| s >> 1 ^ if s & 1 == 1 { 0x82f6_3b78 } else { 0 })
@@ -107,7 +107,7 @@ mod tests {
         let mut running = Crc32c::new();
         let mut message = b"a header of sixteen+".to_vec();
         running.update(&message);
-        // Four octets steer the register to any value: run the steps backwards from the wanted one.
+        // Four octets bring the register to any value: run the steps backwards from the wanted one.
         let mut wanted = INITIAL;
         let mut indices = [0u8; 4];
         for index in indices.iter_mut().rev() {

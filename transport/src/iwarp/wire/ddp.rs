@@ -5,11 +5,11 @@ use super::opcode::{Opcode, SEND_QUEUE, TAGGED_HEADER_LEN, TERMINATE_QUEUE, UNTA
 use super::read::READ_REQUEST_LEN;
 use super::{be32, be64};
 
-/// A tagged header with the ULPDU_Length field before it.
+/// Length of a tagged header with the ULPDU_Length field before it.
 pub const TAGGED_FPDU_HEADER_LEN: usize = 2 + TAGGED_HEADER_LEN;
-/// An untagged header with the ULPDU_Length field before it.
+/// Length of an untagged header with the ULPDU_Length field before it.
 pub const UNTAGGED_FPDU_HEADER_LEN: usize = 2 + UNTAGGED_HEADER_LEN;
-/// An untagged header with the ULPDU_Length field before it and the Read Request header behind it.
+/// Length of an untagged header with the ULPDU_Length field before it and the Read Request header behind it.
 pub const READ_REQUEST_FPDU_HEADER_LEN: usize = UNTAGGED_FPDU_HEADER_LEN + READ_REQUEST_LEN;
 /// The largest ULPDU_Length.
 pub const MAX_ULPDU_LEN: usize = u16::MAX as usize;
@@ -21,7 +21,7 @@ const DDP_VERSION: u8 = 0x01;
 const RDMAP_VERSION_MASK: u8 = 0xc0;
 const RDMAP_VERSION: u8 = 0x40;
 
-/// The header of a segment that names its place by STag and offset (RFC 5041 §4.1): Write, Read Response.
+/// The header of a segment that names its destination by STag and offset (RFC 5041 §4.1): a Write or Read Response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tagged {
     /// L: the last segment of its message.
@@ -44,30 +44,29 @@ impl Tagged {
     }
 }
 
-/// The header of a segment that goes to the next buffer of a queue (RFC 5041 §4.2): the rest.
+/// The header of a segment that goes to the next buffer of a queue (RFC 5041 §4.2): all other operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Untagged {
     /// L: the last segment of its message.
     pub last: bool,
     /// The operation.
     pub opcode: Opcode,
-    /// The STag to invalidate, in every segment of a Send with Invalidate. In others it is reserved, and kept as it
-    /// came.
+    /// The STag to invalidate, in every segment of a Send with Invalidate. In other segments it is reserved, and kept as received.
     pub reserved_or_stag: u32,
     /// Queue Number (QN).
     pub queue: u32,
-    /// Message Sequence Number (MSN): from 1 per queue and direction, the same in all segments of a message.
+    /// Message Sequence Number (MSN): counted from 1 per queue and direction, the same in all segments of a message.
     pub msn: u32,
     /// Message Offset (MO) of this segment's payload.
     pub offset: u32,
 }
 
 impl Untagged {
-    /// The header of the one Terminate that a stream may send (RFC 5040 §4.8).
+    /// The header of the only Terminate that a stream may send (RFC 5040 §4.8).
     pub const TERMINATE: Self =
         Self { last: true, opcode: Opcode::Terminate, reserved_or_stag: 0, queue: TERMINATE_QUEUE, msn: 1, offset: 0 };
 
-    /// The payload of an FPDU without its CRC, if that is all of a plain Send with this number.
+    /// Returns the payload of an FPDU without its CRC, if the FPDU is a complete plain Send with this MSN.
     #[inline]
     pub(in crate::iwarp) fn whole_send(body: &[u8], msn: u32) -> Option<&[u8]> {
         let (header, rest) = body.split_first_chunk::<UNTAGGED_FPDU_HEADER_LEN>()?;
@@ -93,11 +92,11 @@ fn emit_prefix(ulpdu_len: u16, tagged: u8, last: bool, opcode: Opcode) -> [u8; 4
     [high, low, tagged | if last { LAST } else { 0 } | DDP_VERSION, RDMAP_VERSION | opcode.raw()]
 }
 
-/// Why a header was refused. [`cause`](Self::cause) says what the peer is told.
+/// The reasons to refuse a header. [`cause`](Self::cause) returns the code for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The caller gave fewer octets than [`header_len`] asks for: no fault of the peer.
+    /// The caller passed fewer octets than [`header_len`] requires. The peer is not at fault.
     #[error("{have} octets of a header that needs {need}")]
     Truncated {
         /// Octets given.
@@ -105,24 +104,24 @@ pub enum HeaderError {
         /// Octets needed so far.
         need: usize,
     },
-    /// ULPDU_Length is below what the operation needs; no opcode if it does not even cover the control octets.
+    /// ULPDU_Length is below the minimum of the operation. The opcode is `None` if not even the control octets are covered.
     #[error("ULPDU_Length {ulpdu_len} is below the {min} of {opcode:?}")]
     TooShort {
         /// The operation, if the ULPDU reaches that far.
         opcode: Option<Opcode>,
         /// ULPDU_Length as received.
         ulpdu_len: u16,
-        /// The least that would do.
+        /// The smallest valid length.
         min: u16,
     },
-    /// ULPDU_Length is above what an operation of fixed size can use.
+    /// ULPDU_Length is above the maximum of an operation of fixed size.
     #[error("ULPDU_Length {ulpdu_len} is above the {max} of {opcode:?}")]
     TooLong {
         /// The operation.
         opcode: Opcode,
         /// ULPDU_Length as received.
         ulpdu_len: u16,
-        /// The most that fits.
+        /// The largest valid length.
         max: u16,
     },
     /// A DDP version other than 1 (RFC 5041 §4.1).
@@ -130,7 +129,7 @@ pub enum HeaderError {
     DdpVersion {
         /// The version received.
         version: u8,
-        /// The T bit, which picks the error code.
+        /// The T bit, which selects the error code.
         tagged: bool,
     },
     /// An RDMAP version other than 1 (RFC 5040 §4.1).
@@ -139,10 +138,10 @@ pub enum HeaderError {
         /// The version received.
         version: u8,
     },
-    /// An opcode without a meaning.
+    /// An undefined opcode.
     #[error("unknown RDMAP opcode {0:#x}")]
     UnknownOpcode(u8),
-    /// The T bit does not fit the opcode (RFC 5040 §4.2). siw ignores the bit and parses by opcode.
+    /// The T bit does not match the opcode (RFC 5040 §4.2). siw ignores the bit and parses by opcode.
     #[error("T bit {tagged} contradicts {opcode:?}")]
     TaggedMismatch {
         /// The operation.
@@ -153,10 +152,10 @@ pub enum HeaderError {
 }
 
 impl HeaderError {
-    /// The Terminate that answers this.
+    /// Returns the Terminate for this error.
     ///
-    /// Where the extensions of RFC 7306 are off, their opcodes are unexpected at any length. So check
-    /// [`Opcode::is_extension`] of a [`TooShort`](Self::TooShort) or [`TooLong`](Self::TooLong) first.
+    /// If the extensions of RFC 7306 are off, their opcodes are unexpected at any length. Check [`Opcode::is_extension`] of a
+    /// [`TooShort`](Self::TooShort) or [`TooLong`](Self::TooLong) first in that case.
     pub fn cause(&self) -> TerminateCause {
         match *self {
             Self::Truncated { .. } | Self::TooShort { .. } => TerminateCause::LLP_FPDU_LENGTH,
@@ -173,21 +172,21 @@ impl HeaderError {
 /// The header of a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// Names its place by STag and offset.
+    /// The header of a segment that names its destination by STag and offset.
     Tagged(Tagged),
-    /// Goes to the next buffer of a queue.
+    /// The header of a segment that goes to the next buffer of a queue.
     Untagged(Untagged),
 }
 
-/// The number of header octets to wait for, found from the length field and the control octets.
+/// Returns the number of header octets to wait for, from the length field and the control octets.
 ///
-/// It is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. Everything else counts as payload,
-/// that of a Terminate too.
+/// It is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. Everything else counts as payload, including the
+/// payload of a Terminate.
 pub fn header_len(prefix: &[u8; 4]) -> Result<usize, HeaderError> {
     Ok(len_of(parse_prefix(prefix)?.1))
 }
 
-/// Octets of an operation's header.
+/// Returns the number of octets of an operation's header.
 #[inline]
 const fn len_of(opcode: Opcode) -> usize {
     match opcode {
@@ -197,13 +196,12 @@ const fn len_of(opcode: Opcode) -> usize {
     }
 }
 
-/// Reads and checks the L bit and the opcode. The versions are checked first, since the meaning of the rest depends on
-/// them.
+/// Reads and checks the L bit and the opcode. The versions are checked first, since the meaning of the other bits depends on them.
 #[inline]
 fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
-    // Most are plain Sends, for which this is the same as all that follows.
+    // Most are plain Sends, for which this is equivalent to the code below.
     let is_send = ddp & (TAGGED | DDP_VERSION_MASK) == DDP_VERSION
         && rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | Opcode::Send.raw();
     if is_send && ulpdu_len >= UNTAGGED_HEADER_LEN as u16 {
@@ -215,7 +213,7 @@ fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
 fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
-    // Most of the others are tagged, for which this is the same as all that follows.
+    // Most of the others are tagged, for which this is equivalent to the code below.
     if ddp & (TAGGED | DDP_VERSION_MASK) == TAGGED | DDP_VERSION && ulpdu_len >= TAGGED_HEADER_LEN as u16 {
         for opcode in [Opcode::Write, Opcode::ReadResponse] {
             if rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | opcode.raw() {
@@ -253,7 +251,7 @@ fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
 impl Header {
     /// Reads the header from octets that begin at the ULPDU_Length field and hold at least [`header_len`].
     ///
-    /// Behind a Read Request's untagged header [`ReadRequest`](super::ReadRequest) reads the rest.
+    /// A Read Request's own header, behind its untagged header, is read by [`ReadRequest`](super::ReadRequest).
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let truncated = |need| HeaderError::Truncated { have: bytes.len(), need };
@@ -279,13 +277,13 @@ impl Header {
         }
     }
 
-    /// Octets of the header, as [`header_len`].
+    /// Returns the number of octets of the header, as [`header_len`] does.
     #[inline]
     pub fn octets(&self) -> usize {
         len_of(self.opcode())
     }
 
-    /// The operation.
+    /// Returns the operation.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         match self {
@@ -294,7 +292,7 @@ impl Header {
         }
     }
 
-    /// L: the last segment of its message.
+    /// Returns L: true for the last segment of its message.
     pub fn last(&self) -> bool {
         match self {
             Self::Tagged(tagged) => tagged.last,
@@ -367,7 +365,7 @@ mod tests {
             let need = if have < 4 { 4 } else { 20 };
             assert_eq!(Header::parse(&bytes[..have]), Err(HeaderError::Truncated { have, need }));
         }
-        // A Read Request awaits its own header too.
+        // A Read Request includes its own header.
         Untagged { opcode: Opcode::ReadRequest, ..Untagged::TERMINATE }.emit_into(46, &mut bytes);
         assert_eq!(Header::parse(&bytes), Err(HeaderError::Truncated { have: 20, need: 48 }));
     }
@@ -394,7 +392,7 @@ mod tests {
             prop_assert_eq!(u16::from_be_bytes([bytes[0], bytes[1]]), ulpdu_len);
         }
 
-        /// Parsed octets come back except for the reserved bits.
+        /// Parsing and writing restores the octets except for the reserved bits.
         #[test]
         fn takes_anything(mut bytes in prop::collection::vec(any::<u8>(), 0..80), sane: bool, op in 0u8..12) {
             if let (true, Some(control)) = (sane, bytes.get_mut(2..4)) {
@@ -423,7 +421,7 @@ mod tests {
         }
     }
 
-    /// All 2^32 prefixes are too many; all control octets at the lengths that matter are not.
+    /// All 2^32 prefixes are too many; all control octets at the relevant lengths are feasible.
     #[test]
     fn every_control_octet() {
         for ulpdu_len in [0u16, 1, 2, 13, 14, 17, 18, 26, 30, 45, 46, 47, 70, 71, u16::MAX] {
@@ -434,7 +432,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&[high, low, ddp, rdmap]);
                 let awaited = header_len(&[high, low, ddp, rdmap]);
                 assert_eq!(Header::parse(&bytes).err(), awaited.err());
-                // What is to be awaited is never more than the FPDU holds.
+                // The expected length never exceeds the FPDU.
                 assert!(awaited.is_ok_and(|len| len <= 2 + usize::from(ulpdu_len)) || awaited.is_err());
             }
         }

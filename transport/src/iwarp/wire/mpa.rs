@@ -6,21 +6,21 @@ use super::ddp::MAX_ULPDU_LEN;
 pub const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
 /// The key of a Reply Frame (RFC 5044 §7.1.1).
 pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
-/// The fixed part of a startup frame; private data follows.
+/// Length of the fixed part of a startup frame; private data follows.
 pub const STARTUP_HEADER_LEN: usize = 20;
 /// The largest PD_Length that is accepted (RFC 5044 §7.1.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// The largest PD_Length that siw and cxgb4 accept, with the enhanced block; the limit for what is sent.
+/// The largest PD_Length that siw and cxgb4 accept, including the enhanced block: the limit for sent frames.
 pub const MAX_PRIVATE_DATA_TO_SIW: usize = 256;
-/// The IRD and ORD block at the start of the private data of an enhanced frame (RFC 6581 §6).
+/// Length of the IRD and ORD block at the start of the private data of an enhanced frame (RFC 6581 §6).
 pub const ENHANCED_LEN: usize = 4;
-/// The CRC field of an FPDU, which is there even when it is unused (RFC 5044 §4.1).
+/// Length of the CRC field of an FPDU, which is present even when it is unused (RFC 5044 §4.1).
 pub const CRC_LEN: usize = 4;
-/// The ULPDU_Length field of an FPDU.
+/// Length of the ULPDU_Length field of an FPDU.
 pub const LENGTH_LEN: usize = 2;
-/// An IRD or ORD of this value says "do not negotiate" (RFC 6581 §9.1).
+/// The value of an IRD or ORD that means "do not negotiate" (RFC 6581 §9.1).
 pub const NO_NEGOTIATION: u16 = 0x3fff;
-/// The longest FPDU of all.
+/// The length of the longest FPDU.
 pub const MAX_FPDU_LEN: usize = fpdu_len(MAX_ULPDU_LEN);
 
 const MARKERS: u8 = 0x80;
@@ -29,26 +29,26 @@ const REJECT: u8 = 0x20;
 const ENHANCED: u8 = 0x10;
 const RESERVED: u8 = 0x0f;
 
-/// The pad that brings an FPDU to a multiple of four octets (RFC 5044 §4.1).
+/// Returns the length of the pad that extends an FPDU to a multiple of four octets (RFC 5044 §4.1).
 pub const fn pad_len(ulpdu_len: usize) -> usize {
     (LENGTH_LEN + (ulpdu_len & 3)).wrapping_neg() & 3
 }
 
-/// The whole FPDU: length field, ULPDU, pad and CRC (RFC 5044 §4.1); markers not counted.
+/// Returns the length of the whole FPDU: length field, ULPDU, pad and CRC (RFC 5044 §4.1), without markers.
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
 }
 
-/// Which startup frame.
+/// The two kinds of startup frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartupKind {
-    /// From the initiator, the first octets of its stream.
+    /// Sent by the initiator as the first octets of its stream.
     Request,
-    /// From the responder, the first octets of its stream.
+    /// Sent by the responder as the first octets of its stream.
     Reply,
 }
 
-/// Why the fixed part of a startup frame was refused. To the peer, all of these are [`TerminateCause::LLP_STARTUP`].
+/// The reasons to refuse the fixed part of a startup frame. For the peer, all of these are [`TerminateCause::LLP_STARTUP`].
 ///
 /// [`TerminateCause::LLP_STARTUP`]: super::TerminateCause::LLP_STARTUP
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +57,7 @@ pub enum StartupError {
     /// The frame has neither key, so the peer does not speak MPA.
     #[error("not an MPA startup frame: unknown key")]
     BadKey,
-    /// PD_Length above [`MAX_PRIVATE_DATA`].
+    /// PD_Length is above [`MAX_PRIVATE_DATA`].
     #[error("PD_Length {0} is above the {MAX_PRIVATE_DATA} of RFC 5044 §7.1.1")]
     PrivateDataTooLong(u16),
     /// The frame is enhanced, but PD_Length leaves no room for IRD and ORD. siw sends this for 252 octets of private
@@ -73,24 +73,24 @@ pub struct StartupHeader {
     pub kind: StartupKind,
     /// M: the sender requires markers in what it receives.
     pub markers: bool,
-    /// C: the sender wants CRC; used in both directions if either side says so.
+    /// C: the sender requests CRC, which is used in both directions if either peer requests it.
     pub crc: bool,
     /// R: the responder rejects.
     pub reject: bool,
     /// S: the private data begins with an [`Enhanced`] block. Reserved in revision 1.
     pub enhanced: bool,
-    /// The low four flag bits as they came. siw uses 0x08 and echoes any in a reply; send 0.
+    /// The low four flag bits as received. siw uses 0x08 and echoes any in a reply; send 0.
     pub reserved: u8,
-    /// The MPA revision, not judged here: 1 is RFC 5044, 2 is RFC 6581.
+    /// The MPA revision, not checked here: 1 is RFC 5044, 2 is RFC 6581.
     pub revision: u8,
-    /// PD_Length: all that follows, the enhanced block included.
+    /// PD_Length: the length of everything that follows, including the enhanced block.
     pub private_data_len: u16,
 }
 
 impl StartupHeader {
     /// Reads the fixed part. Exactly `private_data_len` octets follow it.
     ///
-    /// The length of an enhanced frame is judged from revision 2 on; before that, the bit has no meaning.
+    /// The length of an enhanced frame is checked from revision 2 on; before that, the bit has no meaning.
     pub fn parse(bytes: &[u8; STARTUP_HEADER_LEN]) -> Result<Self, StartupError> {
         let kind = if bytes.starts_with(&REQUEST_KEY) {
             StartupKind::Request
@@ -120,7 +120,7 @@ impl StartupHeader {
         })
     }
 
-    /// The octets of the fixed part, without judging it.
+    /// Returns the octets of the fixed part, without checking it.
     pub fn emit(&self) -> [u8; STARTUP_HEADER_LEN] {
         let mut out = [0; STARTUP_HEADER_LEN];
         out[..16].copy_from_slice(match self.kind {
@@ -141,25 +141,25 @@ impl StartupHeader {
 
 /// IRD, ORD and the ready-to-receive options of an enhanced frame (RFC 6581 §6, §9).
 ///
-/// IRD and ORD are as the *sender* of the frame sees them.
+/// IRD and ORD are from the view of the frame's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Enhanced {
     /// A: the peer-to-peer model, in which the initiator sends an RTR first.
     pub peer_to_peer: bool,
     /// B: a zero-length Send as RTR.
     pub rtr_send: bool,
-    /// READs the sender can serve at a time, 14 bits; see [`NO_NEGOTIATION`].
+    /// The number of Reads that the sender can serve at a time, 14 bits; see [`NO_NEGOTIATION`].
     pub ird: u16,
     /// C: a zero-length Write as RTR.
     pub rtr_write: bool,
     /// D: a zero-length Read as RTR.
     pub rtr_read: bool,
-    /// READs the sender wants outstanding at a time, 14 bits; see [`NO_NEGOTIATION`].
+    /// The number of Reads that the sender wants to have outstanding at a time, 14 bits; see [`NO_NEGOTIATION`].
     pub ord: u16,
 }
 
 impl Enhanced {
-    /// Reads the block. Any octets are a valid one.
+    /// Reads the block. All octets are valid.
     pub fn parse(bytes: [u8; ENHANCED_LEN]) -> Self {
         let [i0, i1, o0, o1] = bytes;
         let (ird, ord) = (u16::from_be_bytes([i0, i1]), u16::from_be_bytes([o0, o1]));
@@ -173,7 +173,7 @@ impl Enhanced {
         }
     }
 
-    /// The octets of the block. Only the low 14 bits of IRD and ORD are written, so limit them before.
+    /// Returns the octets of the block. Only the low 14 bits of IRD and ORD are written, so the caller limits them before.
     pub fn emit(&self) -> [u8; ENHANCED_LEN] {
         let word = |high, low, value: u16| u16::from(high) << 15 | u16::from(low) << 14 | value & 0x3fff;
         let [i0, i1] = word(self.peer_to_peer, self.rtr_send, self.ird).to_be_bytes();

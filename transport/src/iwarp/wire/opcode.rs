@@ -1,15 +1,15 @@
-//! RDMAP operations: their codes on the wire, the queue each goes to, and how long its segments are.
+//! RDMAP operations: their codes on the wire, their queues, and the lengths of their segments.
 
 use super::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN};
 use super::read::READ_REQUEST_LEN;
 
-/// A tagged header within the ULPDU: control octets, STag, Tagged Offset.
+/// Length of a tagged header within the ULPDU: control octets, STag, Tagged Offset.
 pub const TAGGED_HEADER_LEN: usize = 14;
-/// An untagged header within the ULPDU: control octets, reserved or invalidate STag, queue, MSN, MO.
+/// Length of an untagged header within the ULPDU: control octets, reserved or invalidate STag, queue, MSN, MO.
 pub const UNTAGGED_HEADER_LEN: usize = 18;
-/// The data of an Immediate Data message, behind the untagged header (RFC 7306 §6).
+/// Length of the data of an Immediate Data message, behind the untagged header (RFC 7306 §6).
 pub const IMMEDIATE_LEN: usize = 8;
-/// The Terminate Control word, behind the untagged header (RFC 5040 §4.8).
+/// Length of the Terminate Control word, behind the untagged header (RFC 5040 §4.8).
 pub const TERMINATE_CONTROL_LEN: usize = 4;
 /// The queue of Sends and Immediate Data (RFC 5040 §4.1).
 pub const SEND_QUEUE: u32 = 0;
@@ -20,7 +20,7 @@ pub const TERMINATE_QUEUE: u32 = 2;
 /// The queue of Atomic Responses (RFC 7306 §5).
 pub const ATOMIC_RESPONSE_QUEUE: u32 = 3;
 
-/// What a segment does (RFC 5040 §4.1, RFC 7306 §8.1).
+/// The operation of a segment (RFC 5040 §4.1, RFC 7306 §8.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Opcode {
@@ -48,12 +48,12 @@ pub enum Opcode {
     AtomicRequest,
     /// Atomic Response (RFC 7306 §5), 11.
     AtomicResponse,
-    /// No meaning known: 12 to 15.
+    /// Undefined values: 12 to 15.
     Other(u8),
 }
 
 impl Opcode {
-    /// From the low four bits of the RDMAP control octet.
+    /// Returns the operation with these low four bits of the RDMAP control octet.
     pub const fn from_raw(raw: u8) -> Self {
         match raw & 0x0f {
             0 => Self::Write,
@@ -72,7 +72,7 @@ impl Opcode {
         }
     }
 
-    /// The four bits on the wire.
+    /// Returns the four bits on the wire.
     pub const fn raw(self) -> u8 {
         match self {
             Self::Write => 0,
@@ -91,32 +91,32 @@ impl Opcode {
         }
     }
 
-    /// Whether the segment names its place by STag and offset. The opcode alone decides that (RFC 5040 §4.2).
+    /// Returns true if the segment names its destination by STag and offset. The opcode alone decides that (RFC 5040 §4.2).
     pub const fn is_tagged(self) -> bool {
         matches!(self, Self::Write | Self::ReadResponse)
     }
 
-    /// Whether this is one of the four Sends, which share a queue and its MSNs.
+    /// Returns true if this is one of the four Sends, which share a queue and its MSNs.
     pub const fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendInvalidate | Self::SendSolicited | Self::SendSolicitedInvalidate)
     }
 
-    /// Whether this is a Send whose header names an STag to invalidate.
+    /// Returns true if this is a Send whose header names an STag to invalidate.
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }
 
-    /// Whether it asks for an event at the receiver.
+    /// Returns true if it requests an event at the receiver.
     pub const fn solicited(self) -> bool {
         matches!(self, Self::SendSolicited | Self::SendSolicitedInvalidate | Self::ImmediateSolicited)
     }
 
-    /// Whether this is an extension of RFC 7306, unexpected unless both sides agreed. siw ends the stream for these.
+    /// Returns true if this is an extension of RFC 7306, which is unexpected unless both peers agreed on it. siw ends the stream for these.
     pub const fn is_extension(self) -> bool {
         matches!(self, Self::Immediate | Self::ImmediateSolicited | Self::AtomicRequest | Self::AtomicResponse)
     }
 
-    /// The least ULPDU_Length that holds the headers.
+    /// Returns the smallest ULPDU_Length that holds the headers.
     pub const fn min_ulpdu_len(self) -> u16 {
         (match self {
             Self::Write | Self::ReadResponse => TAGGED_HEADER_LEN,
@@ -129,7 +129,7 @@ impl Opcode {
         }) as u16
     }
 
-    /// The ULPDU_Length of operations whose message has one size.
+    /// Returns the ULPDU_Length of an operation whose message has a fixed size.
     pub const fn max_ulpdu_len(self) -> Option<u16> {
         match self {
             Self::ReadRequest

@@ -8,20 +8,20 @@ pub const READ_REQUEST_LEN: usize = 28;
 /// The header of an RDMA Read Request (RFC 5040 §4.4), behind the untagged header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Data Sink STag: where the requester wants the data.
+    /// Data Sink STag: the requester's region for the data.
     pub sink_stag: u32,
     /// Data Sink Tagged Offset.
     pub sink_offset: u64,
     /// RDMA Read Message Size. If it is 0, no STag may be checked (RFC 5040 §5.2.1).
     pub size: u32,
-    /// Data Source STag: what the responder reads.
+    /// Data Source STag: the region that the responder reads.
     pub source_stag: u32,
     /// Data Source Tagged Offset.
     pub source_offset: u64,
 }
 
 impl ReadRequest {
-    /// Reads the header. Any octets are a valid one.
+    /// Reads the header. All octets are valid.
     pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> Self {
         Self {
             sink_stag: be32(bytes, 0),
@@ -32,7 +32,7 @@ impl ReadRequest {
         }
     }
 
-    /// The octets of the header.
+    /// Returns the octets of the header.
     pub fn emit(&self) -> [u8; READ_REQUEST_LEN] {
         let mut out = [0; READ_REQUEST_LEN];
         out[..4].copy_from_slice(&self.sink_stag.to_be_bytes());

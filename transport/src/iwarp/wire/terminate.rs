@@ -6,10 +6,10 @@ use super::cause::{Layer, TerminateCause};
 use super::opcode::{Opcode, TAGGED_HEADER_LEN, TERMINATE_CONTROL_LEN, UNTAGGED_HEADER_LEN};
 use super::read::{READ_REQUEST_LEN, ReadRequest};
 
-/// A Terminate's payload with all that it can quote (RFC 5040 §4.8).
+/// Length of a Terminate's payload with everything that it can quote (RFC 5040 §4.8).
 pub const MAX_TERMINATE_LEN: usize = TERMINATE_CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + READ_REQUEST_LEN;
 
-/// The headers of the segment that a Terminate is about.
+/// The quoted headers of the segment that a Terminate is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     segment_len: u16,
@@ -19,9 +19,9 @@ pub struct Quote {
 }
 
 impl Quote {
-    /// Takes as many headers as are there from received octets, which begin at the ULPDU_Length field.
+    /// Takes the available headers from received octets, which begin at the ULPDU_Length field.
     ///
-    /// They are not parsed, since the fault may be in any bit. `None` if there is no whole DDP header.
+    /// They are not parsed, since the fault may be in any bit. Returns `None` if there is no complete DDP header.
     pub fn new(fpdu: &[u8]) -> Option<Self> {
         let (&[high, low, ddp, rdmap], _) = fpdu.split_first_chunk::<4>()?;
         let mut quote = Self {
@@ -37,7 +37,7 @@ impl Quote {
         Some(quote)
     }
 
-    /// Takes the DDP header, whose size depends on the T bit, and returns what is behind it.
+    /// Takes the DDP header, whose size depends on the T bit. Returns the octets behind it.
     fn take_ddp<'a>(&mut self, control: u8, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let len = if control & 0x80 != 0 { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
         let (header, rest) = bytes.split_at_checked(len)?;
@@ -46,17 +46,17 @@ impl Quote {
         Some(rest)
     }
 
-    /// DDP Segment Length: the ULPDU_Length of the segment. siw gives the length of the payload alone.
+    /// Returns the DDP Segment Length: the ULPDU_Length of the segment. siw sends the length of the payload alone.
     pub fn segment_len(&self) -> u16 {
         self.segment_len
     }
 
-    /// The DDP header from the control octets on, without the ULPDU_Length field; may be empty.
+    /// Returns the DDP header from the control octets on, without the ULPDU_Length field. It may be empty.
     pub fn ddp_header(&self) -> &[u8] {
         self.ddp.get(..usize::from(self.ddp_len)).unwrap_or_default()
     }
 
-    /// The Read Request header.
+    /// Returns the Read Request header, if it is quoted.
     pub fn read_request(&self) -> Option<ReadRequest> {
         self.rdmap.as_ref().map(ReadRequest::parse)
     }
@@ -64,30 +64,28 @@ impl Quote {
 
 /// The payload of a Terminate message (RFC 5040 §4.8).
 ///
-/// siw puts the bits of the control word in little-endian order: `layer` and `etype` change places, and the three
-/// header bits are the low ones of their octet. Both orders are read; only that of the RFC is written.
+/// siw writes the bits of the control word in little-endian order: `layer` and `etype` are exchanged, and the three header bits are the low
+/// ones of their octet. Both orders are read; only that of the RFC is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terminate {
-    /// The cause. If the bit order cannot be told, it is the reading that the registry knows, and that of the RFC if it
-    /// knows both.
+    /// The cause. If the bit order is ambiguous, it is the reading that the registry lists, or the RFC's if it lists both.
     pub cause: TerminateCause,
-    /// The other reading, if the bit order cannot be told. Report both then.
+    /// The other reading, if the bit order is ambiguous. Report both in that case.
     pub other_reading: Option<TerminateCause>,
     /// The Terminate Control word as on the wire.
     pub raw: u32,
-    /// The headers that came along.
+    /// The quoted headers.
     pub quote: Option<Quote>,
 }
 
 /// HdrCt of the RFC: M (segment length valid), D (DDP header), R (RDMAP header).
 const RFC_BITS: [u8; 3] = [0x80, 0x40, 0x20];
-/// The same in siw's order.
+/// The same bits in siw's order.
 const SIW_BITS: [u8; 3] = [0x01, 0x02, 0x04];
 
 impl Terminate {
-    /// A Terminate to be sent. It quotes an RDMAP header only with an RDMAP error, and no header with an LLP error (RFC
-    /// 5040 §4.8).
+    /// Creates a Terminate to be sent. It quotes an RDMAP header only with an RDMAP error, and no header with an LLP error (RFC 5040 §4.8).
     pub fn new(cause: TerminateCause, quote: Option<Quote>) -> Self {
         let quote = match cause.layer {
             Layer::Rdmap => quote,
@@ -100,9 +98,9 @@ impl Terminate {
         Self { cause, other_reading: None, raw, quote }
     }
 
-    /// Reads the payload behind the untagged header. `None` if it is shorter than the control word, four octets.
+    /// Reads the payload behind the untagged header. Returns `None` if it is shorter than the control word, four octets.
     ///
-    /// A quote that is cut short is kept as far as it goes, since this is the peer's last message.
+    /// The available part of a truncated quote is kept, since this is the peer's last message.
     pub fn parse(payload: &[u8]) -> Option<Self> {
         let (&control, rest) = payload.split_first_chunk::<TERMINATE_CONTROL_LEN>()?;
         let [types, code, bits, _] = control;
@@ -134,7 +132,7 @@ impl Terminate {
         Some(quote)
     }
 
-    /// Writes the payload behind the untagged header, `raw` as it is, and returns its length.
+    /// Writes the payload behind the untagged header, with `raw` unchanged. Returns its length.
     pub fn emit_into(&self, out: &mut [u8; MAX_TERMINATE_LEN]) -> usize {
         let mut len = 0;
         let mut push = |bytes: &[u8]| {
@@ -177,7 +175,7 @@ mod tests {
             // RFC order with headers.
             ([0x12, 0x02, 0xc0, 0], C::DDP_UNTAGGED_NO_BUFFER, None),
             ([0x01, 0x00, 0xe0, 0], C::RDMAP_INVALID_STAG, None),
-            // siw's, with headers.
+            // The order of siw, with headers.
             ([0x21, 0x02, 0x03, 0], C::DDP_UNTAGGED_NO_BUFFER, None),
             ([0x11, 0x00, 0x03, 0], C::DDP_TAGGED_INVALID_STAG, None),
             ([0x10, 0x00, 0x07, 0], C::RDMAP_INVALID_STAG, None),
@@ -188,10 +186,10 @@ mod tests {
             ([0x20, 0x02, 0x00, 0], C::LLP_CRC, Some((0, 2, 2))),
             ([0x21, 0x06, 0x00, 0], C::DDP_UNTAGGED_VERSION, Some((2, 1, 6))),
             ([0x12, 0x06, 0x00, 0], C::DDP_UNTAGGED_VERSION, Some((2, 1, 6))),
-            // It knows both: the RFC's order.
+            // The registry lists both: the RFC's order.
             ([0x02, 0x06, 0x00, 0], C::RDMAP_OPCODE, Some((2, 0, 6))),
             ([0x20, 0x06, 0x00, 0], C::LLP_IRD, Some((0, 2, 6))),
-            // The same either way.
+            // The same in both orders.
             ([0x11, 0x04, 0x00, 0], C::DDP_TAGGED_VERSION, None),
             ([0x00, 0xff, 0x00, 0], C { layer: Layer::Rdmap, etype: 0, code: 0xff }, None),
         ] {
@@ -221,7 +219,7 @@ mod tests {
             let terminate = Terminate::new(cause, Some(quote));
             assert_eq!((terminate.raw, terminate.emit_into(&mut out)), (want, len), "{cause}");
         }
-        // A tagged header is shorter; one that is cut off is none.
+        // A tagged header is shorter; a truncated one is not quoted.
         fpdu[2..4].copy_from_slice(&[0xc1, 0x40]);
         assert_eq!(Quote::new(&fpdu).unwrap().ddp_header(), &fpdu[2..16]);
         assert_eq!(Quote::new(&fpdu[..15]), None);
@@ -236,7 +234,7 @@ mod tests {
             let len = sent.emit_into(&mut out);
             let got = Terminate::parse(&out[..len]).unwrap();
             prop_assert_eq!((got.raw, got.quote), (sent.raw, sent.quote));
-            // Without headers the order of bits is a guess, but the truth is among the readings.
+            // Without headers the bit order is a guess, but the true cause is among the readings.
             prop_assert!(got.cause == sent.cause || got.other_reading == Some(sent.cause));
             prop_assert!(got.cause == sent.cause || sent.quote.is_none());
             prop_assert_eq!(got.cause, sent.cause);

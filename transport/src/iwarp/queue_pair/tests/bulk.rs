@@ -1,14 +1,14 @@
-//! Large payloads, which are received where they belong.
+//! Large payloads, which are received directly into their destination.
 
 use super::operations::Pair;
 use super::*;
 use crate::mr::Access;
 
 const SEGMENT: usize = 65_483;
-/// Octets that are not received in place: those up to the first header, and all that is between payloads.
+/// Octets that are not received in place: those up to the first header, and all octets between payloads.
 const FIRST: usize = 256 * 1024;
 
-/// Has `end` take bytes in calls of up to `room`, `most` at a time; returns how many octets were copied.
+/// Delivers bytes to `end` in calls of up to `room`, `most` at a time. Returns the number of copied octets.
 fn copied(end: &mut End, mut bytes: &[u8], room: usize, most: usize) -> usize {
     let mut copied = 0;
     let End { qp, resources, intake, .. } = end;
@@ -31,11 +31,11 @@ fn copied(end: &mut End, mut bytes: &[u8], room: usize, most: usize) -> usize {
     copied
 }
 
-/// Sends of these sizes to receives with room for `room` bytes each; returns how many octets were copied.
+/// Sends messages of these sizes to receives with room for `room` bytes each. Returns the number of copied octets.
 fn sends(sizes: &[usize], crc: bool, room: usize, most: usize) -> usize {
     let wire = stream(sizes, crc, SEGMENT, 1, usize::MAX);
     let mut receiver = End::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
-    // All receives lie one behind the other, with a little between them.
+    // The receives are consecutive in memory, with a small gap between them.
     let stride = room + 8;
     let memory = Memory::new(stride * sizes.len()).unwrap();
     memory.write(0, &vec![0xc5; stride * sizes.len()]);
@@ -66,7 +66,7 @@ fn equal_messages_are_copied_by_the_system_only() {
     }
 }
 
-/// What was expected does not come: another length, another kind, the end of a message before that of its receive.
+/// The expected segment does not arrive: another length, another kind, or the end of a message before the end of its receive.
 #[test]
 fn a_wrong_forecast_changes_nothing() {
     let sizes =
@@ -78,7 +78,7 @@ fn a_wrong_forecast_changes_nothing() {
     }
 }
 
-/// Nothing is expected of a Write: what follows it may not touch the region that it went to.
+/// Nothing is expected of a Write: the octets that follow it must not touch the region that it was written to.
 #[test]
 fn what_follows_a_write_stays_out_of_its_region() {
     for crc in [true, false] {
@@ -95,7 +95,7 @@ fn what_follows_a_write_stays_out_of_its_region() {
         pair.a.post(3, SendOp::Send, sges, SendFlags::SIGNALED).unwrap();
         let wire = pair.a.take_wire();
         let copied = copied(&mut pair.b, &wire, 504 * 1024, usize::MAX);
-        // The Send is staged, since it is none of the Writes that were expected; with a CRC, so are Writes.
+        // The Send is staged, since Writes were expected. With a CRC, so are Writes.
         assert!(crc || copied <= FIRST + 200_000 + 20 * 28, "{copied} octets");
         let bytes = target.bytes();
         assert!(bytes[500..300_500] == pattern(1 << 20, 1)[..300_000]);
@@ -131,7 +131,7 @@ fn answers_to_reads_are_copied_by_the_system_only() {
     }
 }
 
-/// Without a CRC the answer to a Read is sent from the region, until that is taken back.
+/// Without a CRC the response to a Read is sent directly from the region, until the region is revoked.
 #[test]
 fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
     for part in [1, 500, 66_000, 150_000] {
@@ -166,7 +166,7 @@ fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
     }
 }
 
-/// The answer to a Read has what was there before the atomic operation behind it, though both go out in one call.
+/// The response to a Read has the memory from before the atomic operation behind it, although both are sent in one call.
 #[test]
 fn an_atomic_operation_waits_for_the_answer_in_front_of_it() {
     let mut pair = Pair::new(agreement(false, None), SEGMENT);
@@ -181,7 +181,7 @@ fn an_atomic_operation_waits_for_the_answer_in_front_of_it() {
     assert_eq!((sink.bytes()[..4096].to_vec(), word.bytes()[..8].to_vec()), (vec![0; 4096], vec![255; 8]));
 }
 
-/// The octets of a damaged frame may lie in the receive, and it never completes.
+/// The octets of a damaged frame may be in the receive, but it never completes.
 #[test]
 fn a_damaged_frame_among_many_completes_nothing() {
     let sizes = [200_000; 4];
@@ -194,7 +194,7 @@ fn a_damaged_frame_among_many_completes_nothing() {
         for index in 0..4 {
             receiver.recv(index as u64, SgeList::one(memory.sge(index * 200_000, 200_000)));
         }
-        // The first call shows what kind of stream it is; the others are planned.
+        // The first call shows the kind of stream; the others are planned.
         let fault = receiver.deliver(&damaged[..100_000]).and_then(|()| receiver.deliver(&damaged[100_000..]));
         assert!(matches!(fault, Err(Fault::Violation(TerminateCause::LLP_CRC, _))), "{fault:?}");
         let done = receiver.done();

@@ -1,4 +1,4 @@
-//! Two queue pairs joined by a byte pipe, any mix of operations, any cuts: memory is what a model says.
+//! Two queue pairs joined by a byte pipe, with any mix of operations and any cuts: memory must match a model.
 
 use super::operations::{Area, CANARY, Pair};
 use super::*;
@@ -39,15 +39,15 @@ fn step() -> impl Strategy<Value = (bool, bool, bool, Step)> {
     (any::<bool>(), any::<bool>(), any::<bool>(), op)
 }
 
-/// One side's memory, and what it should hold.
+/// The memory of one peer, and its expected contents.
 struct Side {
-    /// The peer reads and writes it; the first words are for atomics.
+    /// The peer reads and writes it. The first words are for atomics.
     shared: Area,
-    /// Our Reads land here.
+    /// The sinks of local Reads.
     sink: Area,
-    /// Our Sends and Writes come from here; it does not change.
+    /// The source of local Sends and Writes. It does not change.
     source: Memory,
-    /// Receives, one after the other.
+    /// The receives, consecutive in memory.
     inbox: Memory,
     inbox_used: usize,
     model_shared: Vec<u8>,
@@ -82,10 +82,10 @@ impl Side {
     }
 }
 
-/// Posts one step at `end`, whose memory is `own`; the model changes at once.
+/// Posts one step at `end`, whose memory is `own`. The model changes immediately.
 ///
-/// Operations of one side are done in its order. The two sides use parts of the shared memories that the other's
-/// operations do not touch: each shared area is changed by the peer only.
+/// The operations of one peer are carried out in order. The two peers use parts of the shared memories that the operations of the other one
+/// do not touch: each shared area is changed by the peer only.
 fn post(end: &mut End, own: &mut Side, peer: &mut Side, wr_id: u64, flags: SendFlags, step: &Step) {
     let remote = |offset: usize| peer.shared.remote(offset);
     let (op, sges) = match *step {
@@ -160,7 +160,7 @@ proptest! {
         let mut cut = cuts.iter().cycle().copied();
         let mut done = [Vec::new(), Vec::new()];
         for (wr_id, (by_a, fence, solicited, step)) in steps.iter().enumerate() {
-            // Without it a Write may overtake the answer to a Read that is in front of it (RFC 5040 §5.5).
+            // Without the fence a Write may overtake the response to an earlier Read (RFC 5040 §5.5).
             let fence = *fence || matches!(step, Step::Write { .. });
             let mut flags = if fence { SendFlags::FENCE } else { SendFlags::empty() };
             flags |= if *solicited { SendFlags::SOLICITED } else { SendFlags::empty() };

@@ -1,4 +1,4 @@
-//! One-sided operations, two queue pairs joined by their bytes.
+//! One-sided operations between two queue pairs that are joined by their bytes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::wr::{RemoteAddress, Sge};
 
 const REMOTE: Access = Access::REMOTE;
 
-/// Two ends that are connected, with regions by name.
+/// Two connected queue pairs, with regions by name.
 pub(super) struct Pair {
     pub(super) a: End,
     pub(super) b: End,
@@ -31,7 +31,7 @@ pub(super) const CANARY: usize = 64;
 impl Area {
     pub(super) fn sge(&self, offset: usize, len: usize) -> SgeList {
         assert!(offset + len <= self.len);
-        // Entries of both kinds: what arrives must be the same.
+        // Use entries of both kinds: the received bytes must be the same.
         let at = CANARY + offset;
         let entry = if self.stag % 2 == 0 { self.memory.shared_sge(at, len) } else { self.memory.sge(at, len) };
         SgeList::one(entry.with_key(LocalKey(self.stag)))
@@ -85,7 +85,7 @@ impl Pair {
         pair
     }
 
-    /// Moves bytes both ways until none are left.
+    /// Moves bytes in both directions until none remain.
     pub(super) fn settle(&mut self) -> std::result::Result<(), Fault> {
         loop {
             let (there, back) = (self.a.take_wire(), self.b.take_wire());
@@ -133,8 +133,8 @@ fn writes_and_reads_of_all_sizes() {
     }
 }
 
-/// A program may change memory that others may use while a send or a write has it: the peer gets a mixture, and never
-/// an FPDU whose CRC is not that of its octets.
+/// A program may change memory that others may use while a send or a write uses it. The peer then receives a mixture, but never an FPDU
+/// whose CRC does not match its octets.
 #[test]
 fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
     for one_sided in [false, true] {
@@ -145,7 +145,7 @@ fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
         source.write(0, &[1; 9000]);
         let op = if one_sided { SendOp::Write(remote.remote(0)) } else { SendOp::Send };
         pair.a.post(0, op, SgeList::one(source.shared_sge(0, 9000)), SIGNALED).unwrap();
-        // TCP takes a part of it, which includes the header of the first FPDU, and the rest later.
+        // TCP accepts a part of it, which includes the header of the first FPDU, and the remaining part later.
         let End { qp, resources, wire, .. } = &mut pair.a;
         let mut room = 700;
         let sent = qp.transmit(
@@ -168,7 +168,7 @@ fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
     }
 }
 
-/// A Write or Read Response split at every byte is the same, and a Write that is damaged changes nothing.
+/// A Write or Read Response that is split at any byte has the same result, and a damaged Write changes nothing.
 #[test]
 fn one_sided_split_at_every_byte() {
     for crc in [true, false] {
@@ -200,7 +200,7 @@ fn one_sided_split_at_every_byte() {
                 if let Err(fault) = result {
                     assert_eq!(fault, TerminateCause::LLP_CRC.into(), "bit {bit}");
                 }
-                // Whole segments before it are there, of it and behind it nothing.
+                // Whole segments before the damaged one are in place; nothing of it or behind it is.
                 let good = segment * 1428;
                 assert_eq!(remote.bytes()[..good], pattern(5000, 1)[..good]);
                 assert!(remote.bytes()[good..].iter().all(|&byte| byte == 0), "bit {bit}");
@@ -210,7 +210,7 @@ fn one_sided_split_at_every_byte() {
     }
 }
 
-/// Reads wait for room at the peer, and hold back what is behind them; completions are in order.
+/// Reads wait for room at the peer and hold back the work requests behind them. Completions are in order.
 #[test]
 fn reads_queue_behind_the_limit() {
     let mut pair = Pair::new(agreement(true, None), 1448);
@@ -223,7 +223,7 @@ fn reads_queue_behind_the_limit() {
     pair.a.send(5, SgeList::one(memory.sge(0, 8)), SIGNALED);
     pair.b.recv(0, SgeList::one(memory.sge(0, 8)));
     let wire = pair.a.take_wire();
-    // Two requests of 52 bytes: the depth that was agreed on.
+    // Two requests of 52 bytes: the agreed depth.
     assert_eq!(wire.len(), 104);
     assert!(!pair.a.qp.has_output() && pair.a.done().is_empty());
     pair.b.deliver(&wire).unwrap();
@@ -254,7 +254,7 @@ fn a_read_holds_back_completions_and_a_fence_holds_back_sends() {
     assert_eq!(pair.a.statuses(), want);
 }
 
-/// siw answers some of them with memory that is not theirs: they never leave.
+/// siw answers some of them with memory of others, so they are never sent.
 #[test]
 fn siw_never_sees_a_zero_length_read() {
     let mut pair = Pair::new(agreement(true, None), 1448);
@@ -273,7 +273,7 @@ fn siw_never_sees_a_zero_length_read() {
     assert_eq!(pair.a.statuses(), [success(1, WcOpcode::Read), success(2, WcOpcode::Read)]);
 }
 
-/// siw has more outstanding than it was told, up to the next power of two.
+/// siw has more requests outstanding than the agreed depth, up to the next power of two.
 #[test]
 fn siw_may_exceed_our_depth_as_it_does() {
     let mut end = End::new(Role::Responder, Agreement { ird: 3, ..agreement(false, None) }, 1448);
@@ -310,7 +310,7 @@ fn tagged(opcode: Opcode, last: bool, stag: u32, offset: u64, payload: &[u8]) ->
     fpdu
 }
 
-/// Responses that are not exactly the answer: nothing beyond the sink, whatever they say.
+/// A response that is not exactly the expected one ends the stream. Nothing outside the sink is written.
 #[test]
 fn responses_that_were_not_asked_for() {
     let response = |last, stag, offset, len: usize| tagged(Opcode::ReadResponse, last, stag, offset, &vec![7; len]);
@@ -359,7 +359,7 @@ fn responses_that_were_not_asked_for() {
     assert_eq!(cause, TerminateCause::DDP_LOCAL_CATASTROPHIC);
 }
 
-/// Every way to ask for memory that one may not have: the codes of the RFCs, and nothing touched.
+/// Every forbidden access, with the codes of the RFCs; nothing is touched.
 #[test]
 fn memory_that_is_not_the_peers() {
     let mut end = End::new(Role::Responder, agreement(false, None), 1448);
@@ -409,16 +409,16 @@ fn memory_that_is_not_the_peers() {
             assert!(write.is_none() || area.bytes() == before, "Write {index}");
         }
     }
-    // Nothing of these may be looked at when there is no payload.
+    // Without payload, none of these fields may be checked.
     end.deliver(&tagged(Opcode::Write, true, 99, 5, b"")).unwrap();
     end.deliver(&read_request(1, unknown, 0)).unwrap();
 }
 
-/// What is taken back while it is in use: nothing is touched afterwards.
+/// A region that is revoked while it is in use is not touched afterwards.
 #[test]
 fn regions_taken_back_in_the_middle() {
     for crc in [true, false] {
-        // A Write of which half has come.
+        // Half of a Write has arrived.
         let mut pair = Pair::new(agreement(crc, None), 9000);
         let remote = pair.b.area(8000, REMOTE, 77);
         let source = Memory::new(8000).unwrap();
@@ -432,7 +432,7 @@ fn regions_taken_back_in_the_middle() {
         let Err(Fault::Violation(cause, Some(quote))) = pair.b.deliver(&wire[3000..]) else { panic!() };
         assert_eq!((cause, quote.segment_len()), (TerminateCause::DDP_TAGGED_INVALID_STAG, 8014));
         assert_eq!(remote.bytes(), before);
-        // A Read Response of which half is out.
+        // Half of a Read Response is sent.
         let mut pair = Pair::new(agreement(crc, None), 1448);
         let remote = pair.b.area(1 << 20, REMOTE, 77);
         let local = pair.a.area(1 << 20, Access::LOCAL_WRITE, 78);
@@ -466,7 +466,7 @@ fn regions_taken_back_in_the_middle() {
         assert!(matches!(pair.a.deliver(&terminate), Err(Fault::Terminated(Some(_)))));
         pair.a.qp.end(None, &mut pair.a.resources.cqs);
         assert_eq!(pair.a.statuses(), [(0, WcStatus::RemoteAccessError, WcOpcode::Read)]);
-        // The sink of a Read of ours.
+        // The sink of a local Read is revoked.
         let mut pair = Pair::new(agreement(crc, None), 1448);
         let remote = pair.b.area(8, REMOTE, 77);
         let local = pair.a.area(8, Access::LOCAL_WRITE, 78);
@@ -544,7 +544,7 @@ fn what_cannot_be_posted() {
     assert!(end.take_wire().is_empty());
 }
 
-/// A peer that serves no Reads, found out only once connected.
+/// A peer that serves no Reads, which is known only after the connection is established.
 #[test]
 fn a_read_that_nobody_serves() {
     let mut cqs_end = End::new(Role::Initiator, Agreement { ord: 0, ..agreement(true, None) }, 1448);
@@ -559,7 +559,7 @@ fn a_read_that_nobody_serves() {
     assert_eq!(cqs_end.statuses(), [(3, WcStatus::LocalQpOperationError, WcOpcode::Read)]);
 }
 
-/// Answers and own messages take turns, and the segments of two messages are never mixed.
+/// Responses and local messages alternate, and the segments of two messages are never mixed.
 #[test]
 fn answers_and_sends_take_turns() {
     let mut end = End::new(Role::Responder, Agreement { ird: 8, ..agreement(false, None) }, 1448);
@@ -622,14 +622,14 @@ fn immediate_data_and_atomics_where_agreed() {
         let words: Vec<_> =
             local.bytes().chunks(8).take(4).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
         assert_eq!(words, [5, 15, 99, 99]);
-        // Not aligned.
+        // The offset is not aligned.
         pair.a.post(6, SendOp::FetchAdd { remote: remote.remote(4), add: 1 }, local.sge(0, 8), SIGNALED).unwrap();
         let Err(Fault::Violation(cause, Some(_))) = pair.settle() else { panic!() };
         assert_eq!(cause, TerminateCause::RDMAP_STREAM_CATASTROPHIC);
     }
 }
 
-/// The same without an agreement: an unexpected opcode.
+/// The same operations without an agreement are an unexpected opcode.
 #[test]
 fn extensions_without_agreement() {
     let mut pair = Pair::new(agreement(true, None), 1448);
@@ -659,7 +659,7 @@ fn markers_where_they_are_required() {
     for crc in [true, false] {
         let mut marked = End::new(Role::Initiator, Agreement { markers: true, ..agreement(crc, None) }, 1448);
         let mut plain = End::new(Role::Initiator, agreement(crc, None), 1448);
-        // The same segments: the markers take their place from the payload.
+        // The segments have the same size: the markers take room from the payload.
         plain.qp.set_max_segment(1448 - 12);
         let memory = Memory::new(1 << 20).unwrap();
         memory.write(0, &pattern(1 << 20, 3));
@@ -718,7 +718,7 @@ fn receives_from_a_shared_queue() {
     assert!(matches!(post(&mut end.resources, srq, 3), Err(Error::QueueFull { .. })));
     assert!(qps[0].post_recv(&[RecvWr { wr_id: 1, sges: SgeList::default() }], &mut end.resources.cqs).is_err());
     let wire = stream(&[5, 6, 7], true, 1448, 1, usize::MAX);
-    // Two of the first peer, behind its RTR; the second one's takes the last.
+    // Two belong to the first peer, after its RTR; the message of the second peer takes the last receive.
     deliver(&mut qps[0], &mut end.intake, &wire[..20 + 32 + 32], &mut end.resources).unwrap();
     deliver(&mut qps[1], &mut end.intake, &wire[..20 + 32], &mut end.resources).unwrap();
     let fault = deliver(&mut qps[1], &mut end.intake, &wire[20 + 32..], &mut end.resources).unwrap_err();
@@ -729,7 +729,7 @@ fn receives_from_a_shared_queue() {
     let srq_of = qps[0].polled(out[0].opcode).unwrap();
     end.resources.receive_polled(srq_of);
     post(&mut end.resources, srq, 3).unwrap();
-    // The rest is polled after its queue pairs are gone.
+    // The remaining completions are polled after the queue pairs are destroyed.
     assert!(end.resources.destroy_srq(srq).is_err());
     for qp in &mut qps {
         qp.release_queues(&mut end.resources);
@@ -745,7 +745,7 @@ fn receives_from_a_shared_queue() {
     end.resources.cqs.destroy(end.cq).unwrap();
 }
 
-/// A receive that a queue pair has begun to fill when it is destroyed is the next one of its queue again.
+/// A receive that a queue pair has begun to fill returns to the head of its shared queue when the queue pair is destroyed.
 #[test]
 fn a_shared_receive_that_was_begun_goes_back() {
     let mut end = End::new(Role::Responder, agreement(true, None), 1448);

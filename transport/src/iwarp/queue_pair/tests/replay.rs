@@ -1,4 +1,4 @@
-//! The recorded connections of kernel peers, replayed octet by octet as either side would have seen them.
+//! The recorded connections of kernel peers, replayed octet by octet from the view of either peer.
 
 #[allow(dead_code, unreachable_pub, missing_docs)]
 mod pcap;
@@ -16,26 +16,26 @@ use crate::mem::Sge;
 use crate::mr::Access;
 use pcap::Capture;
 
-/// How a stream ends for us.
+/// The end of a stream, from the local view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Without complaint.
+    /// The stream ends without a Terminate.
     Good,
-    /// We send this Terminate.
+    /// The local side sends this Terminate.
     Refused(TerminateCause),
-    /// The peer sent this one.
+    /// The peer sent this Terminate.
     Told(TerminateCause),
-    /// Nothing came of it.
+    /// No connection was established.
     NoStartup,
 }
 use Outcome::{Good, NoStartup, Refused, Told};
 use TerminateCause as Cause;
 
-/// Name, outcome as the server that the client talked to, and as the client.
+/// The name, the outcome as the server that the client talked to, and the outcome as the client.
 ///
-/// Where it is not the kernel's: we answer a Send that is too long with the code of RFC 5041 (24), take 0x3fff in a
-/// reply for what RFC 6581 says (30), take frames that share a read with a startup frame (31, 32), and refuse a Read
-/// without the right to read (34).
+/// The differences from the kernel are: this provider refuses a Send that is too long with the code of RFC 5041 (24), accepts 0x3fff in a
+/// reply as RFC 6581 defines it (30), accepts frames that share a read with a startup frame (31, 32), and refuses a Read without the right
+/// to read (34).
 const OUTCOMES: &[(&str, Outcome, Outcome)] = &[
     ("01-rping-nocrc", Good, Good),
     ("02-rping-crc-p2p-rtrwrite", Good, Good),
@@ -58,7 +58,7 @@ const OUTCOMES: &[(&str, Outcome, Outcome)] = &[
     ("30-term-insufficient-ird-3fff", Told(Cause::RDMAP_OPCODE), Good),
     ("31-reply-plus-fpdu-coalesced-fails", Good, Good),
     ("32-request-plus-fpdu-coalesced-fails", Good, NoStartup),
-    // siw's stale answers are not what was asked for.
+    // The stale responses of siw do not match the request.
     ("33-siw-bug-zero-length-read-stale-length", Good, Refused(Cause::DDP_TAGGED_INVALID_STAG)),
     ("34-siw-bug-read-without-remote-read", Refused(Cause::RDMAP_ACCESS), Good),
     ("35-siw-bug-ord-rounded-up", Good, Good),
@@ -69,7 +69,7 @@ const OUTCOMES: &[(&str, Outcome, Outcome)] = &[
     ("41-siw-bug-small-read-page-cross-corrupt", Good, Good),
 ];
 
-/// The startup frame of a stream, and where the FPDUs begin.
+/// Returns the startup frame of a stream, and the offset at which the FPDUs begin.
 fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<Enhanced>, usize)> {
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
@@ -83,7 +83,7 @@ fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<En
     None
 }
 
-/// The FPDUs of a stream, each with where it begins.
+/// Returns the FPDUs of a stream, each with its offset.
 fn fpdus(stream: &[u8]) -> Vec<(usize, Header, Option<ReadRequest>, &[u8])> {
     let mut out = Vec::new();
     let mut at = 0;
@@ -104,7 +104,7 @@ fn fpdus(stream: &[u8]) -> Vec<(usize, Header, Option<ReadRequest>, &[u8])> {
     out
 }
 
-/// The regions that two streams talk about, from the point of view of the one that receives `incoming`.
+/// Returns the regions that two streams refer to, from the view of the peer that receives `incoming`.
 fn regions(incoming: &[u8], own: &[u8]) -> BTreeMap<u32, (u64, u64)> {
     let mut spans = BTreeMap::new();
     let mut add = |stag, from: u64, len: usize| {
@@ -130,7 +130,7 @@ fn regions(incoming: &[u8], own: &[u8]) -> BTreeMap<u32, (u64, u64)> {
     spans
 }
 
-/// The answers in a stream, each put together.
+/// Returns the responses in a stream, each reassembled.
 fn answers(stream: &[u8]) -> Vec<Vec<u8>> {
     let mut out = vec![Vec::new()];
     for (_, header, _, payload) in fpdus(stream) {
@@ -145,7 +145,7 @@ fn answers(stream: &[u8]) -> Vec<Vec<u8>> {
     out
 }
 
-/// Plays one side; `cut` splits what came in one piece.
+/// Plays one peer. `cut` splits the received bytes.
 fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
     let (incoming, own) = match as_server {
         true => (&capture.client_to_server, &capture.server_to_client),
@@ -174,7 +174,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
     let quoted = |number: &str| name.starts_with(number);
     let mut areas = BTreeMap::new();
     for (stag, (from, to)) in regions(&incoming[begin..], own_fpdus) {
-        // What the peers of these captures had not, or not enough of.
+        // The peers of these captures lacked this, or had too little of it.
         if as_server && (quoted("20") || quoted("22")) {
             continue;
         }
@@ -196,7 +196,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
     for segment in &capture.segments {
         let (start, stop) = (segment.start, segment.start + segment.len);
         if segment.from_client != as_server {
-            // Our own requests: their answers are awaited from here on.
+            // The local requests: their responses are expected from here on.
             for (at, _, read, _) in fpdus(own_fpdus) {
                 let at = at + own.len() - own_fpdus.len();
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
@@ -225,7 +225,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
                 Err(other) => panic!("{name}: {other:?}"),
             }
         }
-        // Memory is what it was when the kernel answered, as far as it is on record.
+        // Restores the memory that the kernel's response was made from, as far as it is recorded.
         while let Some(read) = asked.get(given).and_then(|fpdu| fpdu.2).filter(|_| asked[given].0 + begin < stop) {
             if let (Some(answer), Some((from, memory))) = (recorded.get(given), areas.get(&read.source_stag)) {
                 if answer.len() == read.size as usize {
@@ -233,7 +233,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
                 }
             }
             given += 1;
-            // IRD exceeded: nothing was answered in that capture.
+            // The request exceeds the IRD: that capture has no response.
             if !quoted("29") {
                 wire.extend(end.take_wire());
             }
