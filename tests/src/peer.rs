@@ -10,7 +10,9 @@ use rdma_transport::cm::ListenOptions;
 use rdma_transport::cq::CqAttr;
 use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use rdma_transport::iwarp::wire::mpa::fpdu_len;
-use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c};
+use rdma_transport::iwarp::wire::{
+    Opcode, ReadRequest, SegmentHeader, Tagged, Terminate, TerminateCause, Untagged, crc32c,
+};
 use rdma_transport::iwarp::{CrcPolicy, Iwarp, IwarpConfig, TcpNet};
 use rdma_transport::wr::SgeList;
 use rdma_transport::{
@@ -185,7 +187,7 @@ impl Target {
         let mut bytes = Vec::new();
         loop {
             let fpdu = peer.fpdu(self);
-            assert_eq!(Header::parse(&fpdu).expect("a header").opcode(), Opcode::ReadResponse);
+            assert_eq!(SegmentHeader::parse(&fpdu).expect("a header").opcode(), Opcode::ReadResponse);
             let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]]));
             bytes.extend_from_slice(&fpdu[TAGGED_FPDU_HEADER_LEN..2 + len]);
             if bytes.len() >= region.total {
@@ -329,7 +331,7 @@ impl Peer {
     /// Panics if something else arrives.
     pub fn terminated(&mut self, target: &mut Target) -> TerminateCause {
         let fpdu = self.fpdu(target);
-        assert_eq!(Header::parse(&fpdu), Ok(Header::Untagged(Untagged::TERMINATE)));
+        assert_eq!(SegmentHeader::parse(&fpdu), Ok(SegmentHeader::Untagged(Untagged::TERMINATE)));
         let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]]));
         let terminate = Terminate::parse(&fpdu[UNTAGGED_FPDU_HEADER_LEN..2 + len]).expect("a Terminate");
         assert_eq!(terminate.other_reading.is_some(), terminate.raw & 0xff00 == 0 && terminate.raw != 0);

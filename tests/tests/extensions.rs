@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::transport::Features;
 use rdma_reactor::transport::iwarp::wire::mpa::fpdu_len;
-use rdma_reactor::transport::iwarp::wire::{Header, Opcode};
+use rdma_reactor::transport::iwarp::wire::{Opcode, SegmentHeader};
 use rdma_reactor::{
     Config, ConnectOptions, ConnectionId, Context, Framing, Handler, Message, ProviderChoice, Reactor, Region,
     RegionOptions, RemoteRegion, SendErrorKind,
@@ -64,7 +64,7 @@ impl Peer {
         self.stream.read_exact(&mut frame).unwrap();
         frame.resize(fpdu_len(usize::from(u16::from_be_bytes([frame[0], frame[1]]))), 0);
         self.stream.read_exact(&mut frame[2..]).unwrap();
-        Header::parse(&frame).unwrap().opcode()
+        SegmentHeader::parse(&frame).unwrap().opcode()
     }
 }
 

@@ -8,7 +8,7 @@ use rdma_transport::iwarp::wire::ddp::{
 use rdma_transport::iwarp::wire::mpa::{CRC_LEN, ENHANCED_LEN, STARTUP_HEADER_LEN, fpdu_len, pad_len};
 use rdma_transport::iwarp::wire::terminate::MAX_TERMINATE_LEN;
 use rdma_transport::iwarp::wire::{
-    Crc32c, Enhanced, Header, HeaderError, Layer, Opcode, ReadRequest, StartupError, StartupHeader, StartupKind,
+    Crc32c, Enhanced, HeaderError, Layer, Opcode, ReadRequest, SegmentHeader, StartupError, StartupHeader, StartupKind,
     Tagged, Terminate, TerminateCause, Untagged, crc32c, header_len,
 };
 
@@ -21,7 +21,7 @@ fn hex(text: &str) -> Vec<u8> {
 /// An FPDU taken apart, with parsed fields, and raw octets for the rest.
 #[derive(Debug)]
 struct Fpdu<'a> {
-    header: Header,
+    header: SegmentHeader,
     read_request: Option<ReadRequest>,
     terminate: Option<Terminate>,
     payload: &'a [u8],
@@ -34,7 +34,7 @@ impl<'a> Fpdu<'a> {
     /// Takes exactly one FPDU apart.
     fn parse(bytes: &'a [u8]) -> Result<Self, HeaderError> {
         let prefix = bytes.first_chunk().expect("an FPDU has at least eight octets");
-        let header = Header::parse(bytes)?;
+        let header = SegmentHeader::parse(bytes)?;
         let (headers, rest) = bytes.split_at(header_len(prefix)?);
         let end = 2 + usize::from(u16::from_be_bytes([bytes[0], bytes[1]])) - headers.len();
         let (payload, rest) = rest.split_at(end);
@@ -66,15 +66,15 @@ impl<'a> Fpdu<'a> {
             None => self.payload,
         };
         let header = match self.header {
-            Header::Tagged(_) => TAGGED_FPDU_HEADER_LEN,
-            Header::Untagged(_) => UNTAGGED_FPDU_HEADER_LEN,
+            SegmentHeader::Tagged(_) => TAGGED_FPDU_HEADER_LEN,
+            SegmentHeader::Untagged(_) => UNTAGGED_FPDU_HEADER_LEN,
         };
         let ulpdu_len = header - 2 + read_request.map_or(0, |bytes| bytes.len()) + payload.len();
         assert_eq!(self.pad.len(), pad_len(ulpdu_len));
         let mut out = vec![0; header];
         match &self.header {
-            Header::Tagged(tagged) => tagged.emit_into(ulpdu_len as u16, out.first_chunk_mut().unwrap()),
-            Header::Untagged(untagged) => untagged.emit_into(ulpdu_len as u16, out.first_chunk_mut().unwrap()),
+            SegmentHeader::Tagged(tagged) => tagged.emit_into(ulpdu_len as u16, out.first_chunk_mut().unwrap()),
+            SegmentHeader::Untagged(untagged) => untagged.emit_into(ulpdu_len as u16, out.first_chunk_mut().unwrap()),
         }
         out.extend(read_request.iter().flatten());
         out.extend(payload);
@@ -297,7 +297,7 @@ fn terminates_of_the_captures() {
         for side in sides(capture).into_iter().flatten() {
             for fpdu in side.fpdus.into_iter().flatten() {
                 if let Some(terminate) = fpdu.terminate {
-                    assert_eq!(fpdu.header, Header::Untagged(Untagged::TERMINATE), "{name}");
+                    assert_eq!(fpdu.header, SegmentHeader::Untagged(Untagged::TERMINATE), "{name}");
                     let length = terminate.quote.map(|quote| quote.segment_len());
                     seen.push((name.as_str(), terminate.cause, terminate.other_reading, length));
                 }
@@ -350,9 +350,10 @@ fn crc_vectors() {
 
 #[test]
 fn whole_frames_from_fields() {
-    let send =
-        |opcode, msn| Header::Untagged(Untagged { last: true, opcode, reserved_or_stag: 0, queue: 0, msn, offset: 0 });
-    let tagged = |opcode, stag, offset| Header::Tagged(Tagged { last: true, opcode, stag, offset });
+    let send = |opcode, msn| {
+        SegmentHeader::Untagged(Untagged { last: true, opcode, reserved_or_stag: 0, queue: 0, msn, offset: 0 })
+    };
+    let tagged = |opcode, stag, offset| SegmentHeader::Tagged(Tagged { last: true, opcode, stag, offset });
     for (header, payload, want) in [
         (
             send(Opcode::Send, 1),
@@ -372,7 +373,7 @@ fn whole_frames_from_fields() {
             "0016c142 00abcd00 0000000000001000 5752495454454e21 5dac6bef".into(),
         ),
     ] {
-        let len = payload.len() + if matches!(header, Header::Tagged(_)) { 14 } else { 18 };
+        let len = payload.len() + if matches!(header, SegmentHeader::Tagged(_)) { 14 } else { 18 };
         let fpdu = Fpdu {
             header,
             read_request: None,
@@ -431,9 +432,9 @@ proptest! {
         let opcode = Opcode::from_raw(op);
         let [word, queue, msn, offset] = words;
         let header = if opcode.is_tagged() {
-            Header::Tagged(Tagged { last, opcode, stag: word, offset: source })
+            SegmentHeader::Tagged(Tagged { last, opcode, stag: word, offset: source })
         } else {
-            Header::Untagged(Untagged { last, opcode, reserved_or_stag: word, queue, msn, offset })
+            SegmentHeader::Untagged(Untagged { last, opcode, reserved_or_stag: word, queue, msn, offset })
         };
         let read_request = (opcode == Opcode::ReadRequest).then_some(ReadRequest {
             sink_stag: queue, sink_offset: !source, size: msn, source_stag: offset, source_offset: source,
@@ -441,8 +442,8 @@ proptest! {
         let payload = if read_request.is_some() { &[][..] } else { &payload };
         let overhead = match header {
             _ if read_request.is_some() => READ_REQUEST_FPDU_HEADER_LEN,
-            Header::Tagged(_) => TAGGED_FPDU_HEADER_LEN,
-            Header::Untagged(_) => UNTAGGED_FPDU_HEADER_LEN,
+            SegmentHeader::Tagged(_) => TAGGED_FPDU_HEADER_LEN,
+            SegmentHeader::Untagged(_) => UNTAGGED_FPDU_HEADER_LEN,
         } - 2;
         let pad = &[0; 3][..pad_len(overhead + payload.len())];
         let sent = Fpdu { header, read_request, terminate: None, payload, pad, crc: [0; 4], crc_good: true };

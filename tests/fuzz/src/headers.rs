@@ -3,14 +3,16 @@
 use rdma_transport::iwarp::wire::atomic::{emit_response, parse_response};
 use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use rdma_transport::iwarp::wire::terminate::MAX_TERMINATE_LEN;
-use rdma_transport::iwarp::wire::{AtomicRequest, Header, HeaderError, Quote, ReadRequest, Terminate, header_len};
+use rdma_transport::iwarp::wire::{
+    AtomicRequest, HeaderError, Quote, ReadRequest, SegmentHeader, Terminate, header_len,
+};
 
 /// Parses an FPDU, and emits it again.
 ///
 /// # Panics
 /// Panics if the emitted FPDU differs from the parsed one, or if the header has two different lengths.
 pub fn headers(octets: &[u8]) {
-    let parsed = Header::parse(octets);
+    let parsed = SegmentHeader::parse(octets);
     let Some(prefix) = octets.first_chunk() else {
         assert!(matches!(parsed, Err(HeaderError::Truncated { .. })));
         return;
@@ -30,13 +32,13 @@ pub fn headers(octets: &[u8]) {
     }
     quoted(octets);
     match parsed {
-        Ok(Header::Tagged(header)) => {
+        Ok(SegmentHeader::Tagged(header)) => {
             let mut again = [0; TAGGED_FPDU_HEADER_LEN];
             header.emit_into(ulpdu_len, &mut again);
-            assert_eq!(Header::parse(&again), Ok(Header::Tagged(header)));
+            assert_eq!(SegmentHeader::parse(&again), Ok(SegmentHeader::Tagged(header)));
             assert_eq!(again[4..], octets[4..TAGGED_FPDU_HEADER_LEN]);
         }
-        Ok(Header::Untagged(header)) => {
+        Ok(SegmentHeader::Untagged(header)) => {
             let (octets, payload) = octets.split_at(UNTAGGED_FPDU_HEADER_LEN);
             let mut again = [0; UNTAGGED_FPDU_HEADER_LEN];
             header.emit_into(ulpdu_len, &mut again);

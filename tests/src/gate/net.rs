@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use rdma_transport::iwarp::net::{Channel, Net, Ready, SocketId};
+use rdma_transport::iwarp::net::{Net, NetChannel, Ready, SocketId};
 use rdma_transport::mem::{Memory, RecvSlice, SendSlice};
 
 use super::{Call, Gate};
@@ -79,13 +79,13 @@ impl<N: Net> Net for GatedNet<N> {
         }
         Ok((len, file))
     }
-    fn channel(&self, channel: Channel) -> RawFd {
+    fn channel(&self, channel: NetChannel) -> RawFd {
         self.inner.channel(channel)
     }
-    fn wake(&mut self, channel: Channel) {
+    fn wake(&mut self, channel: NetChannel) {
         self.inner.wake(channel);
     }
-    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
         self.gate.system(Call::NetPoll)?;
         self.inner.poll(channel, edges)
     }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_transport::iwarp::net::Channel;
+use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::slab::{Key, Slab};
 
 use super::hardware::Hardware;
@@ -201,10 +201,10 @@ pub struct Fabric {
     pub violations: Vec<String>,
 }
 
-pub(super) const fn index(channel: Channel) -> usize {
+pub(super) const fn index(channel: NetChannel) -> usize {
     match channel {
-        Channel::Cm => 0,
-        Channel::Completion => 1,
+        NetChannel::Cm => 0,
+        NetChannel::Completion => 1,
     }
 }
 

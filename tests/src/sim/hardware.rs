@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use rdma_transport::cm::{CmEvent, CmEventKind, CmId, ConnectParam, ListenOptions, PathOptions};
 use rdma_transport::cq::{CqAttr, Notify};
-use rdma_transport::iwarp::net::Channel;
+use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::mem::Memory;
 use rdma_transport::mr::{Access, MemoryRegion, MrId};
 use rdma_transport::provider::{self, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
@@ -121,7 +121,7 @@ impl Hardware {
     }
 
     pub(super) fn is_readable(&self, channel: usize) -> bool {
-        if channel == index(Channel::Cm) { !self.cm_visible.is_empty() } else { !self.events.is_empty() }
+        if channel == index(NetChannel::Cm) { !self.cm_visible.is_empty() } else { !self.events.is_empty() }
     }
 
     /// Returns the number of completions that have arrived and were not polled.
@@ -162,7 +162,7 @@ impl Fabric {
             if hardware.queues[i].arrive(now) {
                 let id = hardware.queues[i].id;
                 hardware.events.push_back(id);
-                raised[index(Channel::Completion)] = true;
+                raised[index(NetChannel::Completion)] = true;
             }
         }
         let mut i = 0;
@@ -170,7 +170,7 @@ impl Fabric {
             if hardware.cm_late[i].at <= now {
                 let event = hardware.cm_late.remove(i).item;
                 hardware.cm_visible.push_back(event);
-                raised[index(Channel::Cm)] = true;
+                raised[index(NetChannel::Cm)] = true;
             } else {
                 i += 1;
             }
@@ -605,7 +605,7 @@ unsafe impl<P: Provider> Provider for HardwareProvider<P> {
                 // Slow completions do not arrive, because their work requests are not finished yet.
                 if soonest < now + 10 * MS && queue.arrive(soonest.max(now)) {
                     fabric.ports[node].hardware.events.push_back(cq);
-                    fabric.raise(node, index(Channel::Completion));
+                    fabric.raise(node, index(NetChannel::Completion));
                 }
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, Reactor, Wait};
-use rdma_transport::iwarp::net::{Channel, Net, SocketId};
+use rdma_transport::iwarp::net::{Net, NetChannel, SocketId};
 use rdma_transport::iwarp::wire::{Opcode, ReadRequest, Tagged, Untagged};
 use rdma_transport::mem::{RecvSlice, SendSlice};
 
@@ -170,7 +170,7 @@ impl Hostile {
     /// Never: the simulation polls.
     pub fn read(&mut self) {
         let mut edges = Vec::new();
-        for channel in [Channel::Cm, Channel::Completion] {
+        for channel in [NetChannel::Cm, NetChannel::Completion] {
             self.net.poll(channel, &mut edges).expect("the simulation polls");
         }
         while let Some(Ok(count @ 1..)) =

@@ -11,7 +11,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rdma_transport::iwarp::net::Channel;
+use rdma_transport::iwarp::net::NetChannel;
 use rdma_transport::mem::{Memory, Span};
 use rdma_transport::shm::segment::{CALL, HALF, HEAD, TAIL};
 use rdma_transport::shm::{Segment, SegmentPayload, Words};
@@ -91,7 +91,7 @@ impl Fabric {
         }
         let local = Local { listens: Some((name.to_vec(), VecDeque::new())), ..Local::default() };
         let key = self.insert_local(node, local);
-        self.watch(key, Channel::Cm);
+        self.watch(key, NetChannel::Cm);
         Ok(key)
     }
 
@@ -112,7 +112,7 @@ impl Fabric {
             queue.push_back(far);
         }
         self.edge(listener);
-        self.watch(near, Channel::Cm);
+        self.watch(near, NetChannel::Cm);
         Ok(near)
     }
 
@@ -129,7 +129,7 @@ impl Fabric {
             self.close(key, false);
             return Err(ErrorKind::PermissionDenied.into());
         }
-        self.watch(key, Channel::Cm);
+        self.watch(key, NetChannel::Cm);
         Ok(key)
     }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use rdma_transport::iwarp::net::{Channel, Net, Ready, SocketId};
+use rdma_transport::iwarp::net::{Net, NetChannel, Ready, SocketId};
 use rdma_transport::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
 
@@ -58,17 +58,17 @@ impl Net for SimNet {
         segment
     }
 
-    fn channel(&self, channel: Channel) -> RawFd {
+    fn channel(&self, channel: NetChannel) -> RawFd {
         descriptor(self.node, index(channel))
     }
 
-    fn wake(&mut self, channel: Channel) {
+    fn wake(&mut self, channel: NetChannel) {
         let mut fabric = lock(&self.fabric);
         fabric.ports[self.node].channels[index(channel)].wake = true;
         fabric.raise(self.node, index(channel));
     }
 
-    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
         let mut out = Vec::new();
         let more = lock(&self.fabric).poll_channel(self.node, channel, &mut out);
         edges.extend(out.into_iter().map(|(key, ready)| (SocketId(key), ready)));

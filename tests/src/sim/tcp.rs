@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr};
 
-use rdma_transport::iwarp::net::{Channel, Ready};
+use rdma_transport::iwarp::net::{NetChannel, Ready};
 use rdma_transport::mem::{RecvSlice, SendSlice};
 use rdma_transport::slab::Key;
 
@@ -36,7 +36,7 @@ pub(super) enum Kind {
 pub(super) struct Socket {
     pub(super) node: usize,
     /// The channel of the socket; `None` until the program accepts it.
-    pub(super) channel: Option<Channel>,
+    pub(super) channel: Option<NetChannel>,
     pub(super) kind: Kind,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
@@ -157,7 +157,7 @@ impl Fabric {
     }
 
     /// Adds a socket to a channel. Existing readiness counts as new.
-    pub(super) fn watch(&mut self, key: Key, channel: Channel) {
+    pub(super) fn watch(&mut self, key: Key, channel: NetChannel) {
         let Some(s) = self.sockets.get_mut(key) else { return };
         let node = s.node;
         if let Some(old) = s.channel.replace(channel) {
@@ -170,7 +170,7 @@ impl Fabric {
 
     // Calls of a program.
 
-    pub(super) fn poll_channel(&mut self, node: usize, channel: Channel, out: &mut Vec<(Key, Ready)>) -> bool {
+    pub(super) fn poll_channel(&mut self, node: usize, channel: NetChannel, out: &mut Vec<(Key, Ready)>) -> bool {
         self.tick();
         let i = index(channel);
         self.ports[node].channels[i].wake = false;
@@ -215,7 +215,7 @@ impl Fabric {
         }
         let kind = Kind::Listening { queue: VecDeque::new(), backlog: backlog as usize };
         let key = self.insert_socket(node, kind, local, local, local);
-        self.watch(key, Channel::Cm);
+        self.watch(key, NetChannel::Cm);
         Ok(key)
     }
 
@@ -231,7 +231,7 @@ impl Fabric {
             return Err(io::Error::other("no descriptors left"));
         }
         let key = queue.pop_front().ok_or_else(gone)?;
-        self.watch(key, Channel::Cm);
+        self.watch(key, NetChannel::Cm);
         let peer = self.sockets.get(key).ok_or_else(gone)?.peer;
         Ok((key, peer))
     }
@@ -254,7 +254,7 @@ impl Fabric {
         } else {
             self.at(self.now + latency, Event::Syn(key));
         }
-        self.watch(key, Channel::Cm);
+        self.watch(key, NetChannel::Cm);
         self.note(node, format_args!("{local} connects to {peer}"));
         Ok(key)
     }
@@ -271,7 +271,7 @@ impl Fabric {
     pub(super) fn promote(&mut self, key: Key) -> io::Result<()> {
         self.tick();
         self.sockets.get(key).ok_or_else(gone)?;
-        self.watch(key, Channel::Completion);
+        self.watch(key, NetChannel::Completion);
         Ok(())
     }
 
@@ -399,7 +399,7 @@ impl Fabric {
     /// Returns the peer of an established connection with unread bytes.
     pub(super) fn unread(&self, node: usize) -> Option<SocketAddr> {
         let mut established =
-            self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(Channel::Completion));
+            self.sockets.iter().filter(|(_, s)| s.node == node && s.channel == Some(NetChannel::Completion));
         let left = established.find(|(_, s)| {
             let packets = matches!(&s.kind, Kind::Local(local) if local.is_readable());
             !s.rx.is_empty() || s.eof || s.error.is_some() || packets

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_transport::iwarp::net::{Channel, Ready};
+use rdma_transport::iwarp::net::{NetChannel, Ready};
 use rdma_transport::mem::{Interface, Packets};
 use rdma_transport::slab::Key;
 
@@ -104,7 +104,7 @@ impl Fabric {
         }
         let kind = Kind::Udp(Box::new(Udp { is_group, ..Udp::default() }));
         let key = self.insert_socket(node, kind, local, local, local);
-        self.watch(key, Channel::Completion);
+        self.watch(key, NetChannel::Completion);
         Ok(key)
     }
 

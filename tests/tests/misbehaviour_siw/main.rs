@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use rdma_reactor_tests::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, request, seal};
 use rdma_transport::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
-use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, TerminateCause as Cause, Untagged};
+use rdma_transport::iwarp::wire::{Opcode, ReadRequest, SegmentHeader, Tagged, TerminateCause as Cause, Untagged};
 use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{RemoteKey, SendFlags, SendOp};
 use target::{MEMORY, Outcome, PATIENCE, Target};
@@ -437,7 +437,7 @@ fn solicited_events() {
         for opcode in &mut got {
             let mut frame = [0; UNTAGGED_FPDU_HEADER_LEN + 8 + 4];
             target.read(&mut stream, &mut frame);
-            *opcode = Header::parse(&frame).unwrap().opcode();
+            *opcode = SegmentHeader::parse(&frame).unwrap().opcode();
         }
         assert_eq!(got, wanted, "{who}");
         drop(stream);

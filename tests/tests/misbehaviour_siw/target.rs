@@ -8,7 +8,7 @@ use rdma_reactor_tests::ends::End;
 use rdma_reactor_tests::peer::{SEND, fpdu_read, fpdu_tagged, fpdu_untagged, plain, request};
 use rdma_transport::iwarp::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
 use rdma_transport::iwarp::wire::mpa::fpdu_len;
-use rdma_transport::iwarp::wire::{Header, Opcode, ReadRequest, Tagged, Terminate, Untagged};
+use rdma_transport::iwarp::wire::{Opcode, ReadRequest, SegmentHeader, Tagged, Terminate, Untagged};
 use rdma_transport::iwarp::{Iwarp, TcpNet};
 use rdma_transport::verbs::Verbs;
 use rdma_transport::{CmEventKind, CmId, ConnectParam};
@@ -149,7 +149,8 @@ impl Target {
             if rest.len() < fpdu_len(len) {
                 break;
             }
-            if let Ok(Header::Untagged(Untagged { opcode: Opcode::Terminate, .. })) = Header::parse(rest) {
+            if let Ok(SegmentHeader::Untagged(Untagged { opcode: Opcode::Terminate, .. })) = SegmentHeader::parse(rest)
+            {
                 let terminate = Terminate::parse(&rest[UNTAGGED_FPDU_HEADER_LEN..2 + len]).unwrap();
                 outcome = Outcome::Terminate(terminate.raw);
             }

@@ -115,7 +115,7 @@ pub struct IwarpConfig {
 
 impl CrcPolicy {
     /// Returns true if this policy requests a CRC. `within_host` returns true if the peer is on this host.
-    pub(crate) fn asks(self, within_host: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn is_requested(self, within_host: impl FnOnce() -> bool) -> bool {
         match self {
             Self::BetweenHosts => !within_host(),
             Self::Require => true,

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Instant;
 
 use super::NAME;
-use super::endpoint::{Endpoint, State};
-use super::net::{Channel, Net, SocketId};
+use super::endpoint::{CmEndpoint, EndpointState};
+use super::net::{Net, NetChannel, SocketId};
 use super::provider::{DEVICE, Iwarp, Owner, STALE_ID, STALE_QP};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ListenOptions, ReadDepth};
 use crate::datagram::{AddressId, DatagramPeer, GRH_LEN, Route};
@@ -15,11 +15,11 @@ use crate::provider::DeviceId;
 use crate::qp::{QpAttr, QpId};
 use crate::roce::ROCE_PORT;
 use crate::roce::frame;
-use crate::roce::id::{Asking, GROUPS, Id, Phase};
-use crate::roce::mad::{self, Ask, Status};
+use crate::roce::id::{DatagramId, DatagramPhase, GROUPS, PendingQuery};
+use crate::roce::mad::{self, SidrRequest, SidrStatus};
 use crate::roce::packet::GROUP;
-use crate::roce::port::{Kind, Port};
-use crate::roce::queue_pair::QueuePair;
+use crate::roce::port::{PortKind, UdpPort};
+use crate::roce::queue_pair::DatagramQueuePair;
 use crate::roles::Datagrams;
 use crate::slab::Key;
 use crate::soft::completions::Completions;
@@ -32,17 +32,17 @@ const HOPS: u8 = 64;
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 impl<N: Net> Iwarp<N> {
-    fn datagram(&self, key: Key) -> Result<&Id> {
+    fn datagram(&self, key: Key) -> Result<&DatagramId> {
         match self.endpoints.get(key) {
-            Some(Endpoint { state: State::Datagram(id), .. }) => Ok(id),
+            Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => Ok(id),
             Some(endpoint) => Err(Error::InvalidState { call: "a call for datagrams", state: endpoint.state.name() }),
             None => Err(STALE_ID),
         }
     }
 
-    pub(super) fn datagram_mut(&mut self, key: Key) -> Option<&mut Id> {
+    pub(super) fn datagram_mut(&mut self, key: Key) -> Option<&mut DatagramId> {
         match self.endpoints.get_mut(key) {
-            Some(Endpoint { state: State::Datagram(id), .. }) => Some(id),
+            Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => Some(id),
             _ => None,
         }
     }
@@ -56,13 +56,13 @@ impl<N: Net> Iwarp<N> {
         let (socket, kind) = match at {
             Some(member) => {
                 let socket = self.net.open_group(address, member, interface).map_err(listen)?;
-                (socket, Kind::Group { member, ids: Vec::new() })
+                (socket, PortKind::Group { member, ids: Vec::new() })
             }
-            None => (self.net.open_packets(address).map_err(listen)?, Kind::Address { services: BTreeMap::new() }),
+            None => (self.net.open_packets(address).map_err(listen)?, PortKind::Address { services: BTreeMap::new() }),
         };
         let bound = self.net.local_address(socket);
         let bound = bound.inspect_err(|_| self.net.close(socket, false)).map_err(listen)?;
-        let key = self.datagrams.add(Port::new(socket.0, bound, interface, kind));
+        let key = self.datagrams.add(UdpPort::new(socket.0, bound, interface, kind));
         self.own(socket, Owner::Port(key));
         self.live += 1;
         Ok(key)
@@ -97,9 +97,12 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Adds an id at a port.
-    pub(super) fn add_datagram(&mut self, phase: Phase, port: Key) -> CmId {
+    pub(super) fn add_datagram(&mut self, phase: DatagramPhase, port: Key) -> CmId {
         self.use_port(port);
-        CmId(self.endpoints.insert(Endpoint::new(State::Datagram(Box::new(Id::new(phase, port))), None)))
+        CmId(
+            self.endpoints
+                .insert(CmEndpoint::new(EndpointState::Datagram(Box::new(DatagramId::new(phase, port))), None)),
+        )
     }
 
     fn is_of_a_device(address: SocketAddr) -> Result<()> {
@@ -110,9 +113,9 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    pub(super) fn address_of(&self, id: &Id) -> Option<SocketAddr> {
+    pub(super) fn address_of(&self, id: &DatagramId) -> Option<SocketAddr> {
         let mut address = self.datagrams.ports.get(id.port)?.address;
-        if let Phase::Listening(service) = id.phase {
+        if let DatagramPhase::Listening(service) = id.phase {
             address.set_port(service);
         }
         Some(address)
@@ -121,7 +124,7 @@ impl<N: Net> Iwarp<N> {
     // Queue pairs.
 
     /// Creates the queue pair of an id. Its room on the completion queues is reserved already.
-    pub(super) fn furnish(&mut self, key: Key, attr: &QpAttr) -> Result<()> {
+    pub(super) fn add_datagram_qp(&mut self, key: Key, attr: &QpAttr) -> Result<()> {
         let mut salt = [0];
         (self.entropy)(&mut salt);
         let made = self.make_queue_pair(key, attr, salt[0]);
@@ -135,26 +138,26 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    fn make_queue_pair(&mut self, key: Key, attr: &QpAttr, salt: u8) -> Result<Box<QueuePair>> {
+    fn make_queue_pair(&mut self, key: Key, attr: &QpAttr, salt: u8) -> Result<Box<DatagramQueuePair>> {
         let port = self.datagrams.ports.get(self.datagram(key)?.port).ok_or(STALE_ID)?;
         let full =
             Error::OutOfRange { what: "another datagram queue pair", value: 1, range: "0: all numbers are in use" };
         let number = self.datagrams.numbers.assign(key, salt).ok_or(full)?;
-        Ok(Box::new(QueuePair::new(QpId(key), attr, number, port)))
+        Ok(Box::new(DatagramQueuePair::new(QpId(key), attr, number, port)))
     }
 
     /// Flushes the queues of an id and ends its query or its offer.
     pub(super) fn end_datagrams(&mut self, key: Key) -> Result<()> {
         match &self.datagram(key)?.phase {
-            Phase::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
-            Phase::Offered(..) => self.refuse(key, &[])?,
-            Phase::Asking(_) => {
+            DatagramPhase::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            DatagramPhase::Offered(..) => self.reject_query(key, &[])?,
+            DatagramPhase::Querying(_) => {
                 let failure = ConnectFailure::System("disconnected here while connecting".into());
                 self.fail_datagram(key, Some(failure));
             }
             _ => self.fail_datagram(key, None),
         }
-        if let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) {
+        if let Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) = self.endpoints.get_mut(key) {
             if let Some(qp) = &mut id.qp {
                 qp.flush(&mut self.resources.cqs);
             }
@@ -163,10 +166,10 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Releases everything that an id holds. A peer that waits for its reply is rejected.
-    pub(super) fn release_datagram(&mut self, key: Key, mut id: Id) {
-        self.forget_question(key, &id.phase);
-        if let Phase::Offered(ask, to) = &id.phase {
-            let answer = ask.answer(Status::Rejected, &[]).emit();
+    pub(super) fn release_datagram(&mut self, key: Key, mut id: DatagramId) {
+        self.forget_query(key, &id.phase);
+        if let DatagramPhase::Offered(ask, to) = &id.phase {
+            let answer = ask.answer(SidrStatus::Rejected, &[]).emit();
             self.send_mad(id.port, *to, &answer);
         }
         for (_, port) in std::mem::take(&mut id.groups) {
@@ -176,8 +179,8 @@ impl<N: Net> Iwarp<N> {
             self.datagrams.numbers.remove(qp.number);
             qp.release(&mut self.resources);
         }
-        if let (Phase::Listening(service), Some(port)) = (&id.phase, self.datagrams.ports.get_mut(id.port)) {
-            if let Kind::Address { services } = &mut port.kind {
+        if let (DatagramPhase::Listening(service), Some(port)) = (&id.phase, self.datagrams.ports.get_mut(id.port)) {
+            if let PortKind::Address { services } = &mut port.kind {
                 services.remove(service);
             }
         }
@@ -185,7 +188,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn leave_group(&mut self, key: Key, port: Key) {
-        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.datagrams.ports.get_mut(port) {
+        if let Some(UdpPort { kind: PortKind::Group { ids, .. }, .. }) = self.datagrams.ports.get_mut(port) {
             ids.retain(|member| *member != key);
         }
         self.leave_port(port);
@@ -194,16 +197,16 @@ impl<N: Net> Iwarp<N> {
     // Queries.
 
     /// Forgets the query that an id has sent or received.
-    fn forget_question(&mut self, key: Key, phase: &Phase) {
+    fn forget_query(&mut self, key: Key, phase: &DatagramPhase) {
         match phase {
-            Phase::Asking(asking) => {
-                self.datagrams.questions.remove(&asking.ask.request);
+            DatagramPhase::Querying(asking) => {
+                self.datagrams.queries.remove(&asking.ask.request);
             }
-            Phase::Offered(ask, to) => {
-                self.datagrams.asked.remove(&(*to, ask.request));
+            DatagramPhase::Offered(ask, to) => {
+                self.datagrams.received_queries.remove(&(*to, ask.request));
             }
-            Phase::Answered(request, to, _) => {
-                self.datagrams.asked.remove(&(*to, *request));
+            DatagramPhase::Answered(request, to, _) => {
+                self.datagrams.received_queries.remove(&(*to, *request));
             }
             _ => {}
         }
@@ -211,16 +214,16 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Changes the phase of an id. Returns the previous one.
-    pub(super) fn set_phase(&mut self, key: Key, phase: Phase) -> Option<Phase> {
+    pub(super) fn set_phase(&mut self, key: Key, phase: DatagramPhase) -> Option<DatagramPhase> {
         self.set_deadline(key, None);
         let before = std::mem::replace(&mut self.datagram_mut(key)?.phase, phase);
-        self.forget_question(key, &before);
+        self.forget_query(key, &before);
         Some(before)
     }
 
     /// Ends the query of an id. The program receives `failure` as an event.
     pub(super) fn fail_datagram(&mut self, key: Key, failure: Option<ConnectFailure>) {
-        self.set_phase(key, Phase::Dead);
+        self.set_phase(key, DatagramPhase::Dead);
         if let Some(failure) = failure {
             self.raise(key, CmEventKind::ConnectFailed(failure));
         }
@@ -232,9 +235,9 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Queries a peer for the queue pair at its address.
-    pub(super) fn ask(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
+    pub(super) fn query_peer(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
-        let Phase::Resolved(peer, until) = id.phase else {
+        let DatagramPhase::Resolved(peer, until) = id.phase else {
             return Err(Error::InvalidState { call: "connect", state: id.name() });
         };
         check_private_data(private_data, mad::ASK_DATA)?;
@@ -243,39 +246,48 @@ impl<N: Net> Iwarp<N> {
         (self.entropy)(&mut octets);
         let [a, b, c, d, transaction @ ..] = octets;
         let mut request = u32::from_ne_bytes([a, b, c, d]);
-        while self.datagrams.questions.contains_key(&request) {
+        while self.datagrams.queries.contains_key(&request) {
             request = request.wrapping_add(1);
         }
         let mut data = [0; mad::ASK_DATA];
         data[..private_data.len()].copy_from_slice(private_data);
         let transaction = u64::from_ne_bytes(transaction);
-        let ask = Ask { transaction, request, service: peer.port(), from, to: peer.ip(), data };
+        let ask = SidrRequest { transaction, request, service: peer.port(), from, to: peer.ip(), data };
         let mut to = peer;
         to.set_port(self.port_of_service(peer.port()));
-        self.set_phase(key, Phase::Asking(Box::new(Asking { ask, to, until, wait: super::ports::FIRST_WAIT })));
+        self.set_phase(
+            key,
+            DatagramPhase::Querying(Box::new(PendingQuery { ask, to, until, wait: super::ports::FIRST_WAIT })),
+        );
         self.set_deadline(key, Some(until));
-        self.datagrams.questions.insert(request, key);
+        self.datagrams.queries.insert(request, key);
         self.datagrams.fresh.push(key);
-        self.net.wake(Channel::Completion);
-        self.send_question(key);
+        self.net.wake(NetChannel::Completion);
+        self.send_query(key);
         Ok(())
     }
 
     /// Replies to the query of a peer with the queue pair to send to.
-    pub(super) fn answer(&mut self, asked: Key, owner: Key, call: &'static str, private_data: &[u8]) -> Result<()> {
+    pub(super) fn reply_to_query(
+        &mut self,
+        asked: Key,
+        owner: Key,
+        call: &'static str,
+        private_data: &[u8],
+    ) -> Result<()> {
         let id = self.datagram(asked)?;
-        let Phase::Offered(ask, to) = &id.phase else {
+        let DatagramPhase::Offered(ask, to) = &id.phase else {
             return Err(Error::InvalidState { call, state: id.name() });
         };
         check_private_data(private_data, mad::ANSWER_DATA)?;
         let without = Error::InvalidState { call, state: "without a queue pair" };
         let number = self.datagram(owner)?.qp.as_ref().ok_or(without)?.number;
-        let status = Status::Known { number, queue_key: self.config.roce.queue_key };
+        let status = SidrStatus::Known { number, queue_key: self.config.roce.queue_key };
         let (request, to, port) = (ask.request, *to, id.port);
         let answer = ask.answer(status, private_data).emit();
         self.send_mad(port, to, &answer);
-        self.set_phase(asked, Phase::Answered(request, to, Box::new(answer)));
-        self.datagrams.asked.insert((to, request), asked);
+        self.set_phase(asked, DatagramPhase::Answered(request, to, Box::new(answer)));
+        self.datagrams.received_queries.insert((to, request), asked);
         if asked == owner {
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
             self.raise(asked, CmEventKind::Established { private_data, read_depth });
@@ -284,13 +296,13 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Rejects the query of a peer.
-    pub(super) fn refuse(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
+    pub(super) fn reject_query(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
-        let Phase::Offered(ask, to) = &id.phase else {
+        let DatagramPhase::Offered(ask, to) = &id.phase else {
             return Err(Error::InvalidState { call: "reject", state: id.name() });
         };
         check_private_data(private_data, mad::ANSWER_DATA)?;
-        let (answer, port, to) = (ask.answer(Status::Rejected, private_data).emit(), id.port, *to);
+        let (answer, port, to) = (ask.answer(SidrStatus::Rejected, private_data).emit(), id.port, *to);
         self.send_mad(port, to, &answer);
         self.fail_datagram(key, None);
         Ok(())
@@ -319,11 +331,11 @@ impl<N: Net> Datagrams for Iwarp<N> {
             _ => self.port_at(address.ip())?,
         };
         let max = self.datagrams.ports.get(port).ok_or(STALE_ID)?.max_payload();
-        Ok((self.add_datagram(Phase::Bound, port), DEVICE, max))
+        Ok((self.add_datagram(DatagramPhase::Bound, port), DEVICE, max))
     }
 
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], _: Instant) -> Result<()> {
-        let answered = self.answer(id.0, qp.0, "answer_datagram", private_data);
+        let answered = self.reply_to_query(id.0, qp.0, "answer_datagram", private_data);
         if self.datagram(id.0).is_ok() {
             self.remove(id.0);
         }
@@ -338,7 +350,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
             None => self.open_port(address, None)?,
             Some(_) => self.port_at(address.ip())?,
         };
-        let Some(Port { address: bound, kind: Kind::Address { services }, users, .. }) =
+        let Some(UdpPort { address: bound, kind: PortKind::Address { services }, users, .. }) =
             self.datagrams.ports.get_mut(key)
         else {
             return Err(STALE_ID);
@@ -352,8 +364,8 @@ impl<N: Net> Datagrams for Iwarp<N> {
             debug_assert!(*users > 0, "it has services");
             return Err(Error::Listen { address, source: std::io::ErrorKind::AddrInUse.into() });
         };
-        let id = self.add_datagram(Phase::Listening(service), key);
-        if let Some(Port { kind: Kind::Address { services }, .. }) = self.datagrams.ports.get_mut(key) {
+        let id = self.add_datagram(DatagramPhase::Listening(service), key);
+        if let Some(UdpPort { kind: PortKind::Address { services }, .. }) = self.datagrams.ports.get_mut(key) {
             services.insert(service, id.0);
         }
         Ok(id)
@@ -362,14 +374,14 @@ impl<N: Net> Datagrams for Iwarp<N> {
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId> {
         let from = match from {
             Some(from) => from.ip(),
-            None => self.net.source(peer).map_err(|source| Error::io("finding a way to the peer", source))?,
+            None => self.net.source(peer).map_err(|source| Error::io("finding a route to the peer", source))?,
         };
         Self::is_of_a_device(SocketAddr::new(from, 0))?;
         if from.is_ipv4() != peer.is_ipv4() {
             return Err(Error::InvalidState { call: "resolve_datagram", state: "from another version of IP" });
         }
         let port = self.port_at(from)?;
-        let id = self.add_datagram(Phase::Resolved(peer, deadline), port);
+        let id = self.add_datagram(DatagramPhase::Resolved(peer, deadline), port);
         if !peer.ip().is_multicast() {
             self.set_deadline(id.0, Some(deadline));
         }
@@ -381,12 +393,16 @@ impl<N: Net> Datagrams for Iwarp<N> {
         let of = self.datagram(id.0)?;
         let joined = of.groups.len();
         let state = match of.phase {
-            Phase::Bound | Phase::Resolved(..) if of.qp.is_none() => Some("without a queue pair"),
-            Phase::Bound | Phase::Resolved(..) if !group.is_multicast() => Some("told to join what is no group"),
-            Phase::Bound | Phase::Resolved(..) if of.groups.iter().any(|(in_it, _)| *in_it == group) => {
+            DatagramPhase::Bound | DatagramPhase::Resolved(..) if of.qp.is_none() => Some("without a queue pair"),
+            DatagramPhase::Bound | DatagramPhase::Resolved(..) if !group.is_multicast() => {
+                Some("given an address that is no group")
+            }
+            DatagramPhase::Bound | DatagramPhase::Resolved(..)
+                if of.groups.iter().any(|(in_it, _)| *in_it == group) =>
+            {
                 Some("in that group")
             }
-            Phase::Bound | Phase::Resolved(..) => None,
+            DatagramPhase::Bound | DatagramPhase::Resolved(..) => None,
             _ => Some(of.name()),
         };
         if let Some(state) = state {
@@ -403,7 +419,7 @@ impl<N: Net> Datagrams for Iwarp<N> {
             None => self.open_port(address, Some(at))?,
         };
         self.use_port(port);
-        if let Some(Port { kind: Kind::Group { ids, .. }, .. }) = self.datagrams.ports.get_mut(port) {
+        if let Some(UdpPort { kind: PortKind::Group { ids, .. }, .. }) = self.datagrams.ports.get_mut(port) {
             ids.push(id.0);
         }
         if let Some(of) = self.datagram_mut(id.0) {
@@ -452,9 +468,10 @@ impl<N: Net> Datagrams for Iwarp<N> {
             Some((from, to)) if received.source.has_route_header() && !to.is_multicast() => {
                 Ok(self.route_to(SocketAddr::new(from, received.source.lid)))
             }
-            _ => {
-                Err(Error::io("finding the way back of a datagram to a group", std::io::ErrorKind::InvalidInput.into()))
-            }
+            _ => Err(Error::io(
+                "finding the route back of a datagram to a group",
+                std::io::ErrorKind::InvalidInput.into(),
+            )),
         }
     }
 }

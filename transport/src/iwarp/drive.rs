@@ -5,10 +5,10 @@ use std::io;
 use std::time::Instant;
 
 use super::config::SharedMemoryPolicy;
-use super::endpoint::{Accepting, Endpoint, State, lost, never_up};
+use super::endpoint::{Accepting, CmEndpoint, EndpointState, lost, never_up};
 use super::fault::Fault;
 use super::intake::Intake;
-use super::net::{Channel, Net, Ready, SocketId};
+use super::net::{Net, NetChannel, Ready, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::QueuePair;
 use super::startup;
@@ -28,7 +28,7 @@ const RECEIVES: usize = 4;
 const SERVED: usize = 32;
 
 /// The result of a receive call.
-enum Received {
+enum ReceiveResult {
     /// The number of bytes, and true if the socket was drained.
     Bytes(usize, bool),
     Nothing,
@@ -77,8 +77,8 @@ impl<N: Net> Iwarp<N> {
         // Takes all edges, so that `has_unread` is complete. Each socket has at most one, which bounds the rounds.
         let mut more = true;
         for _ in 0..self.live + 2 {
-            more = self.collect(Channel::Completion, now).unwrap_or_else(|error| {
-                log::error!("cannot ask for events of connections: {error}");
+            more = self.collect(NetChannel::Completion, now).unwrap_or_else(|error| {
+                log::error!("cannot poll for events of connections: {error}");
                 false
             });
             if !more {
@@ -103,7 +103,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Takes edges of a channel and handles them. Returns true if more remain.
-    pub(super) fn collect(&mut self, channel: Channel, now: Instant) -> io::Result<bool> {
+    pub(super) fn collect(&mut self, channel: NetChannel, now: Instant) -> io::Result<bool> {
         let mut edges = std::mem::take(&mut self.edges);
         let more = self.net.poll(channel, &mut edges);
         for (socket, ready) in edges.drain(..) {
@@ -116,7 +116,7 @@ impl<N: Net> Iwarp<N> {
     fn edge(&mut self, socket: SocketId, ready: Ready, now: Instant) {
         match self.owner(socket) {
             Some(Owner::Endpoint(key)) => match self.endpoints.get_mut(key) {
-                Some(endpoint @ Endpoint { state: State::Live, .. }) => {
+                Some(endpoint @ CmEndpoint { state: EndpointState::Live, .. }) => {
                     endpoint.closed |= ready.closed;
                     endpoint.readable |= ready.readable;
                     if ready.readable {
@@ -126,7 +126,7 @@ impl<N: Net> Iwarp<N> {
                         self.transmit(key);
                     }
                 }
-                Some(Endpoint { state: State::Listening(_), .. }) => self.accept_some(key, now),
+                Some(CmEndpoint { state: EndpointState::Listening(_), .. }) => self.accept_some(key, now),
                 Some(endpoint) => {
                     // Bytes behind the startup frame raise a new edge when the socket moves to the completion channel.
                     endpoint.closed |= ready.closed;
@@ -134,9 +134,9 @@ impl<N: Net> Iwarp<N> {
                 }
                 None => {}
             },
-            Some(Owner::Door) => self.admit(now),
-            Some(Owner::Visitor(key)) => self.hear_visitor(key),
-            Some(Owner::Meeting(key)) => self.meet(key, now),
+            Some(Owner::SetupListener) => self.accept_local_peers(now),
+            Some(Owner::NewPeer(key)) => self.read_hello(key),
+            Some(Owner::Setup(key)) => self.continue_setup(key, now),
             Some(Owner::Port(key)) => self.port_edge(key, ready),
             Some(Owner::Linger(key)) => {
                 let linger = self.lingers.get_mut(key);
@@ -154,7 +154,7 @@ impl<N: Net> Iwarp<N> {
     fn receive(&mut self, key: Key, now: Instant) -> bool {
         let mut budget = self.config.receive_budget;
         for round in 0..RECEIVES {
-            let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else {
+            let Some(endpoint @ CmEndpoint { state: EndpointState::Live, .. }) = self.endpoints.get_mut(key) else {
                 if self.hot == Some(key) {
                     self.hot = None;
                 }
@@ -178,17 +178,17 @@ impl<N: Net> Iwarp<N> {
             let room = endpoint.pace.room();
             let net = &mut self.net;
             let (octets, drained) = match receive_once(qp, &mut self.intake, room, &self.resources, net, socket) {
-                Received::Bytes(octets, drained) => {
+                ReceiveResult::Bytes(octets, drained) => {
                     (octets, drained && (!endpoint.closed || cfg!(planted = "short-read-before-the-end")))
                 }
-                Received::Nothing => {
+                ReceiveResult::Nothing => {
                     endpoint.readable = false;
                     if let Some(error) = endpoint.broken.take() {
                         self.end(key, lost(&error), None, now);
                     }
                     return false;
                 }
-                Received::End => {
+                ReceiveResult::End => {
                     let cause = peer_has_gone(qp.is_at_boundary());
                     // A peer that continues in shared memory has started there before it closes the stream.
                     if !self.follow(key, now) {
@@ -196,7 +196,7 @@ impl<N: Net> Iwarp<N> {
                     }
                     return false;
                 }
-                Received::Lost(error) => {
+                ReceiveResult::Lost(error) => {
                     self.end(key, lost(&error), None, now);
                     return false;
                 }
@@ -204,7 +204,7 @@ impl<N: Net> Iwarp<N> {
             let fpdus = qp.fpdus();
             let result = qp.input(&mut self.intake, octets, &mut self.resources);
             let fpdus = qp.fpdus().wrapping_sub(fpdus) as usize;
-            if endpoint.pace.hears(octets, fpdus) {
+            if endpoint.pace.is_sign_of_life(octets, fpdus) {
                 endpoint.last_heard = Some(now);
             }
             let cost = endpoint.pace.cost(octets, fpdus, self.config.receive_budget);
@@ -218,7 +218,7 @@ impl<N: Net> Iwarp<N> {
                     return false;
                 }
                 qp.release();
-                self.give_up_meeting(key, "the peer has begun there", now);
+                self.end_setup(key, "the peer has begun there", now);
                 self.announce(key);
                 self.set_deadline(key, None);
                 self.transmit(key);
@@ -244,7 +244,9 @@ impl<N: Net> Iwarp<N> {
 
     /// Hands a connection's output to TCP. If that fails, the connection ends in the next call of progress.
     pub(super) fn transmit(&mut self, key: Key) {
-        let Some(endpoint @ Endpoint { state: State::Live, .. }) = self.endpoints.get_mut(key) else { return };
+        let Some(endpoint @ CmEndpoint { state: EndpointState::Live, .. }) = self.endpoints.get_mut(key) else {
+            return;
+        };
         if endpoint.link.is_some() {
             return self.pump(key);
         }
@@ -270,13 +272,13 @@ impl<N: Net> Iwarp<N> {
             Ok(Sent::More) => {
                 endpoint.unfinished = true;
                 self.enqueue(key);
-                self.net.wake(Channel::Completion);
+                self.net.wake(NetChannel::Completion);
                 return;
             }
             Ok(_) => {
                 if endpoint.qp.as_ref().is_some_and(|qp| qp.has_fault()) {
                     self.enqueue(key);
-                    self.net.wake(Channel::Completion);
+                    self.net.wake(NetChannel::Completion);
                 }
                 return;
             }
@@ -286,7 +288,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.broken = Some(error);
         endpoint.closed = true;
         self.enqueue(key);
-        self.net.wake(Channel::Completion);
+        self.net.wake(NetChannel::Completion);
     }
 
     /// Ends a connection because of a fault.
@@ -325,7 +327,7 @@ impl<N: Net> Iwarp<N> {
         terminate: Option<(TerminateCause, Option<Quote>)>,
         now: Instant,
     ) {
-        let Some(State::Live) = self.transition(key, State::Dead) else { return };
+        let Some(EndpointState::Live) = self.transition(key, EndpointState::Dead) else { return };
         self.end_link(key);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
@@ -352,7 +354,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Handles the deadlines that have passed.
     pub(super) fn timers(&mut self, now: Instant) {
-        self.time_questions(now);
+        self.time_queries(now);
         while let Some(&Reverse((at, owner))) = self.deadlines.peek() {
             let due = self.is_due(at, owner);
             if due && at > now {
@@ -370,9 +372,9 @@ impl<N: Net> Iwarp<N> {
                         self.close(linger.socket, false);
                     }
                 }
-                Owner::Visitor(key) => self.send_away(key),
-                Owner::Door => self.admit(now),
-                Owner::Meeting(_) | Owner::Port(_) => {}
+                Owner::NewPeer(key) => self.close_new_peer(key),
+                Owner::SetupListener => self.accept_local_peers(now),
+                Owner::Setup(_) | Owner::Port(_) => {}
             }
         }
     }
@@ -381,30 +383,30 @@ impl<N: Net> Iwarp<N> {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
         match &endpoint.state {
-            State::Listening(_) => {
-                endpoint.state = State::Listening(Accepting::Yes);
+            EndpointState::Listening(_) => {
+                endpoint.state = EndpointState::Listening(Accepting::Yes);
                 self.handshakes.paused.retain(|&paused| paused != key);
                 self.accept_some(key, now);
             }
-            State::Requesting { peer, .. } => {
-                log::debug!("{peer}: it sent no MPA request in time");
+            EndpointState::Requesting { peer, .. } => {
+                log::debug!("{peer}: sent no MPA request in time");
                 if let Some(socket) = self.remove(key) {
                     self.close(socket, true);
                 }
             }
-            State::Offered(asked) => {
+            EndpointState::Offered(asked) => {
                 let reply = startup::reject(asked, &[]);
                 self.fail(key, Some(ConnectFailure::Timeout), Some(reply), now);
             }
-            State::Resolved(_) | State::Connecting(..) | State::Replying(..) => {
+            EndpointState::Resolved(_) | EndpointState::Connecting(..) | EndpointState::Replying(..) => {
                 self.fail(key, Some(ConnectFailure::Timeout), None, now);
             }
-            State::Meeting(_) => self.give_up_meeting(key, "no answer in time", now),
-            State::Live if !endpoint.announced => {
-                self.transition(key, State::Dead);
+            EndpointState::SettingUp(_) => self.end_setup(key, "no answer in time", now),
+            EndpointState::Live if !endpoint.announced => {
+                self.transition(key, EndpointState::Dead);
                 self.fail(key, Some(ConnectFailure::Timeout), Some(Vec::new()), now);
             }
-            State::Live => {
+            EndpointState::Live => {
                 let acknowledged = endpoint.socket.is_none_or(|socket| self.net.all_acknowledged(socket));
                 if !endpoint.frame.is_empty() || !acknowledged {
                     self.set_deadline(key, Some(now + self.config.reply_grace));
@@ -413,8 +415,8 @@ impl<N: Net> Iwarp<N> {
                     self.transmit(key);
                 }
             }
-            State::Dead => {}
-            State::Datagram(_) => self.expire_datagram(key, now),
+            EndpointState::Dead => {}
+            EndpointState::Datagram(_) => self.expire_datagram(key, now),
         }
     }
 }
@@ -432,15 +434,15 @@ fn receive_once(
     resources: &Resources,
     net: &mut impl Net,
     socket: SocketId,
-) -> Received {
+) -> ReceiveResult {
     loop {
         match qp.receive(intake, room, &resources.keys, &mut |slices| net.recv(socket, slices)) {
-            Ok((0, _)) => return Received::End,
-            Ok((octets, drained)) => return Received::Bytes(octets, drained),
+            Ok((0, _)) => return ReceiveResult::End,
+            Ok((octets, drained)) => return ReceiveResult::Bytes(octets, drained),
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted => {}
-                io::ErrorKind::WouldBlock => return Received::Nothing,
-                _ => return Received::Lost(error),
+                io::ErrorKind::WouldBlock => return ReceiveResult::Nothing,
+                _ => return ReceiveResult::Lost(error),
             },
         }
     }

@@ -5,22 +5,22 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::door::Meeting;
 use super::net::{Net, SocketId};
 use super::pace::Pace;
 use super::queue_pair::QueuePair;
-use super::startup::{Asked, FrameReader, Terms};
+use super::setup_listener::SegmentSetup;
+use super::startup::{FrameReader, RequestTerms, StartupTerms};
 use crate::cm::{CmId, ConnectFailure, DisconnectCause};
 use crate::mem::SendSlice;
 use crate::newcomers::Ticket;
-use crate::roce::id::Id;
+use crate::roce::id::DatagramId;
 use crate::shm::link::Link;
 use crate::slab::Key;
 
 /// An attempt to connect to a peer.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    pub(crate) terms: Terms,
+    pub(crate) terms: StartupTerms,
     pub(crate) private_data: Vec<u8>,
     pub(crate) reader: FrameReader,
 }
@@ -45,7 +45,7 @@ pub(crate) enum Accepting {
 }
 
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum EndpointState {
     Listening(Accepting),
     /// Passive side: the request is being read. The program does not know of it yet.
     Requesting {
@@ -55,7 +55,7 @@ pub(crate) enum State {
         ticket: Ticket,
     },
     /// Passive side: the program decides between accept and reject.
-    Offered(Asked),
+    Offered(RequestTerms),
     /// Active side: the address is known, and no socket exists yet.
     Resolved(SocketAddr),
     /// Active side: TCP is connecting.
@@ -63,23 +63,23 @@ pub(crate) enum State {
     /// Active side: the request is sent, and the reply is being read.
     Replying(Box<Attempt>, SocketAddr),
     /// Active side: the reply has arrived, and shared memory is being set up with the peer.
-    Meeting(SocketAddr),
+    SettingUp(SocketAddr),
     /// The connection is up, and FPDUs flow.
     Live,
     /// The connection has ended. The endpoint waits for the program to destroy it.
     Dead,
     /// The endpoint is an id for datagrams.
-    Datagram(Box<Id>),
+    Datagram(Box<DatagramId>),
 }
 
-impl State {
+impl EndpointState {
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Listening(_) => "listening",
             Self::Requesting { .. } => "reading the request",
             Self::Offered(_) => "waiting for accept or reject",
             Self::Resolved(_) => "resolved",
-            Self::Connecting(..) | Self::Replying(..) | Self::Meeting(_) => "connecting",
+            Self::Connecting(..) | Self::Replying(..) | Self::SettingUp(_) => "connecting",
             Self::Live => "connected",
             Self::Dead => "closed",
             Self::Datagram(id) => id.name(),
@@ -93,15 +93,15 @@ impl State {
 }
 
 #[derive(Debug)]
-pub(crate) struct Endpoint<S> {
-    pub(crate) state: State,
+pub(crate) struct CmEndpoint<S> {
+    pub(crate) state: EndpointState,
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
     /// The queue pair of a connection that has left its stream for shared memory. `qp` is `None` then, and `socket` is the Unix socket.
     pub(super) link: Option<Box<Link<S>>>,
     /// The progress of a connection that may leave its stream.
-    pub(super) meeting: Option<Box<Meeting<S>>>,
+    pub(super) setup: Option<Box<SegmentSetup<S>>>,
     /// A startup frame to be sent, and the number of its bytes that are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
@@ -119,21 +119,21 @@ pub(crate) struct Endpoint<S> {
     pub(crate) broken: Option<io::Error>,
     /// Number of transmissions, modulo 2^32. The segment size is read again after each 1,024.
     pub(crate) transmissions: u32,
-    /// The time of the last sign of life ([`Pace::hears`]), initially the time at which the connection was made.
+    /// The time of the last sign of life ([`Pace::is_sign_of_life`]), initially the time at which the connection was made.
     pub(crate) last_heard: Option<Instant>,
     /// The amount that is received at a time.
     pub(super) pace: Pace,
 }
 
-impl<S> Endpoint<S> {
-    pub(crate) fn new(state: State, socket: Option<SocketId>) -> Self {
+impl<S> CmEndpoint<S> {
+    pub(crate) fn new(state: EndpointState, socket: Option<SocketId>) -> Self {
         Self {
             state,
             socket,
             deadline: None,
             qp: None,
             link: None,
-            meeting: None,
+            setup: None,
             frame: Vec::new(),
             frame_sent: 0,
             announced: false,

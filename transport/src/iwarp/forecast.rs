@@ -3,7 +3,7 @@
 //! A wrong forecast costs one copy and nothing else; see [`Intake`].
 
 use super::intake::Intake;
-use super::placement::Place;
+use super::placement::PayloadBuffer;
 use super::requester::Requester;
 use super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::CRC_LEN;
@@ -14,7 +14,7 @@ const BULK: usize = 8 * 1024;
 
 /// The kinds of segments whose payload goes to memory of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PayloadKind {
     Send,
     Response,
     Write,
@@ -35,7 +35,7 @@ pub(crate) struct Start {
 /// The forecast of one stream; see the [module](self).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forecast {
-    kind: Kind,
+    kind: PayloadKind,
     /// Payload of the first segment of the last message, bytes.
     segment: usize,
     /// Length of the last complete Send, bytes.
@@ -44,12 +44,12 @@ pub(crate) struct Forecast {
 
 impl Forecast {
     pub(crate) const fn new() -> Self {
-        Self { kind: Kind::Send, segment: 0, message: 0 }
+        Self { kind: PayloadKind::Send, segment: 0, message: 0 }
     }
 
     /// Records a segment. `first` is true if it begins a message.
     #[inline]
-    pub(crate) fn saw(&mut self, kind: Kind, len: usize, first: bool) {
+    pub(crate) fn record_segment(&mut self, kind: PayloadKind, len: usize, first: bool) {
         if first || kind != self.kind {
             (self.kind, self.segment) = (kind, len);
         }
@@ -57,7 +57,7 @@ impl Forecast {
 
     /// Records the length of a complete Send.
     #[inline]
-    pub(crate) fn ended(&mut self, message: usize) {
+    pub(crate) fn record_message(&mut self, message: usize) {
         self.message = message;
     }
 
@@ -69,7 +69,7 @@ impl Forecast {
 
     /// Returns true if the last segment belonged to a Write.
     pub(crate) fn is_of_writes(&self) -> bool {
-        self.kind == Kind::Write
+        self.kind == PayloadKind::Write
     }
 
     /// Plans the segments behind the payload in progress.
@@ -81,16 +81,16 @@ impl Forecast {
         shared: bool,
         requester: &Requester,
     ) {
-        let header = if self.kind == Kind::Send { UNTAGGED_FPDU_HEADER_LEN } else { TAGGED_FPDU_HEADER_LEN };
+        let header = if self.kind == PayloadKind::Send { UNTAGGED_FPDU_HEADER_LEN } else { TAGGED_FPDU_HEADER_LEN };
         // A header of which more octets have arrived is of another kind.
         let Some(gap) = header.checked_sub(start.carried).filter(|&left| left > 0).map(|left| start.gap + left) else {
             return;
         };
         match self.kind {
-            Kind::Send => self.sends(intake, start, gap, queue, shared),
-            Kind::Response => self.responses(intake, start, gap, requester),
+            PayloadKind::Send => self.sends(intake, start, gap, queue, shared),
+            PayloadKind::Response => self.responses(intake, start, gap, requester),
             // Only the header of the next Write tells where its payload goes.
-            Kind::Write => intake.end(gap),
+            PayloadKind::Write => intake.end(gap),
         }
     }
 
@@ -103,7 +103,7 @@ impl Forecast {
         while let Some(sge) = queue.expected(nth).filter(|_| nth == 0 || !shared) {
             let message = if self.message > offset { self.message.min(sge.len()) } else { sge.len() };
             let len = self.segment.min(message.saturating_sub(offset));
-            if len == 0 || !intake.expect(gap, Place::Receive(sge.part(offset, len))) {
+            if len == 0 || !intake.expect(gap, PayloadBuffer::Receive(sge.part(offset, len))) {
                 break;
             }
             offset += len;
@@ -127,7 +127,7 @@ impl Forecast {
             while done < read.len as usize {
                 let len = self.segment.min(read.len as usize - done);
                 let offset = read.offset.wrapping_add(done as u64);
-                if len == 0 || !intake.expect(gap, Place::Sink { stag: read.stag, offset, len }) {
+                if len == 0 || !intake.expect(gap, PayloadBuffer::Sink { stag: read.stag, offset, len }) {
                     return intake.end(gap);
                 }
                 done += len;

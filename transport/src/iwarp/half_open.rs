@@ -20,6 +20,6 @@ pub(super) struct Handshakes {
     pub(super) crowd: Option<Host>,
     /// Listeners that wait for room.
     pub(super) paused: Vec<Key>,
-    /// Listeners that may have more connections to accept. [`Key::NONE`] is the listener for peers within the host (`meeting.rs`).
+    /// Listeners that may have more connections to accept. [`Key::NONE`] is the listener for peers within the host (`setup.rs`).
     pub(super) backlog: VecDeque<Key>,
 }

@@ -7,37 +7,37 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::NAME;
-use super::endpoint::{Endpoint, State};
+use super::endpoint::{CmEndpoint, EndpointState};
 use super::net::Net;
 use super::provider::{DEVICE, Iwarp, Owner, STALE_ID};
-use super::startup::{self, Asked};
+use super::startup::{self, RequestTerms};
 use crate::cm::{CmId, Detached};
 use crate::error::{Error, Result};
 use crate::provider::{DeviceId, Provider};
 
 /// A connect request in transit between two providers. It has no queue pair yet.
 #[derive(Debug)]
-struct Request {
+struct DetachedRequest {
     /// The socket, until a provider adopts it.
     socket: Option<OwnedFd>,
-    asked: Asked,
+    asked: RequestTerms,
 }
 
-impl Drop for Request {
+impl Drop for DetachedRequest {
     fn drop(&mut self) {
         // No provider has adopted the request, so the peer is rejected. Nothing was sent before, so the socket has room for the reply.
         if let Some(socket) = self.socket.take() {
             if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[])) {
-                log::debug!("cannot tell a peer that it is rejected: {error}");
+                log::debug!("cannot send a rejection to a peer: {error}");
             }
         }
     }
 }
 
 impl<N: Net> Iwarp<N> {
-    pub(super) fn hand_out(&mut self, id: CmId) -> Result<Detached> {
+    pub(super) fn detach_request(&mut self, id: CmId) -> Result<Detached> {
         let endpoint = self.endpoint(id)?;
-        let (State::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
+        let (EndpointState::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
             return Err(Error::InvalidState { call: "detach", state: endpoint.state.name() });
         };
         if endpoint.qp.is_some() {
@@ -50,17 +50,17 @@ impl<N: Net> Iwarp<N> {
         })?;
         self.disown(socket);
         self.remove(id.0);
-        Ok(Detached::new(self.name(), Request { socket: Some(released), asked }))
+        Ok(Detached::new(self.name(), DetachedRequest { socket: Some(released), asked }))
     }
 
-    pub(super) fn take_in(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        let mut request: Request = request
+    pub(super) fn attach_request(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
+        let mut request: DetachedRequest = request
             .into_state()
             .map_err(|_| Error::Unsupported { provider: NAME, feature: "connect requests of other providers" })?;
         let (socket, asked) = (request.socket.take().ok_or(STALE_ID)?, request.asked);
         let socket = self.net.adopt(socket).map_err(|source| Error::io("attaching a socket", source))?;
-        let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
-        self.transition(key, State::Offered(asked));
+        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Dead, Some(socket)));
+        self.transition(key, EndpointState::Offered(asked));
         self.own(socket, Owner::Endpoint(key));
         self.set_deadline(key, Some(now + self.config.accept_timeout));
         Ok((CmId(key), DEVICE))

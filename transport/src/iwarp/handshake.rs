@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::endpoint::{Accepting, Attempt, Endpoint, State, connect_failure};
-use super::net::{Channel, Net, SocketId};
+use super::endpoint::{Accepting, Attempt, CmEndpoint, EndpointState, connect_failure};
+use super::net::{Net, NetChannel, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
 use super::startup::{self, Agreement, FrameReader, Judgement, Verdict};
@@ -30,10 +30,10 @@ impl<N: Net> Iwarp<N> {
                 return Ok(Some(event));
             }
             self.timers(now);
-            let mut more = self.collect(Channel::Cm, now).map_err(|source| Error::io("poll", source))?;
+            let mut more = self.collect(NetChannel::Cm, now).map_err(|source| Error::io("poll", source))?;
             for _ in 0..self.handshakes.backlog.len() {
                 match self.handshakes.backlog.pop_front() {
-                    Some(Key::NONE) => self.admit(now),
+                    Some(Key::NONE) => self.accept_local_peers(now),
                     Some(key) => self.accept_some(key, now),
                     None => {}
                 }
@@ -44,13 +44,13 @@ impl<N: Net> Iwarp<N> {
             }
         }
         // The remaining edges are handled in the next call, for which this wakes the caller.
-        self.net.wake(Channel::Cm);
+        self.net.wake(NetChannel::Cm);
         Ok(self.cm_events.pop_front())
     }
 
     /// Accepts connections of a listener.
     pub(super) fn accept_some(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Listening(Accepting::Yes), socket: Some(socket), .. }) =
+        let Some(CmEndpoint { state: EndpointState::Listening(Accepting::Yes), socket: Some(socket), .. }) =
             self.endpoints.get(key)
         else {
             return;
@@ -60,7 +60,7 @@ impl<N: Net> Iwarp<N> {
             if let Err(until) = self.make_room(now) {
                 log::debug!("{} handshakes are not finished: new connections wait", self.handshakes.unfinished);
                 self.handshakes.paused.push(key);
-                return self.rest(key, Accepting::WhenThereIsRoom, until);
+                return self.pause(key, Accepting::WhenThereIsRoom, until);
             }
             match self.net.accept(listener) {
                 Ok((socket, peer)) if !self.config.admits(peer.ip()) => {
@@ -78,7 +78,7 @@ impl<N: Net> Iwarp<N> {
                             "cannot accept a connection: {error}; trying again in {:?}",
                             self.config.accept_backoff
                         );
-                        return self.rest(key, Accepting::Later, Some(now + self.config.accept_backoff));
+                        return self.pause(key, Accepting::Later, Some(now + self.config.accept_backoff));
                     }
                 },
             }
@@ -87,9 +87,9 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Pauses a listener, until `until` if it is `Some`.
-    fn rest(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
+    fn pause(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
-            endpoint.state = State::Listening(accepting);
+            endpoint.state = EndpointState::Listening(accepting);
         }
         self.set_deadline(key, until);
     }
@@ -100,10 +100,10 @@ impl<N: Net> Iwarp<N> {
             return;
         }
         for key in std::mem::take(&mut self.handshakes.paused) {
-            self.rest(key, Accepting::Yes, None);
+            self.pause(key, Accepting::Yes, None);
             self.handshakes.backlog.push_back(key);
         }
-        self.net.wake(Channel::Cm);
+        self.net.wake(NetChannel::Cm);
     }
 
     /// Makes room for one more handshake by evicting the oldest half-open ones. On failure, returns the time at which that will be
@@ -139,11 +139,11 @@ impl<N: Net> Iwarp<N> {
 
     /// Starts the handshake with a peer that has connected.
     fn requested(&mut self, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
-        let key = self.endpoints.insert(Endpoint::new(State::Dead, Some(socket)));
+        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
         let host = Host::of(peer.ip());
         let ticket = self.handshakes.half_open.add(key, host, now);
-        self.transition(key, State::Requesting { reader, listener, peer, ticket });
+        self.transition(key, EndpointState::Requesting { reader, listener, peer, ticket });
         self.own(socket, Owner::Endpoint(key));
         self.set_deadline(key, Some(now + self.config.request_timeout));
         self.read_request(key, now);
@@ -155,16 +155,19 @@ impl<N: Net> Iwarp<N> {
     /// Continues a handshake after an edge on its socket.
     pub(super) fn advance(&mut self, key: Key, now: Instant) {
         match self.endpoints.get(key).map(|endpoint| &endpoint.state) {
-            Some(State::Requesting { .. }) => self.read_request(key, now),
-            Some(State::Connecting(..)) => self.finish_connect(key, now),
-            Some(State::Replying(..)) => self.read_reply(key, now),
+            Some(EndpointState::Requesting { .. }) => self.read_request(key, now),
+            Some(EndpointState::Connecting(..)) => self.finish_connect(key, now),
+            Some(EndpointState::Replying(..)) => self.read_reply(key, now),
             _ => {}
         }
     }
 
     fn read_request(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Requesting { reader, listener, peer, .. }, socket: Some(socket), .. }) =
-            self.endpoints.get_mut(key)
+        let Some(CmEndpoint {
+            state: EndpointState::Requesting { reader, listener, peer, .. },
+            socket: Some(socket),
+            ..
+        }) = self.endpoints.get_mut(key)
         else {
             return;
         };
@@ -182,7 +185,7 @@ impl<N: Net> Iwarp<N> {
             Judgement::Acceptable(asked) => {
                 let private_data = private_data.into();
                 let read_depth = asked.read_depth(self.config.read_depth);
-                self.transition(key, State::Offered(asked));
+                self.transition(key, EndpointState::Offered(asked));
                 if self.endpoints.get(listener.0).is_none() {
                     let reply = startup::reject(&asked, &[]);
                     if let Some(socket) = self.remove(key) {
@@ -217,7 +220,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Removes an endpoint and its queue pair. The caller handles the returned socket.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
-        if let Some(State::Datagram(id)) = self.transition(key, State::Dead) {
+        if let Some(EndpointState::Datagram(id)) = self.transition(key, EndpointState::Dead) {
             self.release_datagram(key, *id);
         }
         let endpoint = self.endpoints.remove(key)?;
@@ -236,7 +239,7 @@ impl<N: Net> Iwarp<N> {
         match self.net.connect(peer) {
             Ok(socket) => {
                 self.own(socket, Owner::Endpoint(key));
-                self.transition(key, State::Connecting(attempt, peer));
+                self.transition(key, EndpointState::Connecting(attempt, peer));
                 if let Some(endpoint) = self.endpoints.get_mut(key) {
                     endpoint.socket = Some(socket);
                 }
@@ -247,7 +250,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Fails a connection attempt that has no socket.
     fn fail_now(&mut self, key: Key, failure: ConnectFailure) {
-        self.transition(key, State::Dead);
+        self.transition(key, EndpointState::Dead);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.deadline = None;
             if let Some(qp) = &mut endpoint.qp {
@@ -259,7 +262,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Ends a handshake. The program receives `failure` as an event, and the peer receives the bytes `rest`; both are optional.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
-        self.transition(key, State::Dead);
+        self.transition(key, EndpointState::Dead);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         endpoint.deadline = None;
         let socket = endpoint.socket.take();
@@ -278,7 +281,8 @@ impl<N: Net> Iwarp<N> {
 
     /// Sends the request if TCP has connected.
     fn finish_connect(&mut self, key: Key, now: Instant) {
-        let Some(Endpoint { state: State::Connecting(attempt, _), socket: Some(socket), .. }) = self.endpoints.get(key)
+        let Some(CmEndpoint { state: EndpointState::Connecting(attempt, _), socket: Some(socket), .. }) =
+            self.endpoints.get(key)
         else {
             return;
         };
@@ -290,11 +294,13 @@ impl<N: Net> Iwarp<N> {
                 return self.fail(key, Some(failure), None, now);
             }
         }
-        let (asks, crc) = (self.asks_for_offer(*socket), self.asks_for_crc(*socket));
-        let Some(State::Connecting(mut attempt, peer)) = self.transition(key, State::Dead) else { return };
+        let (asks, crc) = (self.requests_offer(*socket), self.requests_crc(*socket));
+        let Some(EndpointState::Connecting(mut attempt, peer)) = self.transition(key, EndpointState::Dead) else {
+            return;
+        };
         (attempt.terms.local, attempt.terms.crc) = (asks, crc);
         let frame = startup::request(&attempt.terms, &attempt.private_data);
-        self.transition(key, State::Replying(attempt, peer));
+        self.transition(key, EndpointState::Replying(attempt, peer));
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.frame = frame;
             endpoint.frame_sent = 0;
@@ -305,7 +311,9 @@ impl<N: Net> Iwarp<N> {
     fn read_reply(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let sent = endpoint.send_frame(&mut self.net);
-        let (State::Replying(attempt, peer), Some(socket)) = (&mut endpoint.state, endpoint.socket) else { return };
+        let (EndpointState::Replying(attempt, peer), Some(socket)) = (&mut endpoint.state, endpoint.socket) else {
+            return;
+        };
         let peer = *peer;
         let header = match read_frame(&mut self.net, socket, &mut attempt.reader) {
             Ok(Some(header)) => header,
@@ -346,7 +354,9 @@ impl<N: Net> Iwarp<N> {
     fn retry(&mut self, key: Key, socket: SocketId, peer: SocketAddr) {
         log::debug!("{peer}: no answer to MPA revision 2, trying revision 1");
         self.close(socket, false);
-        let Some(State::Replying(mut attempt, peer)) = self.transition(key, State::Dead) else { return };
+        let Some(EndpointState::Replying(mut attempt, peer)) = self.transition(key, EndpointState::Dead) else {
+            return;
+        };
         attempt.terms.revision = 1;
         attempt.reader = FrameReader::new(StartupKind::Reply);
         if let Some(endpoint) = self.endpoints.get_mut(key) {

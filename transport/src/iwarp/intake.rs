@@ -8,7 +8,7 @@
 
 use std::io;
 
-use super::placement::Place;
+use super::placement::PayloadBuffer;
 use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
 use super::wire::mpa::CRC_LEN;
 use crate::mem::{MAX_SLICES, RecvSlice};
@@ -26,15 +26,15 @@ const PLACES: usize = (MAX_SLICES - 1) / 2;
 
 /// A destination, and the number of octets of the stream in front of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
+pub(crate) struct PlanStep {
     pub(crate) gap: usize,
-    pub(crate) place: Place,
+    pub(crate) place: PayloadBuffer,
 }
 
 /// The plan and the buffers of receive calls; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Intake {
-    steps: Vec<Step>,
+    steps: Vec<PlanStep>,
     /// Octets to be staged behind the last destination.
     tail: usize,
     /// Octets to be received besides the remaining part of the payload in progress.
@@ -70,16 +70,16 @@ impl Intake {
     }
 
     /// Adds the remaining part of the payload in progress.
-    pub(crate) fn rest(&mut self, place: Place) {
-        self.steps.push(Step { gap: 0, place });
+    pub(crate) fn add_remaining(&mut self, place: PayloadBuffer) {
+        self.steps.push(PlanStep { gap: 0, place });
     }
 
     /// Adds an expected destination behind `gap` octets. Returns false if the call is long enough without it.
-    pub(crate) fn expect(&mut self, gap: usize, place: Place) -> bool {
+    pub(crate) fn expect(&mut self, gap: usize, place: PayloadBuffer) -> bool {
         let fits = self.steps.len() < PLACES && gap <= GAP && gap + place.len() <= self.room;
         if fits {
             self.room -= gap + place.len();
-            self.steps.push(Step { gap, place });
+            self.steps.push(PlanStep { gap, place });
         }
         fits
     }
@@ -91,7 +91,7 @@ impl Intake {
 
     /// Returns a destination, with the number of octets in front of it.
     #[inline]
-    pub(crate) fn step(&self, index: usize) -> Option<Step> {
+    pub(crate) fn step(&self, index: usize) -> Option<PlanStep> {
         self.steps.get(index).copied()
     }
 

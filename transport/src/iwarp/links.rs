@@ -7,8 +7,8 @@ use std::io;
 use std::time::Instant;
 
 use super::drive::peer_has_gone;
-use super::endpoint::{Endpoint, State};
-use super::net::{Channel, Net, SocketId};
+use super::endpoint::{CmEndpoint, EndpointState};
+use super::net::{Net, NetChannel, SocketId};
 use super::provider::Iwarp;
 use crate::cm::DisconnectCause;
 use crate::error::Result;
@@ -39,7 +39,7 @@ impl<N: Net> Iwarp<N> {
         let mut found = false;
         let mut at = 0;
         while let Some(&mut (key, ref mut idle)) = self.links.hot.get_mut(at) {
-            let Some(Endpoint { state: State::Live, link: Some(link), .. }) = self.endpoints.get(key) else {
+            let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), .. }) = self.endpoints.get(key) else {
                 self.links.hot.swap_remove(at);
                 continue;
             };
@@ -80,7 +80,7 @@ impl<N: Net> Iwarp<N> {
         let (key, _) = self.links.hot.swap_remove(at);
         if self.arm_link(key) {
             self.enqueue(key);
-            self.net.wake(Channel::Completion);
+            self.net.wake(NetChannel::Completion);
         }
     }
 
@@ -100,7 +100,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Arms a link for new input. Returns true if some has arrived already; the link must be served then.
     fn arm_link(&mut self, key: Key) -> bool {
-        let Some(Endpoint { state: State::Live, link: Some(link), socket: Some(socket), queued, .. }) =
+        let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), socket: Some(socket), queued, .. }) =
             self.endpoints.get_mut(key)
         else {
             return false;
@@ -124,7 +124,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Serves a link: reads packets, consumes records within the link's budget, and sends pending output. Returns true if work may remain.
     pub(super) fn serve(&mut self, key: Key, now: Instant) -> bool {
-        let Some(endpoint @ Endpoint { state: State::Live, link: Some(_), socket: Some(_), .. }) =
+        let Some(endpoint @ CmEndpoint { state: EndpointState::Live, link: Some(_), socket: Some(_), .. }) =
             self.endpoints.get_mut(key)
         else {
             return false;
@@ -134,7 +134,7 @@ impl<N: Net> Iwarp<N> {
         if called {
             self.read_packets(key);
         }
-        let Some(Endpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) else { return false };
+        let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) else { return false };
         link.wake(called);
         self.heat(key);
         let mut received = self.consume(key);
@@ -153,12 +153,12 @@ impl<N: Net> Iwarp<N> {
                 return false;
             }
         };
-        let Some(endpoint @ Endpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return false };
+        let Some(endpoint @ CmEndpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return false };
         if received.news {
             endpoint.last_heard = Some(now);
         }
         self.pump(key);
-        let Some(Endpoint { state: State::Live, link: Some(link), closed, readable, unfinished, .. }) =
+        let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), closed, readable, unfinished, .. }) =
             self.endpoints.get_mut(key)
         else {
             return false;
@@ -176,14 +176,14 @@ impl<N: Net> Iwarp<N> {
     fn consume(&mut self, key: Key) -> std::result::Result<ReceiveProgress, LinkFault> {
         let budget = self.config.receive_budget;
         match self.endpoints.get_mut(key) {
-            Some(Endpoint { link: Some(link), .. }) => link.receive(budget, &mut self.resources),
+            Some(CmEndpoint { link: Some(link), .. }) => link.receive(budget, &mut self.resources),
             _ => Err(LinkFault::Violation(Refusal::Malformed)),
         }
     }
 
     /// Reads packets of the peer, at most as many as a peer may send at a time.
     fn read_packets(&mut self, key: Key) {
-        let Some(endpoint @ Endpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
+        let Some(endpoint @ CmEndpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(socket), Some(link)) = (endpoint.socket, endpoint.link.as_mut()) else { return };
         for _ in 0..PACKETS {
             let mut room = [0; MAX_PACKET];
@@ -207,7 +207,8 @@ impl<N: Net> Iwarp<N> {
     /// Sends pending output, and notifies the peer if it sleeps.
     #[inline]
     pub(super) fn pump(&mut self, key: Key) {
-        let Some(endpoint @ Endpoint { state: State::Live, link: Some(_), .. }) = self.endpoints.get_mut(key) else {
+        let Some(endpoint @ CmEndpoint { state: EndpointState::Live, link: Some(_), .. }) = self.endpoints.get_mut(key)
+        else {
             return;
         };
         let (Some(link), Some(socket)) = (endpoint.link.as_mut(), endpoint.socket) else { return };
@@ -230,7 +231,7 @@ impl<N: Net> Iwarp<N> {
         }
         if more || news {
             self.enqueue(key);
-            self.net.wake(Channel::Completion);
+            self.net.wake(NetChannel::Completion);
         }
     }
 
@@ -238,7 +239,7 @@ impl<N: Net> Iwarp<N> {
     fn break_link(&mut self, key: Key, fault: LinkFault, now: Instant) {
         let cause = match fault {
             LinkFault::Violation(refusal) => {
-                if let Some(Endpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) {
+                if let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get_mut(key) {
                     link.refuse(refusal);
                 }
                 DisconnectCause::PeerViolation(refusal.to_string())
@@ -251,7 +252,9 @@ impl<N: Net> Iwarp<N> {
 
     /// Publishes the last output of a link that is destroyed, and notifies the peer if it sleeps.
     pub(super) fn leave_link(&mut self, key: Key) {
-        let Some(Endpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else { return };
+        let Some(CmEndpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else {
+            return;
+        };
         let socket = *socket;
         if link.publish() {
             self.call(socket);
@@ -260,7 +263,7 @@ impl<N: Net> Iwarp<N> {
 
     /// Flushes a link that has ended, and closes its socket.
     pub(super) fn end_link(&mut self, key: Key) {
-        let Some(endpoint @ Endpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
+        let Some(endpoint @ CmEndpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(link), socket) = (endpoint.link.as_mut(), endpoint.socket.take()) else { return };
         let calls = link.end(&mut self.resources.cqs);
         if let Some(socket) = socket {
@@ -272,11 +275,11 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Revokes a region from the peers that may have mapped it.
-    pub(super) fn take_back(&mut self, region: MrId) -> Result<()> {
+    pub(super) fn revoke(&mut self, region: MrId) -> Result<()> {
         let (key, memory, _) = self.resources.keys.memory(region)?;
         if memory.file().is_some() {
             for id in self.endpoints.keys() {
-                if let Some(Endpoint { link: Some(link), .. }) = self.endpoints.get_mut(id) {
+                if let Some(CmEndpoint { link: Some(link), .. }) = self.endpoints.get_mut(id) {
                     link.take_back(key);
                 }
             }
@@ -302,7 +305,7 @@ impl<N: Net> roles::SharedMemory for Iwarp<N> {
     fn lend(&mut self, qp: QpId, region: MrId) -> Result<bool> {
         let (key, memory, access) = self.resources.keys.memory(region)?;
         let lent = match self.endpoints.get_mut(qp.0) {
-            Some(Endpoint { state: State::Live, link: Some(link), .. }) => {
+            Some(CmEndpoint { state: EndpointState::Live, link: Some(link), .. }) => {
                 link.lend(memory, key, access & Access::REMOTE_READ)
             }
             _ => false,

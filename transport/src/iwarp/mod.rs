@@ -14,7 +14,7 @@
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
 //! | `handshake`, `half_open` | connections that are being established, and those that have sent no request |
 //! | `drive`, `pace` | the handling of edges and deadlines, and the amount that one stream receives at a time |
-//! | `door`, `meeting`, `unix` | the setup of shared memory within one host: its listener and state, its steps, and its sockets |
+//! | `setup_listener`, `setup`, `unix` | the setup of shared memory within one host: its listener and state, its steps, and its sockets |
 //! | `links` | connections in shared memory: their scheduling and notifications |
 //! | `handover` | connect requests that move to another provider |
 //! | `datagrams`, `ports`, `udp` | ids for datagrams, their UDP ports, and the sockets; the packets are in `crate::roce` |
@@ -28,7 +28,6 @@
 mod bench;
 mod config;
 mod datagrams;
-mod door;
 mod drive;
 mod endpoint;
 mod fault;
@@ -43,7 +42,6 @@ mod intake;
 mod linger;
 mod links;
 mod markers;
-mod meeting;
 pub mod net;
 mod pace;
 mod placement;
@@ -53,6 +51,8 @@ mod queue_pair;
 mod receive;
 mod requester;
 mod responder;
+mod setup;
+mod setup_listener;
 mod stag;
 mod startup;
 mod stream;

@@ -16,7 +16,7 @@ pub struct SocketId(pub Key);
 
 /// The channel of the provider that a socket reports to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Channel {
+pub enum NetChannel {
     /// Listeners and handshakes.
     Cm,
     /// Established connections.
@@ -44,13 +44,13 @@ pub trait Net: Send + fmt::Debug {
     type Segment: Segment;
 
     /// Returns the descriptor that becomes readable when [`Net::poll`] has edges of this channel.
-    fn channel(&self, channel: Channel) -> RawFd;
+    fn channel(&self, channel: NetChannel) -> RawFd;
 
     /// Makes a channel's descriptor readable once, for a cause other than a socket.
-    fn wake(&mut self, channel: Channel);
+    fn wake(&mut self, channel: NetChannel);
 
     /// Appends the edges of a channel. Never blocks. Returns true if it stopped before the last edge.
-    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool>;
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool>;
 
     /// Opens a listener, on the CM channel.
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId>;

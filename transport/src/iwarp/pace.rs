@@ -38,7 +38,7 @@ impl Pace {
 
     /// Returns true if a receive call that brought so many octets and headers of FPDUs is a sign of life.
     #[inline]
-    pub(super) const fn hears(&mut self, octets: usize, fpdus: usize) -> bool {
+    pub(super) const fn is_sign_of_life(&mut self, octets: usize, fpdus: usize) -> bool {
         self.trickled += octets;
         let sign = fpdus > 0 || self.trickled >= SIGN;
         if sign {
@@ -104,10 +104,10 @@ mod tests {
     #[test]
     fn octet_by_octet_is_silence() {
         let mut pace = Pace::new();
-        assert!(pace.hears(1, 1), "a header has come");
-        let signs = (0..10 * SIGN).filter(|_| pace.hears(1, 0)).count();
+        assert!(pace.is_sign_of_life(1, 1), "a header has come");
+        let signs = (0..10 * SIGN).filter(|_| pace.is_sign_of_life(1, 0)).count();
         assert_eq!(signs, 10);
-        assert!(pace.hears(SIGN, 0) && pace.hears(20, 1));
+        assert!(pace.is_sign_of_life(SIGN, 0) && pace.is_sign_of_life(20, 1));
     }
 
     #[test]

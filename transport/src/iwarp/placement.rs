@@ -10,7 +10,7 @@ use crate::soft::srq::SharedReceiveQueue;
 
 /// The objects that an incoming segment may use, in addition to the queue pair's own receives.
 #[derive(Debug)]
-pub(crate) struct Context<'a> {
+pub(crate) struct PlacementContext<'a> {
     /// The connection, for STags that are restricted to one.
     pub(crate) scope: Key,
     pub(crate) keys: &'a mut KeyTable,
@@ -23,7 +23,7 @@ pub(crate) struct Context<'a> {
 
 /// The destination of payload. A region is looked up for each use.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum PayloadBuffer {
     /// A posted receive.
     Receive(Sge),
     /// A region that the response to a local Read is written to.
@@ -34,7 +34,7 @@ pub(crate) enum Place {
     Held { start: usize, len: usize },
 }
 
-impl Place {
+impl PayloadBuffer {
     /// Length in bytes.
     pub(crate) const fn len(&self) -> usize {
         match self {

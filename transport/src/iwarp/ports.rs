@@ -5,17 +5,17 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::drive::SPIN_FULL;
-use super::endpoint::{Endpoint, State, connect_failure};
+use super::endpoint::{CmEndpoint, EndpointState, connect_failure};
 use super::net::{Net, Ready, SocketId};
 use super::provider::{DEVICE, Iwarp};
 use crate::cm::{CmEventKind, CmId, ConnectFailure, ReadDepth};
 use crate::datagram::{DatagramPeer, DatagramSource};
 use crate::mem::Packets;
 use crate::roce::frame::{self, HEADROOM};
-use crate::roce::id::Phase;
-use crate::roce::mad::{self, Answer, Ask, Message, Octets, Status};
-use crate::roce::packet::{GROUP, Header};
-use crate::roce::port::{Kind, Port};
+use crate::roce::id::DatagramPhase;
+use crate::roce::mad::{self, MadOctets, SidrMessage, SidrReply, SidrRequest, SidrStatus};
+use crate::roce::packet::{DatagramHeader, GROUP};
+use crate::roce::port::{PortKind, UdpPort};
 use crate::roce::queue_pair::Arrival;
 use crate::slab::Key;
 
@@ -34,7 +34,7 @@ impl<N: Net> Iwarp<N> {
     /// Hands the datagrams of an id to the network, until the socket is full. A datagram that the network refuses is lost, and its sender
     /// is not notified.
     pub(super) fn send_datagrams(&mut self, key: Key) {
-        let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) else { return };
+        let Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.datagrams.ports.get_mut(id.port)) else { return };
         if qp.is_waiting() {
             return qp.wait();
@@ -66,9 +66,9 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Sends a management datagram. If that fails, it is lost: the peer repeats its query, and so does this provider.
-    pub(super) fn send_mad(&mut self, port: Key, to: SocketAddr, octets: &Octets) {
+    pub(super) fn send_mad(&mut self, port: Key, to: SocketAddr, octets: &MadOctets) {
         let Some(port) = self.datagrams.ports.get(port) else { return };
-        let header = Header {
+        let header = DatagramHeader {
             destination: mad::QUEUE_PAIR,
             source: mad::QUEUE_PAIR,
             queue_key: mad::QUEUE_KEY,
@@ -86,7 +86,7 @@ impl<N: Net> Iwarp<N> {
         for _ in 0..2 {
             match self.net.send_packets(SocketId(port.socket), batch, 0) {
                 Ok(_) => return,
-                Err(error) => log::debug!("{to}: a question or an answer is not sent: {error}"),
+                Err(error) => log::debug!("{to}: a query or a reply is not sent: {error}"),
             }
         }
     }
@@ -96,7 +96,7 @@ impl<N: Net> Iwarp<N> {
     /// Handles an edge of a port.
     pub(super) fn port_edge(&mut self, key: Key, ready: Ready) {
         if ready.closed {
-            self.hear_refusals(key);
+            self.read_network_errors(key);
         }
         if ready.readable {
             self.datagrams.enqueue(key);
@@ -114,7 +114,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Reads the network errors about sent packets. A query that was not delivered fails.
-    fn hear_refusals(&mut self, key: Key) {
+    fn read_network_errors(&mut self, key: Key) {
         let Some(socket) = self.datagrams.ports.get(key).map(|port| SocketId(port.socket)) else { return };
         for _ in 0..REFUSALS {
             let Ok((Some(peer), why)) = self.net.take_refusal(socket) else { return };
@@ -123,13 +123,13 @@ impl<N: Net> Iwarp<N> {
                 continue;
             }
             let asks = |of: &Key| match self.endpoints.get(*of) {
-                Some(Endpoint { state: State::Datagram(id), .. }) => {
+                Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
                     let to = |to: SocketAddr| (to.ip(), to.port()) == (peer.ip(), peer.port());
-                    id.port == key && matches!(&id.phase, Phase::Asking(asking) if to(asking.to))
+                    id.port == key && matches!(&id.phase, DatagramPhase::Querying(asking) if to(asking.to))
                 }
                 _ => false,
             };
-            let ended: Vec<Key> = self.datagrams.questions.values().copied().filter(asks).collect();
+            let ended: Vec<Key> = self.datagrams.queries.values().copied().filter(asks).collect();
             for id in ended {
                 self.fail_datagram(id, Some(failure.clone()));
             }
@@ -189,7 +189,7 @@ impl<N: Net> Iwarp<N> {
                 self.datagrams.hot = Some(key);
             } else if more {
                 // The error belongs to a packet that was sent, or a signal arrived.
-                self.hear_refusals(key);
+                self.read_network_errors(key);
             }
             if !more {
                 return false;
@@ -208,21 +208,21 @@ impl<N: Net> Iwarp<N> {
             return;
         }
         let Some(port) = self.datagrams.ports.get_mut(at) else { return };
-        let Some((header, payload)) = Header::parse(&buffer[place.clone()]) else { return };
+        let Some((header, payload)) = DatagramHeader::parse(&buffer[place.clone()]) else { return };
         let (to, len, payload) = (port.address, place.len(), payload.start + place.start..payload.end + place.start);
         match &mut port.kind {
-            Kind::Address { .. } if header.destination == mad::QUEUE_PAIR => {
+            PortKind::Address { .. } if header.destination == mad::QUEUE_PAIR => {
                 let known = header.queue_key == mad::QUEUE_KEY && payload.len() == mad::LEN;
                 if known && frame::fits(buffer, len, from, to) {
                     match mad::parse(&buffer[payload]) {
-                        Some(Message::Ask(ask)) => self.asked(at, from, ask, now),
-                        Some(Message::Answer(answer)) => self.answered(from, &answer),
+                        Some(SidrMessage::Request(ask)) => self.handle_query(at, from, ask, now),
+                        Some(SidrMessage::Reply(answer)) => self.handle_reply(from, &answer),
                         None => {}
                     }
                 }
             }
             _ if header.queue_key != self.config.roce.queue_key => {}
-            Kind::Address { .. } => {
+            PortKind::Address { .. } => {
                 let Some(key) = self.datagrams.numbers.find(header.destination) else { return };
                 // A queue pair receives the datagrams to its own address only.
                 let own = self.datagram_mut(key).map(|id| id.port);
@@ -231,14 +231,16 @@ impl<N: Net> Iwarp<N> {
                     self.deliver(key, &self.arrival(&header, from, to, len), &buffer[payload]);
                 }
             }
-            Kind::Group { ids, .. } => {
+            PortKind::Group { ids, .. } => {
                 if header.destination == GROUP && frame::fits(buffer, len, from, to) {
                     let ids = std::mem::take(ids);
                     let arrival = self.arrival(&header, from, to, len);
                     for key in &ids {
                         self.deliver(*key, &arrival, &buffer[payload.clone()]);
                     }
-                    if let Some(Port { kind: Kind::Group { ids: place, .. }, .. }) = self.datagrams.ports.get_mut(at) {
+                    if let Some(UdpPort { kind: PortKind::Group { ids: place, .. }, .. }) =
+                        self.datagrams.ports.get_mut(at)
+                    {
                         *place = ids;
                     }
                 }
@@ -246,7 +248,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    fn arrival(&self, header: &Header, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
+    fn arrival(&self, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
         // If all ids share one UDP port, the port of the sender has no meaning.
         let lid = self.config.roce.port.unwrap_or(from.port());
         let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
@@ -258,7 +260,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn deliver(&mut self, key: Key, arrival: &Arrival, payload: &[u8]) {
-        if let Some(Endpoint { state: State::Datagram(id), .. }) = self.endpoints.get_mut(key) {
+        if let Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) = self.endpoints.get_mut(key) {
             if let Some(qp) = &mut id.qp {
                 qp.deliver(arrival, payload, &mut self.resources);
             }
@@ -268,70 +270,70 @@ impl<N: Net> Iwarp<N> {
     // Queries and replies.
 
     /// Handles a query. The reply is as long as the query, so that the provider amplifies no traffic.
-    fn asked(&mut self, at: Key, from: SocketAddr, ask: Box<Ask>, now: Instant) {
+    fn handle_query(&mut self, at: Key, from: SocketAddr, ask: Box<SidrRequest>, now: Instant) {
         let mut to = from;
         to.set_port(self.config.roce.port.unwrap_or(from.port()));
-        if let Some(&known) = self.datagrams.asked.get(&(to, ask.request)) {
+        if let Some(&known) = self.datagrams.received_queries.get(&(to, ask.request)) {
             // The reply was lost, or the program is deciding.
             let id = self.datagram_mut(known);
-            if let Some((port, Phase::Answered(_, _, answer))) = id.map(|id| (id.port, &id.phase)) {
+            if let Some((port, DatagramPhase::Answered(_, _, answer))) = id.map(|id| (id.port, &id.phase)) {
                 let answer = answer.clone();
                 self.send_mad(port, to, &answer);
             }
             return;
         }
         let Some(listener) = self.datagrams.ports.get(at).and_then(|port| port.service(ask.service)) else {
-            let answer = ask.answer(Status::Unsupported, &[]).emit();
+            let answer = ask.answer(SidrStatus::Unsupported, &[]).emit();
             return self.send_mad(at, to, &answer);
         };
-        if self.datagrams.asked.len() >= self.config.max_handshakes {
-            log::debug!("{to}: too many have asked and were not answered: dropped");
+        if self.datagrams.received_queries.len() >= self.config.max_handshakes {
+            log::debug!("{to}: too many unanswered queries: dropped");
             return;
         }
         let (request, private_data) = (ask.request, Box::from(ask.data));
         let peer = SocketAddr::new(from.ip(), ask.from.port());
-        let id = self.add_datagram(Phase::Offered(ask, to), at);
-        self.datagrams.asked.insert((to, request), id.0);
+        let id = self.add_datagram(DatagramPhase::Offered(ask, to), at);
+        self.datagrams.received_queries.insert((to, request), id.0);
         self.set_deadline(id.0, Some(now + self.config.accept_timeout));
         let (listener, read_depth) = (CmId(listener), ReadDepth::default());
         self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
     }
 
     /// Handles a reply, if it belongs to a local query and comes from the address that the query went to.
-    fn answered(&mut self, from: SocketAddr, answer: &Answer) {
-        let Some(&key) = self.datagrams.questions.get(&answer.request) else { return };
+    fn handle_reply(&mut self, from: SocketAddr, answer: &SidrReply) {
+        let Some(&key) = self.datagrams.queries.get(&answer.request) else { return };
         let shared = self.config.roce.port.is_some();
-        let Some(Phase::Asking(asking)) = self.datagram_mut(key).map(|id| &id.phase) else { return };
+        let Some(DatagramPhase::Querying(asking)) = self.datagram_mut(key).map(|id| &id.phase) else { return };
         let to = asking.to;
         let is_there = from.ip() == to.ip() && (shared || from.port() == to.port());
         if !is_there || answer.transaction != asking.ask.transaction {
             return;
         }
         match answer.status {
-            Status::Known { number: number @ 2..GROUP, queue_key } => {
-                self.set_phase(key, Phase::Reached);
+            SidrStatus::Known { number: number @ 2..GROUP, queue_key } => {
+                self.set_phase(key, DatagramPhase::Reached);
                 let peer = DatagramPeer { route: self.route_to(to), qp_number: number, queue_key };
                 self.raise(key, CmEventKind::Reached { private_data: answer.data.into(), peer });
             }
-            Status::Known { number, .. } => {
+            SidrStatus::Known { number, .. } => {
                 let failure = ConnectFailure::Protocol(format!("{number:#x} is no queue pair for datagrams"));
                 self.fail_datagram(key, Some(failure));
             }
-            Status::Unsupported => self.fail_datagram(key, Some(ConnectFailure::Refused)),
-            Status::Rejected => {
+            SidrStatus::Unsupported => self.fail_datagram(key, Some(ConnectFailure::Refused)),
+            SidrStatus::Rejected => {
                 self.fail_datagram(key, None);
                 self.raise(key, CmEventKind::Rejected { private_data: answer.data.into() });
             }
-            Status::Other(status) => {
-                self.fail_datagram(key, Some(ConnectFailure::Protocol(format!("the answer has status {status}"))));
+            SidrStatus::Other(status) => {
+                self.fail_datagram(key, Some(ConnectFailure::Protocol(format!("the reply has status {status}"))));
             }
         }
     }
 
     /// Sends the query of an id.
-    pub(super) fn send_question(&mut self, key: Key) {
+    pub(super) fn send_query(&mut self, key: Key) {
         let Some(id) = self.datagram_mut(key) else { return };
-        if let Phase::Asking(asking) = &id.phase {
+        if let DatagramPhase::Querying(asking) = &id.phase {
             let (port, to, octets) = (id.port, asking.to, asking.ask.emit());
             self.send_mad(port, to, &octets);
         }
@@ -339,14 +341,14 @@ impl<N: Net> Iwarp<N> {
 
     /// Sets the resend time of the queries that were sent while the time was unknown.
     #[inline]
-    pub(super) fn time_questions(&mut self, now: Instant) {
+    pub(super) fn time_queries(&mut self, now: Instant) {
         while let Some(key) = self.datagrams.fresh.pop() {
             self.time_question(key, now);
         }
     }
 
     fn time_question(&mut self, key: Key, now: Instant) {
-        if let Some(Phase::Asking(asking)) = self.datagram_mut(key).map(|id| &id.phase) {
+        if let Some(DatagramPhase::Querying(asking)) = self.datagram_mut(key).map(|id| &id.phase) {
             let again = (now + asking.wait).min(asking.until);
             self.set_deadline(key, Some(again));
         }
@@ -355,12 +357,12 @@ impl<N: Net> Iwarp<N> {
     /// Handles the deadline of an id.
     pub(super) fn expire_datagram(&mut self, key: Key, now: Instant) {
         match self.datagram_mut(key).map(|id| &mut id.phase) {
-            Some(Phase::Asking(asking)) if asking.until > now => {
+            Some(DatagramPhase::Querying(asking)) if asking.until > now => {
                 asking.wait = (asking.wait * 2).min(LAST_WAIT);
-                self.send_question(key);
+                self.send_query(key);
                 self.time_question(key, now);
             }
-            Some(Phase::Asking(_) | Phase::Resolved(..) | Phase::Offered(..)) => {
+            Some(DatagramPhase::Querying(_) | DatagramPhase::Resolved(..) | DatagramPhase::Offered(..)) => {
                 self.fail_datagram(key, Some(ConnectFailure::Timeout));
             }
             _ => {}

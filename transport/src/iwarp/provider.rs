@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::config::{IwarpConfig, MAX_READ_DEPTH, SharedMemoryPolicy};
-use super::door::{Links, Meeting};
-use super::endpoint::{Accepting, Attempt, Endpoint, State};
+use super::endpoint::{Accepting, Attempt, CmEndpoint, EndpointState};
 use super::half_open::Handshakes;
 use super::intake::Intake;
 use super::linger::{Linger, Lingers};
-use super::net::{Channel, Net, Ready, SocketId};
+use super::net::{Net, NetChannel, Ready, SocketId};
 use super::queue_pair::{MAX_QUEUE_DEPTH, QueuePair, Role};
-use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, Terms};
+use super::setup_listener::{Links, SegmentSetup};
+use super::startup::{self, FrameReader, MAX_PRIVATE_DATA_OUT, StartupTerms};
 use super::transmit::MAX_INLINE;
 use super::wire::StartupKind;
 use super::{NAME, WITHIN_HOST};
@@ -55,11 +55,11 @@ pub(super) enum Owner {
     Endpoint(Key),
     Linger(Key),
     /// The listener for peers within the host.
-    Door,
+    SetupListener,
     /// A peer that has connected to that listener.
-    Visitor(Key),
+    NewPeer(Key),
     /// The Unix socket of an endpoint whose stream is still on TCP.
-    Meeting(Key),
+    Setup(Key),
     /// A UDP port of datagrams.
     Port(Key),
 }
@@ -70,7 +70,7 @@ pub struct Iwarp<N: Net> {
     pub(super) net: N,
     pub(super) entropy: Entropy,
     device: DeviceInfo,
-    pub(super) endpoints: Slab<Endpoint<N::Segment>>,
+    pub(super) endpoints: Slab<CmEndpoint<N::Segment>>,
     pub(super) lingers: Lingers,
     /// The owners of the sockets, by the slot of the socket's key.
     owners: Vec<Option<(SocketId, Owner)>>,
@@ -232,38 +232,38 @@ impl<N: Net> Iwarp<N> {
         match owner {
             Owner::Endpoint(key) => self.endpoints.get(key).is_some_and(|endpoint| endpoint.deadline == Some(at)),
             Owner::Linger(key) => self.lingers.get(key).is_some_and(|linger| linger.deadline == at),
-            Owner::Visitor(key) => self.links.door.is_due(key, at),
-            Owner::Door => self.links.door.rests_until == Some(at),
-            Owner::Meeting(_) | Owner::Port(_) => false,
+            Owner::NewPeer(key) => self.links.listener.is_due(key, at),
+            Owner::SetupListener => self.links.listener.paused_until == Some(at),
+            Owner::Setup(_) | Owner::Port(_) => false,
         }
     }
 
     /// Queues an event of the CM channel.
     pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
         if self.cm_events.is_empty() && !self.within_cm {
-            self.net.wake(Channel::Cm);
+            self.net.wake(NetChannel::Cm);
         }
         self.cm_events.push_back(CmEvent { id: CmId(key), kind });
     }
 
     /// Changes the state of an endpoint, and the counters that depend on it. Returns the previous state.
-    pub(super) fn transition(&mut self, key: Key, state: State) -> Option<State> {
+    pub(super) fn transition(&mut self, key: Key, state: EndpointState) -> Option<EndpointState> {
         let endpoint = self.endpoints.get_mut(key)?;
         self.handshakes.unfinished += usize::from(state.is_handshake());
-        self.live += usize::from(matches!(state, State::Live));
+        self.live += usize::from(matches!(state, EndpointState::Live));
         let previous = std::mem::replace(&mut endpoint.state, state);
         self.handshakes.unfinished -= usize::from(previous.is_handshake());
-        self.live -= usize::from(matches!(previous, State::Live));
-        let leaves = matches!(endpoint.state, State::Dead);
-        self.links.count -= usize::from(leaves && matches!(previous, State::Live) && endpoint.link.is_some());
-        let meeting = if leaves { endpoint.meeting.take() } else { None };
-        if let State::Requesting { ticket, .. } = &previous {
+        self.live -= usize::from(matches!(previous, EndpointState::Live));
+        let leaves = matches!(endpoint.state, EndpointState::Dead);
+        self.links.count -= usize::from(leaves && matches!(previous, EndpointState::Live) && endpoint.link.is_some());
+        let setup = if leaves { endpoint.setup.take() } else { None };
+        if let EndpointState::Requesting { ticket, .. } = &previous {
             self.handshakes.half_open.remove(*ticket);
         }
         if previous.is_handshake() {
             self.resume();
         }
-        if let Some(socket) = meeting.and_then(|meeting| meeting.socket()) {
+        if let Some(socket) = setup.and_then(|setup| setup.socket()) {
             self.close(socket, false);
         }
         Some(previous)
@@ -272,12 +272,12 @@ impl<N: Net> Iwarp<N> {
     /// Wakes the completion channel for completions that were added outside of progress.
     pub(super) fn wake_completions(&mut self) {
         if self.resources.cqs.take_edge() {
-            self.net.wake(Channel::Completion);
+            self.net.wake(NetChannel::Completion);
         }
     }
 
-    pub(super) fn endpoint(&self, id: CmId) -> Result<&Endpoint<N::Segment>> {
-        self.endpoints.get(id.0).filter(|e| !matches!(e.state, State::Requesting { .. })).ok_or(STALE_ID)
+    pub(super) fn endpoint(&self, id: CmId) -> Result<&CmEndpoint<N::Segment>> {
+        self.endpoints.get(id.0).filter(|e| !matches!(e.state, EndpointState::Requesting { .. })).ok_or(STALE_ID)
     }
 
     pub(super) fn is_device(device: DeviceId) -> Result<()> {
@@ -285,15 +285,15 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Returns true if the peer of a connected socket is to be asked for a CRC.
-    pub(super) fn asks_for_crc(&self, socket: SocketId) -> bool {
-        self.config.crc.asks(|| self.net.is_local(socket))
+    pub(super) fn requests_crc(&self, socket: SocketId) -> bool {
+        self.config.crc.is_requested(|| self.net.is_local(socket))
     }
 
-    fn terms(&self, param: &ConnectParam<'_>) -> Terms {
+    fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
         // On a connected socket, the policy also considers whether the peer is on this host.
-        Terms::new(self.config.crc.asks(|| false), ird, ord, self.config.markers)
+        StartupTerms::new(self.config.crc.is_requested(|| false), ird, ord, self.config.markers)
     }
 
     fn add_region(&mut self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
@@ -312,8 +312,8 @@ impl<N: Net> Iwarp<N> {
     fn add_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         let endpoint = self.endpoint(id)?;
         let free = match &endpoint.state {
-            State::Resolved(_) | State::Offered(_) => endpoint.qp.is_none(),
-            State::Datagram(id) if id.may_have_queue_pair() => id.qp.is_none(),
+            EndpointState::Resolved(_) | EndpointState::Offered(_) => endpoint.qp.is_none(),
+            EndpointState::Datagram(id) if id.may_have_queue_pair() => id.qp.is_none(),
             state => return Err(Error::InvalidState { call: "create_qp", state: state.name() }),
         };
         if !free {
@@ -330,7 +330,7 @@ impl<N: Net> Iwarp<N> {
             return Err(error);
         }
         match self.endpoints.get_mut(id.0) {
-            Some(Endpoint { state: State::Datagram(_), .. }) => self.furnish(id.0, attr)?,
+            Some(CmEndpoint { state: EndpointState::Datagram(_), .. }) => self.add_datagram_qp(id.0, attr)?,
             Some(endpoint) => endpoint.qp = Some(Box::new(QueuePair::new(QpId(id.0), attr))),
             None => {}
         }
@@ -360,10 +360,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn channel(&self, channel: provider::Channel) -> Result<RawFd> {
         match channel {
-            provider::Channel::ConnectionManager => Ok(self.net.channel(Channel::Cm)),
+            provider::Channel::ConnectionManager => Ok(self.net.channel(NetChannel::Cm)),
             provider::Channel::Completions(device) => {
                 Self::is_device(device)?;
-                Ok(self.net.channel(Channel::Completion))
+                Ok(self.net.channel(NetChannel::Completion))
             }
         }
     }
@@ -387,14 +387,14 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn listen(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
         options.note_ignored(NAME)?;
         let socket = self.net.listen(address, options.backlog).map_err(|source| Error::Listen { address, source })?;
-        let key = self.endpoints.insert(Endpoint::new(State::Listening(Accepting::Yes), Some(socket)));
+        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Listening(Accepting::Yes), Some(socket)));
         self.own(socket, Owner::Endpoint(key));
         Ok(CmId(key))
     }
 
     fn local_address(&self, id: CmId) -> Option<SocketAddr> {
         match self.endpoint(id).ok()? {
-            Endpoint { state: State::Datagram(id), .. } => self.address_of(id),
+            CmEndpoint { state: EndpointState::Datagram(id), .. } => self.address_of(id),
             endpoint => self.net.local_address(endpoint.socket?).ok(),
         }
     }
@@ -405,7 +405,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             return Err(Error::Unsupported { provider: NAME, feature: "choice of the source of a connection" });
         }
         options.note_ignored(NAME);
-        let key = self.endpoints.insert(Endpoint::new(State::Resolved(peer), None));
+        let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Resolved(peer), None));
         self.set_deadline(key, Some(deadline));
         self.raise(key, CmEventKind::Resolved { device: DEVICE });
         Ok(CmId(key))
@@ -415,10 +415,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         self.device.capabilities.check_private_data(NAME, param.private_data)?;
         param.note_ignored("iwarp");
         let endpoint = self.endpoint(id)?;
-        if let State::Datagram(_) = endpoint.state {
-            return self.ask(id.0, param.private_data);
+        if let EndpointState::Datagram(_) = endpoint.state {
+            return self.query_peer(id.0, param.private_data);
         }
-        let State::Resolved(peer) = endpoint.state else {
+        let EndpointState::Resolved(peer) = endpoint.state else {
             return Err(Error::InvalidState { call: "connect", state: endpoint.state.name() });
         };
         if endpoint.qp.is_none() {
@@ -440,17 +440,17 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let terms = self.terms(param);
         let key = id.0;
         let endpoint = self.endpoint(id)?;
-        if let State::Datagram(_) = endpoint.state {
-            return self.answer(id.0, id.0, "accept", param.private_data);
+        if let EndpointState::Datagram(_) = endpoint.state {
+            return self.reply_to_query(id.0, id.0, "accept", param.private_data);
         }
-        let (State::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
+        let (EndpointState::Offered(asked), Some(socket)) = (&endpoint.state, endpoint.socket) else {
             return Err(Error::InvalidState { call: "accept", state: endpoint.state.name() });
         };
         if endpoint.qp.is_none() {
             return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
         }
         let asked = *asked;
-        let terms = Terms { crc: self.asks_for_crc(socket), ..terms };
+        let terms = StartupTerms { crc: self.requests_crc(socket), ..terms };
         let offer = self.offer(key, socket, &asked);
         if offer.is_none() && self.config.shared_memory == SharedMemoryPolicy::Require {
             return Err(Error::Unsupported {
@@ -461,10 +461,10 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let mut private_data = param.private_data.to_vec();
         offer.iter().for_each(|offer| private_data.extend_from_slice(&offer.emit()));
         let (frame, agreement) = startup::accept(&terms, &asked, &private_data);
-        self.transition(key, State::Live);
+        self.transition(key, EndpointState::Live);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.frame = frame;
-            endpoint.meeting = offer.map(|offer| Box::new(Meeting::Offered(offer.secret)));
+            endpoint.setup = offer.map(|offer| Box::new(SegmentSetup::Offered(offer.secret)));
         }
         self.begin(key, socket, Role::Responder, &agreement, now);
         self.wake_completions();
@@ -474,12 +474,12 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
         self.device.capabilities.check_private_data(NAME, private_data)?;
         let endpoint = self.endpoint(id)?;
-        if let State::Datagram(_) = endpoint.state {
-            self.refuse(id.0, private_data)?;
+        if let EndpointState::Datagram(_) = endpoint.state {
+            self.reject_query(id.0, private_data)?;
             self.remove(id.0);
             return Ok(());
         }
-        let State::Offered(asked) = endpoint.state else {
+        let EndpointState::Offered(asked) = endpoint.state else {
             return Err(Error::InvalidState { call: "reject", state: endpoint.state.name() });
         };
         let reply = startup::reject(&asked, private_data);
@@ -493,16 +493,16 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         let key = id.0;
         let endpoint = self.endpoint(id)?;
         match &endpoint.state {
-            State::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
-            State::Datagram(_) => self.end_datagrams(key)?,
-            State::Requesting { .. } | State::Dead => {}
-            State::Live => self.end(key, DisconnectCause::Local, None, now),
-            State::Offered(asked) => {
+            EndpointState::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
+            EndpointState::Datagram(_) => self.end_datagrams(key)?,
+            EndpointState::Requesting { .. } | EndpointState::Dead => {}
+            EndpointState::Live => self.end(key, DisconnectCause::Local, None, now),
+            EndpointState::Offered(asked) => {
                 let reply = startup::reject(asked, &[]);
                 self.fail(key, None, Some(reply), now);
             }
-            State::Resolved(_) => self.fail(key, None, None, now),
-            State::Connecting(..) | State::Replying(..) | State::Meeting(_) => {
+            EndpointState::Resolved(_) => self.fail(key, None, None, now),
+            EndpointState::Connecting(..) | EndpointState::Replying(..) | EndpointState::SettingUp(_) => {
                 let failure = ConnectFailure::System("disconnected here while connecting".into());
                 self.fail(key, Some(failure), None, now);
             }
@@ -518,12 +518,12 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         }
         let rest = match self.endpoints.get_mut(key) {
             Some(endpoint) => match &endpoint.state {
-                State::Offered(asked) => Some(startup::reject(asked, &[])),
-                State::Live if endpoint.link.is_some() => {
+                EndpointState::Offered(asked) => Some(startup::reject(asked, &[])),
+                EndpointState::Live if endpoint.link.is_some() => {
                     self.leave_link(key);
                     None
                 }
-                State::Live => {
+                EndpointState::Live => {
                     let rest = endpoint.qp.as_mut().map(|qp| qp.abandon()).unwrap_or_default();
                     Some(endpoint.unsent(rest))
                 }
@@ -560,7 +560,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     }
 
     fn deregister(&mut self, region: MrId) -> Result<()> {
-        self.take_back(region)?;
+        self.revoke(region)?;
         self.resources.keys.deregister(region)
     }
 
@@ -580,9 +580,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 
     fn post_recv(&mut self, qp: QpId, chain: &[RecvWr]) -> std::result::Result<(), PostError> {
         let result = match self.endpoints.get_mut(qp.0) {
-            Some(Endpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.resources.cqs),
-            Some(Endpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.resources.cqs),
-            Some(Endpoint { state: State::Datagram(id), .. }) => {
+            Some(CmEndpoint { link: Some(link), .. }) => link.post_recv(chain, &mut self.resources.cqs),
+            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_recv(chain, &mut self.resources.cqs),
+            Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
                 id.queue_pair().and_then(|qp| qp.post_recv(chain, &mut self.resources.cqs))
             }
             _ => return Err(PostError { posted: 0, error: STALE_QP }),
@@ -594,9 +594,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn post_send(&mut self, id: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError> {
         let before = self.resources.cqs.pushed();
         let result = match self.endpoints.get_mut(id.0) {
-            Some(Endpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.resources),
-            Some(Endpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.resources),
-            Some(Endpoint { state: State::Datagram(datagrams), .. }) => {
+            Some(CmEndpoint { link: Some(link), .. }) => link.post_send(chain, &mut self.resources),
+            Some(CmEndpoint { qp: Some(qp), .. }) => qp.post_send(chain, &mut self.resources),
+            Some(CmEndpoint { state: EndpointState::Datagram(datagrams), .. }) => {
                 let (addresses, cqs) = (&self.datagrams.addresses, &mut self.resources.cqs);
                 let result = datagrams.queue_pair().and_then(|qp| qp.post_send(chain, addresses, cqs));
                 self.send_datagrams(id.0);
@@ -621,9 +621,9 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
             let mut endpoint = self.endpoints.get_mut(id.0);
             for completion in of_one {
                 let shared = match &mut endpoint {
-                    Some(Endpoint { link: Some(link), .. }) => link.polled(completion.opcode),
-                    Some(Endpoint { qp: Some(qp), .. }) => qp.polled(completion.opcode),
-                    Some(Endpoint { state: State::Datagram(id), .. }) => id.polled(completion.opcode),
+                    Some(CmEndpoint { link: Some(link), .. }) => link.polled(completion.opcode),
+                    Some(CmEndpoint { qp: Some(qp), .. }) => qp.polled(completion.opcode),
+                    Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => id.polled(completion.opcode),
                     _ => {
                         self.resources.orphan_polled(cq, id, completion.opcode.is_receive());
                         None
@@ -640,7 +640,7 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
     fn req_notify(&mut self, cq: CqId, _: Notify) -> Result<()> {
         self.resources.cqs.arm(cq)?;
         if self.links.unarmed && self.arm_links() {
-            self.net.wake(Channel::Completion);
+            self.net.wake(NetChannel::Completion);
         }
         Ok(())
     }
@@ -710,15 +710,17 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
 impl<N: Net> ImmediateSends for Iwarp<N> {
     fn send_now(&mut self, id: QpId, header: &[u8], payload: &[u8]) -> bool {
         match self.endpoints.get_mut(id.0) {
-            Some(Endpoint { state: State::Live, link: Some(link), .. }) => link.send_now(header, payload),
-            Some(Endpoint { state: State::Live, qp: Some(qp), .. }) => qp.send_now(header, payload),
+            Some(CmEndpoint { state: EndpointState::Live, link: Some(link), .. }) => link.send_now(header, payload),
+            Some(CmEndpoint { state: EndpointState::Live, qp: Some(qp), .. }) => qp.send_now(header, payload),
             _ => false,
         }
     }
 
     fn write_now(&mut self, id: QpId, local: &Sge, remote: RemoteAddress) -> bool {
         match self.endpoints.get_mut(id.0) {
-            Some(Endpoint { state: State::Live, link: None, qp: Some(qp), .. }) => qp.write_now(local, &remote),
+            Some(CmEndpoint { state: EndpointState::Live, link: None, qp: Some(qp), .. }) => {
+                qp.write_now(local, &remote)
+            }
             _ => false,
         }
     }
@@ -769,7 +771,7 @@ impl<N: Net> Liveness for Iwarp<N> {
     fn has_unread(&self, qp: QpId) -> bool {
         self.endpoints.get(qp.0).is_some_and(|endpoint| {
             let waits = || endpoint.link.as_ref().is_some_and(|link| link.has_news());
-            matches!(endpoint.state, State::Live) && (endpoint.readable || waits())
+            matches!(endpoint.state, EndpointState::Live) && (endpoint.readable || waits())
         })
     }
 }
@@ -780,8 +782,8 @@ impl<N: Net> Extensions for Iwarp<N> {
             return Err(Error::Unsupported { provider: NAME, feature: "extensions: see IwarpConfig::extensions" });
         }
         match self.endpoints.get_mut(qp.0) {
-            Some(Endpoint { link: Some(link), .. }) => link.enable_extensions(),
-            Some(Endpoint { qp: Some(qp), .. }) => qp.enable_extensions(),
+            Some(CmEndpoint { link: Some(link), .. }) => link.enable_extensions(),
+            Some(CmEndpoint { qp: Some(qp), .. }) => qp.enable_extensions(),
             _ => return Err(STALE_QP),
         }
         Ok(())
@@ -790,10 +792,10 @@ impl<N: Net> Extensions for Iwarp<N> {
 
 impl<N: Net> Handover for Iwarp<N> {
     fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.hand_out(id)
+        self.detach_request(id)
     }
 
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
-        self.take_in(request, now)
+        self.attach_request(request, now)
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use super::NAME;
 use super::fault::Fault;
 use super::intake::Intake;
-use super::placement::Context;
+use super::placement::PlacementContext;
 use super::receive::Receiver;
 use super::requester::Requester;
 use super::responder::Responder;
@@ -159,7 +159,7 @@ impl QueuePair {
                 .check_send_room(tx.queued())
                 .and_then(|()| {
                     let (attr, extensions) = (&completions.attr, *extensions);
-                    checks::send(wr, len, &checks::Terms { provider: NAME, attr, extensions, depth, keys })
+                    checks::send(wr, len, &checks::SendLimits { provider: NAME, attr, extensions, depth, keys })
                 })
                 .map_err(|error| PostError { posted, error })?;
             if *dead {
@@ -216,7 +216,7 @@ impl QueuePair {
         let Self { completions, rx, tx, requester, responder, extensions, .. } = self;
         let Resources { cqs, keys, .. } = &mut *resources;
         let answered = requester.answered();
-        let mut cx = Context {
+        let mut cx = PlacementContext {
             scope: completions.id.0,
             keys,
             srq: shared.as_mut(),
@@ -230,13 +230,13 @@ impl QueuePair {
         }
         resources.put_back(srq, shared);
         if let Err(fault) = &result {
-            self.note(fault);
+            self.record_failure(fault);
         }
         result
     }
 
     /// Records the work request that a fault belongs to.
-    fn note(&mut self, fault: &Fault) {
+    fn record_failure(&mut self, fault: &Fault) {
         self.failed = match fault {
             Fault::Violation(..) => None,
             // It is the oldest request without a response.

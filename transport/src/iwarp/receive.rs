@@ -8,9 +8,9 @@
 use super::fault::{Fault, refuse, violation};
 use super::forecast::{self, Forecast, Start};
 use super::intake::Intake;
-use super::placement::{Context, Place};
-use super::requester::{Kind, Requester};
-use super::responder::Request;
+use super::placement::{PayloadBuffer, PlacementContext};
+use super::requester::{RequestKind, Requester};
+use super::responder::ServedRequest;
 use super::stag;
 use super::wire::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, parse_response};
 use super::wire::ddp::{READ_REQUEST_FPDU_HEADER_LEN, TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
@@ -19,12 +19,12 @@ use super::wire::opcode::{ATOMIC_RESPONSE_QUEUE, READ_REQUEST_QUEUE, SEND_QUEUE,
 use super::wire::read::READ_REQUEST_LEN;
 use super::wire::terminate::MAX_TERMINATE_LEN;
 use super::wire::{
-    AtomicRequest, Crc32c, Header, HeaderError, Opcode, Quote, ReadRequest, Tagged, Terminate, TerminateCause,
+    AtomicRequest, Crc32c, HeaderError, Opcode, Quote, ReadRequest, SegmentHeader, Tagged, Terminate, TerminateCause,
     Untagged, crc32c, header_len,
 };
 use crate::mem::Span;
 use crate::mr::Access;
-use crate::soft::receive_queue::{Message, ReceiveQueue};
+use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use crate::wc::WcStatus;
 
 /// The remaining part of a payload is received in place if it has at least this length, octets.
@@ -33,7 +33,7 @@ pub(crate) const DIRECT_MIN: usize = 4096;
 const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum FpduPhase {
     Header,
     Payload,
     Trailer,
@@ -41,8 +41,8 @@ enum Phase {
 
 /// The FPDU being received.
 #[derive(Clone, Copy, Debug)]
-struct Segment {
-    header: Header,
+struct CurrentSegment {
+    header: SegmentHeader,
     /// Octets of payload that are in place, octets still to come, and octets of pad behind them.
     done: usize,
     left: usize,
@@ -55,12 +55,12 @@ struct Segment {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     crc: bool,
-    phase: Phase,
+    phase: FpduPhase,
     /// An incomplete header or trailer.
     carry: [u8; READ_REQUEST_FPDU_HEADER_LEN],
     carried: usize,
     sum: Crc32c,
-    segment: Segment,
+    segment: CurrentSegment,
     /// The fault of the segment's header, which is reported if the CRC is right.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
@@ -80,14 +80,14 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     pub(crate) fn new(depth: usize) -> Self {
-        let header = Header::Untagged(Untagged::TERMINATE);
+        let header = SegmentHeader::Untagged(Untagged::TERMINATE);
         Self {
             crc: true,
-            phase: Phase::Header,
+            phase: FpduPhase::Header,
             carry: [0; READ_REQUEST_FPDU_HEADER_LEN],
             carried: 0,
             sum: Crc32c::new(),
-            segment: Segment { header, done: 0, left: 0, pad: 0, read: None, revoked: false },
+            segment: CurrentSegment { header, done: 0, left: 0, pad: 0, read: None, revoked: false },
             deferred: None,
             small: [0; SMALL],
             held: Vec::new(),
@@ -117,35 +117,35 @@ impl Receiver {
 
     /// Returns true if the stream is between two FPDUs and between two messages of the peer. Read Responses do not count as messages.
     pub(crate) fn is_at_boundary(&self) -> bool {
-        self.phase == Phase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
+        self.phase == FpduPhase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
     /// Plans the next receive call. `shared` is true if receives are taken from a shared queue.
     #[inline]
     pub(crate) fn plan(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
-        if self.forecast.is_bulk() || (self.phase == Phase::Payload && self.segment.left >= DIRECT_MIN) {
+        if self.forecast.is_bulk() || (self.phase == FpduPhase::Payload && self.segment.left >= DIRECT_MIN) {
             self.plan_bulk(intake, shared, requester);
         }
     }
 
     #[inline(never)]
     fn plan_bulk(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
-        let Segment { left, pad, header, .. } = self.segment;
+        let CurrentSegment { left, pad, header, .. } = self.segment;
         if self.deferred.is_some() {
             return;
         }
         let last = header.opcode().is_send() && header.last();
         let start = match self.phase {
-            Phase::Payload => {
+            FpduPhase::Payload => {
                 let Some(place) = self.place_of_rest() else { return };
-                intake.rest(place);
-                if place.len() < left || matches!(place, Place::Held { .. }) {
+                intake.add_remaining(place);
+                if place.len() < left || matches!(place, PayloadBuffer::Held { .. }) {
                     return;
                 }
                 Start { gap: pad + CRC_LEN, carried: 0, left, last }
             }
-            Phase::Trailer => Start { gap: pad + CRC_LEN - self.carried, carried: 0, left: 0, last },
-            Phase::Header => Start { gap: 0, carried: self.carried, left: 0, last: false },
+            FpduPhase::Trailer => Start { gap: pad + CRC_LEN - self.carried, carried: 0, left: 0, last },
+            FpduPhase::Header => Start { gap: 0, carried: self.carried, left: 0, last: false },
         };
         // A Write with a CRC is processed from the staging buffer as soon as it is complete.
         if !(self.crc && self.forecast.is_of_writes()) {
@@ -154,40 +154,40 @@ impl Receiver {
     }
 
     /// Returns the destination of the remaining payload, or of its contiguous first part.
-    fn place_of_rest(&self) -> Option<Place> {
-        let Segment { header, done, left: len, .. } = self.segment;
+    fn place_of_rest(&self) -> Option<PayloadBuffer> {
+        let CurrentSegment { header, done, left: len, .. } = self.segment;
         match header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => {
-                self.queue.place(len).filter(|sge| !sge.is_empty()).map(Place::Receive)
+            SegmentHeader::Untagged(untagged) if untagged.opcode.is_send() => {
+                self.queue.place(len).filter(|sge| !sge.is_empty()).map(PayloadBuffer::Receive)
             }
-            Header::Untagged(_) => None,
-            Header::Tagged(tagged) => {
+            SegmentHeader::Untagged(_) => None,
+            SegmentHeader::Tagged(tagged) => {
                 let (stag, offset) = (tagged.stag, tagged.offset.wrapping_add(done as u64));
                 Some(match tagged.opcode {
-                    Opcode::ReadResponse => Place::Sink { stag, offset, len },
-                    _ if self.crc => Place::Held { start: done, len },
-                    _ => Place::Target { stag, offset, len },
+                    Opcode::ReadResponse => PayloadBuffer::Sink { stag, offset, len },
+                    _ if self.crc => PayloadBuffer::Held { start: done, len },
+                    _ => PayloadBuffer::Target { stag, offset, len },
                 })
             }
         }
     }
 
-    /// Returns the buffer of [`Place::Held`].
+    /// Returns the buffer of [`PayloadBuffer::Held`].
     pub(crate) fn held(&mut self) -> &mut [u8] {
         &mut self.held
     }
 
     /// Records `n` octets of payload that were received into their destination.
-    fn filled(&mut self, place: &Place, n: usize, cx: &mut Context<'_>) {
+    fn filled(&mut self, place: &PayloadBuffer, n: usize, cx: &mut PlacementContext<'_>) {
         let mut sum = std::mem::take(&mut self.sum);
         match *place {
-            Place::Receive(sge) => {
+            PayloadBuffer::Receive(sge) => {
                 if self.crc {
                     sge.part(0, n).visit(|bytes| sum.update(bytes));
                 }
                 self.queue.filled(n);
             }
-            Place::Sink { stag, offset, .. } => {
+            PayloadBuffer::Sink { stag, offset, .. } => {
                 let read = cx.requester.front().filter(|_| self.crc);
                 if let Some((read, span)) = read.zip(cx.keys.sink(stag, offset, n)) {
                     span.visit(n, read.sink.part(read.done as usize, n), |bytes| sum.update(bytes));
@@ -195,8 +195,8 @@ impl Receiver {
                 cx.requester.advance(n);
             }
             // There is no CRC here: with a CRC the segment would be held.
-            Place::Target { .. } => {}
-            Place::Held { start, .. } => sum.update(self.held.get(start..start + n).unwrap_or_default()),
+            PayloadBuffer::Target { .. } => {}
+            PayloadBuffer::Held { start, .. } => sum.update(self.held.get(start..start + n).unwrap_or_default()),
         }
         self.sum = sum;
         self.take_payload(n);
@@ -208,8 +208,8 @@ impl Receiver {
         &mut self,
         intake: &mut Intake,
         n: usize,
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<(), Fault> {
         let n = if intake.step(0).is_none() { n } else { self.take_steps(intake, n, cx, out)? };
         self.input(intake.tail(n), cx, out)
@@ -221,8 +221,8 @@ impl Receiver {
         &mut self,
         intake: &mut Intake,
         n: usize,
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<usize, Fault> {
         let mut left = n;
         let mut index = 0;
@@ -234,7 +234,7 @@ impl Receiver {
                 break;
             }
             let here = left.min(step.place.len());
-            let begun = self.phase == Phase::Payload && self.deferred.is_none();
+            let begun = self.phase == FpduPhase::Payload && self.deferred.is_none();
             let place = self.place_of_rest().filter(|place| begun && place.begins_as(&step.place));
             let room = place.map_or(0, |place| place.len());
             let fits = here.min(room);
@@ -259,14 +259,14 @@ impl Receiver {
     pub(crate) fn input(
         &mut self,
         mut bytes: &[u8],
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<(), Fault> {
         while !bytes.is_empty() {
             bytes = match self.phase {
-                Phase::Header if self.carried == 0 => self.whole_or_header(bytes, cx, out)?,
-                Phase::Header => self.carried_header(bytes, cx)?,
-                Phase::Payload => {
+                FpduPhase::Header if self.carried == 0 => self.whole_or_header(bytes, cx, out)?,
+                FpduPhase::Header => self.carried_header(bytes, cx)?,
+                FpduPhase::Payload => {
                     let (now, rest) = bytes.split_at(bytes.len().min(self.segment.left));
                     if self.crc {
                         self.sum.update(now);
@@ -275,7 +275,7 @@ impl Receiver {
                     self.take_payload(now.len());
                     rest
                 }
-                Phase::Trailer => self.trailer(bytes, cx, out)?,
+                FpduPhase::Trailer => self.trailer(bytes, cx, out)?,
             };
         }
         Ok(())
@@ -286,8 +286,8 @@ impl Receiver {
     fn whole_or_header<'a>(
         &mut self,
         bytes: &'a [u8],
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<&'a [u8], Fault> {
         let Some(prefix) = bytes.first_chunk::<4>() else { return self.carried_header(bytes, cx) };
         let ulpdu_len = usize::from(u16::from_be_bytes([prefix[0], prefix[1]]));
@@ -308,23 +308,28 @@ impl Receiver {
 
     /// Processes a whole FPDU without its CRC, which was checked.
     #[inline]
-    fn whole(&mut self, body: &[u8], cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
+    fn whole(
+        &mut self,
+        body: &[u8],
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
+    ) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
         if let Some(payload) = Untagged::whole_send(body, self.queue.msn()) {
             if let Some(wr_id) = self.queue.fill_whole(payload) {
                 self.seen = true;
-                self.forecast.saw(forecast::Kind::Send, payload.len(), true);
-                self.forecast.ended(payload.len());
-                out(Message { wr_id, len: payload.len() as u32, invalidated: None, immediate: None });
+                self.forecast.record_segment(forecast::PayloadKind::Send, payload.len(), true);
+                self.forecast.record_message(payload.len());
+                out(ReceivedMessage { wr_id, len: payload.len() as u32, invalidated: None, immediate: None });
                 return Ok(());
             }
         }
-        let header = Header::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
+        let header = SegmentHeader::parse(body).map_err(|error| refuse_whole(&error, body, cx.extensions))?;
         let (octets, payload) = body.split_at(header.octets().min(body.len()));
         let send = match &header {
-            Header::Untagged(send) if send.opcode.is_send() => send,
-            Header::Untagged(_) => return self.whole_control(header, octets, payload, cx, out),
-            Header::Tagged(tagged) => return self.whole_tagged(tagged, octets, payload, cx),
+            SegmentHeader::Untagged(send) if send.opcode.is_send() => send,
+            SegmentHeader::Untagged(_) => return self.whole_control(header, octets, payload, cx, out),
+            SegmentHeader::Tagged(tagged) => return self.whole_tagged(tagged, octets, payload, cx),
         };
         let payload = &payload[..payload_len(octets).min(payload.len())];
         self.judge_send(send, payload.len(), cx).map_err(|cause| Fault::Violation(cause, Quote::new(octets)))?;
@@ -339,7 +344,7 @@ impl Receiver {
         header: &Tagged,
         octets: &[u8],
         payload: &[u8],
-        cx: &mut Context<'_>,
+        cx: &mut PlacementContext<'_>,
     ) -> Result<(), Fault> {
         let payload = &payload[..payload_len(octets).min(payload.len())];
         let target = self.judge_tagged(header, payload.len(), cx);
@@ -367,11 +372,11 @@ impl Receiver {
     #[inline(never)]
     fn whole_control(
         &mut self,
-        header: Header,
+        header: SegmentHeader,
         octets: &[u8],
         payload: &[u8],
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<(), Fault> {
         self.judge(header, octets, cx)?;
         self.place(&payload[..self.segment.left.min(payload.len())], true, cx);
@@ -379,7 +384,7 @@ impl Receiver {
     }
 
     /// Processes more octets of a header that arrives in parts. Returns the remaining ones.
-    fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut Context<'_>) -> Result<&'a [u8], Fault> {
+    fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut PlacementContext<'_>) -> Result<&'a [u8], Fault> {
         loop {
             let prefix = [self.carry[0], self.carry[1], self.carry[2], self.carry[3]];
             let need = if self.carried < prefix.len() { prefix.len() } else { header_need(&prefix) };
@@ -406,7 +411,7 @@ impl Receiver {
     }
 
     /// Begins a segment that has not arrived as a whole.
-    fn open(&mut self, header: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+    fn open(&mut self, header: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         match self.begin(header, cx) {
             Ok(()) => {}
             Err(fault) if self.crc => {
@@ -421,12 +426,12 @@ impl Receiver {
         if self.crc {
             self.sum = Crc32c::new();
             self.sum.update(header);
-            let Segment { header, left, .. } = self.segment;
+            let CurrentSegment { header, left, .. } = self.segment;
             if header.opcode() == Opcode::Write && self.deferred.is_none() && self.held.len() < left {
                 self.held.resize(left.next_power_of_two(), 0);
             }
         }
-        self.phase = if self.segment.left > 0 { Phase::Payload } else { Phase::Trailer };
+        self.phase = if self.segment.left > 0 { FpduPhase::Payload } else { FpduPhase::Trailer };
         Ok(())
     }
 
@@ -434,7 +439,7 @@ impl Receiver {
         self.segment.done += n;
         self.segment.left = self.segment.left.saturating_sub(n);
         if self.segment.left == 0 {
-            self.phase = Phase::Trailer;
+            self.phase = FpduPhase::Trailer;
         }
     }
 
@@ -442,8 +447,8 @@ impl Receiver {
     fn trailer<'a>(
         &mut self,
         bytes: &'a [u8],
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<&'a [u8], Fault> {
         let pad = self.segment.pad;
         let rest = self.carry_some(bytes, pad + CRC_LEN);
@@ -451,7 +456,7 @@ impl Receiver {
             return Ok(rest);
         }
         self.carried = 0;
-        self.phase = Phase::Header;
+        self.phase = FpduPhase::Header;
         if self.crc {
             self.sum.update(&self.carry[..pad]);
             if self.sum.finish().to_le_bytes() != self.carry[pad..pad + CRC_LEN] {
@@ -466,20 +471,20 @@ impl Receiver {
     }
 
     /// Checks a segment by its header, and finds the destination of its payload.
-    fn begin(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+    fn begin(&mut self, bytes: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
-        let header = Header::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
+        let header = SegmentHeader::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
         self.judge(header, bytes, cx)
     }
 
     /// Checks a segment by its header, whose octets are `bytes`.
-    fn judge(&mut self, header: Header, bytes: &[u8], cx: &mut Context<'_>) -> Result<(), Fault> {
+    fn judge(&mut self, header: SegmentHeader, bytes: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = payload_len(bytes);
         let mut read = None;
         match &header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => self.judge_send(untagged, left, cx),
-            Header::Untagged(untagged) => {
+            SegmentHeader::Untagged(untagged) if untagged.opcode.is_send() => self.judge_send(untagged, left, cx),
+            SegmentHeader::Untagged(untagged) => {
                 if untagged.opcode == Opcode::ReadRequest {
                     let request =
                         bytes.get(UNTAGGED_FPDU_HEADER_LEN..).and_then(<[u8]>::first_chunk::<READ_REQUEST_LEN>);
@@ -487,17 +492,22 @@ impl Receiver {
                 }
                 self.judge_control(untagged, read, cx)
             }
-            Header::Tagged(tagged) => self.judge_tagged(tagged, left, cx).map(drop),
+            SegmentHeader::Tagged(tagged) => self.judge_tagged(tagged, left, cx).map(drop),
         }
         .map_err(|cause| Fault::Violation(cause, Quote::new(bytes)))?;
-        self.segment = Segment { header, done: 0, left, pad: pad_len(ulpdu_len), read, revoked: false };
+        self.segment = CurrentSegment { header, done: 0, left, pad: pad_len(ulpdu_len), read, revoked: false };
         Ok(())
     }
 
     /// Checks a segment of a Send with `len` octets of payload: it must be the next one, and there must be room for it.
     #[inline]
-    fn judge_send(&mut self, header: &Untagged, len: usize, cx: &mut Context<'_>) -> Result<(), TerminateCause> {
-        self.forecast.saw(forecast::Kind::Send, len, header.offset == 0);
+    fn judge_send(
+        &mut self,
+        header: &Untagged,
+        len: usize,
+        cx: &mut PlacementContext<'_>,
+    ) -> Result<(), TerminateCause> {
+        self.forecast.record_segment(forecast::PayloadKind::Send, len, header.offset == 0);
         if header.queue != SEND_QUEUE {
             return Err(TerminateCause::INVALID_QN);
         }
@@ -522,7 +532,7 @@ impl Receiver {
         &mut self,
         header: &Untagged,
         read: Option<ReadRequest>,
-        cx: &mut Context<'_>,
+        cx: &mut PlacementContext<'_>,
     ) -> Result<(), TerminateCause> {
         if header.opcode.is_extension() && !cx.extensions {
             return Err(TerminateCause::RDMAP_OPCODE);
@@ -556,7 +566,7 @@ impl Receiver {
                 Err(TerminateCause::DDP_UNTAGGED_NO_BUFFER)
             }
             (Opcode::AtomicResponse, _) => match cx.requester.front() {
-                Some(front) if matches!(front.kind, Kind::Atomic(_)) => Ok(()),
+                Some(front) if matches!(front.kind, RequestKind::Atomic(_)) => Ok(()),
                 _ => Err(TerminateCause::DDP_LOCAL_CATASTROPHIC),
             },
             (Opcode::ReadRequest | Opcode::AtomicRequest, read) => {
@@ -580,14 +590,14 @@ impl Receiver {
         &mut self,
         header: &Tagged,
         len: usize,
-        cx: &'a Context<'_>,
+        cx: &'a PlacementContext<'_>,
     ) -> Result<Option<Span<'a>>, TerminateCause> {
         if header.opcode == Opcode::ReadResponse {
             let begins = cx.requester.front().is_some_and(|read| read.done == 0);
-            self.forecast.saw(forecast::Kind::Response, len, begins);
+            self.forecast.record_segment(forecast::PayloadKind::Response, len, begins);
             return cx.requester.judge_response(header, len).map(|()| None);
         }
-        self.forecast.saw(forecast::Kind::Write, len, self.writing == 0);
+        self.forecast.record_segment(forecast::PayloadKind::Write, len, self.writing == 0);
         // Nothing of a segment without payload may be checked (RFC 5041 §5.2).
         if len == 0 {
             return Ok(None);
@@ -608,13 +618,13 @@ impl Receiver {
     /// Copies payload to its destination. The caller has checked that there is room. `whole` is true if all of an untagged segment is here
     /// and undamaged.
     #[inline]
-    fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut Context<'_>) {
+    fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut PlacementContext<'_>) {
         if bytes.is_empty() || self.deferred.is_some() {
             return;
         }
         match self.segment.header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => self.queue.fill(bytes),
-            Header::Untagged(_) => {
+            SegmentHeader::Untagged(untagged) if untagged.opcode.is_send() => self.queue.fill(bytes),
+            SegmentHeader::Untagged(_) => {
                 let room = self.small.get_mut(self.segment.done..).unwrap_or_default();
                 let n = bytes.len().min(room.len());
                 room[..n].copy_from_slice(&bytes[..n]);
@@ -622,7 +632,7 @@ impl Receiver {
                     self.segment.done += n;
                 }
             }
-            Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
+            SegmentHeader::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 let offset = tagged.offset.wrapping_add(self.segment.done as u64);
                 match cx.keys.sink(tagged.stag, offset, bytes.len()) {
                     Some(span) => span.fill(bytes),
@@ -630,13 +640,13 @@ impl Receiver {
                 }
                 cx.requester.advance(bytes.len());
             }
-            Header::Tagged(_) if self.crc => {
+            SegmentHeader::Tagged(_) if self.crc => {
                 let done = self.segment.done;
                 if let Some(room) = self.held.get_mut(done..done + bytes.len()) {
                     room.copy_from_slice(bytes);
                 }
             }
-            Header::Tagged(tagged) => {
+            SegmentHeader::Tagged(tagged) => {
                 let offset = tagged.offset.wrapping_add(self.segment.done as u64);
                 match cx.keys.remote(cx.scope, tagged.stag, offset, bytes.len(), Access::REMOTE_WRITE) {
                     Ok(span) => span.fill(bytes),
@@ -648,12 +658,12 @@ impl Receiver {
 
     /// Ends a segment that has arrived as a whole and undamaged.
     #[inline]
-    fn finish(&mut self, cx: &mut Context<'_>, out: &mut impl FnMut(Message)) -> Result<(), Fault> {
+    fn finish(&mut self, cx: &mut PlacementContext<'_>, out: &mut impl FnMut(ReceivedMessage)) -> Result<(), Fault> {
         let segment = self.segment;
         match segment.header {
-            Header::Untagged(untagged) if untagged.opcode.is_send() => self.finish_send(&untagged, cx, out)?,
-            Header::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
-            Header::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
+            SegmentHeader::Untagged(untagged) if untagged.opcode.is_send() => self.finish_send(&untagged, cx, out)?,
+            SegmentHeader::Untagged(untagged) => self.finish_control(&untagged, cx, out)?,
+            SegmentHeader::Tagged(tagged) if tagged.opcode == Opcode::ReadResponse => {
                 if segment.revoked {
                     return Err(Fault::WorkRequest(WcStatus::LocalProtectionError));
                 }
@@ -661,7 +671,7 @@ impl Receiver {
                     cx.requester.complete();
                 }
             }
-            Header::Tagged(tagged) => self.finish_write(&tagged, cx)?,
+            SegmentHeader::Tagged(tagged) => self.finish_write(&tagged, cx)?,
         }
         self.seen = true;
         Ok(())
@@ -672,8 +682,8 @@ impl Receiver {
     fn finish_send(
         &mut self,
         header: &Untagged,
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<(), Fault> {
         self.seen = true;
         if !header.last {
@@ -687,13 +697,13 @@ impl Receiver {
             }
             invalidated = Some(stag);
         }
-        self.forecast.ended(self.queue.placed());
+        self.forecast.record_message(self.queue.placed());
         self.queue.end_message(None, invalidated, None, out);
         Ok(())
     }
 
     #[inline(never)]
-    fn finish_write(&mut self, header: &Tagged, cx: &mut Context<'_>) -> Result<(), Fault> {
+    fn finish_write(&mut self, header: &Tagged, cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         let done = self.segment.done;
         if self.crc && done > 0 {
             let held = self.held.get(..done).unwrap_or_default();
@@ -715,8 +725,8 @@ impl Receiver {
     fn finish_control(
         &mut self,
         header: &Untagged,
-        cx: &mut Context<'_>,
-        out: &mut impl FnMut(Message),
+        cx: &mut PlacementContext<'_>,
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<(), Fault> {
         let payload = self.small.get(..self.segment.done).unwrap_or(&self.small);
         let too_short = violation(TerminateCause::LLP_FPDU_LENGTH, header);
@@ -724,7 +734,7 @@ impl Receiver {
             Opcode::ReadRequest => {
                 self.request_msn = self.request_msn.wrapping_add(1);
                 if let Some(read) = self.segment.read {
-                    cx.responder.push(Request::Read(read), header.msn);
+                    cx.responder.push(ServedRequest::Read(read), header.msn);
                 }
             }
             Opcode::AtomicRequest => {
@@ -736,11 +746,12 @@ impl Receiver {
                     return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
                 }
                 self.request_msn = self.request_msn.wrapping_add(1);
-                cx.responder.push(Request::Atomic(request), header.msn);
+                cx.responder.push(ServedRequest::Atomic(request), header.msn);
             }
             Opcode::AtomicResponse => {
                 let (id, old) = parse_response(payload.first_chunk::<ATOMIC_RESPONSE_LEN>().ok_or(too_short)?);
-                let Some(front) = cx.requester.front().copied().filter(|front| front.kind == Kind::Atomic(id)) else {
+                let Some(front) = cx.requester.front().copied().filter(|front| front.kind == RequestKind::Atomic(id))
+                else {
                     return Err(violation(TerminateCause::RDMAP_STREAM_CATASTROPHIC, header));
                 };
                 let Some(span) = cx.keys.sink(front.stag, front.offset, front.len as usize) else {

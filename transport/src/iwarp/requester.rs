@@ -8,7 +8,7 @@ use crate::mem::Sge;
 /// An outstanding request, and the expected response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RequestKind,
     /// The STag that the segments of the response must name, and the Tagged Offset of its first octet.
     pub(crate) stag: u32,
     pub(crate) offset: u64,
@@ -33,7 +33,7 @@ impl Outstanding {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     Read,
     /// An atomic operation, with the identifier that its response carries.
     Atomic(u32),
@@ -98,12 +98,12 @@ impl Requester {
 
     /// Returns the Reads whose responses are next, up to the first atomic.
     pub(crate) fn reads(&self) -> impl Iterator<Item = &Outstanding> {
-        self.queue.iter().take_while(|request| request.kind == Kind::Read)
+        self.queue.iter().take_while(|request| request.kind == RequestKind::Read)
     }
 
     /// Checks a segment of a Read Response with `len` octets of payload. It must be exactly the next one.
     pub(crate) fn judge_response(&self, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
-        let read = self.front().filter(|front| front.kind == Kind::Read);
+        let read = self.front().filter(|front| front.kind == RequestKind::Read);
         let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
         let left = (read.len - read.done) as usize;
         if len > 0 {

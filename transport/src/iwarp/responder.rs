@@ -7,31 +7,31 @@ use super::wire::opcode::READ_REQUEST_QUEUE;
 use super::wire::{AtomicRequest, Opcode, Quote, ReadRequest, TerminateCause, Untagged};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum ServedRequest {
     Read(ReadRequest),
     Atomic(AtomicRequest),
 }
 
 /// A request of the peer, and the number of octets of its response that are framed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending {
-    pub(crate) request: Request,
+pub(crate) struct PendingResponse {
+    pub(crate) request: ServedRequest,
     pub(crate) msn: u32,
     pub(crate) done: u32,
 }
 
-impl Pending {
+impl PendingResponse {
     /// Returns the headers that a Terminate about this request quotes: those of the request, advanced by the framed octets.
     pub(crate) fn quote(&self) -> Option<Quote> {
         let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
         let opcode = match self.request {
-            Request::Read(_) => Opcode::ReadRequest,
-            Request::Atomic(_) => Opcode::AtomicRequest,
+            ServedRequest::Read(_) => Opcode::ReadRequest,
+            ServedRequest::Atomic(_) => Opcode::AtomicRequest,
         };
         let header =
             Untagged { last: true, opcode, reserved_or_stag: 0, queue: READ_REQUEST_QUEUE, msn: self.msn, offset: 0 };
         header.emit_into(opcode.min_ulpdu_len(), bytes.first_chunk_mut()?);
-        if let Request::Read(read) = self.request {
+        if let ServedRequest::Read(read) = self.request {
             let rest = ReadRequest {
                 sink_offset: read.sink_offset.wrapping_add(self.done.into()),
                 size: read.size - self.done,
@@ -46,7 +46,7 @@ impl Pending {
 
 #[derive(Debug)]
 pub(crate) struct Responder {
-    queue: VecDeque<Pending>,
+    queue: VecDeque<PendingResponse>,
     limit: usize,
     /// MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
@@ -69,8 +69,8 @@ impl Responder {
     }
 
     /// Adds a request. The caller has checked that there is room.
-    pub(crate) fn push(&mut self, request: Request, msn: u32) {
-        self.queue.push_back(Pending { request, msn, done: 0 });
+    pub(crate) fn push(&mut self, request: ServedRequest, msn: u32) {
+        self.queue.push_back(PendingResponse { request, msn, done: 0 });
     }
 
     #[inline]
@@ -79,7 +79,7 @@ impl Responder {
     }
 
     #[inline]
-    pub(crate) fn front(&self) -> Option<&Pending> {
+    pub(crate) fn front(&self) -> Option<&PendingResponse> {
         self.queue.front()
     }
 

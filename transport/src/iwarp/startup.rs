@@ -97,7 +97,7 @@ impl Agreement {
 
 /// The terms that this side requests and offers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct StartupTerms {
     /// True if a CRC is requested.
     pub(crate) crc: bool,
     pub(crate) ird: u16,
@@ -109,7 +109,7 @@ pub(crate) struct Terms {
     pub(crate) local: bool,
 }
 
-impl Terms {
+impl StartupTerms {
     /// Creates terms with depths limited to the values that are ever sent. siw rounds its number of outstanding requests up to a power of
     /// two, so it is offered a power of two.
     pub(crate) fn new(crc: bool, ird: u16, ord: u16, markers: bool) -> Self {
@@ -147,7 +147,7 @@ fn header(kind: StartupKind, revision: u8, crc: bool) -> StartupHeader {
 }
 
 /// Returns the initiator's request. It offers a Read as its first message, which needs a depth of at least one.
-pub(crate) fn request(terms: &Terms, private_data: &[u8]) -> Vec<u8> {
+pub(crate) fn request(terms: &StartupTerms, private_data: &[u8]) -> Vec<u8> {
     let enhanced = (terms.revision >= 2).then(|| Enhanced {
         peer_to_peer: true,
         rtr_send: false,
@@ -171,7 +171,7 @@ pub(crate) enum Verdict {
 }
 
 /// Judges the reply to a request with `terms`.
-pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option<Enhanced>) -> Verdict {
+pub(crate) fn judge_reply(terms: &StartupTerms, reply: &StartupHeader, enhanced: Option<Enhanced>) -> Verdict {
     if reply.reject {
         return Verdict::Rejected;
     }
@@ -209,7 +209,7 @@ pub(crate) fn judge_reply(terms: &Terms, reply: &StartupHeader, enhanced: Option
 
 /// The parts of a peer's request that the reply depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct RequestTerms {
     revision: u8,
     crc: bool,
     markers: bool,
@@ -218,7 +218,7 @@ pub(crate) struct Asked {
     pub(crate) local: bool,
 }
 
-impl Asked {
+impl RequestTerms {
     /// Returns the read depths that the initiator requests, with `limit` for one that it leaves open.
     pub(crate) fn read_depth(&self, limit: u16) -> ReadDepth {
         let of = |depth: fn(&Enhanced) -> u16| {
@@ -231,9 +231,9 @@ impl Asked {
 /// A responder's judgement of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
-    Acceptable(Asked),
+    Acceptable(RequestTerms),
     /// The request is rejected without asking the program.
-    Refused(&'static str, Asked),
+    Refused(&'static str, RequestTerms),
     /// The request gets no reply.
     Unknown(&'static str),
 }
@@ -243,7 +243,8 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>,
     // Shared memory needs a first message of the peer that this side waits for: otherwise both would continue on the stream.
     let speaks_first = enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
     let local = request.revision == 2 && speaks_first && request.reserved & LOCAL != 0;
-    let asked = Asked { revision: request.revision, crc: request.crc, markers: request.markers, enhanced, local };
+    let asked =
+        RequestTerms { revision: request.revision, crc: request.crc, markers: request.markers, enhanced, local };
     if request.revision > 2 {
         Judgement::Unknown("an MPA revision above 2")
     } else if request.reject {
@@ -256,7 +257,7 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>,
 }
 
 /// Returns the reply that accepts a request, and the agreement.
-pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<u8>, Agreement) {
+pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &[u8]) -> (Vec<u8>, Agreement) {
     let crc = asked.crc || terms.crc;
     let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: asked.markers };
     let block = asked.enhanced.map(|asked| {
@@ -290,7 +291,7 @@ pub(crate) fn accept(terms: &Terms, asked: &Asked, private_data: &[u8]) -> (Vec<
 }
 
 /// Returns the reply that rejects a request.
-pub(crate) fn reject(asked: &Asked, private_data: &[u8]) -> Vec<u8> {
+pub(crate) fn reject(asked: &RequestTerms, private_data: &[u8]) -> Vec<u8> {
     let mut header = header(StartupKind::Reply, asked.revision, asked.crc);
     header.reject = true;
     frame(header, asked.enhanced.map(|_| Enhanced::default()), private_data)
@@ -316,8 +317,8 @@ mod tests {
         }
     }
 
-    fn terms(crc: bool, revision: u8) -> Terms {
-        Terms { revision, ..Terms::new(crc, 4, 8, false) }
+    fn terms(crc: bool, revision: u8) -> StartupTerms {
+        StartupTerms { revision, ..StartupTerms::new(crc, 4, 8, false) }
     }
 
     #[test]
@@ -352,7 +353,7 @@ mod tests {
         for bits in 0..8u8 {
             let (rtr_write, rtr_read, rtr_send) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
             let block = Enhanced { peer_to_peer: true, rtr_send, ird: 1, rtr_write, rtr_read, ord: 1 };
-            let asked = Asked { revision: 2, crc: true, markers: false, enhanced: Some(block), local: false };
+            let asked = RequestTerms { revision: 2, crc: true, markers: false, enhanced: Some(block), local: false };
             let (bytes, agreement) = accept(&terms(true, 2), &asked, b"");
             let chosen = read(StartupKind::Reply, &bytes).1.unwrap();
             assert_eq!(u8::from(chosen.rtr_write) + u8::from(chosen.rtr_read) + u8::from(chosen.rtr_send), 1);
@@ -393,7 +394,7 @@ mod tests {
         let verdict = judge_reply(&terms(true, 2), &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Failed(_, None)));
         // Markers are accepted if they can be sent.
-        let able = Terms { markers: true, ..terms(true, 2) };
+        let able = StartupTerms { markers: true, ..terms(true, 2) };
         let verdict = judge_reply(&able, &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Accepted(Agreement { markers: true, .. })));
         let Judgement::Acceptable(asked) = judge_request(&asks, Some(Enhanced::default()), true) else { panic!() };
@@ -415,13 +416,13 @@ mod tests {
         let asked = |ird, ord| {
             let enhanced = Some(Enhanced { ird, ord, ..Enhanced::default() });
             let (bytes, agreement) =
-                accept(&ours, &Asked { revision: 2, crc: false, markers: false, enhanced, local: false }, b"");
+                accept(&ours, &RequestTerms { revision: 2, crc: false, markers: false, enhanced, local: false }, b"");
             let block = read(StartupKind::Reply, &bytes).1.unwrap();
             (block.ird, block.ord, agreement.ird, agreement.ord)
         };
         assert_eq!(asked(2, 100), (128, 2, 128, 2));
         assert_eq!(asked(2, 5), (8, 2, 8, 2));
-        assert_eq!(Terms::new(false, 3, 3, false).ird, 4);
+        assert_eq!(StartupTerms::new(false, 3, 3, false).ird, 4);
         assert_eq!(asked(1000, 1000), (128, 8, 128, 8));
         assert_eq!(asked(NO_NEGOTIATION, NO_NEGOTIATION), (NO_NEGOTIATION, NO_NEGOTIATION, 4, 8));
     }

@@ -11,7 +11,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::config::WithinHost;
-use super::net::{Channel, Net, Ready, SocketId};
+use super::net::{Net, NetChannel, Ready, SocketId};
 use super::{udp, unix};
 use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::MappedSegment;
@@ -51,19 +51,19 @@ impl Default for TcpConfig {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SocketEntry {
     socket: Socket,
-    channel: Channel,
+    channel: NetChannel,
 }
 
 #[derive(Debug)]
-struct Set {
+struct EventSet {
     poll: Poll,
     waker: Waker,
     events: Events,
 }
 
-impl Set {
+impl EventSet {
     fn new() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), WAKE)?;
@@ -74,9 +74,9 @@ impl Set {
 /// The system's TCP and UDP sockets, non-blocking and edge-triggered.
 pub struct TcpNet {
     config: TcpConfig,
-    cm: Set,
-    completion: Set,
-    sockets: Slab<Entry>,
+    cm: EventSet,
+    completion: EventSet,
+    sockets: Slab<SocketEntry>,
 }
 
 impl fmt::Debug for TcpNet {
@@ -112,13 +112,13 @@ impl TcpNet {
     /// # Errors
     /// If the system has no descriptors left.
     pub fn with_config(config: TcpConfig) -> io::Result<Self> {
-        Ok(Self { config, cm: Set::new()?, completion: Set::new()?, sockets: Slab::with_generation_bits(31) })
+        Ok(Self { config, cm: EventSet::new()?, completion: EventSet::new()?, sockets: Slab::with_generation_bits(31) })
     }
 
-    fn set(&self, channel: Channel) -> &Set {
+    fn set(&self, channel: NetChannel) -> &EventSet {
         match channel {
-            Channel::Cm => &self.cm,
-            Channel::Completion => &self.completion,
+            NetChannel::Cm => &self.cm,
+            NetChannel::Completion => &self.completion,
         }
     }
 
@@ -152,12 +152,12 @@ impl TcpNet {
     }
 
     fn add(&mut self, socket: Socket, interest: Interest) -> io::Result<SocketId> {
-        self.add_to(Channel::Cm, socket, interest)
+        self.add_to(NetChannel::Cm, socket, interest)
     }
 
-    fn add_to(&mut self, channel: Channel, socket: Socket, interest: Interest) -> io::Result<SocketId> {
+    fn add_to(&mut self, channel: NetChannel, socket: Socket, interest: Interest) -> io::Result<SocketId> {
         let fd = socket.as_raw_fd();
-        let key = self.sockets.insert(Entry { socket, channel });
+        let key = self.sockets.insert(SocketEntry { socket, channel });
         match self.set(channel).poll.registry().register(&mut SourceFd(&fd), token(key), interest) {
             Ok(()) => Ok(SocketId(key)),
             Err(error) => {
@@ -171,20 +171,20 @@ impl TcpNet {
 impl Net for TcpNet {
     type Segment = MappedSegment;
 
-    fn channel(&self, channel: Channel) -> RawFd {
+    fn channel(&self, channel: NetChannel) -> RawFd {
         self.set(channel).poll.as_raw_fd()
     }
 
-    fn wake(&mut self, channel: Channel) {
+    fn wake(&mut self, channel: NetChannel) {
         if let Err(error) = self.set(channel).waker.wake() {
             log::error!("cannot wake the {channel:?} channel: {error}");
         }
     }
 
-    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
         let set = match channel {
-            Channel::Cm => &mut self.cm,
-            Channel::Completion => &mut self.completion,
+            NetChannel::Cm => &mut self.cm,
+            NetChannel::Completion => &mut self.completion,
         };
         match set.poll.poll(&mut set.events, Some(Duration::ZERO)) {
             Ok(()) => {}
@@ -255,7 +255,7 @@ impl Net for TcpNet {
         let fd = entry.socket.as_raw_fd();
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.completion.poll.registry().register(&mut SourceFd(&fd), token(socket.0), interest)?;
-        entry.channel = Channel::Completion;
+        entry.channel = NetChannel::Completion;
         #[cfg(target_os = "linux")]
         if let Some(name) = self.config.host_congestion.as_ref().filter(|_| unix::is_within_host(&entry.socket)) {
             if let Err(error) = entry.socket.set_tcp_congestion(name.as_bytes()) {
@@ -358,11 +358,11 @@ impl Net for TcpNet {
     }
 
     fn open_packets(&mut self, address: SocketAddr) -> io::Result<SocketId> {
-        self.add_to(Channel::Completion, udp::bind(address)?, Interest::READABLE | Interest::WRITABLE)
+        self.add_to(NetChannel::Completion, udp::bind(address)?, Interest::READABLE | Interest::WRITABLE)
     }
 
     fn open_group(&mut self, group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<SocketId> {
-        self.add_to(Channel::Completion, udp::join(group, at, interface)?, Interest::READABLE)
+        self.add_to(NetChannel::Completion, udp::join(group, at, interface)?, Interest::READABLE)
     }
 
     #[inline]
@@ -399,7 +399,7 @@ mod tests {
     const SIZE: usize = 4096;
     const DEPTH: u32 = 8;
 
-    struct Side {
+    struct TcpNode {
         iwarp: Iwarp<TcpNet>,
         cq: CqId,
         memory: Memory,
@@ -407,7 +407,7 @@ mod tests {
         events: Vec<CmEvent>,
     }
 
-    impl Side {
+    impl TcpNode {
         fn new(config: IwarpConfig) -> Self {
             let mut iwarp = Iwarp::new(config, TcpNet::new().unwrap(), Box::new(|bytes| bytes.fill(9))).unwrap();
             let cq = iwarp.create_cq(DeviceId(0), &CqAttr::new(4 * DEPTH)).unwrap();
@@ -453,7 +453,7 @@ mod tests {
         }
     }
 
-    fn until(a: &mut Side, b: &mut Side, mut holds: impl FnMut(&mut Side, &mut Side) -> bool) {
+    fn until(a: &mut TcpNode, b: &mut TcpNode, mut holds: impl FnMut(&mut TcpNode, &mut TcpNode) -> bool) {
         patience::until("what the test waits for", || {
             if holds(a, b) {
                 return Some(());
@@ -464,7 +464,7 @@ mod tests {
         });
     }
 
-    fn connect(server: &mut Side, client: &mut Side) -> (CmId, CmId) {
+    fn connect(server: &mut TcpNode, client: &mut TcpNode) -> (CmId, CmId) {
         let listener = server.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
         let address = server.iwarp.local_address(listener).unwrap();
         let out =
@@ -493,8 +493,8 @@ mod tests {
     #[test]
     fn echoes_over_loopback() {
         for round in 0..20 {
-            let mut server = Side::new(IwarpConfig::default());
-            let mut client = Side::new(IwarpConfig::default());
+            let mut server = TcpNode::new(IwarpConfig::default());
+            let mut client = TcpNode::new(IwarpConfig::default());
             let (in_id, out_id) = connect(&mut server, &mut client);
             let (in_qp, out_qp) = (QpId(in_id.0), QpId(out_id.0));
             for echo in 0..100usize {
@@ -535,7 +535,7 @@ mod tests {
     #[test]
     fn a_peer_writes_into_a_memory_file() {
         use std::os::fd::AsFd;
-        let (mut server, mut client) = (Side::new(IwarpConfig::default()), Side::new(IwarpConfig::default()));
+        let (mut server, mut client) = (TcpNode::new(IwarpConfig::default()), TcpNode::new(IwarpConfig::default()));
         let (_, out_id) = connect(&mut server, &mut client);
         let (region, file) = Memory::new_file(8192).unwrap();
         let region = std::sync::Arc::new(region);
@@ -555,7 +555,7 @@ mod tests {
     #[test]
     fn a_request_moves_to_another_provider_or_is_refused() {
         for taken in [true, false] {
-            let [mut door, mut server, mut client] = [(); 3].map(|()| Side::new(IwarpConfig::default()));
+            let [mut door, mut server, mut client] = [(); 3].map(|()| TcpNode::new(IwarpConfig::default()));
             let listener = door.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
             assert!(matches!(
                 door.iwarp.handover().unwrap().detach(listener),
@@ -597,7 +597,7 @@ mod tests {
             client.send(out_qp, b"hello");
             until(&mut server, &mut client, |server, _| server.done.iter().any(|wc| wc.opcode == WcOpcode::Recv));
         }
-        let mut side = Side::new(IwarpConfig::default());
+        let mut side = TcpNode::new(IwarpConfig::default());
         let foreign = side.iwarp.handover().unwrap().attach(Detached::new("another", ()), Instant::now());
         assert!(matches!(foreign, Err(Error::Unsupported { .. })));
     }

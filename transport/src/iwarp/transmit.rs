@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::io;
 
 use super::fault::Fault;
-use super::requester::{Kind, Outstanding, Requester};
-use super::responder::{Request, Responder};
+use super::requester::{Outstanding, RequestKind, Requester};
+use super::responder::{Responder, ServedRequest};
 use super::stag;
 use super::startup::{Agreement, ReadyToReceive};
 use super::stream::{Stream, max_ulpdu};
@@ -37,7 +37,7 @@ const BUDGET: u64 = 4 << 20;
 
 /// A posted work request that is not completely framed.
 #[derive(Debug)]
-struct Entry {
+struct UnframedSend {
     wr_id: u64,
     op: SendOp,
     flags: SendFlags,
@@ -49,7 +49,7 @@ struct Entry {
 
 /// A posted work request that is completely framed.
 #[derive(Debug)]
-struct Framed {
+struct FramedSend {
     /// Its completion in case of success.
     done: Done,
     /// True if it completes with a response of the peer.
@@ -58,7 +58,7 @@ struct Framed {
     end: u64,
 }
 
-impl Entry {
+impl UnframedSend {
     /// Returns true if it completes with a response of the peer. A Read of length 0 does not: it is never sent.
     #[inline]
     fn is_answered(&self) -> bool {
@@ -108,8 +108,8 @@ pub(crate) struct Transmitter {
     /// True while local messages are held.
     held: bool,
     /// Work requests that are framed and not complete, and behind them those that are to be framed.
-    framed: VecDeque<Framed>,
-    queue: VecDeque<Entry>,
+    framed: VecDeque<FramedSend>,
+    queue: VecDeque<UnframedSend>,
     /// The number of completed work requests, which is the number of the oldest incomplete one.
     first: u64,
     /// The number of framed bytes of the work request at the front of the queue.
@@ -220,7 +220,7 @@ impl Transmitter {
                 let header = self.next_header(opcode, len);
                 self.stream.small_entry(&header, sge);
                 let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
-                self.framed.push_back(Framed { done, answered: false, end: self.stream.framed() });
+                self.framed.push_back(FramedSend { done, answered: false, end: self.stream.framed() });
             }
             _ => self.post_other(wr, len, requester, responder),
         }
@@ -247,7 +247,7 @@ impl Transmitter {
         // A response that is pending when this FPDU is sent goes first.
         self.answer_next = true;
         let done = Done::of(wr.wr_id, class, wr.flags, len);
-        self.framed.push_back(Framed { done, answered: class == SendClass::Read, end: self.stream.framed() });
+        self.framed.push_back(FramedSend { done, answered: class == SendClass::Read, end: self.stream.framed() });
     }
 
     /// Returns true if nothing is queued before the next FPDU, and the batch has room for it.
@@ -320,8 +320,16 @@ impl Transmitter {
     fn frame_read(&mut self, remote: &RemoteAddress, sink: &Sge, len: usize, requester: &mut Requester) {
         let sequence = Some(self.first + self.framed.len() as u64);
         let (stag, offset, len) = (sink.local_key().0, address(sink), len as u32);
-        let msn =
-            requester.push(Outstanding { kind: Kind::Read, stag, offset, sink: *sink, len, done: 0, sequence, msn: 0 });
+        let msn = requester.push(Outstanding {
+            kind: RequestKind::Read,
+            stag,
+            offset,
+            sink: *sink,
+            len,
+            done: 0,
+            sequence,
+            msn: 0,
+        });
         let (source_stag, source_offset) = (remote.key.0, remote.address);
         let read = ReadRequest { sink_stag: stag, sink_offset: offset, size: len, source_stag, source_offset };
         self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
@@ -345,7 +353,7 @@ impl Transmitter {
                 room = rest;
             }
         }
-        self.queue.push_back(Entry { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline });
+        self.queue.push_back(UnframedSend { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline });
     }
 
     /// Adds the initiator's ready-to-receive message to the stream. Its STag is 1, as that of siw, since some adapters refuse 0.
@@ -354,7 +362,7 @@ impl Transmitter {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
             ReadyToReceive::Read => {
                 let read = ReadRequest { sink_stag: 1, sink_offset: 0, size: 0, source_stag: 1, source_offset: 0 };
-                let (kind, sink) = (Kind::Read, Sge::default());
+                let (kind, sink) = (RequestKind::Read, Sge::default());
                 let request = Outstanding { kind, stag: 1, offset: 0, sink, len: 0, done: 0, sequence: None, msn: 0 };
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
@@ -388,7 +396,7 @@ impl Transmitter {
                 self.answer_next = true;
             } else if let Some(pending) = responder.front() {
                 // An atomic operation changes memory that earlier responses may still be sent from.
-                let atomic = matches!(pending.request, Request::Atomic(_));
+                let atomic = matches!(pending.request, ServedRequest::Atomic(_));
                 if atomic && self.stream.has_lent() && !cfg!(planted = "an-atomic-overtakes-an-answer") {
                     return;
                 }
@@ -489,7 +497,7 @@ impl Transmitter {
             | SendOp::WriteWithImmediate(..) => return self.entry_framed(),
         };
         let sequence = Some(self.first + self.framed.len() as u64);
-        let (kind, stag, offset, len) = (Kind::Atomic(id), sink.local_key().0, address(&sink), ATOMIC_LEN);
+        let (kind, stag, offset, len) = (RequestKind::Atomic(id), sink.local_key().0, address(&sink), ATOMIC_LEN);
         let msn = requester.push(Outstanding { kind, stag, offset, sink, len, done: 0, sequence, msn: 0 });
         self.stream.untagged(&request_header(Opcode::AtomicRequest, msn), &atomic.emit());
         self.entry_framed();
@@ -499,7 +507,7 @@ impl Transmitter {
     fn entry_framed(&mut self) {
         if let Some(entry) = self.queue.pop_front() {
             let (done, answered) = (entry.done(), entry.is_answered());
-            self.framed.push_back(Framed { done, answered, end: self.stream.framed() });
+            self.framed.push_back(FramedSend { done, answered, end: self.stream.framed() });
         }
         self.framed_part = 0;
         self.immediate_next = false;
@@ -510,13 +518,13 @@ impl Transmitter {
     fn frame_answer(&mut self, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         let Some(pending) = responder.front() else { return };
         let result = match pending.request {
-            Request::Read(read) => {
+            ServedRequest::Read(read) => {
                 let left = (read.size - pending.done) as usize;
                 let len = left.min(self.tagged_segment);
                 let last = len == left;
                 self.frame_response(&read, pending.done, len, last, keys, scope).map(|()| (len, last))
             }
-            Request::Atomic(atomic) => {
+            ServedRequest::Atomic(atomic) => {
                 let result = self.frame_atomic_response(&atomic, responder.atomic_msn, keys, scope);
                 responder.atomic_msn = responder.atomic_msn.wrapping_add(1);
                 result.map(|()| (0, true))
@@ -654,11 +662,11 @@ impl Transmitter {
     /// Returns the work requests that were posted while nothing could be sent, with the payload of the inline ones.
     pub(crate) fn leave(&mut self) -> Vec<(SendWr, Option<Box<[u8]>>)> {
         let Self { queue, inline, .. } = self;
-        let inline = |entry: &Entry| {
+        let inline = |entry: &UnframedSend| {
             let payload = inline.get(entry.inline..entry.inline + entry.len).unwrap_or_default();
             entry.flags.contains(SendFlags::INLINE).then(|| payload.into())
         };
-        let request = |entry: Entry| {
+        let request = |entry: UnframedSend| {
             (SendWr { wr_id: entry.wr_id, op: entry.op, sges: entry.sges, flags: entry.flags }, inline(&entry))
         };
         queue.drain(..).map(request).collect()
@@ -690,7 +698,7 @@ impl Transmitter {
 
 /// Frames one segment of a work request.
 #[inline]
-fn payload(stream: &mut Stream, inline: &[u8], entry: &Entry, header: &[u8], offset: usize, len: usize) {
+fn payload(stream: &mut Stream, inline: &[u8], entry: &UnframedSend, header: &[u8], offset: usize, len: usize) {
     if entry.flags.contains(SendFlags::INLINE) {
         let start = stream.begin(header);
         let from = entry.inline + offset;

@@ -140,7 +140,7 @@ pub(crate) fn parties(header: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roce::packet::{GROUP, Header};
+    use crate::roce::packet::{DatagramHeader, GROUP};
     use proptest::prelude::*;
 
     fn buffer(packet: &[u8]) -> Vec<u8> {
@@ -184,7 +184,8 @@ mod tests {
     /// The CRC is computed from the definition, over the IPv6 packet as on the wire, with ones in the fields that routers write.
     #[test]
     fn over_ipv6_the_crc_is_exact() {
-        let header = Header { destination: 17, source: 18, queue_key: 19, immediate: Some(20), solicited: false };
+        let header =
+            DatagramHeader { destination: 17, source: 18, queue_key: 19, immediate: Some(20), solicited: false };
         let (from, to) = ("[fd00::1]:7".parse().unwrap(), "[fd00::2]:4791".parse().unwrap());
         let mut octets = buffer(&[]);
         let len = header.emit(0, 0, &mut octets[HEADROOM..]);
@@ -206,7 +207,7 @@ mod tests {
         ) {
             let ip = |last: u8| if v6 { IpAddr::from([last; 16]) } else { IpAddr::from([10, 0, 0, last]) };
             let (from, to) = (SocketAddr::new(ip(1), ports.0), SocketAddr::new(ip(2), ports.1));
-            let header = Header { destination: GROUP, source: 5, queue_key: 6, immediate: None, solicited: false };
+            let header = DatagramHeader { destination: GROUP, source: 5, queue_key: 6, immediate: None, solicited: false };
             let mut octets = buffer(&[]);
             octets[HEADROOM + header.len()..HEADROOM + header.len() + payload.len()].copy_from_slice(&payload);
             let len = header.emit(1, payload.len(), &mut octets[HEADROOM..]);

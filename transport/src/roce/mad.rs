@@ -38,11 +38,11 @@ const ASKED: usize = 76;
 const ANSWERED: usize = 120;
 
 /// The octets of a message in a packet.
-pub(crate) type Octets = [u8; LEN];
+pub(crate) type MadOctets = [u8; LEN];
 
 /// A query (SIDR_REQ) for the queue pair that receives the datagrams for a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ask {
+pub(crate) struct SidrRequest {
     /// The transaction id, which is returned in the reply.
     pub(crate) transaction: u64,
     /// The request id, chosen by the querying side.
@@ -59,7 +59,7 @@ pub(crate) struct Ask {
 
 /// The result of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum SidrStatus {
     /// The service has this queue pair.
     Known {
         /// The number of the queue pair.
@@ -77,38 +77,38 @@ pub(crate) enum Status {
 
 /// The reply to a query (SIDR_REP).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct SidrReply {
     /// The transaction id of the query.
     pub(crate) transaction: u64,
-    /// See [`Ask::request`].
+    /// See [`SidrRequest::request`].
     pub(crate) request: u32,
-    /// See [`Ask::service`].
+    /// See [`SidrRequest::service`].
     pub(crate) service: u16,
     /// The result of the query.
-    pub(crate) status: Status,
+    pub(crate) status: SidrStatus,
     /// Private data, padded with zeros.
     pub(crate) data: [u8; ANSWER_DATA],
 }
 
 /// A message that is understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub(crate) enum SidrMessage {
     /// A query.
-    Ask(Box<Ask>),
+    Request(Box<SidrRequest>),
     /// A reply.
-    Answer(Box<Answer>),
+    Reply(Box<SidrReply>),
 }
 
 /// Returns the octets at an offset.
-fn at<const N: usize>(octets: &Octets, place: usize) -> Option<[u8; N]> {
+fn at<const N: usize>(octets: &MadOctets, place: usize) -> Option<[u8; N]> {
     octets.get(place..)?.first_chunk().copied()
 }
 
-fn put(octets: &mut Octets, place: usize, what: &[u8]) {
+fn put(octets: &mut MadOctets, place: usize, what: &[u8]) {
     octets[place..place + what.len()].copy_from_slice(what);
 }
 
-fn begin(attribute: u16, transaction: u64, request: u32) -> Octets {
+fn begin(attribute: u16, transaction: u64, request: u32) -> MadOctets {
     let mut octets = [0; LEN];
     put(&mut octets, 0, &CLASS);
     put(&mut octets, TRANSACTION, &transaction.to_be_bytes());
@@ -134,9 +134,9 @@ fn padded(address: IpAddr) -> [u8; 16] {
     }
 }
 
-impl Ask {
+impl SidrRequest {
     /// Returns the octets of the query.
-    pub(crate) fn emit(&self) -> Octets {
+    pub(crate) fn emit(&self) -> MadOctets {
         let mut octets = begin(SIDR_REQ, self.transaction, self.request);
         put(&mut octets, STATUS, &[0xff, 0xff]);
         put(&mut octets, REQ_SERVICE, &service(self.service));
@@ -149,7 +149,7 @@ impl Ask {
         octets
     }
 
-    fn parse(octets: &Octets) -> Option<Self> {
+    fn parse(octets: &MadOctets) -> Option<Self> {
         let address = |place| {
             let all: [u8; 16] = at(octets, place)?;
             match octets[ADDRESSES + 1] >> 4 {
@@ -170,27 +170,27 @@ impl Ask {
     }
 
     /// Returns the reply to the query, with as much of `data` as fits.
-    pub(crate) fn answer(&self, status: Status, data: &[u8]) -> Answer {
+    pub(crate) fn answer(&self, status: SidrStatus, data: &[u8]) -> SidrReply {
         let mut padded = [0; ANSWER_DATA];
         padded.iter_mut().zip(data).for_each(|(to, &from)| *to = from);
         let &Self { transaction, request, service, .. } = self;
-        Answer { transaction, request, service, status, data: padded }
+        SidrReply { transaction, request, service, status, data: padded }
     }
 }
 
-impl Answer {
+impl SidrReply {
     /// Returns the octets of the reply.
-    pub(crate) fn emit(&self) -> Octets {
+    pub(crate) fn emit(&self) -> MadOctets {
         let mut octets = begin(SIDR_REP, self.transaction, self.request);
         let status = match self.status {
-            Status::Known { number, queue_key } => {
+            SidrStatus::Known { number, queue_key } => {
                 put(&mut octets, REP_NUMBER, &((number & GROUP) << 8).to_be_bytes());
                 put(&mut octets, REP_KEY, &queue_key.to_be_bytes());
                 0
             }
-            Status::Unsupported => 1,
-            Status::Rejected => 2,
-            Status::Other(status) => status,
+            SidrStatus::Unsupported => 1,
+            SidrStatus::Rejected => 2,
+            SidrStatus::Other(status) => status,
         };
         put(&mut octets, STATUS, &[status]);
         put(&mut octets, REP_SERVICE, &service(self.service));
@@ -198,15 +198,15 @@ impl Answer {
         octets
     }
 
-    fn parse(octets: &Octets) -> Option<Self> {
+    fn parse(octets: &MadOctets) -> Option<Self> {
         let status = match octets[STATUS] {
-            0 => Status::Known {
+            0 => SidrStatus::Known {
                 number: u32::from_be_bytes(at(octets, REP_NUMBER)?) >> 8,
                 queue_key: u32::from_be_bytes(at(octets, REP_KEY)?),
             },
-            1 => Status::Unsupported,
-            2 => Status::Rejected,
-            other => Status::Other(other),
+            1 => SidrStatus::Unsupported,
+            2 => SidrStatus::Rejected,
+            other => SidrStatus::Other(other),
         };
         Some(Self {
             transaction: u64::from_be_bytes(at(octets, TRANSACTION)?),
@@ -220,14 +220,14 @@ impl Answer {
 }
 
 /// Reads a management datagram. Returns `None` unless it is a query or a reply of this port space.
-pub(crate) fn parse(octets: &[u8]) -> Option<Message> {
-    let octets: &Octets = octets.try_into().ok()?;
+pub(crate) fn parse(octets: &[u8]) -> Option<SidrMessage> {
+    let octets: &MadOctets = octets.try_into().ok()?;
     if octets[..4] != CLASS {
         return None;
     }
     match u16::from_be_bytes(at(octets, ATTRIBUTE)?) {
-        SIDR_REQ => Ask::parse(octets).map(|ask| Message::Ask(Box::new(ask))),
-        SIDR_REP => Answer::parse(octets).map(|answer| Message::Answer(Box::new(answer))),
+        SIDR_REQ => SidrRequest::parse(octets).map(|ask| SidrMessage::Request(Box::new(ask))),
+        SIDR_REP => SidrReply::parse(octets).map(|answer| SidrMessage::Reply(Box::new(answer))),
         _ => None,
     }
 }
@@ -237,8 +237,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn ask() -> Ask {
-        Ask {
+    fn ask() -> SidrRequest {
+        SidrRequest {
             transaction: 0x0102_0304_0506_0708,
             request: 0x1122_3344,
             service: 7471,
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(octets[44..60], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 2, 1]);
         assert_eq!(octets[60..76], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 2, 2]);
         assert_eq!(octets[76..], [0xda; 180]);
-        let known = Status::Known { number: 0xab_cdef, queue_key: 0x0123_4567 };
+        let known = SidrStatus::Known { number: 0xab_cdef, queue_key: 0x0123_4567 };
         let octets = ask().answer(known, b"answer").emit();
         assert_eq!(octets[16..18], [0, 0x18]);
         assert_eq!(octets[24..36], [0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0, 0xab, 0xcd, 0xef, 0]);
@@ -287,16 +287,16 @@ mod tests {
             transaction: u64, request: u32, service: u16, port: u16, v6: bool, number in 0..=GROUP, queue_key: u32, status: u8,
         ) {
             let ip = if v6 { IpAddr::from([7; 16]) } else { IpAddr::from([7; 4]) };
-            let ask = Ask { transaction, request, service, from: SocketAddr::new(ip, port), to: ip, ..ask() };
-            prop_assert_eq!(parse(&ask.emit()), Some(Message::Ask(Box::new(ask.clone()))));
+            let ask = SidrRequest { transaction, request, service, from: SocketAddr::new(ip, port), to: ip, ..ask() };
+            prop_assert_eq!(parse(&ask.emit()), Some(SidrMessage::Request(Box::new(ask.clone()))));
             let status = match status {
-                0 => Status::Known { number, queue_key },
-                1 => Status::Unsupported,
-                2 => Status::Rejected,
-                other => Status::Other(other),
+                0 => SidrStatus::Known { number, queue_key },
+                1 => SidrStatus::Unsupported,
+                2 => SidrStatus::Rejected,
+                other => SidrStatus::Other(other),
             };
             let answer = ask.answer(status, &[3; 200]);
-            prop_assert_eq!(parse(&answer.emit()), Some(Message::Answer(Box::new(answer))));
+            prop_assert_eq!(parse(&answer.emit()), Some(SidrMessage::Reply(Box::new(answer))));
         }
 
         #[test]

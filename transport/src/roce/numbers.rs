@@ -11,13 +11,13 @@ const MOST: usize = 0xff00;
 
 /// The queue pairs of a provider by number.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers {
+pub(crate) struct QueuePairNumbers {
     places: Vec<(u32, Option<Key>)>,
     /// Slots without a queue pair. The last one is the one that was released last.
     free: VecDeque<u32>,
 }
 
-impl Numbers {
+impl QueuePairNumbers {
     /// Returns a number for `key`. That of a new slot begins with `salt`, so that packets to the queue pair of an earlier process match
     /// none. Returns `None` if all numbers are in use.
     pub(crate) fn assign(&mut self, key: Key, salt: u8) -> Option<u32> {
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_number_names_one_queue_pair_and_comes_back_late() {
-        let mut numbers = Numbers::default();
+        let mut numbers = QueuePairNumbers::default();
         let keys = [1, 2, 3].map(|slot| Key::new(slot, 1));
         let first = numbers.assign(keys[0], 0xff).unwrap();
         let second = numbers.assign(keys[1], 0x12).unwrap();

@@ -24,7 +24,7 @@ pub(crate) const VARIANT: usize = 4;
 
 /// The headers of a datagram, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct DatagramHeader {
     /// The destination queue pair, 24 bits.
     pub(crate) destination: u32,
     /// The source queue pair, 24 bits.
@@ -41,7 +41,7 @@ fn be32(octets: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*octets.get(at..)?.first_chunk()?))
 }
 
-impl Header {
+impl DatagramHeader {
     /// Reads a packet without its ICRC. Also returns the range of the payload. Returns `None` if it is no datagram of the only partition.
     pub(crate) fn parse(packet: &[u8]) -> Option<(Self, Range<usize>)> {
         let &[opcode, flags, high, low, ..] = packet else { return None };
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn every_field_has_its_place() {
-        let header = Header {
+        let header = DatagramHeader {
             destination: 0x12_3456,
             source: 0x9a_bcde,
             queue_key: 0x0123_4567,
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(header.emit(7, 5, &mut packet), 28);
         let expected = b"\x64\xb0\xff\xff\x00\x12\x34\x56\x00\x00\x00\x07\x01\x23\x45\x67\x00\x9a\xbc\xdehello\0\0\0";
         assert_eq!(packet[..28], expected[..]);
-        assert_eq!(Header::parse(&packet), Some((header, 20..25)));
+        assert_eq!(DatagramHeader::parse(&packet), Some((header, 20..25)));
     }
 
     proptest! {
@@ -120,11 +120,11 @@ mod tests {
             destination in 0..=GROUP, source in 0..=GROUP, queue_key: u32, immediate: Option<u32>, solicited: bool,
             payload in 0..=MAX_PAYLOAD,
         ) {
-            let header = Header { destination, source, queue_key, immediate, solicited };
+            let header = DatagramHeader { destination, source, queue_key, immediate, solicited };
             let mut packet = vec![7; MAX_LEN];
             let len = header.emit(9, payload, &mut packet) + icrc::LEN;
             let place = header.len()..header.len() + payload;
-            prop_assert_eq!(Header::parse(&packet[..len]), Some((header, place)));
+            prop_assert_eq!(DatagramHeader::parse(&packet[..len]), Some((header, place)));
         }
 
         #[test]
@@ -133,7 +133,7 @@ mod tests {
             if let Some(first) = octets.first_mut() {
                 *first = opcode;
             }
-            if let Some((_, place)) = Header::parse(&octets) {
+            if let Some((_, place)) = DatagramHeader::parse(&octets) {
                 prop_assert!(place.start <= place.end && place.end + 4 <= octets.len());
             }
         }

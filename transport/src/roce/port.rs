@@ -14,7 +14,7 @@ const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
 
 /// The kinds of ports, by the datagrams that they receive.
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum PortKind {
     /// Receives the datagrams of an address, and queries for the services there.
     Address { services: BTreeMap<u16, Key> },
     /// Receives the datagrams of a group, at an address of an interface, for the ids in the group.
@@ -23,12 +23,12 @@ pub(crate) enum Kind {
 
 /// A UDP port of one provider.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct UdpPort {
     /// The handle of its socket.
     pub(crate) socket: Key,
     pub(crate) address: SocketAddr,
     pub(crate) interface: Interface,
-    pub(crate) kind: Kind,
+    pub(crate) kind: PortKind,
     /// Number of ids that use it.
     pub(crate) users: usize,
     /// True if it is in the ready queue.
@@ -37,8 +37,8 @@ pub(crate) struct Port {
     pub(crate) waiting: VecDeque<Key>,
 }
 
-impl Port {
-    pub(crate) fn new(socket: Key, address: SocketAddr, interface: Interface, kind: Kind) -> Self {
+impl UdpPort {
+    pub(crate) fn new(socket: Key, address: SocketAddr, interface: Interface, kind: PortKind) -> Self {
         Self { socket, address, interface, kind, users: 0, queued: false, waiting: VecDeque::new() }
     }
 
@@ -50,8 +50,8 @@ impl Port {
 
     pub(crate) fn service(&self, port: u16) -> Option<Key> {
         match &self.kind {
-            Kind::Address { services } => services.get(&port).copied(),
-            Kind::Group { .. } => None,
+            PortKind::Address { services } => services.get(&port).copied(),
+            PortKind::Group { .. } => None,
         }
     }
 }
@@ -64,8 +64,8 @@ mod tests {
     fn the_payload_is_the_largest_that_fits_the_interface() {
         let of = |mtu| {
             let address = "127.0.0.1:1".parse().unwrap();
-            let kind = Kind::Address { services: BTreeMap::new() };
-            Port::new(Key::NONE, address, Interface { index: 1, mtu }, kind).max_payload()
+            let kind = PortKind::Address { services: BTreeMap::new() };
+            UdpPort::new(Key::NONE, address, Interface { index: 1, mtu }, kind).max_payload()
         };
         assert_eq!([65536, 9000, 4191, 1500, 1280, 576, 68].map(of), [4096, 4096, 2048, 1024, 1024, 256, 256]);
     }

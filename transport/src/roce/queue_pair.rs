@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use super::frame::{self, HEADROOM};
-use super::packet::Header;
-use super::port::Port;
+use super::packet::DatagramHeader;
+use super::port::UdpPort;
 use crate::datagram::{DatagramSource, GRH_LEN};
 use crate::error::{Error, Result};
 use crate::mem::Packets;
@@ -24,7 +24,7 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 struct Sending {
     wr: SendWr,
     to: SocketAddr,
-    header: Header,
+    header: DatagramHeader,
     /// The payload of an inline send that waits for room.
     copy: Option<Box<[u8]>>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Arrival {
 
 /// A datagram queue pair.
 #[derive(Debug)]
-pub(crate) struct QueuePair {
+pub(crate) struct DatagramQueuePair {
     pub(crate) number: u32,
     /// The largest payload, octets.
     max: usize,
@@ -52,12 +52,12 @@ pub(crate) struct QueuePair {
     sends: VecDeque<Sending>,
     /// Sequence number of the next packet.
     sequence: u32,
-    phase: Phase,
+    phase: SendState,
 }
 
 /// The states of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum SendState {
     Sending,
     /// The socket is full.
     Waiting,
@@ -65,9 +65,9 @@ enum Phase {
     Over,
 }
 
-impl QueuePair {
+impl DatagramQueuePair {
     /// Creates a queue pair. Its room on the completion queues is reserved already.
-    pub(crate) fn new(id: QpId, attr: &QpAttr, number: u32, port: &Port) -> Self {
+    pub(crate) fn new(id: QpId, attr: &QpAttr, number: u32, port: &UdpPort) -> Self {
         let depth = if attr.srq.is_some() { 1 } else { attr.max_recv_wr };
         Self {
             number,
@@ -78,7 +78,7 @@ impl QueuePair {
             receives: ReceiveQueue::new(depth as usize),
             sends: VecDeque::with_capacity(attr.max_send_wr as usize),
             sequence: 0,
-            phase: Phase::Sending,
+            phase: SendState::Sending,
         }
     }
 
@@ -87,7 +87,7 @@ impl QueuePair {
         chain: &[RecvWr],
         cqs: &mut CompletionQueues,
     ) -> std::result::Result<(), PostError> {
-        self.completions.post_recv(chain, &mut self.receives, self.phase == Phase::Over, cqs)
+        self.completions.post_recv(chain, &mut self.receives, self.phase == SendState::Over, cqs)
     }
 
     /// Posts datagrams to the send queue.
@@ -100,7 +100,7 @@ impl QueuePair {
         for (posted, wr) in chain.iter().enumerate() {
             let checked = self.check(wr, addresses);
             let (to, header) = checked.map_err(|error| PostError { posted, error })?;
-            if self.phase == Phase::Over {
+            if self.phase == SendState::Over {
                 self.completions.sent(cqs, &Done::flushed(wr.wr_id));
             } else {
                 self.sends.push_back(Sending { wr: *wr, to, header, copy: None });
@@ -109,7 +109,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn check(&self, wr: &SendWr, addresses: &Slab<SocketAddr>) -> Result<(SocketAddr, Header)> {
+    fn check(&self, wr: &SendWr, addresses: &Slab<SocketAddr>) -> Result<(SocketAddr, DatagramHeader)> {
         self.completions.check_send_room(self.sends.len())?;
         let (destination, immediate) = match wr.op {
             SendOp::Datagram(destination) => (destination, None),
@@ -134,7 +134,7 @@ impl QueuePair {
                 v6.set_scope_id(self.interface);
             }
         }
-        let header = Header {
+        let header = DatagramHeader {
             destination: destination.qp_number,
             source: self.number,
             queue_key: destination.queue_key,
@@ -147,7 +147,7 @@ impl QueuePair {
     /// Returns true if datagrams are queued, and the socket may have room.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        !self.sends.is_empty() && self.phase == Phase::Sending
+        !self.sends.is_empty() && self.phase == SendState::Sending
     }
 
     /// Writes the first datagrams of the queue into an empty batch.
@@ -184,7 +184,7 @@ impl QueuePair {
 
     /// Waits for room in the socket. Copies inline payloads, whose memory the program may reuse.
     pub(crate) fn wait(&mut self) {
-        self.phase = Phase::Waiting;
+        self.phase = SendState::Waiting;
         for sending in &mut self.sends {
             if sending.wr.flags.contains(SendFlags::INLINE) && sending.copy.is_none() {
                 let mut copy = Vec::new();
@@ -196,14 +196,14 @@ impl QueuePair {
 
     /// Continues sending when the socket may have room, also for inline sends that were posted meanwhile.
     pub(crate) fn resume(&mut self) {
-        if self.phase == Phase::Waiting {
-            self.phase = Phase::Sending;
+        if self.phase == SendState::Waiting {
+            self.phase = SendState::Sending;
         }
     }
 
     /// Returns true if it waits for room.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.phase == Phase::Waiting
+        self.phase == SendState::Waiting
     }
 
     /// Puts a datagram into the next receive. The datagram is dropped if there is none, or if that is too short: the length of a datagram
@@ -233,7 +233,7 @@ impl QueuePair {
 
     /// Flushes both queues. Work requests that are posted afterwards are flushed, too.
     pub(crate) fn flush(&mut self, cqs: &mut CompletionQueues) {
-        self.phase = Phase::Over;
+        self.phase = SendState::Over;
         for Sending { wr, .. } in self.sends.drain(..) {
             self.completions.sent(cqs, &Done::flushed(wr.wr_id));
         }

@@ -11,7 +11,7 @@ use crate::mem::Span;
 use crate::mr::Access;
 use crate::slab::Key;
 use crate::soft::keys::KeyTable;
-use crate::soft::receive_queue::{Message, ReceiveQueue};
+use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use crate::soft::srq::SharedReceiveQueue;
 
 /// The cost of a record besides its payload, in bytes of the budget.
@@ -71,7 +71,7 @@ impl Incoming {
         segment: &S,
         cx: &mut RecordContext<'_>,
         mut budget: usize,
-        out: &mut impl FnMut(Message),
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<Consumed, LinkFault> {
         loop {
             let available = self.ring.available(segment)?;
@@ -142,7 +142,7 @@ impl Incoming {
         header: RecordHeader,
         at: usize,
         cx: &mut RecordContext<'_>,
-        out: &mut impl FnMut(Message),
+        out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<bool, LinkFault> {
         // Each word is loaded once.
         let word = |nth: usize| segment.peek(at + WORD * (1 + nth));

@@ -141,7 +141,7 @@ impl<S: Segment> Link<S> {
     fn post_one(&mut self, wr: &SendWr, resources: &mut Resources) -> Result<()> {
         self.completions.check_send_room(self.outgoing.len())?;
         let len = wr.sges.total_len();
-        let terms = checks::Terms {
+        let terms = checks::SendLimits {
             provider: "shm",
             attr: &self.completions.attr,
             extensions: self.extensions,

@@ -16,7 +16,7 @@ pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Fea
 
 /// The limits that a work request is checked against.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms<'a> {
+pub(crate) struct SendLimits<'a> {
     pub(crate) provider: &'static str,
     pub(crate) attr: &'a QpAttr,
     /// True if both peers agreed on the extensions.
@@ -28,7 +28,7 @@ pub(crate) struct Terms<'a> {
 
 /// Checks a work request with a payload of `len` bytes.
 #[inline]
-pub(crate) fn send(wr: &SendWr, len: usize, terms: &Terms<'_>) -> Result<()> {
+pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()> {
     if !UNCONDITIONAL.contains(wr.op.feature()) {
         request(wr, len, terms)?;
     }
@@ -43,7 +43,7 @@ pub(crate) fn send(wr: &SendWr, len: usize, terms: &Terms<'_>) -> Result<()> {
 }
 
 /// Checks the operations that are not [`UNCONDITIONAL`].
-fn request(wr: &SendWr, total: usize, terms: &Terms<'_>) -> Result<()> {
+fn request(wr: &SendWr, total: usize, terms: &SendLimits<'_>) -> Result<()> {
     let feature = wr.op.feature();
     if !(Features::READ.contains(feature) || terms.extensions && EXTENSIONS.contains(feature)) {
         return Err(Error::Unsupported { provider: terms.provider, feature: wr.op.name() });

@@ -2,7 +2,7 @@
 //! depth of the work queues.
 
 use super::cq::CompletionQueues;
-use super::receive_queue::{Message, ReceiveQueue};
+use super::receive_queue::{ReceiveQueue, ReceivedMessage};
 use super::resources::Resources;
 use crate::datagram::DatagramSource;
 use crate::error::{Error, Result};
@@ -115,7 +115,7 @@ impl Completions {
 
     /// Completes the receive that a message has filled.
     #[inline]
-    pub(crate) fn received(&mut self, cqs: &mut CompletionQueues, message: &Message) {
+    pub(crate) fn received(&mut self, cqs: &mut CompletionQueues, message: &ReceivedMessage) {
         self.recv_unpolled += 1;
         let opcode = if message.immediate.is_some() { WcOpcode::RecvWriteWithImmediate } else { WcOpcode::Recv };
         let completion = WorkCompletion::new(self.id, message.wr_id, opcode, WcStatus::Success, message.len);

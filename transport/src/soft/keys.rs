@@ -32,7 +32,7 @@ const DIRECT_OF_PART: &str =
     "direct regions of a part of a memory, or of one that peers cannot map: see Memory::new_shared";
 
 #[derive(Debug)]
-struct Region {
+struct RegionEntry {
     stag: u32,
     /// Tagged Offset of the first byte, which is its virtual address.
     base: u64,
@@ -47,7 +47,7 @@ struct Region {
     owner: Option<Key>,
 }
 
-impl Region {
+impl RegionEntry {
     fn span(&self, offset: u64, len: usize) -> std::result::Result<Span<'_>, Miss> {
         let end = offset.checked_add(len as u64).ok_or(Miss::Wrap)?;
         let limit = self.base.saturating_add(self.len as u64);
@@ -61,7 +61,7 @@ impl Region {
 /// All memory regions of a provider.
 #[derive(Debug, Default)]
 pub struct KeyTable {
-    regions: Slab<Region>,
+    regions: Slab<RegionEntry>,
     /// A hash table of STag and region, at most half full. The hash is the low bits of the STag. An STag of 0 marks an empty slot.
     index: Vec<(u32, Key)>,
     /// Number of direct regions.
@@ -99,7 +99,7 @@ impl KeyTable {
         let base = memory.as_ptr() as u64 + start as u64;
         let valid = access.intersects(Access::REMOTE);
         let memory = Arc::clone(memory);
-        let key = self.regions.insert(Region { stag, base, len, start, memory, access, valid, owner: None });
+        let key = self.regions.insert(RegionEntry { stag, base, len, start, memory, access, valid, owner: None });
         self.place(stag, key);
         self.direct += usize::from(direct);
         Ok((MrId(key), stag))
@@ -144,7 +144,7 @@ impl KeyTable {
     }
 
     #[inline]
-    fn find(&self, stag: u32) -> Option<&Region> {
+    fn find(&self, stag: u32) -> Option<&RegionEntry> {
         if stag == 0 {
             return None;
         }
@@ -190,7 +190,7 @@ impl KeyTable {
     }
 
     /// Returns a region that no peer may have mapped.
-    fn revocable(&mut self, id: MrId, feature: &'static str) -> Result<&mut Region> {
+    fn revocable(&mut self, id: MrId, feature: &'static str) -> Result<&mut RegionEntry> {
         let region = self.regions.get_mut(id.0).ok_or(STALE)?;
         if region.access.contains(Access::DIRECT) {
             return Err(Error::Unsupported { provider: "iwarp", feature });
@@ -220,7 +220,7 @@ impl KeyTable {
 
     /// Returns the region with this STag, if the peer of `connection` may name it.
     #[inline]
-    fn exposed(&self, stag: u32, connection: Key) -> std::result::Result<&Region, Miss> {
+    fn exposed(&self, stag: u32, connection: Key) -> std::result::Result<&RegionEntry, Miss> {
         self.find(stag)
             .filter(|region| region.valid && region.owner.is_none_or(|owner| owner == connection))
             .ok_or(Miss::Unknown)

@@ -8,7 +8,7 @@ use crate::wr::RecvWr;
 
 /// The completion of a receive that a message has filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
+pub(crate) struct ReceivedMessage {
     pub(crate) wr_id: u64,
     pub(crate) len: u32,
     /// The key that the peer invalidated with the message.
@@ -195,10 +195,10 @@ impl ReceiveQueue {
         len: Option<u32>,
         invalidated: Option<u32>,
         immediate: Option<u32>,
-        out: &mut impl FnMut(Message),
+        out: &mut impl FnMut(ReceivedMessage),
     ) {
         if let Some((wr_id, placed)) = self.complete() {
-            out(Message { wr_id, len: len.unwrap_or(placed), invalidated, immediate });
+            out(ReceivedMessage { wr_id, len: len.unwrap_or(placed), invalidated, immediate });
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::config::IwarpConfig;
-use super::super::net::{Channel, Net, Ready, SocketId};
+use super::super::net::{Net, NetChannel, Ready, SocketId};
 use super::super::provider::{DEVICE, Iwarp};
 use super::tape::Tape;
 use crate::cm::{CmEventKind, CmId, ConnectParam, ListenOptions};
@@ -22,8 +22,8 @@ use crate::mem::{Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::provider::{CqId, Drive, Provider};
 use crate::qp::{QpAttr, QpId};
 use crate::roce::frame::{self, HEADROOM, ROOM};
-use crate::roce::mad::{self, Ask, Status};
-use crate::roce::packet::{GROUP, Header, VARIANT};
+use crate::roce::mad::{self, SidrRequest, SidrStatus};
+use crate::roce::packet::{DatagramHeader, GROUP, VARIANT};
 use crate::roles::Datagrams;
 use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
@@ -101,12 +101,12 @@ fn nothing<T>() -> io::Result<T> {
 impl Net for Post {
     type Segment = MappedSegment;
 
-    fn channel(&self, _: Channel) -> RawFd {
+    fn channel(&self, _: NetChannel) -> RawFd {
         -1
     }
-    fn wake(&mut self, _: Channel) {}
-    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
-        if channel == Channel::Completion {
+    fn wake(&mut self, _: NetChannel) {}
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+        if channel == NetChannel::Completion {
             edges.append(&mut self.wire().edges);
         }
         Ok(false)
@@ -441,13 +441,13 @@ impl World<'_> {
 
     /// Notes a packet of this side.
     fn note(&mut self, (from, to, octets): &Packet) {
-        let (header, place) = Header::parse(octets).expect("what is sent is a datagram");
+        let (header, place) = DatagramHeader::parse(octets).expect("what is sent is a datagram");
         let mut buffer = vec![0; HEADROOM + octets.len()];
         buffer[HEADROOM..].copy_from_slice(octets);
         assert!(frame::fits(&mut buffer, octets.len(), *from, *to), "a wrong CRC");
         if header.destination == mad::QUEUE_PAIR && header.queue_key == mad::QUEUE_KEY {
             assert_eq!(place.len(), mad::LEN, "the only length there is");
-            if let Some(mad::Message::Ask(ask)) = mad::parse(&octets[place]) {
+            if let Some(mad::SidrMessage::Request(ask)) = mad::parse(&octets[place]) {
                 self.seen.push((ask.request, ask.transaction));
             }
         } else {
@@ -457,9 +457,9 @@ impl World<'_> {
 
     /// Counts a received lookup.
     fn count(&mut self, (.., octets): &Packet) {
-        let Some((header, place)) = Header::parse(octets) else { return };
+        let Some((header, place)) = DatagramHeader::parse(octets) else { return };
         let asks = header.destination == mad::QUEUE_PAIR;
-        self.questions += usize::from(asks && matches!(mad::parse(&octets[place]), Some(mad::Message::Ask(_))));
+        self.questions += usize::from(asks && matches!(mad::parse(&octets[place]), Some(mad::SidrMessage::Request(_))));
     }
 
     /// Returns a socket of this side, most of the time.
@@ -471,7 +471,7 @@ impl World<'_> {
     }
 
     /// Sends a packet of the stranger with a valid CRC.
-    fn strange(&mut self, header: Header, payload: &[u8]) {
+    fn strange(&mut self, header: DatagramHeader, payload: &[u8]) {
         let (to, from) = (self.somewhere(), self.tape.byte());
         let mut from = address(if from < 200 { 2 } else { from });
         if from.is_ipv4() != to.is_ipv4() {
@@ -497,7 +497,7 @@ impl World<'_> {
             200..=229 => GROUP,
             _ => self.tape.word(),
         };
-        let header = Header {
+        let header = DatagramHeader {
             destination,
             source: self.tape.number(),
             queue_key: if key < 240 { QUEUE_KEY } else { self.tape.word() },
@@ -515,11 +515,12 @@ impl World<'_> {
             octets[at % mad::LEN] = value;
         }
         let (destination, source) = (mad::QUEUE_PAIR, mad::QUEUE_PAIR);
-        let header = Header { destination, source, queue_key: mad::QUEUE_KEY, immediate: None, solicited: false };
+        let header =
+            DatagramHeader { destination, source, queue_key: mad::QUEUE_KEY, immediate: None, solicited: false };
         self.strange(header, &octets[..]);
     }
 
-    fn ask(&mut self) -> Ask {
+    fn ask(&mut self) -> SidrRequest {
         let seen = usize::from(self.tape.byte());
         let (request, transaction) = match self.seen.get(seen) {
             Some(seen) => *seen,
@@ -527,7 +528,7 @@ impl World<'_> {
         };
         let service = [7, 9, 1001, 3][usize::from(self.tape.byte() & 3)];
         let data = [self.tape.byte(); mad::ASK_DATA];
-        Ask { transaction, request, service, from: address(2), to: address(0).ip(), data }
+        SidrRequest { transaction, request, service, from: address(2), to: address(0).ip(), data }
     }
 
     fn strange_question(&mut self) {
@@ -537,9 +538,9 @@ impl World<'_> {
 
     fn strange_answer(&mut self) {
         let status = match self.tape.byte() % 4 {
-            0 | 1 => Status::Known { number: self.tape.word() & GROUP, queue_key: self.tape.word() },
-            2 => Status::Unsupported,
-            _ => Status::Rejected,
+            0 | 1 => SidrStatus::Known { number: self.tape.word() & GROUP, queue_key: self.tape.word() },
+            2 => SidrStatus::Unsupported,
+            _ => SidrStatus::Rejected,
         };
         let mut octets = self.ask().answer(status, &[9; 300]).emit();
         self.strange_mad(&mut octets);
@@ -691,6 +692,6 @@ impl World<'_> {
 }
 
 fn is_answer(octets: &[u8]) -> bool {
-    let parsed = Header::parse(octets).filter(|(header, _)| header.destination == mad::QUEUE_PAIR);
-    parsed.is_some_and(|(_, place)| matches!(mad::parse(&octets[place]), Some(mad::Message::Answer(_))))
+    let parsed = DatagramHeader::parse(octets).filter(|(header, _)| header.destination == mad::QUEUE_PAIR);
+    parsed.is_some_and(|(_, place)| matches!(mad::parse(&octets[place]), Some(mad::SidrMessage::Reply(_))))
 }

@@ -14,7 +14,7 @@ use super::super::wire::atomic::emit_response;
 use super::super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::super::wire::mpa::{CRC_LEN, fpdu_len};
 use super::super::wire::{
-    AtomicRequest, Header, Opcode, ReadRequest, Tagged, Terminate, TerminateCause, Untagged, crc32c,
+    AtomicRequest, Opcode, ReadRequest, SegmentHeader, Tagged, Terminate, TerminateCause, Untagged, crc32c,
 };
 use super::end::{End, seal};
 use super::tape::Tape;
@@ -393,7 +393,7 @@ impl<'a> Script<'a> {
             self.checked += len;
             let (body, sum) = fpdu.split_at(len - CRC_LEN);
             assert_eq!(sum, if self.agreement.crc { crc32c(body) } else { 0 }.to_le_bytes(), "{body:02x?}");
-            let header = Header::parse(body).unwrap_or_else(|error| panic!("{error}: {body:02x?}"));
+            let header = SegmentHeader::parse(body).unwrap_or_else(|error| panic!("{error}: {body:02x?}"));
             match header.opcode() {
                 Opcode::ReadRequest => {
                     let request = body[UNTAGGED_FPDU_HEADER_LEN..].first_chunk().expect("the whole request");

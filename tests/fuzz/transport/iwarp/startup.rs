@@ -2,7 +2,7 @@
 
 use super::super::config::MAX_READ_DEPTH;
 use super::super::startup::{
-    FrameReader, Judgement, MAX_PRIVATE_DATA_OUT, Terms, Verdict, accept, judge_reply, judge_request, reject,
+    FrameReader, Judgement, MAX_PRIVATE_DATA_OUT, StartupTerms, Verdict, accept, judge_reply, judge_request, reject,
 };
 use super::super::wire::mpa::STARTUP_HEADER_LEN;
 use super::super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
@@ -47,7 +47,7 @@ pub fn startup(tape: &[u8]) {
         let crc = choice & 64 == 0;
         let markers = choice & 128 == 0;
         for (ird, ord) in [(0, 0), (1, 7), (u16::MAX, u16::MAX)] {
-            let terms = Terms::new(crc, ird, ord, markers);
+            let terms = StartupTerms::new(crc, ird, ord, markers);
             match kind {
                 StartupKind::Request => request(&terms, &header, enhanced, markers),
                 StartupKind::Reply => reply(&terms, &header, enhanced),
@@ -57,7 +57,7 @@ pub fn startup(tape: &[u8]) {
 }
 
 /// Answers a request in both ways.
-fn request(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) {
+fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) {
     let asked = match judge_request(header, enhanced, markers) {
         Judgement::Acceptable(asked) => asked,
         Judgement::Refused(_, asked) => return refused(&reject(&asked, b"why"), header),
@@ -75,7 +75,7 @@ fn request(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>, ma
     assert!(agreement.ord <= terms.ord && agreement.ird <= MAX_READ_DEPTH.next_power_of_two(), "{agreement:?}");
     // The side that sent the request accepts this reply, if it may have made that request.
     let Some(Enhanced { ird, ord, .. }) = enhanced.filter(|_| header.revision == 2) else { return };
-    let own = Terms::new(false, ird, ord, markers);
+    let own = StartupTerms::new(false, ird, ord, markers);
     if (own.ird, own.ord) == (ird, ord) {
         if let Verdict::Accepted(of_active) = judge_reply(&own, &answer, block) {
             assert_eq!((of_active.crc, of_active.rtr.is_some()), (agreement.crc, agreement.rtr.is_some()));
@@ -93,7 +93,7 @@ fn refused(frame: &[u8], request: &StartupHeader) {
 }
 
 /// Judges a reply.
-fn reply(terms: &Terms, header: &StartupHeader, enhanced: Option<Enhanced>) {
+fn reply(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>) {
     match judge_reply(terms, header, enhanced) {
         Verdict::Accepted(agreement) => {
             assert!(!header.reject && agreement.ord <= terms.ord && agreement.ird <= terms.ird, "{agreement:?}");

@@ -12,14 +12,14 @@ use crate::mem::Memory;
 use crate::patience;
 use crate::provider::{CqId, Drive, PostError, Provider};
 use crate::roce::frame::{HEADROOM, ROOM};
-use crate::roce::packet::{Header, MAX_PAYLOAD};
+use crate::roce::packet::{DatagramHeader, MAX_PAYLOAD};
 use crate::wc::WcOpcode;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
 const DEPTH: usize = 8;
 const STRIDE: usize = 4160;
 
-struct Side {
+struct DatagramNode {
     iwarp: Iwarp<TcpNet>,
     cq: CqId,
     memory: Memory,
@@ -27,7 +27,7 @@ struct Side {
     done: Vec<WorkCompletion>,
 }
 
-impl Side {
+impl DatagramNode {
     fn new(config: IwarpConfig) -> Self {
         let mut seed = 0_u8;
         let entropy =
@@ -80,14 +80,14 @@ impl Side {
     }
 }
 
-fn until<T>(sides: &mut [&mut Side], mut found: impl FnMut(&mut [&mut Side]) -> Option<T>) -> T {
+fn until<T>(sides: &mut [&mut DatagramNode], mut found: impl FnMut(&mut [&mut DatagramNode]) -> Option<T>) -> T {
     patience::until("what the test waits for", || {
         sides.iter_mut().for_each(|side| side.turn());
         found(sides)
     })
 }
 
-fn next(sides: &mut [&mut Side], of: usize) -> CmEvent {
+fn next(sides: &mut [&mut DatagramNode], of: usize) -> CmEvent {
     until(sides, |sides| (!sides[of].events.is_empty()).then(|| sides[of].events.remove(0)))
 }
 
@@ -102,7 +102,12 @@ fn common(port: u16) -> IwarpConfig {
 }
 
 /// Queries `passive` for the queue pair behind its listener. Returns the queue pairs of both, and the destination of `active`.
-fn meet(active: &mut Side, passive: &mut Side, at: SocketAddr, from: SocketAddr) -> (QpId, QpId, DatagramPeer) {
+fn meet(
+    active: &mut DatagramNode,
+    passive: &mut DatagramNode,
+    at: SocketAddr,
+    from: SocketAddr,
+) -> (QpId, QpId, DatagramPeer) {
     let listener = passive.iwarp.listen_datagram(at, &ListenOptions::default()).unwrap();
     let at = passive.iwarp.local_address(listener).unwrap();
     let id = active.iwarp.resolve_datagram(at, Some(from), far()).unwrap();
@@ -135,7 +140,7 @@ fn a_question_an_answer_and_a_talk() {
         (common(47911), "127.0.0.1:0", "127.0.0.2:0"),
         (common(47911), "127.0.0.1:7", "127.0.0.2:0"),
     ] {
-        let (mut active, mut passive) = (Side::new(config.clone()), Side::new(config));
+        let (mut active, mut passive) = (DatagramNode::new(config.clone()), DatagramNode::new(config));
         let (at, from): (SocketAddr, SocketAddr) = (at.parse().unwrap(), from.parse().unwrap());
         let (here, there, peer) = meet(&mut active, &mut passive, at, from);
         let max = MAX_PAYLOAD;
@@ -169,7 +174,7 @@ fn a_question_an_answer_and_a_talk() {
         assert_eq!(active.done.drain(..).filter(|wc| !wc.status.is_success()).count(), DEPTH);
         active.iwarp.destroy_id(CmId(here.0), far()).unwrap();
         active.iwarp.destroy_cq(active.cq).unwrap();
-        assert!(active.iwarp.datagrams.ports.is_empty() && active.iwarp.datagrams.questions.is_empty());
+        assert!(active.iwarp.datagrams.ports.is_empty() && active.iwarp.datagrams.queries.is_empty());
         assert_eq!(active.iwarp.live, 0);
     }
 }
@@ -178,7 +183,7 @@ fn a_question_an_answer_and_a_talk() {
 fn nobody_there_and_a_no() {
     for config in [IwarpConfig::default(), common(47912)] {
         let shared = config.roce.port.is_some();
-        let (mut active, mut passive) = (Side::new(config.clone()), Side::new(config));
+        let (mut active, mut passive) = (DatagramNode::new(config.clone()), DatagramNode::new(config));
         let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let listener = passive.iwarp.listen_datagram(at, &ListenOptions::default()).unwrap();
         let there = passive.iwarp.local_address(listener).unwrap();
@@ -203,14 +208,14 @@ fn nobody_there_and_a_no() {
             }
             sides[0].iwarp.destroy_id(id, far()).unwrap();
         }
-        assert!(passive.iwarp.datagrams.asked.is_empty());
+        assert!(passive.iwarp.datagrams.received_queries.is_empty());
     }
 }
 
 /// A lost query is sent again, a lost reply is sent again, and a deadline ends both.
 #[test]
 fn questions_are_asked_again_until_their_deadline() {
-    let mut active = Side::new(IwarpConfig::default());
+    let mut active = DatagramNode::new(IwarpConfig::default());
     let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
     let start = Instant::now();
     let until = start + Duration::from_millis(900);
@@ -240,8 +245,8 @@ fn groups_reach_everyone_in_them() {
     config.roce.group_port = 47913;
     for (group, from) in [("239.77.2.9", "127.0.0.1:0"), ("ff15::4d:209", "[::1]:0")] {
         let (group, from): (IpAddr, SocketAddr) = (group.parse().unwrap(), from.parse().unwrap());
-        let (mut one, mut other) = (Side::new(config.clone()), Side::new(config.clone()));
-        let join = |side: &mut Side| {
+        let (mut one, mut other) = (DatagramNode::new(config.clone()), DatagramNode::new(config.clone()));
+        let join = |side: &mut DatagramNode| {
             let id = side.iwarp.resolve_datagram(SocketAddr::new(group, 0), Some(from), far()).unwrap();
             assert!(matches!(side.iwarp.join(id, group), Err(Error::InvalidState { .. })), "without a queue pair");
             let qp = side.qp(id, 4);
@@ -289,7 +294,7 @@ fn groups_reach_everyone_in_them() {
 }
 
 /// Sends a packet to `to` from a plain socket.
-fn send(socket: &UdpSocket, to: SocketAddr, header: Header, payload: &[u8], damage: usize) {
+fn send(socket: &UdpSocket, to: SocketAddr, header: DatagramHeader, payload: &[u8], damage: usize) {
     let mut buffer = [0; ROOM];
     let start = HEADROOM + header.len();
     buffer[start..start + payload.len()].copy_from_slice(payload);
@@ -310,7 +315,7 @@ fn strangers_meet(queue_key: u32) {
     let mut config =
         IwarpConfig { allowed_peers: Some(vec!["127.0.0.1/32".parse().unwrap()]), ..IwarpConfig::default() };
     config.roce.queue_key = queue_key;
-    let mut side = Side::new(config);
+    let mut side = DatagramNode::new(config);
     let (id, _, max) = side.iwarp.bind_datagram("127.0.0.1:0".parse().unwrap()).unwrap();
     assert_eq!(max as usize, MAX_PAYLOAD, "the loopback carries the longest");
     let qp = side.qp(id, DEPTH);
@@ -318,13 +323,13 @@ fn strangers_meet(queue_key: u32) {
     let socket = |ip: &str| UdpSocket::bind((ip, 0)).unwrap();
     let (friend, stranger) = (socket("127.0.0.1"), socket("127.0.0.9"));
     let number = side.iwarp.qp_number(qp).unwrap();
-    let good = Header { destination: number, source: 77, queue_key, immediate: None, solicited: false };
+    let good = DatagramHeader { destination: number, source: 77, queue_key, immediate: None, solicited: false };
     send(&stranger, to, good, b"from elsewhere", 0);
-    send(&friend, to, Header { queue_key: queue_key + 1, ..good }, b"another key", 0);
-    send(&friend, to, Header { destination: number + 1, ..good }, b"nobody", 0);
-    send(&friend, to, Header { destination: GROUP, ..good }, b"no group", 0);
+    send(&friend, to, DatagramHeader { queue_key: queue_key + 1, ..good }, b"another key", 0);
+    send(&friend, to, DatagramHeader { destination: number + 1, ..good }, b"nobody", 0);
+    send(&friend, to, DatagramHeader { destination: GROUP, ..good }, b"no group", 0);
     send(&friend, to, good, b"damaged", 21);
-    let mad = Header { destination: mad::QUEUE_PAIR, source: 1, queue_key: mad::QUEUE_KEY, ..good };
+    let mad = DatagramHeader { destination: mad::QUEUE_PAIR, source: 1, queue_key: mad::QUEUE_KEY, ..good };
     send(&friend, to, mad, &[0xff; mad::LEN], 0);
     send(&friend, to, mad, b"too short", 0);
     friend.send_to(&[0; 3], to).unwrap();
@@ -332,7 +337,7 @@ fn strangers_meet(queue_key: u32) {
     // This query has the kernel's form and names an unknown service. It is the only packet that gets a reply, which is as long as the
     // query.
     let data = [0; mad::ASK_DATA];
-    let ask = Ask { transaction: 1, request: 2, service: 3, from: to, to: to.ip(), data };
+    let ask = SidrRequest { transaction: 1, request: 2, service: 3, from: to, to: to.ip(), data };
     send(&friend, to, mad, &ask.emit(), 0);
     send(&friend, to, good, b"good", 0);
     let (wc, bytes) = until(&mut [&mut side], |sides| sides[0].heard());
@@ -344,7 +349,7 @@ fn strangers_meet(queue_key: u32) {
     assert_eq!((len, from), (20 + mad::LEN + 4, to));
     assert!(matches!(
         mad::parse(&answer[20..20 + mad::LEN]),
-        Some(mad::Message::Answer(answer)) if answer.status == Status::Unsupported && answer.request == 2
+        Some(mad::SidrMessage::Reply(answer)) if answer.status == SidrStatus::Unsupported && answer.request == 2
     ));
     assert!(friend.recv_from(&mut answer).is_err(), "one answer, and nothing else");
     stranger.set_nonblocking(true).unwrap();
@@ -353,7 +358,7 @@ fn strangers_meet(queue_key: u32) {
 
 #[test]
 fn addresses_of_no_device_are_refused() {
-    let mut side = Side::new(IwarpConfig::default());
+    let mut side = DatagramNode::new(IwarpConfig::default());
     for address in ["0.0.0.0:0", "[::]:7", "239.1.2.3:0"] {
         let refused = side.iwarp.bind_datagram(address.parse().unwrap());
         assert!(matches!(refused, Err(Error::NoDevice { .. })), "{address}: {refused:?}");

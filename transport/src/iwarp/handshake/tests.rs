@@ -397,7 +397,7 @@ fn only_allowed_networks_may_connect() {
 
 #[test]
 fn a_half_open_handshake_takes_little() {
-    let bytes = size_of::<Endpoint<crate::shm::MappedSegment>>()
+    let bytes = size_of::<CmEndpoint<crate::shm::MappedSegment>>()
         + size_of::<FrameReader>()
         + 4 * size_of::<crate::newcomers::NewcomerEntry<Key>>();
     assert!(bytes < 2048, "{bytes}");
@@ -415,13 +415,13 @@ impl Net for Exhausted {
     fn segment(&mut self, memory: crate::mem::Memory) -> Self::Segment {
         self.inner.segment(memory)
     }
-    fn channel(&self, channel: Channel) -> RawFd {
+    fn channel(&self, channel: NetChannel) -> RawFd {
         self.inner.channel(channel)
     }
-    fn wake(&mut self, channel: Channel) {
+    fn wake(&mut self, channel: NetChannel) {
         self.inner.wake(channel);
     }
-    fn poll(&mut self, channel: Channel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
+    fn poll(&mut self, channel: NetChannel, edges: &mut Vec<(SocketId, Ready)>) -> io::Result<bool> {
         self.inner.poll(channel, edges)
     }
     fn listen(&mut self, address: SocketAddr, backlog: u32) -> io::Result<SocketId> {

@@ -19,7 +19,7 @@ use proptest::prelude::*;
 const SIZES: [usize; 14] = [0, 1, 3, 4, 256, 257, 1423, 1424, 1425, 1426, 1428, 1429, 65536, (1 << 20) + 1];
 
 /// A queue pair, with its sent bytes in `wire`.
-struct End {
+struct TestQueuePair {
     qp: QueuePair,
     resources: Resources,
     cq: CqId,
@@ -31,7 +31,7 @@ fn agreement(crc: bool, rtr: Option<ReadyToReceive>) -> Agreement {
     Agreement { crc, ird: 2, ord: 2, rtr, markers: false }
 }
 
-impl End {
+impl TestQueuePair {
     fn new(role: Role, agreement: Agreement, emss: usize) -> Self {
         let mut resources = Resources::default();
         let cq = resources.cqs.create(256);
@@ -141,7 +141,7 @@ fn scattered(memory: &Memory, len: usize, parts: usize) -> SgeList {
 
 /// Returns the stream of messages of these sizes.
 fn stream(sizes: &[usize], crc: bool, emss: usize, parts: usize, window: usize) -> Vec<u8> {
-    let mut sender = End::new(Role::Initiator, agreement(crc, Some(ReadyToReceive::Write)), emss);
+    let mut sender = TestQueuePair::new(Role::Initiator, agreement(crc, Some(ReadyToReceive::Write)), emss);
     for (index, &len) in sizes.iter().enumerate() {
         let memory = Memory::new(len.max(1)).unwrap();
         memory.write(0, &pattern(len, index));
@@ -162,7 +162,7 @@ fn stream(sizes: &[usize], crc: bool, emss: usize, parts: usize, window: usize) 
 
 /// Receives `wire` in pieces that `next` chooses; checks every message.
 fn receive(wire: &[u8], sizes: &[usize], crc: bool, parts: usize, mut next: impl FnMut(usize) -> usize) {
-    let mut receiver = End::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
+    let mut receiver = TestQueuePair::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
     let memories: Vec<_> = sizes.iter().map(|&len| Memory::new(len.max(1)).unwrap()).collect();
     for (index, memory) in memories.iter().enumerate() {
         receiver.recv(index as u64, scattered(memory, sizes[index], parts));
@@ -207,7 +207,7 @@ fn split_at_every_byte() {
 /// The octets of real peers: an RTR Write, and a Send of five bytes.
 #[test]
 fn bytes_on_the_wire() {
-    let mut sender = End::new(Role::Initiator, agreement(true, Some(ReadyToReceive::Write)), 1448);
+    let mut sender = TestQueuePair::new(Role::Initiator, agreement(true, Some(ReadyToReceive::Write)), 1448);
     let memory = Memory::new(5).unwrap();
     memory.write(0, &[0, 1, 2, 3, 4]);
     sender.send(1, SgeList::one(memory.sge(0, 5)), SendFlags::SIGNALED);
@@ -224,7 +224,7 @@ fn one_flipped_bit_delivers_nothing_wrong() {
     for bit in 0..wire.len() * 8 {
         let mut damaged = wire.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        let mut receiver = End::new(Role::Responder, agreement(true, Some(ReadyToReceive::Write)), 1448);
+        let mut receiver = TestQueuePair::new(Role::Responder, agreement(true, Some(ReadyToReceive::Write)), 1448);
         let memories: Vec<_> = sizes.iter().map(|_| Memory::new(4096).unwrap()).collect();
         for (index, memory) in memories.iter().enumerate() {
             receiver.recv(index as u64, SgeList::one(memory.sge(0, 4096)));
@@ -284,7 +284,7 @@ fn violations() {
     ];
     for (index, (fpdu, want)) in cases.iter().enumerate() {
         for step in [1, 7, usize::MAX] {
-            let mut end = End::new(Role::Responder, agreement(false, None), 1448);
+            let mut end = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
             let memory = Memory::new(4096).unwrap();
             end.recv(1, SgeList::one(memory.sge(0, 100)));
             let result = fpdu.chunks(step.min(fpdu.len())).try_for_each(|chunk| end.deliver(chunk));
@@ -296,14 +296,14 @@ fn violations() {
             assert_eq!(got, *want, "case {index}");
         }
     }
-    let mut end = End::new(Role::Responder, agreement(false, None), 1448);
+    let mut end = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
     let Err(Fault::Violation(cause, _)) = end.deliver(&untagged(send, b"")) else { panic!() };
     assert_eq!(cause, TerminateCause::DDP_UNTAGGED_NO_BUFFER);
 }
 
 #[test]
 fn a_terminate_ends_the_stream_behind_what_was_begun() {
-    let mut a = End::new(Role::Initiator, agreement(true, None), 1448);
+    let mut a = TestQueuePair::new(Role::Initiator, agreement(true, None), 1448);
     let memory = Memory::new(8192).unwrap();
     memory.write(0, &pattern(3000, 0));
     for wr_id in 0..2 {
@@ -329,7 +329,7 @@ fn a_terminate_ends_the_stream_behind_what_was_begun() {
     memory.write(0, &[0xee; 3000]);
     let statuses: Vec<_> = a.done().iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(statuses, [(0, WcStatus::Success), (1, WcStatus::Flushed)]);
-    let mut b = End::new(Role::Responder, agreement(true, None), 1448);
+    let mut b = TestQueuePair::new(Role::Responder, agreement(true, None), 1448);
     let sink = Memory::new(8192).unwrap();
     b.recv(0, SgeList::one(sink.sge(0, 4096)));
     b.recv(1, SgeList::one(sink.sge(4096, 4096)));
@@ -345,8 +345,8 @@ fn a_terminate_ends_the_stream_behind_what_was_begun() {
 
 #[test]
 fn reads_of_nothing_are_answered_and_bounded() {
-    let mut a = End::new(Role::Initiator, agreement(true, Some(ReadyToReceive::Read)), 1448);
-    let mut b = End::new(Role::Responder, agreement(true, Some(ReadyToReceive::Read)), 1448);
+    let mut a = TestQueuePair::new(Role::Initiator, agreement(true, Some(ReadyToReceive::Read)), 1448);
+    let mut b = TestQueuePair::new(Role::Responder, agreement(true, Some(ReadyToReceive::Read)), 1448);
     a.transmit(usize::MAX);
     b.deliver(&a.wire).unwrap();
     b.qp.release();
@@ -359,7 +359,7 @@ fn reads_of_nothing_are_answered_and_bounded() {
 
 #[test]
 fn queues_are_full_until_their_completions_are_polled() {
-    let mut a = End::new(Role::Initiator, agreement(true, None), 1448);
+    let mut a = TestQueuePair::new(Role::Initiator, agreement(true, None), 1448);
     for wr_id in 0..64 {
         a.send(wr_id, SgeList::default(), SendFlags::SIGNALED);
     }
@@ -389,7 +389,7 @@ proptest! {
     fn arbitrary_bytes_do_no_harm(
         crc: bool, chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..200), 1..20),
     ) {
-        let mut end = End::new(Role::Responder, agreement(crc, None), 1448);
+        let mut end = TestQueuePair::new(Role::Responder, agreement(crc, None), 1448);
         let memory = Memory::new(4096).unwrap();
         end.recv(0, SgeList::one(memory.sge(0, 4096)));
         let _ = chunks.iter().try_for_each(|chunk| end.deliver(chunk));
@@ -406,7 +406,7 @@ proptest! {
             let at = at.index(wire.len());
             wire[at] = *byte;
         }
-        let mut end = End::new(Role::Responder, agreement(crc, None), 1448);
+        let mut end = TestQueuePair::new(Role::Responder, agreement(crc, None), 1448);
         let memory = Memory::new(4096).unwrap();
         for wr_id in 0..5 {
             end.recv(wr_id, SgeList::one(memory.sge(0, 4096)));

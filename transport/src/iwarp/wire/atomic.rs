@@ -143,12 +143,12 @@ mod tests {
     #[test]
     fn layouts_of_the_rfc() {
         use super::super::ddp::UNTAGGED_FPDU_HEADER_LEN;
-        use super::super::{Header, Opcode, Untagged};
+        use super::super::{Opcode, SegmentHeader, Untagged};
         let segment = |opcode: Opcode, queue, msn, body: &[u8]| {
             let mut out = [0; UNTAGGED_FPDU_HEADER_LEN];
             let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
             header.emit_into((18 + body.len()) as u16, &mut out);
-            assert_eq!(Header::parse(&out), Ok(Header::Untagged(header)));
+            assert_eq!(SegmentHeader::parse(&out), Ok(SegmentHeader::Untagged(header)));
             assert_eq!(opcode.max_ulpdu_len(), Some((18 + body.len()) as u16));
             [&out, body].concat()
         };

@@ -171,7 +171,7 @@ impl HeaderError {
 
 /// The header of a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Header {
+pub enum SegmentHeader {
     /// The header of a segment that names its destination by STag and offset.
     Tagged(Tagged),
     /// The header of a segment that goes to the next buffer of a queue.
@@ -248,7 +248,7 @@ fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     Ok((ddp & LAST != 0, opcode))
 }
 
-impl Header {
+impl SegmentHeader {
     /// Reads the header from octets that begin at the ULPDU_Length field and hold at least [`header_len`].
     ///
     /// A Read Request's own header, behind its untagged header, is read by [`ReadRequest`](super::ReadRequest).
@@ -360,14 +360,14 @@ mod tests {
     fn too_few_octets() {
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
         Untagged::TERMINATE.emit_into(22, &mut bytes);
-        assert_eq!(Header::parse(&bytes), Ok(Header::Untagged(Untagged::TERMINATE)));
+        assert_eq!(SegmentHeader::parse(&bytes), Ok(SegmentHeader::Untagged(Untagged::TERMINATE)));
         for have in 0..bytes.len() {
             let need = if have < 4 { 4 } else { 20 };
-            assert_eq!(Header::parse(&bytes[..have]), Err(HeaderError::Truncated { have, need }));
+            assert_eq!(SegmentHeader::parse(&bytes[..have]), Err(HeaderError::Truncated { have, need }));
         }
         // A Read Request includes its own header.
         Untagged { opcode: Opcode::ReadRequest, ..Untagged::TERMINATE }.emit_into(46, &mut bytes);
-        assert_eq!(Header::parse(&bytes), Err(HeaderError::Truncated { have: 20, need: 48 }));
+        assert_eq!(SegmentHeader::parse(&bytes), Err(HeaderError::Truncated { have: 20, need: 48 }));
     }
 
     proptest! {
@@ -380,14 +380,14 @@ mod tests {
             let header = if opcode.is_tagged() {
                 let tagged = Tagged { last, opcode, stag: word, offset };
                 tagged.emit_into(ulpdu_len, bytes.first_chunk_mut().unwrap());
-                Header::Tagged(tagged)
+                SegmentHeader::Tagged(tagged)
             } else {
                 let offset = offset as u32;
                 let untagged = Untagged { last, opcode, reserved_or_stag: word, queue, msn, offset };
                 untagged.emit_into(ulpdu_len, bytes.first_chunk_mut().unwrap());
-                Header::Untagged(untagged)
+                SegmentHeader::Untagged(untagged)
             };
-            prop_assert_eq!(Header::parse(&bytes), Ok(header));
+            prop_assert_eq!(SegmentHeader::parse(&bytes), Ok(header));
             prop_assert_eq!((header.opcode(), header.last()), (opcode, last));
             prop_assert_eq!(u16::from_be_bytes([bytes[0], bytes[1]]), ulpdu_len);
         }
@@ -398,7 +398,7 @@ mod tests {
             if let (true, Some(control)) = (sane, bytes.get_mut(2..4)) {
                 control.copy_from_slice(&[control[0] & 0xfc | 1, 0x40 | op]);
             }
-            match Header::parse(&bytes) {
+            match SegmentHeader::parse(&bytes) {
                 Err(error) => drop((error.cause(), error.to_string())),
                 Ok(header) => {
                     let ulpdu_len = u16::from_be_bytes([bytes[0], bytes[1]]);
@@ -406,11 +406,11 @@ mod tests {
                     bytes[3] &= !0x30;
                     let mut out = [0; UNTAGGED_FPDU_HEADER_LEN];
                     let len = match header {
-                        Header::Tagged(tagged) => {
+                        SegmentHeader::Tagged(tagged) => {
                             tagged.emit_into(ulpdu_len, out.first_chunk_mut().unwrap());
                             TAGGED_FPDU_HEADER_LEN
                         }
-                        Header::Untagged(untagged) => {
+                        SegmentHeader::Untagged(untagged) => {
                             untagged.emit_into(ulpdu_len, &mut out);
                             UNTAGGED_FPDU_HEADER_LEN
                         }
@@ -431,7 +431,7 @@ mod tests {
                 let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
                 bytes[..4].copy_from_slice(&[high, low, ddp, rdmap]);
                 let awaited = header_len(&[high, low, ddp, rdmap]);
-                assert_eq!(Header::parse(&bytes).err(), awaited.err());
+                assert_eq!(SegmentHeader::parse(&bytes).err(), awaited.err());
                 // The expected length never exceeds the FPDU.
                 assert!(awaited.is_ok_and(|len| len <= 2 + usize::from(ulpdu_len)) || awaited.is_err());
             }

@@ -16,7 +16,7 @@ pub mod terminate;
 pub use atomic::AtomicRequest;
 pub use cause::{Layer, TerminateCause};
 pub use crc::{Crc32c, crc32c};
-pub use ddp::{Header, HeaderError, Tagged, Untagged, header_len};
+pub use ddp::{HeaderError, SegmentHeader, Tagged, Untagged, header_len};
 pub use mpa::{Enhanced, StartupError, StartupHeader, StartupKind};
 pub use opcode::Opcode;
 pub use read::ReadRequest;

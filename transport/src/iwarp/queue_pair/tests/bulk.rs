@@ -9,9 +9,9 @@ const SEGMENT: usize = 65_483;
 const FIRST: usize = 256 * 1024;
 
 /// Delivers bytes to `end` in calls of up to `room`, `most` at a time. Returns the number of copied octets.
-fn copied(end: &mut End, mut bytes: &[u8], room: usize, most: usize) -> usize {
+fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -> usize {
     let mut copied = 0;
-    let End { qp, resources, intake, .. } = end;
+    let TestQueuePair { qp, resources, intake, .. } = end;
     while !bytes.is_empty() {
         let received = qp.receive(intake, room, &resources.keys, &mut |slices| {
             let mut now = &bytes[..bytes.len().min(most)];
@@ -34,7 +34,7 @@ fn copied(end: &mut End, mut bytes: &[u8], room: usize, most: usize) -> usize {
 /// Sends messages of these sizes to receives with room for `room` bytes each. Returns the number of copied octets.
 fn sends(sizes: &[usize], crc: bool, room: usize, most: usize) -> usize {
     let wire = stream(sizes, crc, SEGMENT, 1, usize::MAX);
-    let mut receiver = End::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
+    let mut receiver = TestQueuePair::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
     // The receives are consecutive in memory, with a small gap between them.
     let stride = room + 8;
     let memory = Memory::new(stride * sizes.len()).unwrap();
@@ -141,7 +141,7 @@ fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
         pair.a.post(0, SendOp::Read(source.remote(0)), sink.sge(0, 200_000), SendFlags::SIGNALED).unwrap();
         let request = pair.a.take_wire();
         pair.b.deliver(&request).unwrap();
-        let End { qp, resources, wire, .. } = &mut pair.b;
+        let TestQueuePair { qp, resources, wire, .. } = &mut pair.b;
         let mut calls = 0;
         let sent = qp.transmit(
             &mut |bufs| {
@@ -189,7 +189,7 @@ fn a_damaged_frame_among_many_completes_nothing() {
     for at in [250_000, 350_000, 420_000, 599_999, 650_000] {
         let mut damaged = wire.clone();
         damaged[at] ^= 1;
-        let mut receiver = End::new(Role::Responder, agreement(true, Some(ReadyToReceive::Write)), 1448);
+        let mut receiver = TestQueuePair::new(Role::Responder, agreement(true, Some(ReadyToReceive::Write)), 1448);
         let memory = Memory::new(4 * 200_000).unwrap();
         for index in 0..4 {
             receiver.recv(index as u64, SgeList::one(memory.sge(index * 200_000, 200_000)));

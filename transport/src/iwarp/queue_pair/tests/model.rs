@@ -8,7 +8,7 @@ const LEN: usize = 20_000;
 const WORDS: usize = 64;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum ModelStep {
     Send { len: usize, parts: usize, invalidate: bool },
     Write { to: usize, from: usize, len: usize, immediate: bool },
     Read { from: usize, to: usize, len: usize },
@@ -16,31 +16,32 @@ enum Step {
     Swap { word: usize, to: usize, expected: u64, swap: u64 },
 }
 
-fn step() -> impl Strategy<Value = (bool, bool, bool, Step)> {
+fn step() -> impl Strategy<Value = (bool, bool, bool, ModelStep)> {
     let len = prop_oneof![Just(0usize), 1usize..40, 1400usize..1500, 4000usize..9000];
     let place = 0usize..(LEN - 9000);
     let word = 0usize..WORDS;
     let op = prop_oneof![
-        (len.clone(), 1usize..=4, any::<bool>()).prop_map(|(len, parts, invalidate)| Step::Send {
+        (len.clone(), 1usize..=4, any::<bool>()).prop_map(|(len, parts, invalidate)| ModelStep::Send {
             len,
             parts,
             invalidate
         }),
-        (place.clone(), place.clone(), len.clone(), any::<bool>()).prop_map(|(to, from, len, immediate)| Step::Write {
+        (place.clone(), place.clone(), len.clone(), any::<bool>())
+            .prop_map(|(to, from, len, immediate)| ModelStep::Write { to, from, len, immediate }),
+        (place.clone(), place.clone(), len).prop_map(|(from, to, len)| ModelStep::Read { from, to, len }),
+        (word.clone(), place.clone(), 0u64..9).prop_map(|(word, to, add)| ModelStep::Add { word, to, add }),
+        (word, place, 0u64..9, 0u64..9).prop_map(|(word, to, expected, swap)| ModelStep::Swap {
+            word,
             to,
-            from,
-            len,
-            immediate
+            expected,
+            swap
         }),
-        (place.clone(), place.clone(), len).prop_map(|(from, to, len)| Step::Read { from, to, len }),
-        (word.clone(), place.clone(), 0u64..9).prop_map(|(word, to, add)| Step::Add { word, to, add }),
-        (word, place, 0u64..9, 0u64..9).prop_map(|(word, to, expected, swap)| Step::Swap { word, to, expected, swap }),
     ];
     (any::<bool>(), any::<bool>(), any::<bool>(), op)
 }
 
 /// The memory of one peer, and its expected contents.
-struct Side {
+struct ModelNode {
     /// The peer reads and writes it. The first words are for atomics.
     shared: Area,
     /// The sinks of local Reads.
@@ -57,8 +58,8 @@ struct Side {
     keys: Vec<u32>,
 }
 
-impl Side {
-    fn new(end: &mut End, seed: u32) -> Self {
+impl ModelNode {
+    fn new(end: &mut TestQueuePair, seed: u32) -> Self {
         let shared = end.area(LEN, Access::REMOTE, seed + 2);
         let sink = end.area(LEN, Access::LOCAL_WRITE, seed + 3);
         let source = Memory::new(LEN).unwrap();
@@ -86,10 +87,17 @@ impl Side {
 ///
 /// The operations of one peer are carried out in order. The two peers use parts of the shared memories that the operations of the other one
 /// do not touch: each shared area is changed by the peer only.
-fn post(end: &mut End, own: &mut Side, peer: &mut Side, wr_id: u64, flags: SendFlags, step: &Step) {
+fn post(
+    end: &mut TestQueuePair,
+    own: &mut ModelNode,
+    peer: &mut ModelNode,
+    wr_id: u64,
+    flags: SendFlags,
+    step: &ModelStep,
+) {
     let remote = |offset: usize| peer.shared.remote(offset);
     let (op, sges) = match *step {
-        Step::Send { len, parts, invalidate } => {
+        ModelStep::Send { len, parts, invalidate } => {
             let op = match peer.keys.pop().filter(|_| invalidate) {
                 Some(key) => SendOp::SendInvalidate(RemoteKey(key)),
                 None => SendOp::Send,
@@ -98,7 +106,7 @@ fn post(end: &mut End, own: &mut Side, peer: &mut Side, wr_id: u64, flags: SendF
             peer.inbox_used += 1;
             (op, scattered(&own.source, len, parts))
         }
-        Step::Write { to, from, len, immediate } => {
+        ModelStep::Write { to, from, len, immediate } => {
             peer.model_shared[to..to + len].copy_from_slice(&own.source.read(from, len));
             if immediate {
                 peer.inbox_used += 1;
@@ -107,17 +115,17 @@ fn post(end: &mut End, own: &mut Side, peer: &mut Side, wr_id: u64, flags: SendF
             let op = if immediate { SendOp::WriteWithImmediate(address, to as u32) } else { SendOp::Write(address) };
             (op, SgeList::one(own.source.sge(from, len)))
         }
-        Step::Read { from, to, len } => {
+        ModelStep::Read { from, to, len } => {
             own.model_sink[to..to + len].copy_from_slice(&peer.model_shared[from..from + len]);
             (SendOp::Read(remote(from)), own.sink.sge(to, len))
         }
-        Step::Add { word, to, add } => {
+        ModelStep::Add { word, to, add } => {
             let address = remote(CANARY + 8 * word);
             let old = peer.word(word, |old| old.wrapping_add(add));
             own.model_sink[to..to + 8].copy_from_slice(&old.to_ne_bytes());
             (SendOp::FetchAdd { remote: address, add }, own.sink.sge(to, 8))
         }
-        Step::Swap { word, to, expected, swap } => {
+        ModelStep::Swap { word, to, expected, swap } => {
             let address = remote(CANARY + 8 * word);
             let old = peer.word(word, |old| if old == expected { swap } else { old });
             own.model_sink[to..to + 8].copy_from_slice(&old.to_ne_bytes());
@@ -135,7 +143,7 @@ fn post(end: &mut End, own: &mut Side, peer: &mut Side, wr_id: u64, flags: SendF
 }
 
 /// Moves some bytes of a pipe.
-fn pump(from: &mut End, to: &mut End, pipe: &mut Vec<u8>, cut: usize, window: usize) {
+fn pump(from: &mut TestQueuePair, to: &mut TestQueuePair, pipe: &mut Vec<u8>, cut: usize, window: usize) {
     from.transmit(window);
     pipe.append(&mut from.wire);
     let n = cut.min(pipe.len());
@@ -155,13 +163,13 @@ proptest! {
         let mut pair = Pair::new(terms, emss);
         pair.a.qp.enable_extensions();
         pair.b.qp.enable_extensions();
-        let (mut a, mut b) = (Side::new(&mut pair.a, 1000), Side::new(&mut pair.b, 5000));
+        let (mut a, mut b) = (ModelNode::new(&mut pair.a, 1000), ModelNode::new(&mut pair.b, 5000));
         let (mut there, mut back) = (Vec::new(), Vec::new());
         let mut cut = cuts.iter().cycle().copied();
         let mut done = [Vec::new(), Vec::new()];
         for (wr_id, (by_a, fence, solicited, step)) in steps.iter().enumerate() {
             // Without the fence a Write may overtake the response to an earlier Read (RFC 5040 §5.5).
-            let fence = *fence || matches!(step, Step::Write { .. });
+            let fence = *fence || matches!(step, ModelStep::Write { .. });
             let mut flags = if fence { SendFlags::FENCE } else { SendFlags::empty() };
             flags |= if *solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
             if *by_a {

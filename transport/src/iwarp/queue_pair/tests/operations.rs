@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::super::markers::tests::strip;
-use super::super::super::wire::{Header, ReadRequest, Tagged, Untagged};
+use super::super::super::wire::{ReadRequest, SegmentHeader, Tagged, Untagged};
 use super::*;
 use crate::mr::{Access, LocalKey, RemoteKey};
 use crate::qp::SrqId;
@@ -13,8 +13,8 @@ const REMOTE: Access = Access::REMOTE;
 
 /// Two connected queue pairs, with regions by name.
 pub(super) struct Pair {
-    pub(super) a: End,
-    pub(super) b: End,
+    pub(super) a: TestQueuePair,
+    pub(super) b: TestQueuePair,
 }
 
 /// A region with canaries around it.
@@ -57,7 +57,7 @@ impl Area {
     }
 }
 
-impl End {
+impl TestQueuePair {
     pub(super) fn area(&mut self, len: usize, access: Access, stag: u32) -> Area {
         let memory = Arc::new(Memory::new(len + 2 * CANARY).unwrap());
         memory.write(0, &vec![0xc5; memory.len()]);
@@ -80,7 +80,10 @@ impl End {
 impl Pair {
     pub(super) fn new(agreement: Agreement, emss: usize) -> Self {
         let back = Agreement { ird: agreement.ord, ord: agreement.ird, ..agreement };
-        let mut pair = Self { a: End::new(Role::Initiator, agreement, emss), b: End::new(Role::Responder, back, emss) };
+        let mut pair = Self {
+            a: TestQueuePair::new(Role::Initiator, agreement, emss),
+            b: TestQueuePair::new(Role::Responder, back, emss),
+        };
         pair.b.qp.release();
         pair
     }
@@ -146,7 +149,7 @@ fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
         let op = if one_sided { SendOp::Write(remote.remote(0)) } else { SendOp::Send };
         pair.a.post(0, op, SgeList::one(source.shared_sge(0, 9000)), SIGNALED).unwrap();
         // TCP accepts a part of it, which includes the header of the first FPDU, and the remaining part later.
-        let End { qp, resources, wire, .. } = &mut pair.a;
+        let TestQueuePair { qp, resources, wire, .. } = &mut pair.a;
         let mut room = 700;
         let sent = qp.transmit(
             &mut |bufs| {
@@ -276,7 +279,7 @@ fn siw_never_sees_a_zero_length_read() {
 /// siw has more requests outstanding than the agreed depth, up to the next power of two.
 #[test]
 fn siw_may_exceed_our_depth_as_it_does() {
-    let mut end = End::new(Role::Responder, Agreement { ird: 3, ..agreement(false, None) }, 1448);
+    let mut end = TestQueuePair::new(Role::Responder, Agreement { ird: 3, ..agreement(false, None) }, 1448);
     let area = end.area(64, REMOTE, 77);
     for msn in 1..=5 {
         end.deliver(&read_request(msn, area.remote(0), 8)).unwrap();
@@ -341,7 +344,7 @@ fn responses_that_were_not_asked_for() {
     ];
     for (name, make, want) in cases {
         for step in [1, 30, usize::MAX] {
-            let mut a = End::new(Role::Initiator, agreement(false, None), 1448);
+            let mut a = TestQueuePair::new(Role::Initiator, agreement(false, None), 1448);
             let local = a.area(100, Access::LOCAL_WRITE, stag);
             let other = a.area(100, REMOTE, 79);
             let remote = RemoteAddress { address: 0x5000, key: RemoteKey(5) };
@@ -354,7 +357,7 @@ fn responses_that_were_not_asked_for() {
             assert!(local.canaries() && other.canaries() && other.bytes() == [0; 100], "{name}");
         }
     }
-    let mut a = End::new(Role::Initiator, agreement(false, None), 1448);
+    let mut a = TestQueuePair::new(Role::Initiator, agreement(false, None), 1448);
     let Err(Fault::Violation(cause, _)) = a.deliver(&response(true, 78, 0, 4)) else { panic!() };
     assert_eq!(cause, TerminateCause::DDP_LOCAL_CATASTROPHIC);
 }
@@ -362,7 +365,7 @@ fn responses_that_were_not_asked_for() {
 /// Every forbidden access, with the codes of the RFCs; nothing is touched.
 #[test]
 fn memory_that_is_not_the_peers() {
-    let mut end = End::new(Role::Responder, agreement(false, None), 1448);
+    let mut end = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
     let both = end.area(100, REMOTE, 10);
     let readable = end.area(100, Access::REMOTE_READ, 11);
     let writable = end.area(100, Access::REMOTE_WRITE, 12);
@@ -396,10 +399,10 @@ fn memory_that_is_not_the_peers() {
     };
     for (index, (at, len, write, read)) in cases.into_iter().enumerate() {
         let before: Vec<_> = areas.iter().map(|area| area.bytes()).collect();
-        let mut fresh = End::new(Role::Responder, agreement(false, None), 1448);
+        let mut fresh = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
         std::mem::swap(&mut fresh.resources.keys, &mut end.resources.keys);
         assert_eq!(got(fresh.deliver(&read_request(1, at, len))), read, "Read {index}");
-        let mut fresh2 = End::new(Role::Responder, agreement(false, None), 1448);
+        let mut fresh2 = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
         std::mem::swap(&mut fresh2.resources.keys, &mut fresh.resources.keys);
         let bytes = tagged(Opcode::Write, true, at.key.0, at.address, &vec![7; len as usize]);
         assert_eq!(got(fresh2.deliver(&bytes)), write, "Write {index}");
@@ -440,7 +443,7 @@ fn regions_taken_back_in_the_middle() {
         let wire = pair.a.take_wire();
         pair.b.deliver(&wire).unwrap();
         let mut out = Vec::new();
-        let End { qp, resources, .. } = &mut pair.b;
+        let TestQueuePair { qp, resources, .. } = &mut pair.b;
         let sent = qp.transmit(
             &mut |bufs| match out.len() {
                 0 => {
@@ -519,12 +522,12 @@ fn a_send_takes_an_stag_back() {
 
 #[test]
 fn what_cannot_be_posted() {
-    let mut end = End::new(Role::Initiator, Agreement { ord: 0, ..agreement(true, None) }, 1448);
+    let mut end = TestQueuePair::new(Role::Initiator, Agreement { ord: 0, ..agreement(true, None) }, 1448);
     let local = end.area(16, Access::LOCAL_WRITE, 78);
     let remote = RemoteAddress { address: 0, key: RemoteKey(5) };
     let sge = local.sge(0, 8);
     assert!(matches!(end.post(0, SendOp::Read(remote), sge, SIGNALED), Err(Error::OutOfRange { value: 0, .. })));
-    let mut end = End::new(Role::Initiator, agreement(true, None), 1448);
+    let mut end = TestQueuePair::new(Role::Initiator, agreement(true, None), 1448);
     let local = end.area(16, Access::LOCAL_WRITE, 78);
     let fixed = end.area(16, REMOTE, 79);
     let mut two = local.sge(0, 8);
@@ -547,7 +550,7 @@ fn what_cannot_be_posted() {
 /// A peer that serves no Reads, which is known only after the connection is established.
 #[test]
 fn a_read_that_nobody_serves() {
-    let mut cqs_end = End::new(Role::Initiator, Agreement { ord: 0, ..agreement(true, None) }, 1448);
+    let mut cqs_end = TestQueuePair::new(Role::Initiator, Agreement { ord: 0, ..agreement(true, None) }, 1448);
     let local = cqs_end.area(16, Access::LOCAL_WRITE, 78);
     cqs_end.qp.live = false;
     let remote = RemoteAddress { address: 0, key: RemoteKey(5) };
@@ -562,7 +565,7 @@ fn a_read_that_nobody_serves() {
 /// Responses and local messages alternate, and the segments of two messages are never mixed.
 #[test]
 fn answers_and_sends_take_turns() {
-    let mut end = End::new(Role::Responder, Agreement { ird: 8, ..agreement(false, None) }, 1448);
+    let mut end = TestQueuePair::new(Role::Responder, Agreement { ird: 8, ..agreement(false, None) }, 1448);
     end.qp.release();
     let area = end.area(4000, REMOTE, 77);
     for msn in 1..=4 {
@@ -576,7 +579,7 @@ fn answers_and_sends_take_turns() {
     let mut kinds = Vec::new();
     let mut at = 0;
     while at < wire.len() {
-        let header = Header::parse(&wire[at..]).unwrap();
+        let header = SegmentHeader::parse(&wire[at..]).unwrap();
         kinds.push((header.opcode() == Opcode::ReadResponse, header.last()));
         at += super::super::super::wire::mpa::fpdu_len(usize::from(u16::from_be_bytes([wire[at], wire[at + 1]])));
     }
@@ -657,8 +660,8 @@ fn extensions_without_agreement() {
 #[test]
 fn markers_where_they_are_required() {
     for crc in [true, false] {
-        let mut marked = End::new(Role::Initiator, Agreement { markers: true, ..agreement(crc, None) }, 1448);
-        let mut plain = End::new(Role::Initiator, agreement(crc, None), 1448);
+        let mut marked = TestQueuePair::new(Role::Initiator, Agreement { markers: true, ..agreement(crc, None) }, 1448);
+        let mut plain = TestQueuePair::new(Role::Initiator, agreement(crc, None), 1448);
         // The segments have the same size: the markers take room from the payload.
         plain.qp.set_max_segment(1448 - 12);
         let memory = Memory::new(1 << 20).unwrap();
@@ -695,7 +698,7 @@ fn markers_where_they_are_required() {
 
 #[test]
 fn receives_from_a_shared_queue() {
-    let mut end = End::new(Role::Responder, agreement(true, None), 1448);
+    let mut end = TestQueuePair::new(Role::Responder, agreement(true, None), 1448);
     let srq = end.resources.create_srq(3);
     let attr = *end.qp.attr();
     let mut qps: Vec<QueuePair> = (0..2)
@@ -748,7 +751,7 @@ fn receives_from_a_shared_queue() {
 /// A receive that a queue pair has begun to fill returns to the head of its shared queue when the queue pair is destroyed.
 #[test]
 fn a_shared_receive_that_was_begun_goes_back() {
-    let mut end = End::new(Role::Responder, agreement(true, None), 1448);
+    let mut end = TestQueuePair::new(Role::Responder, agreement(true, None), 1448);
     let srq = end.resources.create_srq(1);
     let attr = *end.qp.attr();
     let memory = Memory::new(4096).unwrap();

@@ -6,11 +6,11 @@ mod pcap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::super::requester::{Kind, Outstanding};
-use super::super::super::startup::{FrameReader, Judgement, Terms, Verdict, judge_reply, judge_request};
+use super::super::super::requester::{Outstanding, RequestKind};
+use super::super::super::startup::{FrameReader, Judgement, StartupTerms, Verdict, judge_reply, judge_request};
 use super::super::super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::super::super::wire::mpa::fpdu_len;
-use super::super::super::wire::{Enhanced, Header, ReadRequest, StartupHeader, StartupKind};
+use super::super::super::wire::{Enhanced, ReadRequest, SegmentHeader, StartupHeader, StartupKind};
 use super::*;
 use crate::mem::Sge;
 use crate::mr::Access;
@@ -18,7 +18,7 @@ use pcap::Capture;
 
 /// The end of a stream, from the local view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum StreamOutcome {
     /// The stream ends without a Terminate.
     Good,
     /// The local side sends this Terminate.
@@ -28,7 +28,7 @@ enum Outcome {
     /// No connection was established.
     NoStartup,
 }
-use Outcome::{Good, NoStartup, Refused, Told};
+use StreamOutcome::{Good, NoStartup, Refused, Told};
 use TerminateCause as Cause;
 
 /// The name, the outcome as the server that the client talked to, and the outcome as the client.
@@ -36,7 +36,7 @@ use TerminateCause as Cause;
 /// The differences from the kernel are: this provider refuses a Send that is too long with the code of RFC 5041 (24), accepts 0x3fff in a
 /// reply as RFC 6581 defines it (30), accepts frames that share a read with a startup frame (31, 32), and refuses a Read without the right
 /// to read (34).
-const OUTCOMES: &[(&str, Outcome, Outcome)] = &[
+const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("01-rping-nocrc", Good, Good),
     ("02-rping-crc-p2p-rtrwrite", Good, Good),
     ("03-siw-siw-all-ops-mss1448", Good, Good),
@@ -84,16 +84,16 @@ fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<En
 }
 
 /// Returns the FPDUs of a stream, each with its offset.
-fn fpdus(stream: &[u8]) -> Vec<(usize, Header, Option<ReadRequest>, &[u8])> {
+fn fpdus(stream: &[u8]) -> Vec<(usize, SegmentHeader, Option<ReadRequest>, &[u8])> {
     let mut out = Vec::new();
     let mut at = 0;
     while at + 4 <= stream.len() {
         let ulpdu = usize::from(u16::from_be_bytes([stream[at], stream[at + 1]]));
         let fpdu = &stream[at..at + fpdu_len(ulpdu)];
-        if let Ok(header) = Header::parse(fpdu) {
+        if let Ok(header) = SegmentHeader::parse(fpdu) {
             let len = match header {
-                Header::Tagged(_) => TAGGED_FPDU_HEADER_LEN,
-                Header::Untagged(_) => UNTAGGED_FPDU_HEADER_LEN,
+                SegmentHeader::Tagged(_) => TAGGED_FPDU_HEADER_LEN,
+                SegmentHeader::Untagged(_) => UNTAGGED_FPDU_HEADER_LEN,
             };
             let payload = &fpdu[len..2 + ulpdu];
             let read = payload.first_chunk().filter(|_| header.opcode() == Opcode::ReadRequest);
@@ -115,7 +115,7 @@ fn regions(incoming: &[u8], own: &[u8]) -> BTreeMap<u32, (u64, u64)> {
     };
     for (_, header, read, payload) in fpdus(incoming) {
         match (header, read) {
-            (Header::Tagged(tagged), _) if tagged.opcode == Opcode::Write => {
+            (SegmentHeader::Tagged(tagged), _) if tagged.opcode == Opcode::Write => {
                 add(tagged.stag, tagged.offset, payload.len());
             }
             (_, Some(read)) => add(read.source_stag, read.source_offset, read.size as usize),
@@ -146,12 +146,12 @@ fn answers(stream: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Plays one peer. `cut` splits the received bytes.
-fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
+fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOutcome {
     let (incoming, own) = match as_server {
         true => (&capture.client_to_server, &capture.server_to_client),
         false => (&capture.server_to_client, &capture.client_to_server),
     };
-    let terms = Terms::new(false, 8, 8, false);
+    let terms = StartupTerms::new(false, 8, 8, false);
     let (kind, other) = match as_server {
         true => (StartupKind::Request, StartupKind::Reply),
         false => (StartupKind::Reply, StartupKind::Request),
@@ -168,7 +168,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
     let crc = header.crc || mine.is_some_and(|(header, _, _)| header.crc);
     let ird = mine.and_then(|(_, enhanced, _)| enhanced).map_or(8, |enhanced| enhanced.ird.min(128));
     let role = if as_server { Role::Responder } else { Role::Initiator };
-    let mut end = End::new(role, Agreement { crc, ird, ord: 64, rtr: None, markers: false }, 1448);
+    let mut end = TestQueuePair::new(role, Agreement { crc, ird, ord: 64, rtr: None, markers: false }, 1448);
     end.qp.release();
     let own_fpdus = &own[mine.map_or(own.len(), |(_, _, begin)| begin)..];
     let quoted = |number: &str| name.starts_with(number);
@@ -201,7 +201,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> Outcome {
                 let at = at + own.len() - own_fpdus.len();
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
                     let (stag, offset, len) = (read.sink_stag, read.sink_offset, read.size);
-                    let (kind, sequence) = (Kind::Read, None);
+                    let (kind, sequence) = (RequestKind::Read, None);
                     end.qp.requester.push(Outstanding {
                         kind,
                         stag,

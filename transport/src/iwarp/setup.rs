@@ -11,13 +11,13 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::config::SharedMemoryPolicy;
-use super::door::{Greeted, Meeting, Visitor};
-use super::endpoint::{Endpoint, State};
+use super::endpoint::{CmEndpoint, EndpointState};
 use super::handshake::is_exhaustion;
-use super::net::{Channel, Net, SocketId};
+use super::net::{Net, NetChannel, SocketId};
 use super::provider::{Iwarp, Owner};
 use super::queue_pair::Role;
-use super::startup::{Agreement, Asked};
+use super::setup_listener::{NewPeer, SegmentSetup, SentSegment};
+use super::startup::{Agreement, RequestTerms};
 use crate::cm::{CmEventKind, ConnectFailure};
 use crate::mem::{Memory, Sharing, Window};
 use crate::shm::greeting::{HELLO_LEN, Hello, NAME_LEN, Offer, is_same_secret};
@@ -27,7 +27,7 @@ use crate::shm::segment::{self, SegmentSide};
 use crate::slab::Key;
 
 /// The largest number of peers that are accepted at a time.
-const ADMITTED: usize = 64;
+const MAX_ACCEPTS: usize = 64;
 /// The longest time that an accepted peer has to send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 /// The prefix of the listener's abstract name; random digits follow.
@@ -37,19 +37,19 @@ impl<N: Net> Iwarp<N> {
     // The passive side.
 
     /// Creates an offer for a peer that may use shared memory.
-    pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &Asked) -> Option<Offer> {
+    pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &RequestTerms) -> Option<Offer> {
         if self.config.shared_memory == SharedMemoryPolicy::Off || !asked.local || !self.net.is_local(socket) {
             return None;
         }
-        let name = self.door()?;
+        let name = self.listener_name()?;
         let mut secret = [0; 16];
         (self.entropy)(&mut secret);
         Some(Offer { name, secret, key })
     }
 
     /// Returns the name of the listener, which is opened for the first offer.
-    fn door(&mut self) -> Option<[u8; NAME_LEN]> {
-        if let Some((_, name)) = self.links.door.open {
+    fn listener_name(&mut self) -> Option<[u8; NAME_LEN]> {
+        if let Some((_, name)) = self.links.listener.open {
             return Some(name);
         }
         let mut name = [0; NAME_LEN];
@@ -60,65 +60,65 @@ impl<N: Net> Iwarp<N> {
         name[..NAME.len()].copy_from_slice(NAME);
         match self.net.listen_local(&name) {
             Ok(socket) => {
-                self.own(socket, Owner::Door);
-                self.links.door.open = Some((socket, name));
+                self.own(socket, Owner::SetupListener);
+                self.links.listener.open = Some((socket, name));
                 Some(name)
             }
             Err(error) => {
-                log::debug!("no socket where peers of this host could come: {error}; connections stay on TCP");
+                log::debug!("cannot listen for peers within the host: {error}; connections stay on TCP");
                 None
             }
         }
     }
 
     /// Accepts the peers that have connected to the listener.
-    pub(super) fn admit(&mut self, now: Instant) {
-        let Some((door, _)) = self.links.door.open else { return };
-        if self.links.door.rests_until.is_some_and(|until| now < until) {
+    pub(super) fn accept_local_peers(&mut self, now: Instant) {
+        let Some((listener, _)) = self.links.listener.open else { return };
+        if self.links.listener.paused_until.is_some_and(|until| now < until) {
             return;
         }
-        self.links.door.rests_until = None;
-        for _ in 0..ADMITTED {
-            match self.net.accept_local(door) {
+        self.links.listener.paused_until = None;
+        for _ in 0..MAX_ACCEPTS {
+            match self.net.accept_local(listener) {
                 Ok(socket) => {
                     let deadline = now + HELLO_TIMEOUT;
-                    let (key, oldest) = self.links.door.add(socket, deadline);
-                    self.own(socket, Owner::Visitor(key));
-                    self.push_deadline(deadline, Owner::Visitor(key));
+                    let (key, oldest) = self.links.listener.add(socket, deadline);
+                    self.own(socket, Owner::NewPeer(key));
+                    self.push_deadline(deadline, Owner::NewPeer(key));
                     if let Some(oldest) = oldest {
                         self.close(oldest.socket, false);
                     }
-                    self.hear_visitor(key);
+                    self.read_hello(key);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // The peer stays in the backlog, and raises no further edge.
                 Err(error) if is_exhaustion(&error) => {
-                    log::debug!("peers of this host are not let in for a while: {error}");
+                    log::debug!("cannot accept peers within the host for now: {error}");
                     let until = now + self.config.accept_backoff;
-                    self.links.door.rests_until = Some(until);
-                    return self.push_deadline(until, Owner::Door);
+                    self.links.listener.paused_until = Some(until);
+                    return self.push_deadline(until, Owner::SetupListener);
                 }
                 // The peer belongs to another user. It sees the end of its socket, and stays on TCP.
-                Err(error) => log::debug!("a peer of this host is not let in: {error}"),
+                Err(error) => log::debug!("cannot accept a peer within the host: {error}"),
             }
         }
         // The remaining peers raise no further edge. No listener has this key: it stands for the listener within the host.
-        self.net.wake(Channel::Cm);
+        self.net.wake(NetChannel::Cm);
         self.handshakes.backlog.push_back(Key::NONE);
     }
 
     /// Reads the hello of a peer.
-    pub(super) fn hear_visitor(&mut self, key: Key) {
-        let Some(&Visitor { socket, .. }) = self.links.door.visitors.get(key) else { return };
+    pub(super) fn read_hello(&mut self, key: Key) {
+        let Some(&NewPeer { socket, .. }) = self.links.listener.new_peers.get(key) else { return };
         let mut room = [0; HELLO_LEN + 1];
         let heard = match self.net.take(socket, &mut room) {
             Ok((len, file)) => Hello::parse(room.get(..len).unwrap_or_default()).zip(file),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(_) => None,
         };
-        self.links.door.visitors.remove(key);
-        let result = heard.ok_or_else(|| "it says no hello".to_owned()).and_then(|(hello, file)| {
-            self.receive_guest(&hello, socket, file).map_err(|why| format!("connection {}: {why}", hello.key))
+        self.links.listener.new_peers.remove(key);
+        let result = heard.ok_or_else(|| "it sent no valid hello".to_owned()).and_then(|(hello, file)| {
+            self.accept_segment(&hello, socket, file).map_err(|why| format!("connection {}: {why}", hello.key))
         });
         if let Err(why) = result {
             log::debug!("a peer of this host stays on TCP: {why}");
@@ -127,26 +127,26 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Closes the socket of a peer that has sent no hello in time.
-    pub(super) fn send_away(&mut self, key: Key) {
-        if let Some(visitor) = self.links.door.visitors.remove(key) {
-            self.close(visitor.socket, false);
+    pub(super) fn close_new_peer(&mut self, key: Key) {
+        if let Some(peer) = self.links.listener.new_peers.remove(key) {
+            self.close(peer.socket, false);
         }
     }
 
     /// Accepts the segment of a peer with an offer.
-    fn receive_guest(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
+    fn accept_segment(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
         let Some(endpoint) = self.endpoints.get_mut(hello.key) else { return Err("it has ended".into()) };
-        match endpoint.meeting.as_deref() {
-            Some(Meeting::Offered(secret)) if is_same_secret(&hello.secret, secret) => {}
+        match endpoint.setup.as_deref() {
+            Some(SegmentSetup::Offered(secret)) if is_same_secret(&hello.secret, secret) => {}
             _ => return Err("the secret is not that of its offer".into()),
         }
         let window = Window::map(&file, segment::LEN, Sharing::Write).map_err(|error| error.to_string())?;
         let memory = window.into_memory().map_err(|_| "its segment cannot be written")?;
         let segment = self.net.segment(memory);
         self.net.pass(socket, &ACCEPTED_PACKET, None).map_err(|error| error.to_string())?;
-        self.own(socket, Owner::Meeting(hello.key));
+        self.own(socket, Owner::Setup(hello.key));
         if let Some(endpoint) = self.endpoints.get_mut(hello.key) {
-            endpoint.meeting = Some(Box::new(Meeting::Met(socket, segment)));
+            endpoint.setup = Some(Box::new(SegmentSetup::Accepted(socket, segment)));
         }
         Ok(())
     }
@@ -154,12 +154,12 @@ impl<N: Net> Iwarp<N> {
     /// Leaves the stream of a connection if the peer has left it. Returns true if so.
     pub(super) fn follow(&mut self, key: Key, now: Instant) -> bool {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return false };
-        match endpoint.meeting.as_deref() {
-            Some(Meeting::Met(_, segment)) if Link::has_begun(segment, SegmentSide::Passive) => {}
+        match endpoint.setup.as_deref() {
+            Some(SegmentSetup::Accepted(_, segment)) if Link::has_begun(segment, SegmentSide::Passive) => {}
             _ => return false,
         }
-        if let Some(Meeting::Met(socket, segment)) = endpoint.meeting.take().map(|meeting| *meeting) {
-            self.move_in(key, socket, segment, SegmentSide::Passive, now);
+        if let Some(SegmentSetup::Accepted(socket, segment)) = endpoint.setup.take().map(|setup| *setup) {
+            self.enter_segment(key, socket, segment, SegmentSide::Passive, now);
             self.set_deadline(key, None);
             self.announce(key);
         }
@@ -169,24 +169,24 @@ impl<N: Net> Iwarp<N> {
     // The active side.
 
     /// Returns true if the peer of a connected socket is to be asked for an offer.
-    pub(super) fn asks_for_offer(&self, socket: SocketId) -> bool {
+    pub(super) fn requests_offer(&self, socket: SocketId) -> bool {
         self.config.shared_memory != SharedMemoryPolicy::Off && self.net.is_local(socket)
     }
 
     /// Continues after the reply that accepts a connection: in shared memory if the peer offers it, or else over the stream.
     pub(super) fn accepted(&mut self, key: Key, peer: SocketAddr, agreement: Agreement, data: &[u8], now: Instant) {
         let socket = self.endpoints.get(key).and_then(|endpoint| endpoint.socket);
-        let asked = socket.is_some_and(|socket| self.asks_for_offer(socket));
+        let asked = socket.is_some_and(|socket| self.requests_offer(socket));
         let offer = if asked { Offer::split(data) } else { None };
         let private_data: Box<[u8]> = offer.as_ref().map_or(data, |(data, _)| *data).into();
         let why = match offer {
-            Some((_, offer)) => match self.greet(&offer) {
+            Some((_, offer)) => match self.send_hello(&offer) {
                 Ok((socket, segment)) => {
-                    self.transition(key, State::Meeting(peer));
-                    self.own(socket, Owner::Meeting(key));
+                    self.transition(key, EndpointState::SettingUp(peer));
+                    self.own(socket, Owner::Setup(key));
                     if let Some(endpoint) = self.endpoints.get_mut(key) {
-                        let greeted = Greeted { socket, segment, agreement, private_data };
-                        endpoint.meeting = Some(Box::new(Meeting::Greeted(Box::new(greeted))));
+                        let sent = SentSegment { socket, segment, agreement, private_data };
+                        endpoint.setup = Some(Box::new(SegmentSetup::Sent(Box::new(sent))));
                         let at_most = now + self.config.within_host.meeting_timeout;
                         let deadline = endpoint.deadline.map_or(at_most, |deadline| deadline.min(at_most));
                         self.set_deadline(key, Some(deadline));
@@ -198,11 +198,11 @@ impl<N: Net> Iwarp<N> {
             None if asked => "the peer offers none".into(),
             None => "the peer is not on this host".into(),
         };
-        self.stay(key, peer, &agreement, private_data, &why, now);
+        self.stay_on_stream(key, peer, &agreement, private_data, &why, now);
     }
 
     /// Sends a hello to the peer that has made an offer.
-    fn greet(&mut self, offer: &Offer) -> io::Result<(SocketId, N::Segment)> {
+    fn send_hello(&mut self, offer: &Offer) -> io::Result<(SocketId, N::Segment)> {
         let mut memory = Memory::new_shared(segment::LEN, Sharing::Write)?;
         let file = memory.take_file();
         let socket = self.net.connect_local(&offer.name)?;
@@ -217,60 +217,60 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Continues the setup after an edge on its Unix socket.
-    pub(super) fn meet(&mut self, key: Key, now: Instant) {
+    pub(super) fn continue_setup(&mut self, key: Key, now: Instant) {
         if self.follow(key, now) {
             return;
         }
-        let Some(Endpoint { meeting: Some(meeting), .. }) = self.endpoints.get_mut(key) else { return };
-        let Some(socket) = meeting.socket() else { return };
+        let Some(CmEndpoint { setup: Some(setup), .. }) = self.endpoints.get_mut(key) else { return };
+        let Some(socket) = setup.socket() else { return };
         let mut room = [0; 8];
         let why = match self.net.take(socket, &mut room) {
             Ok((0, _)) => "the peer has refused".to_owned(),
             Ok((len, _)) => {
                 let accepted = Packet::parse(room.get(..len).unwrap_or_default()) == Packet::Accepted;
-                if accepted && matches!(**meeting, Meeting::Greeted(_)) {
-                    self.lead(key, now);
+                if accepted && matches!(**setup, SegmentSetup::Sent(_)) {
+                    self.leave_stream(key, now);
                 }
                 return;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => error.to_string(),
         };
-        self.give_up_meeting(key, &why, now);
+        self.end_setup(key, &why, now);
     }
 
     /// Leaves the stream of a connection first, on the active side.
-    fn lead(&mut self, key: Key, now: Instant) {
+    fn leave_stream(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        let Some(Meeting::Greeted(greeted)) = endpoint.meeting.take().map(|meeting| *meeting) else { return };
-        let Greeted { socket, segment, agreement, private_data } = *greeted;
+        let Some(SegmentSetup::Sent(sent)) = endpoint.setup.take().map(|setup| *setup) else { return };
+        let SentSegment { socket, segment, agreement, private_data } = *sent;
         endpoint.announced = true;
         if let Some(qp) = endpoint.qp.as_mut() {
             qp.read_depth = agreement.read_depth();
         }
-        self.transition(key, State::Live);
+        self.transition(key, EndpointState::Live);
         self.set_deadline(key, None);
         self.raise(key, CmEventKind::Established { private_data, read_depth: agreement.read_depth() });
-        self.move_in(key, socket, segment, SegmentSide::Active, now);
+        self.enter_segment(key, socket, segment, SegmentSide::Active, now);
     }
 
     /// Ends the setup. The connection stays on its stream.
-    pub(super) fn give_up_meeting(&mut self, key: Key, why: &str, now: Instant) {
+    pub(super) fn end_setup(&mut self, key: Key, why: &str, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
-        let Some(meeting) = endpoint.meeting.take() else { return };
-        if let Some(socket) = meeting.socket() {
+        let Some(setup) = endpoint.setup.take() else { return };
+        if let Some(socket) = setup.socket() {
             self.close(socket, false);
         }
-        match (*meeting, self.endpoints.get(key).map(|endpoint| &endpoint.state)) {
-            (Meeting::Greeted(greeted), Some(&State::Meeting(peer))) => {
-                self.stay(key, peer, &greeted.agreement, greeted.private_data, why, now);
+        match (*setup, self.endpoints.get(key).map(|endpoint| &endpoint.state)) {
+            (SegmentSetup::Sent(sent), Some(&EndpointState::SettingUp(peer))) => {
+                self.stay_on_stream(key, peer, &sent.agreement, sent.private_data, why, now);
             }
             _ => log::debug!("connection {key} stays on TCP: {why}"),
         }
     }
 
     /// Continues over the stream on the active side.
-    fn stay(
+    fn stay_on_stream(
         &mut self,
         key: Key,
         peer: SocketAddr,
@@ -287,7 +287,7 @@ impl<N: Net> Iwarp<N> {
             log::debug!("{peer}: over TCP, not in shared memory: {why}");
         }
         let Some(socket) = self.endpoints.get(key).and_then(|endpoint| endpoint.socket) else { return };
-        self.transition(key, State::Live);
+        self.transition(key, EndpointState::Live);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.announced = true;
         }
@@ -299,7 +299,7 @@ impl<N: Net> Iwarp<N> {
     // Both sides.
 
     /// Moves a live connection into its segment, and closes its stream.
-    fn move_in(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: SegmentSide, now: Instant) {
+    fn enter_segment(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: SegmentSide, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(qp) = endpoint.qp.take() else { return };
         let mut link = Link::new(segment, side, qp.read_depth, qp.leave());
@@ -330,6 +330,6 @@ impl<N: Net> Iwarp<N> {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.enqueue(key, &mut self.ready);
         }
-        self.net.wake(Channel::Completion);
+        self.net.wake(NetChannel::Completion);
     }
 }
