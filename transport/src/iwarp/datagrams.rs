@@ -168,9 +168,9 @@ impl<N: Net> Iwarp<N> {
     /// Releases everything that an id holds. A peer that waits for its reply is rejected.
     pub(super) fn release_datagram(&mut self, key: Key, mut id: DatagramId) {
         self.forget_query(key, &id.phase);
-        if let DatagramPhase::Offered(ask, to) = &id.phase {
-            let answer = ask.answer(SidrStatus::Rejected, &[]).emit();
-            self.send_mad(id.port, *to, &answer);
+        if let DatagramPhase::Offered(query, to) = &id.phase {
+            let reply = query.reply(SidrStatus::Rejected, &[]).emit();
+            self.send_mad(id.port, *to, &reply);
         }
         for (_, port) in std::mem::take(&mut id.groups) {
             self.leave_group(key, port);
@@ -199,13 +199,13 @@ impl<N: Net> Iwarp<N> {
     /// Forgets the query that an id has sent or received.
     fn forget_query(&mut self, key: Key, phase: &DatagramPhase) {
         match phase {
-            DatagramPhase::Querying(asking) => {
-                self.datagrams.queries.remove(&asking.ask.request);
+            DatagramPhase::Querying(pending) => {
+                self.datagrams.queries.remove(&pending.query.request);
             }
-            DatagramPhase::Offered(ask, to) => {
-                self.datagrams.received_queries.remove(&(*to, ask.request));
+            DatagramPhase::Offered(query, to) => {
+                self.datagrams.received_queries.remove(&(*to, query.request));
             }
-            DatagramPhase::Answered(request, to, _) => {
+            DatagramPhase::Replied(request, to, _) => {
                 self.datagrams.received_queries.remove(&(*to, *request));
             }
             _ => {}
@@ -240,7 +240,7 @@ impl<N: Net> Iwarp<N> {
         let DatagramPhase::Resolved(peer, until) = id.phase else {
             return Err(Error::InvalidState { call: "connect", state: id.name() });
         };
-        check_private_data(private_data, mad::ASK_DATA)?;
+        check_private_data(private_data, mad::REQUEST_DATA)?;
         let from = self.datagrams.ports.get(id.port).ok_or(STALE_ID)?.address;
         let mut octets = [0; 12];
         (self.entropy)(&mut octets);
@@ -249,15 +249,15 @@ impl<N: Net> Iwarp<N> {
         while self.datagrams.queries.contains_key(&request) {
             request = request.wrapping_add(1);
         }
-        let mut data = [0; mad::ASK_DATA];
+        let mut data = [0; mad::REQUEST_DATA];
         data[..private_data.len()].copy_from_slice(private_data);
         let transaction = u64::from_ne_bytes(transaction);
-        let ask = SidrRequest { transaction, request, service: peer.port(), from, to: peer.ip(), data };
+        let query = SidrRequest { transaction, request, service: peer.port(), from, to: peer.ip(), data };
         let mut to = peer;
         to.set_port(self.port_of_service(peer.port()));
         self.set_phase(
             key,
-            DatagramPhase::Querying(Box::new(PendingQuery { ask, to, until, wait: super::ports::FIRST_WAIT })),
+            DatagramPhase::Querying(Box::new(PendingQuery { query, to, until, wait: super::ports::FIRST_WAIT })),
         );
         self.set_deadline(key, Some(until));
         self.datagrams.queries.insert(request, key);
@@ -276,17 +276,17 @@ impl<N: Net> Iwarp<N> {
         private_data: &[u8],
     ) -> Result<()> {
         let id = self.datagram(asked)?;
-        let DatagramPhase::Offered(ask, to) = &id.phase else {
+        let DatagramPhase::Offered(query, to) = &id.phase else {
             return Err(Error::InvalidState { call, state: id.name() });
         };
-        check_private_data(private_data, mad::ANSWER_DATA)?;
+        check_private_data(private_data, mad::REPLY_DATA)?;
         let without = Error::InvalidState { call, state: "without a queue pair" };
         let number = self.datagram(owner)?.qp.as_ref().ok_or(without)?.number;
         let status = SidrStatus::Known { number, queue_key: self.config.roce.queue_key };
-        let (request, to, port) = (ask.request, *to, id.port);
-        let answer = ask.answer(status, private_data).emit();
-        self.send_mad(port, to, &answer);
-        self.set_phase(asked, DatagramPhase::Answered(request, to, Box::new(answer)));
+        let (request, to, port) = (query.request, *to, id.port);
+        let reply = query.reply(status, private_data).emit();
+        self.send_mad(port, to, &reply);
+        self.set_phase(asked, DatagramPhase::Replied(request, to, Box::new(reply)));
         self.datagrams.received_queries.insert((to, request), asked);
         if asked == owner {
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
@@ -298,12 +298,12 @@ impl<N: Net> Iwarp<N> {
     /// Rejects the query of a peer.
     pub(super) fn reject_query(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
-        let DatagramPhase::Offered(ask, to) = &id.phase else {
+        let DatagramPhase::Offered(query, to) = &id.phase else {
             return Err(Error::InvalidState { call: "reject", state: id.name() });
         };
-        check_private_data(private_data, mad::ANSWER_DATA)?;
-        let (answer, port, to) = (ask.answer(SidrStatus::Rejected, private_data).emit(), id.port, *to);
-        self.send_mad(port, to, &answer);
+        check_private_data(private_data, mad::REPLY_DATA)?;
+        let (reply, port, to) = (query.reply(SidrStatus::Rejected, private_data).emit(), id.port, *to);
+        self.send_mad(port, to, &reply);
         self.fail_datagram(key, None);
         Ok(())
     }

@@ -125,7 +125,7 @@ impl<N: Net> Iwarp<N> {
             let asks = |of: &Key| match self.endpoints.get(*of) {
                 Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) => {
                     let to = |to: SocketAddr| (to.ip(), to.port()) == (peer.ip(), peer.port());
-                    id.port == key && matches!(&id.phase, DatagramPhase::Querying(asking) if to(asking.to))
+                    id.port == key && matches!(&id.phase, DatagramPhase::Querying(pending) if to(pending.to))
                 }
                 _ => false,
             };
@@ -215,8 +215,8 @@ impl<N: Net> Iwarp<N> {
                 let known = header.queue_key == mad::QUEUE_KEY && payload.len() == mad::LEN;
                 if known && frame::fits(buffer, len, from, to) {
                     match mad::parse(&buffer[payload]) {
-                        Some(SidrMessage::Request(ask)) => self.handle_query(at, from, ask, now),
-                        Some(SidrMessage::Reply(answer)) => self.handle_reply(from, &answer),
+                        Some(SidrMessage::Request(query)) => self.handle_query(at, from, query, now),
+                        Some(SidrMessage::Reply(reply)) => self.handle_reply(from, &reply),
                         None => {}
                     }
                 }
@@ -270,29 +270,29 @@ impl<N: Net> Iwarp<N> {
     // Queries and replies.
 
     /// Handles a query. The reply is as long as the query, so that the provider amplifies no traffic.
-    fn handle_query(&mut self, at: Key, from: SocketAddr, ask: Box<SidrRequest>, now: Instant) {
+    fn handle_query(&mut self, at: Key, from: SocketAddr, query: Box<SidrRequest>, now: Instant) {
         let mut to = from;
         to.set_port(self.config.roce.port.unwrap_or(from.port()));
-        if let Some(&known) = self.datagrams.received_queries.get(&(to, ask.request)) {
+        if let Some(&known) = self.datagrams.received_queries.get(&(to, query.request)) {
             // The reply was lost, or the program is deciding.
             let id = self.datagram_mut(known);
-            if let Some((port, DatagramPhase::Answered(_, _, answer))) = id.map(|id| (id.port, &id.phase)) {
-                let answer = answer.clone();
-                self.send_mad(port, to, &answer);
+            if let Some((port, DatagramPhase::Replied(_, _, reply))) = id.map(|id| (id.port, &id.phase)) {
+                let reply = reply.clone();
+                self.send_mad(port, to, &reply);
             }
             return;
         }
-        let Some(listener) = self.datagrams.ports.get(at).and_then(|port| port.service(ask.service)) else {
-            let answer = ask.answer(SidrStatus::Unsupported, &[]).emit();
-            return self.send_mad(at, to, &answer);
+        let Some(listener) = self.datagrams.ports.get(at).and_then(|port| port.service(query.service)) else {
+            let reply = query.reply(SidrStatus::Unsupported, &[]).emit();
+            return self.send_mad(at, to, &reply);
         };
         if self.datagrams.received_queries.len() >= self.config.max_handshakes {
             log::debug!("{to}: too many unanswered queries: dropped");
             return;
         }
-        let (request, private_data) = (ask.request, Box::from(ask.data));
-        let peer = SocketAddr::new(from.ip(), ask.from.port());
-        let id = self.add_datagram(DatagramPhase::Offered(ask, to), at);
+        let (request, private_data) = (query.request, Box::from(query.data));
+        let peer = SocketAddr::new(from.ip(), query.from.port());
+        let id = self.add_datagram(DatagramPhase::Offered(query, to), at);
         self.datagrams.received_queries.insert((to, request), id.0);
         self.set_deadline(id.0, Some(now + self.config.accept_timeout));
         let (listener, read_depth) = (CmId(listener), ReadDepth::default());
@@ -300,20 +300,20 @@ impl<N: Net> Iwarp<N> {
     }
 
     /// Handles a reply, if it belongs to a local query and comes from the address that the query went to.
-    fn handle_reply(&mut self, from: SocketAddr, answer: &SidrReply) {
-        let Some(&key) = self.datagrams.queries.get(&answer.request) else { return };
+    fn handle_reply(&mut self, from: SocketAddr, reply: &SidrReply) {
+        let Some(&key) = self.datagrams.queries.get(&reply.request) else { return };
         let shared = self.config.roce.port.is_some();
-        let Some(DatagramPhase::Querying(asking)) = self.datagram_mut(key).map(|id| &id.phase) else { return };
-        let to = asking.to;
+        let Some(DatagramPhase::Querying(pending)) = self.datagram_mut(key).map(|id| &id.phase) else { return };
+        let to = pending.to;
         let is_there = from.ip() == to.ip() && (shared || from.port() == to.port());
-        if !is_there || answer.transaction != asking.ask.transaction {
+        if !is_there || reply.transaction != pending.query.transaction {
             return;
         }
-        match answer.status {
+        match reply.status {
             SidrStatus::Known { number: number @ 2..GROUP, queue_key } => {
                 self.set_phase(key, DatagramPhase::Reached);
                 let peer = DatagramPeer { route: self.route_to(to), qp_number: number, queue_key };
-                self.raise(key, CmEventKind::Reached { private_data: answer.data.into(), peer });
+                self.raise(key, CmEventKind::Reached { private_data: reply.data.into(), peer });
             }
             SidrStatus::Known { number, .. } => {
                 let failure = ConnectFailure::Protocol(format!("{number:#x} is no queue pair for datagrams"));
@@ -322,7 +322,7 @@ impl<N: Net> Iwarp<N> {
             SidrStatus::Unsupported => self.fail_datagram(key, Some(ConnectFailure::Refused)),
             SidrStatus::Rejected => {
                 self.fail_datagram(key, None);
-                self.raise(key, CmEventKind::Rejected { private_data: answer.data.into() });
+                self.raise(key, CmEventKind::Rejected { private_data: reply.data.into() });
             }
             SidrStatus::Other(status) => {
                 self.fail_datagram(key, Some(ConnectFailure::Protocol(format!("the reply has status {status}"))));
@@ -333,8 +333,8 @@ impl<N: Net> Iwarp<N> {
     /// Sends the query of an id.
     pub(super) fn send_query(&mut self, key: Key) {
         let Some(id) = self.datagram_mut(key) else { return };
-        if let DatagramPhase::Querying(asking) = &id.phase {
-            let (port, to, octets) = (id.port, asking.to, asking.ask.emit());
+        if let DatagramPhase::Querying(pending) = &id.phase {
+            let (port, to, octets) = (id.port, pending.to, pending.query.emit());
             self.send_mad(port, to, &octets);
         }
     }
@@ -343,13 +343,13 @@ impl<N: Net> Iwarp<N> {
     #[inline]
     pub(super) fn time_queries(&mut self, now: Instant) {
         while let Some(key) = self.datagrams.fresh.pop() {
-            self.time_question(key, now);
+            self.set_resend_time(key, now);
         }
     }
 
-    fn time_question(&mut self, key: Key, now: Instant) {
-        if let Some(DatagramPhase::Querying(asking)) = self.datagram_mut(key).map(|id| &id.phase) {
-            let again = (now + asking.wait).min(asking.until);
+    fn set_resend_time(&mut self, key: Key, now: Instant) {
+        if let Some(DatagramPhase::Querying(pending)) = self.datagram_mut(key).map(|id| &id.phase) {
+            let again = (now + pending.wait).min(pending.until);
             self.set_deadline(key, Some(again));
         }
     }
@@ -357,10 +357,10 @@ impl<N: Net> Iwarp<N> {
     /// Handles the deadline of an id.
     pub(super) fn expire_datagram(&mut self, key: Key, now: Instant) {
         match self.datagram_mut(key).map(|id| &mut id.phase) {
-            Some(DatagramPhase::Querying(asking)) if asking.until > now => {
-                asking.wait = (asking.wait * 2).min(LAST_WAIT);
+            Some(DatagramPhase::Querying(pending)) if pending.until > now => {
+                pending.wait = (pending.wait * 2).min(LAST_WAIT);
                 self.send_query(key);
-                self.time_question(key, now);
+                self.set_resend_time(key, now);
             }
             Some(DatagramPhase::Querying(_) | DatagramPhase::Resolved(..) | DatagramPhase::Offered(..)) => {
                 self.fail_datagram(key, Some(ConnectFailure::Timeout));

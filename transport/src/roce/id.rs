@@ -30,7 +30,7 @@ pub(crate) enum DatagramPhase {
     /// A peer has sent a query, and the program decides.
     Offered(Box<SidrRequest>, SocketAddr),
     /// The peer was sent the reply, which it may request again.
-    Answered(u32, SocketAddr, Box<MadOctets>),
+    Replied(u32, SocketAddr, Box<MadOctets>),
     /// Ended. The program has not destroyed it yet.
     Dead,
 }
@@ -38,7 +38,7 @@ pub(crate) enum DatagramPhase {
 /// A query without a reply.
 #[derive(Debug)]
 pub(crate) struct PendingQuery {
-    pub(crate) ask: SidrRequest,
+    pub(crate) query: SidrRequest,
     pub(crate) to: SocketAddr,
     pub(crate) until: Instant,
     /// The time after which the query is sent again.
@@ -70,7 +70,7 @@ impl DatagramId {
             DatagramPhase::Querying(_) => "asking where to send datagrams to",
             DatagramPhase::Reached => "knowing where to send datagrams to",
             DatagramPhase::Offered(..) => "waiting for accept or reject",
-            DatagramPhase::Answered(..) => "receiving datagrams",
+            DatagramPhase::Replied(..) => "receiving datagrams",
             DatagramPhase::Dead => "closed",
         }
     }

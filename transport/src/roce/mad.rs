@@ -12,9 +12,9 @@ pub(crate) const QUEUE_PAIR: u32 = 1;
 /// The Q_Key of queue pair 1.
 pub(crate) const QUEUE_KEY: u32 = 0x8001_0000;
 /// Length of the program's private data in a query, octets.
-pub(crate) const ASK_DATA: usize = 180;
+pub(crate) const REQUEST_DATA: usize = 180;
 /// Length of the program's private data in a reply, octets.
-pub(crate) const ANSWER_DATA: usize = 136;
+pub(crate) const REPLY_DATA: usize = 136;
 
 /// Base version, class of communication management, its version, and the method Send.
 const CLASS: [u8; 4] = [1, 7, 2, 3];
@@ -54,7 +54,7 @@ pub(crate) struct SidrRequest {
     /// The address that is queried.
     pub(crate) to: IpAddr,
     /// Private data, padded with zeros.
-    pub(crate) data: [u8; ASK_DATA],
+    pub(crate) data: [u8; REQUEST_DATA],
 }
 
 /// The result of a query.
@@ -87,7 +87,7 @@ pub(crate) struct SidrReply {
     /// The result of the query.
     pub(crate) status: SidrStatus,
     /// Private data, padded with zeros.
-    pub(crate) data: [u8; ANSWER_DATA],
+    pub(crate) data: [u8; REPLY_DATA],
 }
 
 /// A message that is understood.
@@ -170,8 +170,8 @@ impl SidrRequest {
     }
 
     /// Returns the reply to the query, with as much of `data` as fits.
-    pub(crate) fn answer(&self, status: SidrStatus, data: &[u8]) -> SidrReply {
-        let mut padded = [0; ANSWER_DATA];
+    pub(crate) fn reply(&self, status: SidrStatus, data: &[u8]) -> SidrReply {
+        let mut padded = [0; REPLY_DATA];
         padded.iter_mut().zip(data).for_each(|(to, &from)| *to = from);
         let &Self { transaction, request, service, .. } = self;
         SidrReply { transaction, request, service, status, data: padded }
@@ -226,8 +226,8 @@ pub(crate) fn parse(octets: &[u8]) -> Option<SidrMessage> {
         return None;
     }
     match u16::from_be_bytes(at(octets, ATTRIBUTE)?) {
-        SIDR_REQ => SidrRequest::parse(octets).map(|ask| SidrMessage::Request(Box::new(ask))),
-        SIDR_REP => SidrReply::parse(octets).map(|answer| SidrMessage::Reply(Box::new(answer))),
+        SIDR_REQ => SidrRequest::parse(octets).map(|query| SidrMessage::Request(Box::new(query))),
+        SIDR_REP => SidrReply::parse(octets).map(|reply| SidrMessage::Reply(Box::new(reply))),
         _ => None,
     }
 }
@@ -237,14 +237,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn ask() -> SidrRequest {
+    fn query() -> SidrRequest {
         SidrRequest {
             transaction: 0x0102_0304_0506_0708,
             request: 0x1122_3344,
             service: 7471,
             from: "10.77.2.1:9".parse().unwrap(),
             to: "10.77.2.2".parse().unwrap(),
-            data: [0xda; ASK_DATA],
+            data: [0xda; REQUEST_DATA],
         }
     }
 
@@ -252,7 +252,7 @@ mod tests {
     /// 36 octets of annex A11.
     #[test]
     fn every_field_has_its_place() {
-        let octets = ask().emit();
+        let octets = query().emit();
         assert_eq!(octets[..4], [1, 7, 2, 3]);
         assert_eq!(octets[8..18], [1, 2, 3, 4, 5, 6, 7, 8, 0, 0x17]);
         assert_eq!(octets[24..32], [0x11, 0x22, 0x33, 0x44, 0xff, 0xff, 0, 0]);
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(octets[60..76], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 2, 2]);
         assert_eq!(octets[76..], [0xda; 180]);
         let known = SidrStatus::Known { number: 0xab_cdef, queue_key: 0x0123_4567 };
-        let octets = ask().answer(known, b"answer").emit();
+        let octets = query().reply(known, b"answer").emit();
         assert_eq!(octets[16..18], [0, 0x18]);
         assert_eq!(octets[24..36], [0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0, 0xab, 0xcd, 0xef, 0]);
         assert_eq!(octets[36..48], [0, 0, 0, 0, 1, 0x11, 0x1d, 0x2f, 1, 0x23, 0x45, 0x67]);
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_nothing() {
-        let good = ask().emit();
+        let good = query().emit();
         assert_eq!(parse(&good[..255]), None);
         // Offsets in the class, the attribute, the port space, and the version of IP.
         for place in [1, 17, 36, 41] {
@@ -287,16 +287,16 @@ mod tests {
             transaction: u64, request: u32, service: u16, port: u16, v6: bool, number in 0..=GROUP, queue_key: u32, status: u8,
         ) {
             let ip = if v6 { IpAddr::from([7; 16]) } else { IpAddr::from([7; 4]) };
-            let ask = SidrRequest { transaction, request, service, from: SocketAddr::new(ip, port), to: ip, ..ask() };
-            prop_assert_eq!(parse(&ask.emit()), Some(SidrMessage::Request(Box::new(ask.clone()))));
+            let query = SidrRequest { transaction, request, service, from: SocketAddr::new(ip, port), to: ip, ..query() };
+            prop_assert_eq!(parse(&query.emit()), Some(SidrMessage::Request(Box::new(query.clone()))));
             let status = match status {
                 0 => SidrStatus::Known { number, queue_key },
                 1 => SidrStatus::Unsupported,
                 2 => SidrStatus::Rejected,
                 other => SidrStatus::Other(other),
             };
-            let answer = ask.answer(status, &[3; 200]);
-            prop_assert_eq!(parse(&answer.emit()), Some(SidrMessage::Reply(Box::new(answer))));
+            let reply = query.reply(status, &[3; 200]);
+            prop_assert_eq!(parse(&reply.emit()), Some(SidrMessage::Reply(Box::new(reply))));
         }
 
         #[test]

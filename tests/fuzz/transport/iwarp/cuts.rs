@@ -1,4 +1,4 @@
-//! A stream of FPDUs has the same meaning for all splits into reads.
+//! A stream of FPDUs has the same result, however it is cut into reads.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::mr::{Access, RemoteKey};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SgeList};
 
-/// The length of a receive. Below it: the length of its buffer.
+/// The length of a receive, bytes.
 const RECEIVE: usize = 8192;
 /// The region that the peer may use: its STag, its first Tagged Offset and its length.
 const REGION: (u32, u64, usize) = (0x100, 0x1000, 8192);
 /// The number of posted receives.
 const RECEIVES: usize = 4;
 
-/// The fields of a completion.
+/// The fields of a completion that are compared.
 type Said = (u64, WcStatus, WcOpcode, u32, Option<u32>, Option<RemoteKey>);
 
 /// The outcome of a stream.
@@ -41,7 +41,7 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     end.resources.keys.register_at(&region, REGION.1, REGION.2, Access::REMOTE, REGION.0);
     let inbox = Memory::new(RECEIVES * RECEIVE).expect("memory");
     for wr_id in 0..RECEIVES.min(DEPTH as usize) {
-        // Receives of several entries, and of both kinds of entries.
+        // Use receives of several entries, and of both kinds of entries.
         let (start, half) = (wr_id * RECEIVE, RECEIVE / 2);
         let mut sges = SgeList::one(inbox.sge(start, half));
         sges.push(inbox.shared_sge(start + half, half)).expect("room for two");
@@ -75,11 +75,11 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     Outcome { fault, completions, messages, region: region.read(0, REGION.2), answers, at_boundary }
 }
 
-/// Delivers a stream as a whole, in single bytes, and in pieces. The first bytes select the agreement, the pieces, and the repair of the
-/// CRCs, without which a fuzzer would not get far.
+/// Delivers a stream as a whole, in single bytes, and in pieces. The first bytes of the tape choose the agreement, the pieces, and if the
+/// CRCs are corrected before, without which a fuzzer would not get far.
 ///
 /// # Panics
-/// Panics if the splits make a difference.
+/// If the cuts make a difference.
 pub fn cuts(tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let (choice, mut seed) = (tape.byte(), u32::from(tape.byte()) | 1 << 8);

@@ -1,8 +1,8 @@
-//! Datagrams on a network in memory that loses, duplicates, damages and delays packets, and a stranger who sends packets as a tape says.
+//! Datagrams on a network in memory that loses, duplicates, damages and delays packets, with a stranger who sends packets from a tape.
 //!
-//! One provider has ids at two addresses. The target checks that each work request completes once and in order, that received datagrams
-//! were on the wire unchanged, that no other memory is written, that answers are no more and no longer than lookups, and that no state
-//! remains in the end.
+//! One provider has ids at two addresses. The target checks that each work request completes once and in order, that received payloads were
+//! on the wire unchanged, that nothing is written outside of a receive, that replies are not more and not longer than queries, and that
+//! nothing remains at the end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -32,25 +32,24 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
 /// The largest number of packets in flight.
 const ON_THE_WAY: usize = 64;
-/// The number of receives of a queue pair. Below it: their size, and the number of bytes behind each that nobody may
-/// write.
+/// The number of receives of a queue pair, their room, and the bytes behind each that must not be written.
 const PLACES: usize = 4;
 const RECEIVE: usize = 160;
 const MARGIN: usize = 32;
 const CANARY: u8 = 0xc5;
-/// The longest payload of this side.
+/// The longest payload of this provider.
 const SOURCE: usize = 300;
-/// The largest number of steps of a tape. Below it: the largest number of ids.
+/// The largest number of steps of a tape, and of ids at a time.
 const STEPS: usize = 400;
 const IDS: usize = 6;
 
 /// A packet in flight.
 type Packet = (SocketAddr, SocketAddr, Vec<u8>);
 
-/// A socket: its address, the address at which it has joined a group, and the received packets.
+/// A socket: its address, the address at which it is in a group, and the received packets.
 type Socket = (SocketAddr, Option<IpAddr>, VecDeque<(SocketAddr, Vec<u8>)>);
 
-/// The sockets and the network between them.
+/// The sockets and the packets between them.
 #[derive(Debug, Default)]
 struct Wire {
     sockets: Slab<Socket>,
@@ -81,7 +80,7 @@ impl Post {
         Ok(SocketId(wire.sockets.insert((address, member, VecDeque::new()))))
     }
 
-    /// Delivers a packet to the sockets that receive it.
+    /// Delivers a packet to its receivers.
     fn deliver(&self, (from, to, octets): &Packet) {
         let mut wire = self.wire();
         for key in wire.sockets.keys() {
@@ -170,7 +169,7 @@ impl Net for Post {
         if wire.full {
             return nothing();
         }
-        // A part of a batch at a time.
+        // Sends a part of a batch at a time.
         let some = first..packets.len().min(first + 3);
         let sent = some.clone().filter_map(|nth| packets.read(nth).map(|(octets, to)| (from, to, octets.to_vec())));
         wire.on_the_way.extend(sent);
@@ -191,7 +190,7 @@ impl Net for Post {
     }
 }
 
-/// Returns an address of this side (0, 1) or of the stranger.
+/// Returns an address of this provider (0, 1) or of the stranger.
 fn address(which: u8) -> SocketAddr {
     match which % 4 {
         0 => "10.0.0.1:7".parse(),
@@ -202,7 +201,7 @@ fn address(which: u8) -> SocketAddr {
     .unwrap_or(SocketAddr::from(([10, 0, 0, 1], 7)))
 }
 
-/// A queue pair of this side, and its posted work requests.
+/// A queue pair of this provider, and its posted work requests.
 #[derive(Default)]
 struct Work {
     places: [Option<u64>; PLACES],
@@ -220,16 +219,16 @@ struct World<'a> {
     ids: Vec<CmId>,
     work: BTreeMap<Key, (usize, Work)>,
     addresses: Vec<(AddressId, DatagramPeer)>,
-    /// The payloads that were on the wire undamaged, and the lookups.
+    /// Payloads and queries that were on the wire undamaged.
     said: BTreeSet<Vec<u8>>,
     questions: usize,
     heard: usize,
-    /// The numbers of lookups and transactions that the stranger may have seen.
+    /// Request and transaction ids that the stranger may have seen.
     seen: Vec<(u32, u64)>,
     next: u64,
 }
 
-/// Runs a tape. Returns the numbers of received datagrams and of received lookups.
+/// Runs a tape. Returns the number of received datagrams, and of queries that arrived.
 #[allow(
     clippy::missing_panics_doc,
     clippy::disallowed_methods,
@@ -321,7 +320,7 @@ impl World<'_> {
         }
     }
 
-    /// Opens an id at each address, with receives, and with an address handle for the other.
+    /// Creates an id at each address, with receives, and with a route to the other one.
     fn settle(&mut self) {
         for which in [0, 1] {
             let at = SocketAddr::new(address(which).ip(), 0);
@@ -338,7 +337,7 @@ impl World<'_> {
         }
     }
 
-    /// Opens an id of any kind on this side.
+    /// Opens an id of any kind.
     fn open(&mut self) {
         let (which, kind) = (self.tape.byte(), self.tape.byte());
         let at = address(which & 1);
@@ -407,7 +406,7 @@ impl World<'_> {
         }
     }
 
-    /// Delivers one of the packets in flight, possibly damaged, possibly once more later, or drops it.
+    /// Delivers one of the packets in flight, possibly damaged, and possibly a second time later, or loses it.
     fn carry(&mut self) {
         let (nth, fate, damage) = (usize::from(self.tape.byte()), self.tape.byte(), usize::from(self.tape.byte()));
         let mut packet = {
@@ -429,17 +428,17 @@ impl World<'_> {
         }
         let damaged = (fate >= 220).then(|| damage % packet.2.len());
         if let Some(at) = damaged {
-            // One bit: no identification of IPv4 explains that.
+            // It is one bit, which no identification of IPv4 explains.
             packet.2[at] ^= 1 << (fate & 7);
         }
-        // Changes that routers may make are no damage.
+        // A change of the byte that routers may change is no damage.
         if damaged.is_none_or(|at| at == VARIANT) {
             self.count(&packet);
         }
         self.post.deliver(&packet);
     }
 
-    /// Notes a packet of this side.
+    /// Checks a packet of this provider.
     fn note(&mut self, (from, to, octets): &Packet) {
         let (header, place) = DatagramHeader::parse(octets).expect("what is sent is a datagram");
         let mut buffer = vec![0; HEADROOM + octets.len()];
@@ -447,22 +446,22 @@ impl World<'_> {
         assert!(frame::fits(&mut buffer, octets.len(), *from, *to), "a wrong CRC");
         if header.destination == mad::QUEUE_PAIR && header.queue_key == mad::QUEUE_KEY {
             assert_eq!(place.len(), mad::LEN, "the only length there is");
-            if let Some(mad::SidrMessage::Request(ask)) = mad::parse(&octets[place]) {
-                self.seen.push((ask.request, ask.transaction));
+            if let Some(mad::SidrMessage::Request(query)) = mad::parse(&octets[place]) {
+                self.seen.push((query.request, query.transaction));
             }
         } else {
             self.said.insert(octets[place].to_vec());
         }
     }
 
-    /// Counts a received lookup.
+    /// Counts a query that arrives.
     fn count(&mut self, (.., octets): &Packet) {
         let Some((header, place)) = DatagramHeader::parse(octets) else { return };
         let asks = header.destination == mad::QUEUE_PAIR;
         self.questions += usize::from(asks && matches!(mad::parse(&octets[place]), Some(mad::SidrMessage::Request(_))));
     }
 
-    /// Returns a socket of this side, most of the time.
+    /// Returns a socket of this provider, most of the time.
     fn somewhere(&mut self) -> SocketAddr {
         let nth = usize::from(self.tape.byte());
         let wire = self.post.wire();
@@ -470,7 +469,7 @@ impl World<'_> {
         if all.is_empty() { address(0) } else { all[nth % all.len()] }
     }
 
-    /// Sends a packet of the stranger with a valid CRC.
+    /// Sends a packet of the stranger, with a valid CRC.
     fn strange(&mut self, header: DatagramHeader, payload: &[u8]) {
         let (to, from) = (self.somewhere(), self.tape.byte());
         let mut from = address(if from < 200 { 2 } else { from });
@@ -509,7 +508,7 @@ impl World<'_> {
     }
 
     fn strange_mad(&mut self, octets: &mut [u8; mad::LEN]) {
-        // A field of the MAD is changed, sometimes.
+        // Sometimes one byte of a valid message is changed.
         if self.tape.below(60) {
             let (at, value) = (usize::from(self.tape.byte()), self.tape.byte());
             octets[at % mad::LEN] = value;
@@ -520,19 +519,19 @@ impl World<'_> {
         self.strange(header, &octets[..]);
     }
 
-    fn ask(&mut self) -> SidrRequest {
+    fn query(&mut self) -> SidrRequest {
         let seen = usize::from(self.tape.byte());
         let (request, transaction) = match self.seen.get(seen) {
             Some(seen) => *seen,
             None => (self.tape.number(), u64::from(self.tape.number())),
         };
         let service = [7, 9, 1001, 3][usize::from(self.tape.byte() & 3)];
-        let data = [self.tape.byte(); mad::ASK_DATA];
+        let data = [self.tape.byte(); mad::REQUEST_DATA];
         SidrRequest { transaction, request, service, from: address(2), to: address(0).ip(), data }
     }
 
     fn strange_question(&mut self) {
-        let mut octets = self.ask().emit();
+        let mut octets = self.query().emit();
         self.strange_mad(&mut octets);
     }
 
@@ -542,11 +541,11 @@ impl World<'_> {
             2 => SidrStatus::Unsupported,
             _ => SidrStatus::Rejected,
         };
-        let mut octets = self.ask().answer(status, &[9; 300]).emit();
+        let mut octets = self.query().reply(status, &[9; 300]).emit();
         self.strange_mad(&mut octets);
     }
 
-    /// Fills a socket, empties it, or reports an error of the network.
+    /// Makes a socket full, makes room again, or reports a network error.
     fn socket(&mut self) {
         let what = self.tape.byte();
         let to = self.somewhere();
@@ -561,7 +560,7 @@ impl World<'_> {
         wire.edges.extend(edges);
     }
 
-    /// Makes a call of the user on an id, in any state.
+    /// Calls an operation on an id, in any state.
     fn user(&mut self) {
         let (Some(id), what) = (self.id(), self.tape.byte()) else { return };
         let param = ConnectParam { private_data: b"from here", ..ConnectParam::default() };
@@ -605,7 +604,7 @@ impl World<'_> {
         }
     }
 
-    /// Runs the loop of this side.
+    /// Runs one turn of the provider.
     fn turn(&mut self, drive: Drive) {
         self.iwarp.progress(self.now, drive);
         while let Some(event) = self.iwarp.next_cm_event(self.now).expect("the channel works") {
@@ -630,7 +629,7 @@ impl World<'_> {
         let mut done = Vec::new();
         self.iwarp.poll_cq(self.cq, 64, &mut done).expect("a queue");
         for wc in done {
-            // A completion of a destroyed id has no meaning.
+            // A completion of a destroyed id is not checked.
             let Some((at, work)) = self.work.get_mut(&wc.qp.0) else { continue };
             if wc.opcode != WcOpcode::Recv {
                 assert_eq!(Some(wc.wr_id), work.sends.pop_front(), "sends complete once, and in order");
@@ -657,11 +656,11 @@ impl World<'_> {
         }
         let wire = self.post.wire();
         let answers = wire.on_the_way.iter().filter(|(.., octets)| is_answer(octets)).count();
-        // Lookups in flight are not counted: one answer for each is the limit.
+        // Delivered replies are not counted: there may be at most one for each query.
         assert!(answers <= self.questions, "{answers} answers to {} questions", self.questions);
     }
 
-    /// Ends everything, and checks that no state remains.
+    /// Ends everything, and checks that nothing remains.
     fn end(mut self) -> (usize, usize) {
         self.post.wire().full = false;
         for id in self.ids.clone() {
@@ -684,7 +683,7 @@ impl World<'_> {
         }
         self.iwarp.destroy_cq(self.cq).expect("nobody uses it");
         let tables = &self.iwarp.datagrams;
-        assert!(tables.ports.is_empty() && tables.questions.is_empty() && tables.asked.is_empty());
+        assert!(tables.ports.is_empty() && tables.queries.is_empty() && tables.received_queries.is_empty());
         assert!(tables.addresses.is_empty() && self.post.wire().sockets.is_empty());
         assert_eq!(self.iwarp.live, 0);
         (self.heard, self.questions)

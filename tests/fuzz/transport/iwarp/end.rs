@@ -1,4 +1,4 @@
-//! A queue pair without a socket: bytes are delivered to it, and the sent bytes are kept.
+//! A queue pair alone with a stream: it receives given bytes, and its output is kept.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use crate::slab::Key;
 use crate::soft::resources::Resources;
 use crate::wc::WorkCompletion;
 
-/// The depth of each queue. Below it: the longest inline payload.
+/// The depth of each work queue, and the longest inline payload.
 pub(super) const DEPTH: u32 = 16;
 pub(super) const INLINE: u32 = 64;
-/// The number of bytes that a receive call returns besides the remaining part of a payload.
+/// Bytes that a receive call receives besides the remaining part of a payload.
 const ROOM: usize = 256 * 1024;
 
 pub(super) struct End {
@@ -56,7 +56,7 @@ impl End {
         Self { qp, resources, cq, srq, intake: Intake::new(), wire: Vec::new() }
     }
 
-    /// Delivers bytes as a socket would return them.
+    /// Delivers bytes as a socket would.
     pub(super) fn deliver(&mut self, mut octets: &[u8]) -> Result<(), Fault> {
         let Self { qp, resources, intake, .. } = self;
         while !octets.is_empty() {
@@ -76,7 +76,7 @@ impl End {
         Ok(())
     }
 
-    /// Sends until nothing is left, or until TCP has accepted `window` bytes.
+    /// Sends until all is sent, or until TCP has accepted `window` bytes and is full.
     pub(super) fn transmit(&mut self, window: usize) -> Result<(), Fault> {
         let mut room = window;
         loop {

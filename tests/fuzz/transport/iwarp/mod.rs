@@ -1,15 +1,14 @@
 //! The fuzz targets of the embedded provider. They are compiled as a part of it, by a separate package, because they drive parts without a
-//! public name. The crate in `tests/fuzz` calls them, with bytes of a fuzzer or of a corpus. They panic if the provider does something
-//! wrong.
+//! public name. The crate in `tests/fuzz` calls them with the bytes of a fuzzer or of a corpus. They panic if the provider misbehaves.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `tape.rs` | bytes as a source of choices |
-//! | `end.rs` | a queue pair without a socket |
-//! | `startup.rs` | startup frames: any split, both directions, the agreement |
-//! | `cuts.rs` | a stream of FPDUs has the same meaning for all splits |
-//! | `datagrams.rs` | datagrams and lookups on a bad network, with a stranger on it |
-//! | `script.rs` | a queue pair with its own work requests, against a peer that follows the tape |
+//! | `end.rs` | a queue pair alone with a stream |
+//! | `startup.rs` | startup frames: any cut, both directions, and the agreement |
+//! | `cuts.rs` | a stream of FPDUs has the same result, however it is cut |
+//! | `datagrams.rs` | datagrams and queries on a bad network, with a stranger on it |
+//! | `script.rs` | a queue pair with its own work requests, against a peer that a tape controls |
 
 mod cuts;
 mod datagrams;

@@ -1,8 +1,8 @@
-//! A queue pair with its own work requests, against a peer that follows a tape.
+//! A queue pair with its own work requests, against a peer that a tape controls.
 //!
-//! The peer's bytes are well formed so that they are processed further, and wrong in one field. The target checks that each work request
-//! completes once and in order, that no memory is written except posted receives and regions that the peer may write, and that the bytes of
-//! the queue pair can be parsed.
+//! The bytes of the peer are well formed where that takes it further, and wrong in one place. The target checks that each work request
+//! completes once and in order, that nothing is written outside of posted memory and of the regions that the peer may write, and that the
+//! output of the queue pair can be parsed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::mr::{Access, LocalKey, MrId, RemoteKey};
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
-/// The size of a receive, which is the longest that is posted.
+/// The room of a receive, and the length of the longest one that is posted.
 const ROOM: usize = 512;
 const RECEIVE: usize = 400;
 /// The largest number of posted receives.
 const PLACES: usize = 8;
-/// The byte that fills memory which nobody may write.
+/// The value of the bytes that must not be written.
 const CANARY: u8 = 0xc5;
 /// The regions that the peer knows: the STag, and the rights.
 const REGIONS: [(u32, Access); 3] =
@@ -36,15 +36,15 @@ const REGIONS: [(u32, Access); 3] =
 const REGION_LEN: usize = 512;
 /// The Tagged Offset of the first byte of each region.
 const BASE: u64 = 0x1000;
-/// The STag of the sink for answers to Reads and atomics.
+/// The STag of the sink of Reads and atomics.
 const SINK: u32 = 0x400;
 const SINK_LEN: usize = 1280;
-/// The number of bytes behind each memory that nobody may write.
+/// The number of bytes behind each memory that must not be written.
 const MARGIN: usize = 64;
-/// The largest number of bytes of one message of this side.
+/// The largest number of bytes of one local message.
 const SOURCE: usize = 2100;
 
-/// A request of this side that the peer has seen.
+/// A local request that the peer has seen.
 #[derive(Clone, Copy)]
 enum Asked {
     Read(ReadRequest),
@@ -57,14 +57,14 @@ struct Script<'a> {
     memories: Memories,
     work: Work,
     peer: Peer,
-    /// The agreement of both sides.
+    /// The agreement of both peers.
     agreement: Agreement,
-    /// The number of checked bytes of the own stream.
+    /// The number of bytes of the local stream that are checked.
     checked: usize,
     over: bool,
 }
 
-/// The memory of this side.
+/// The local memory.
 struct Memories {
     inbox: Memory,
     source: Memory,
@@ -72,12 +72,12 @@ struct Memories {
     regions: Vec<(Arc<Memory>, Option<MrId>)>,
 }
 
-/// The work requests of this side.
+/// The local work requests.
 struct Work {
-    /// The longest receive that was posted in each slot. Below it: the work request that is in the slot.
+    /// The longest receive that was posted in each slot, and its current work request.
     longest: [usize; PLACES],
     places: [Option<(u64, usize)>; PLACES],
-    /// The sends that have not completed; true: the send must complete.
+    /// Sends without a completion, and true for each that must complete.
     sends: BTreeMap<u64, bool>,
     next: u64,
     last_done: Option<u64>,
@@ -85,15 +85,15 @@ struct Work {
 
 /// The peer.
 struct Peer {
-    /// The length of the pieces in which the peer's bytes arrive.
+    /// Its bytes arrive in pieces of this length.
     piece: usize,
-    /// The MSN of the next message on each queue. Below it: the offset of its next segment.
+    /// The MSN of its next message on each queue, and the offset of its next segment.
     msn: [u32; 4],
     offset: u32,
     asked: VecDeque<Asked>,
-    /// The number of sent bytes of the answer to the oldest Read.
+    /// The number of bytes that it has sent of the response to the oldest Read.
     answered: u32,
-    /// A bit of the peer's next bytes is wrong.
+    /// The bit of its next bytes that is inverted.
     damage: Option<usize>,
 }
 
@@ -159,7 +159,7 @@ impl<'a> Script<'a> {
         assert!(self.agreement.markers || self.checked == self.end.wire.len(), "the stream ends within an FPDU");
     }
 
-    /// Delivers bytes of the peer.
+    /// Sends bytes of the peer.
     fn deliver(&mut self, mut octets: Vec<u8>) {
         if let Some(at) = self.peer.damage.take().filter(|_| !octets.is_empty()) {
             let at = at % (octets.len() * 8);
@@ -203,7 +203,7 @@ impl<'a> Script<'a> {
         header
     }
 
-    /// Delivers a segment of a Send.
+    /// Sends a segment of a Send from the peer.
     fn peer_sends(&mut self) {
         let opcode = match self.tape.byte() {
             0..=19 => Opcode::SendInvalidate,
@@ -272,7 +272,7 @@ impl<'a> Script<'a> {
         self.untagged(&header, &request.emit());
     }
 
-    /// Delivers an answer of the peer, with or without a request.
+    /// Sends a response of the peer, to a local request or unrequested.
     fn peer_answers(&mut self) {
         match self.peer.asked.front().copied() {
             Some(Asked::Read(read)) => {
@@ -316,7 +316,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Posts a receive on this side.
+    /// Posts a receive.
     fn receive(&mut self) {
         let Some(at) = self.work.places.iter().position(Option::is_none) else { return };
         let len = (self.tape.number() as usize * 4).min(RECEIVE);
@@ -334,7 +334,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Posts a send of any kind on this side.
+    /// Posts a send of any kind.
     fn send(&mut self) {
         let remote = RemoteAddress { address: u64::from(self.tape.number()), key: RemoteKey(self.tape.number()) };
         let op = match self.tape.byte() % 10 {
@@ -370,7 +370,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Passes bytes of this side to TCP.
+    /// Hands output to TCP.
     fn transmit(&mut self, window: usize) {
         if self.over {
             return;
@@ -381,7 +381,7 @@ impl<'a> Script<'a> {
         self.check_own_stream();
     }
 
-    /// Parses the bytes that this side has sent since the last call, as a peer would.
+    /// Parses the local output since the last call, as a peer would.
     fn check_own_stream(&mut self) {
         if self.agreement.markers {
             return;
@@ -404,7 +404,7 @@ impl<'a> Script<'a> {
                     self.peer.asked.push_back(Asked::Atomic(AtomicRequest::parse(request).request_id));
                 }
                 Opcode::Terminate => {
-                    assert!(self.over, "a Terminate, and the stream goes on");
+                    assert!(self.over, "a Terminate, and the stream continues");
                     let payload = &body[UNTAGGED_FPDU_HEADER_LEN..];
                     assert!(Terminate::parse(payload).is_some(), "{payload:02x?}");
                 }
@@ -414,7 +414,7 @@ impl<'a> Script<'a> {
         self.end.wire = wire;
     }
 
-    /// Polls completions, each of which must be due.
+    /// Polls completions, each of which must be expected.
     fn poll(&mut self, max: usize) {
         for wc in self.end.poll(max) {
             if wc.opcode.is_receive() {
@@ -433,7 +433,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Runs one operation of the tape.
+    /// Carries out one operation of the tape.
     fn act(&mut self) {
         match self.tape.byte() % 24 {
             0 => {
@@ -441,7 +441,7 @@ impl<'a> Script<'a> {
                 self.deliver(octets);
             }
             1 => {
-                // An FPDU of arbitrary bytes, with a valid CRC.
+                // Any bytes as an FPDU, with a valid CRC.
                 let body = self.tape.octets(300);
                 let fpdu = [&(body.len() as u16).to_be_bytes()[..], body].concat();
                 self.deliver(seal(fpdu));
@@ -488,7 +488,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Deregisters a region, or registers it again, with other rights.
+    /// Revokes a region, or registers it again with other rights.
     fn reregister(&mut self) {
         let at = usize::from(self.tape.byte()) % REGIONS.len();
         let (memory, id) = &mut self.memories.regions[at];
@@ -503,7 +503,7 @@ impl<'a> Script<'a> {
                 None
             }
             None => {
-                // Without the right to write, regardless of the region that the memory had before.
+                // Without the right to write, whichever right the region of that memory had before.
                 let (stag, access) = (0x500 + at as u32, Access::REMOTE_READ);
                 keys.register(memory, 0..REGION_LEN, access, || stag).ok().map(|(id, _)| id)
             }
@@ -518,7 +518,7 @@ impl<'a> Script<'a> {
             self.end.wire.extend_from_slice(&rest);
             self.over = true;
         }
-        // A send that is posted to an ended queue pair is flushed.
+        // Work requests that are posted to an ended queue pair are flushed.
         self.send();
         self.poll(usize::MAX);
         assert!(self.work.sends.values().all(|signaled| !signaled), "sends without an end: {:?}", self.work.sends);
@@ -550,19 +550,19 @@ fn scattered(memory: &Memory, start: usize, len: usize, parts: usize) -> SgeList
     list
 }
 
-/// Checks that nobody has written a part of a memory.
+/// Checks that a part of a memory was not written.
 fn clean(memory: &Memory, range: std::ops::Range<usize>) {
     let start = range.start;
     let octets = memory.read(start, range.len());
     if let Some(at) = octets.iter().position(|&octet| octet != CANARY) {
-        panic!("byte {} was written: nobody may write {range:?}", start + at);
+        panic!("byte {} was written in {range:?}, which no work request covers", start + at);
     }
 }
 
-/// Plays a tape.
+/// Runs a tape.
 ///
 /// # Panics
-/// Panics if the queue pair breaks a promise.
+/// If the queue pair breaks a promise.
 pub fn script(tape: &[u8]) {
     let mut script = Script::new(Tape::new(tape));
     while !script.tape.is_over() {

@@ -1,4 +1,4 @@
-//! Startup frames: parsed whole and in pieces, judged as both sides do, answered, and emitted again.
+//! Startup frames: read whole and in pieces, judged by both peers, replied to, and written again.
 
 use super::super::config::MAX_READ_DEPTH;
 use super::super::startup::{
@@ -7,43 +7,43 @@ use super::super::startup::{
 use super::super::wire::mpa::STARTUP_HEADER_LEN;
 use super::super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 
-/// A frame: its header, its enhanced block, its private data, and the number of consumed bytes.
+/// A frame: its header, its enhanced block, its private data, and the number of its bytes.
 type Frame = (StartupHeader, Option<Enhanced>, Vec<u8>, usize);
 
-/// Parses one frame in pieces of at most `step` bytes. Returns `None` if there are too few.
-fn read(kind: StartupKind, octets: &[u8], step: usize) -> Result<Option<Frame>, StartupError> {
+/// Reads one frame in pieces of at most `step` bytes. Returns `None` if there are too few.
+fn read(kind: StartupKind, bytes: &[u8], step: usize) -> Result<Option<Frame>, StartupError> {
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
     loop {
         let space = reader.space();
-        let len = space.len().min(step).min(octets.len() - at);
+        let len = space.len().min(step).min(bytes.len() - at);
         assert!(!space.is_empty(), "a frame that is not complete has room");
-        space[..len].copy_from_slice(&octets[at..at + len]);
+        space[..len].copy_from_slice(&bytes[at..at + len]);
         at += len;
         if let Some(header) = reader.filled(len)? {
             let (enhanced, private_data) = reader.body();
             return Ok(Some((header, enhanced, private_data.to_vec(), at)));
         }
-        if at == octets.len() {
+        if at == bytes.len() {
             return Ok(None);
         }
     }
 }
 
-/// Parses the bytes behind the first as a request and as a reply; the first byte selects the pieces.
+/// Reads the bytes behind the first one as a request and as a reply. The first one chooses the cuts.
 ///
 /// # Panics
-/// Panics if a split changes the result, a byte is lost, or two sides have different agreements.
+/// If a cut changes the result, a byte is lost, or two peers have different agreements.
 pub fn startup(tape: &[u8]) {
-    let Some((&choice, octets)) = tape.split_first() else { return };
+    let Some((&choice, bytes)) = tape.split_first() else { return };
     for kind in [StartupKind::Request, StartupKind::Reply] {
-        let frame = read(kind, octets, usize::MAX);
-        assert_eq!(frame, read(kind, octets, 1 + usize::from(choice & 63)));
+        let frame = read(kind, bytes, usize::MAX);
+        assert_eq!(frame, read(kind, bytes, 1 + usize::from(choice & 63)));
         let Ok(Some((header, enhanced, private_data, taken))) = frame else { continue };
         assert_eq!((header.kind, taken), (kind, STARTUP_HEADER_LEN + usize::from(header.private_data_len)));
         let block = enhanced.map_or(Vec::new(), |block| block.emit().to_vec());
         let again = [&header.emit()[..], &block, &private_data].concat();
-        assert_eq!(again, &octets[..taken]);
+        assert_eq!(again, &bytes[..taken]);
         let crc = choice & 64 == 0;
         let markers = choice & 128 == 0;
         for (ird, ord) in [(0, 0), (1, 7), (u16::MAX, u16::MAX)] {
@@ -56,7 +56,7 @@ pub fn startup(tape: &[u8]) {
     }
 }
 
-/// Answers a request in both ways.
+/// Replies to a request in both ways.
 fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) {
     let asked = match judge_request(header, enhanced, markers) {
         Judgement::Acceptable(asked) => asked,
@@ -65,15 +65,15 @@ fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanc
     };
     refused(&reject(&asked, b"why"), header);
     let data = [7; MAX_PRIVATE_DATA_OUT];
-    let (frame, agreement) = accept(terms, &asked, &data);
-    let Ok(Some((answer, block, private_data, taken))) = read(StartupKind::Reply, &frame, usize::MAX) else {
-        panic!("the reply cannot be read: {frame:02x?}");
+    let (bytes, agreement) = accept(terms, &asked, &data);
+    let Ok(Some((answer, block, private_data, taken))) = read(StartupKind::Reply, &bytes, usize::MAX) else {
+        panic!("the reply cannot be read: {bytes:02x?}");
     };
-    assert_eq!((taken, private_data), (frame.len(), data.to_vec()));
+    assert_eq!((taken, private_data), (bytes.len(), data.to_vec()));
     assert_eq!((answer.reject, answer.revision, answer.crc), (false, header.revision, agreement.crc));
     assert_eq!(agreement.markers, header.markers);
     assert!(agreement.ord <= terms.ord && agreement.ird <= MAX_READ_DEPTH.next_power_of_two(), "{agreement:?}");
-    // The side that sent the request accepts this reply, if it may have made that request.
+    // The requesting peer must accept this reply, if its request was a valid one.
     let Some(Enhanced { ird, ord, .. }) = enhanced.filter(|_| header.revision == 2) else { return };
     let own = StartupTerms::new(false, ird, ord, markers);
     if (own.ird, own.ord) == (ird, ord) {
@@ -84,10 +84,10 @@ fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanc
     }
 }
 
-/// Parses a reply that rejects.
-fn refused(frame: &[u8], request: &StartupHeader) {
-    let Ok(Some((header, _, private_data, _))) = read(StartupKind::Reply, frame, usize::MAX) else {
-        panic!("the reply cannot be read: {frame:02x?}");
+/// Reads a reply that rejects.
+fn refused(bytes: &[u8], request: &StartupHeader) {
+    let Ok(Some((header, _, private_data, _))) = read(StartupKind::Reply, bytes, usize::MAX) else {
+        panic!("the reply cannot be read: {bytes:02x?}");
     };
     assert_eq!((header.reject, header.revision, private_data.as_slice()), (true, request.revision, &b"why"[..]));
 }

@@ -1,17 +1,17 @@
 //! A tape: bytes as a source of choices. Any bytes are a tape, and a tape that has ended returns zeros.
 
-/// A reader of a tape. See the module.
+/// A tape of bytes.
 #[derive(Debug)]
 pub struct Tape<'a>(&'a [u8]);
 
 impl<'a> Tape<'a> {
-    /// Begins at the first byte.
+    /// Creates a tape that begins at the first byte.
     #[must_use]
     pub fn new(octets: &'a [u8]) -> Self {
         Self(octets)
     }
 
-    /// Returns true if no bytes are left.
+    /// Returns true if no bytes remain.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.is_empty()

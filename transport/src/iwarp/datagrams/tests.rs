@@ -336,24 +336,24 @@ fn strangers_meet(queue_key: u32) {
     friend.send_to(&[0x64; 9000], to).unwrap();
     // This query has the kernel's form and names an unknown service. It is the only packet that gets a reply, which is as long as the
     // query.
-    let data = [0; mad::ASK_DATA];
-    let ask = SidrRequest { transaction: 1, request: 2, service: 3, from: to, to: to.ip(), data };
-    send(&friend, to, mad, &ask.emit(), 0);
+    let data = [0; mad::REQUEST_DATA];
+    let query = SidrRequest { transaction: 1, request: 2, service: 3, from: to, to: to.ip(), data };
+    send(&friend, to, mad, &query.emit(), 0);
     send(&friend, to, good, b"good", 0);
     let (wc, bytes) = until(&mut [&mut side], |sides| sides[0].heard());
     assert_eq!((&bytes[GRH_LEN..], wc.source.qp_number), (&b"good"[..], 77));
     assert!(side.heard().is_none() && side.events.is_empty());
-    let mut answer = [0; 9000];
+    let mut reply = [0; 9000];
     friend.set_nonblocking(true).unwrap();
-    let (len, from) = friend.recv_from(&mut answer).unwrap();
+    let (len, from) = friend.recv_from(&mut reply).unwrap();
     assert_eq!((len, from), (20 + mad::LEN + 4, to));
     assert!(matches!(
-        mad::parse(&answer[20..20 + mad::LEN]),
-        Some(mad::SidrMessage::Reply(answer)) if answer.status == SidrStatus::Unsupported && answer.request == 2
+        mad::parse(&reply[20..20 + mad::LEN]),
+        Some(mad::SidrMessage::Reply(reply)) if reply.status == SidrStatus::Unsupported && reply.request == 2
     ));
-    assert!(friend.recv_from(&mut answer).is_err(), "one answer, and nothing else");
+    assert!(friend.recv_from(&mut reply).is_err(), "one answer, and nothing else");
     stranger.set_nonblocking(true).unwrap();
-    assert!(stranger.recv_from(&mut answer).is_err());
+    assert!(stranger.recv_from(&mut reply).is_err());
 }
 
 #[test]
