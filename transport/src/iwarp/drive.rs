@@ -213,12 +213,12 @@ impl<N: Net> Iwarp<N> {
             let is_broken = endpoint.broken.is_some();
             if qp.is_held() && qp.has_received() {
                 if self.config.shared_memory == SharedMemoryPolicy::Require {
-                    let cause = "it goes on over TCP where shared memory is required";
+                    let cause = "it continues on TCP although shared memory is required";
                     self.end(key, DisconnectCause::PeerViolation(cause.into()), None, now);
                     return false;
                 }
                 qp.release();
-                self.end_setup(key, "the peer has begun there", now);
+                self.end_setup(key, "the peer has started on the stream", now);
                 self.announce(key);
                 self.set_deadline(key, None);
                 self.transmit(key);
