@@ -35,8 +35,10 @@ pub mod cq;
 pub mod datagram;
 pub mod error;
 pub mod event;
-#[cfg(feature = "verbs")]
+#[cfg(all(feature = "verbs", not(fuzz_targets)))]
 mod exchange;
+#[cfg(fuzz_targets)]
+pub mod exchange;
 pub mod handle;
 pub mod iwarp;
 pub mod mem;

@@ -77,6 +77,25 @@ fn main() {
         };
         write("message", &format!("{kind}"), &[&header[..], &payload].concat());
     }
+    // The messages of `docs/wire.md`: an own one, and what the peer sends behind it.
+    let queue_pair = |kind: u8, data: &[u8]| {
+        let fields = *b"\x02\x03\x13\x07\x07\x68\x10\x08\0\0\0\0\0\x12\x34\x56\0\xab\xcd\xef\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01";
+        [b"RdXg\x01", &[kind, 0, (fields.len() + data.len()) as u8][..], &fields, data].concat()
+    };
+    let (ready, goodbye) = (b"RdXg\x01\x04\0\0".to_vec(), b"RdXg\x01\x05\0\0".to_vec());
+    let refusal = b"RdXg\x01\x03\0\x03\x01no".to_vec();
+    let (request, accept) = (queue_pair(1, b"request"), queue_pair(2, b"accept"));
+    for (name, messages) in [
+        ("passive", [&accept, &request, &ready, &goodbye]),
+        ("active", [&request, &accept, &goodbye, &goodbye]),
+        ("refused", [&request, &refusal, &goodbye, &ready]),
+        ("refuses", [&accept, &queue_pair(1, b"\0"), &ready, &goodbye]),
+        ("early", [&accept, &ready, &request, &goodbye]),
+        ("given-up", [&accept, &request, &goodbye, &ready]),
+    ] {
+        let octets = messages.map(Vec::as_slice).concat();
+        write("exchange", name, &[&[6][..], &octets].concat());
+    }
     let geometry = Geometry { slots: 100, max_value: 100 };
     let table = TableHello { geometry, region: RemoteRegion { len: geometry.table_len(), ..region } };
     let rank = Rank { rank: 1, ranks: 4, purpose: Purpose::Link { run: 7, attempt: 1 } };

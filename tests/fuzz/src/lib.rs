@@ -17,6 +17,7 @@ mod stream;
 use std::path::PathBuf;
 
 use rdma_reactor_tests::sim::hostile::play;
+use rdma_transport_fuzz::exchange::fuzz as verbs;
 use rdma_transport_fuzz::iwarp::fuzz as iwarp;
 
 pub use self::handshake::{handshake_psk, handshake_tls};
@@ -55,7 +56,7 @@ mod memory {
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     ("startup", startup),
     ("headers", headers),
     ("cuts", cuts),
@@ -70,6 +71,7 @@ pub const TARGETS: [Target; 14] = [
     ("records_tls", records_tls),
     ("programs", programs),
     ("hostile", hostile),
+    ("exchange", exchange),
 ];
 
 /// Returns the folder with the corpora.
@@ -86,6 +88,11 @@ pub fn startup(octets: &[u8]) {
 /// Fuzzes a stream of FPDUs, whole and cut: two bytes of choices, and the stream.
 pub fn cuts(octets: &[u8]) {
     iwarp::cuts(octets);
+}
+
+/// Fuzzes the messages of connecting by exchange, and a conversation with a peer that sends any bytes.
+pub fn exchange(bytes: &[u8]) {
+    verbs::exchange(bytes);
 }
 
 /// Fuzzes datagrams of the embedded provider on a bad network.

@@ -1,6 +1,6 @@
 //! The messages between connections: greetings, headers, and the payloads of the reactor's own messages.
 
-use crate::frame::{Header, Immediate, Kind, Offer, Part, Progress};
+use crate::frame::{FrameHeader, Immediate, MessageKind, Offer, HandshakePart, TransferProgress};
 use crate::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
 
@@ -29,18 +29,18 @@ pub fn greeting(octets: &[u8]) {
 /// # Panics
 /// Panics if the emitted message differs from the parsed one.
 pub fn message(octets: &[u8]) {
-    let header = Header::parse(octets).or_else(|| Header::parse_fragment(octets));
+    let header = FrameHeader::parse(octets).or_else(|| FrameHeader::parse_fragment(octets));
     let Some(header) = header else { return };
-    let following = Header::following(octets);
+    let following = FrameHeader::following(octets);
     let (octets, payload) = octets.split_at(HEADER_LEN);
     assert_eq!(header.emit_before(following), octets);
     match header.kind {
-        Kind::Immediate => {
+        MessageKind::Immediate => {
             if let Some(immediate) = Immediate::parse(payload) {
                 assert_eq!(immediate.emit(), payload);
             }
         }
-        Kind::Offer => {
+        MessageKind::Offer => {
             if let Some(offer) = Offer::parse(payload) {
                 assert_eq!(offer.emit(&mut [0; MAX_CONTROL]), payload);
                 let region = offer.region;
@@ -49,17 +49,17 @@ pub fn message(octets: &[u8]) {
                 assert_eq!(region.part(region.len, 1), None);
             }
         }
-        Kind::Handshake => {
-            if let Some((part, rest)) = Part::parse(payload) {
+        MessageKind::Handshake => {
+            if let Some((part, rest)) = HandshakePart::parse(payload) {
                 assert_eq!((part as u8, rest), (payload[0], &payload[1..]));
             }
         }
-        Kind::Progress => {
-            if let Some(progress) = Progress::parse(payload) {
+        MessageKind::Progress => {
+            if let Some(progress) = TransferProgress::parse(payload) {
                 assert_eq!(progress.emit(), payload);
             }
         }
-        Kind::Hello | Kind::Credit | Kind::Ping | Kind::Pong | Kind::Goodbye => assert!(payload.is_empty()),
-        Kind::Data | Kind::Fetched | Kind::Refused | Kind::Fragment => {}
+        MessageKind::Hello | MessageKind::Credit | MessageKind::Ping | MessageKind::Pong | MessageKind::Goodbye => assert!(payload.is_empty()),
+        MessageKind::Data | MessageKind::Fetched | MessageKind::Refused | MessageKind::Fragment => {}
     }
 }

@@ -10,4 +10,7 @@
 #![deny(unsafe_code)]
 
 pub(crate) mod conversation;
+#[cfg(fuzz_targets)]
+#[path = "../../../tests/fuzz/transport/exchange/mod.rs"]
+pub mod fuzz;
 pub(crate) mod message;

@@ -1,0 +1,91 @@
+//! The fuzz target of the exchange: messages, and conversations with a peer that sends any octets. It is compiled as a part of
+//! `transport/src/exchange`, because neither has a public name.
+
+use super::conversation::{Conversation, Step};
+use super::message::{HEADER, Header, MAX_MESSAGE, MAX_PRIVATE_DATA, Message, Refusal};
+use crate::iwarp::fuzz::Tape;
+
+/// Messages that a peer may send until the conversation is over.
+const MOST_STEPS: usize = 6;
+
+/// Reads the message at the beginning of `octets`, if one is there, and its length.
+fn message(octets: &[u8]) -> Option<(Message<'_>, usize)> {
+    let (header, body) = octets.split_first_chunk()?;
+    let header = Header::parse(*header).ok()?;
+    assert!(header.body() <= MAX_MESSAGE - HEADER, "a header announces too long a body: {header:?}");
+    let message = header.message(body.get(..header.body())?).ok()?;
+    Some((message, HEADER + header.body()))
+}
+
+/// One conversation: the steps that the peer caused, the octets that were sent, and the number of octets that were consumed.
+type Played = (Vec<Step>, Vec<u8>, usize);
+
+/// Feeds a conversation with `octets` in pieces of at most `piece`. The local side sends what `own` holds in its turn.
+fn play(own: &Message<'_>, octets: &[u8], piece: usize) -> Played {
+    let (Message::Request(endpoint, data) | Message::Accept(endpoint, data)) = *own else { return Played::default() };
+    let mut conversation = Conversation::passive();
+    if matches!(own, Message::Request(..)) {
+        conversation = Conversation::active();
+        conversation.ask(endpoint, data);
+    }
+    let (mut steps, mut sent, mut at) = (Vec::new(), Vec::new(), 0);
+    loop {
+        let wanted = conversation.wanted();
+        assert!(wanted <= MAX_MESSAGE, "{wanted} octets are wanted");
+        let len = wanted.min(piece).min(octets.len() - at);
+        if len == 0 {
+            break;
+        }
+        let step = conversation.received(&octets[at..at + len]);
+        at += len;
+        match step {
+            Some(Step::Requested(_, ref asked)) if asked.first() == Some(&0) => {
+                conversation.refuse(Refusal::Program, data);
+            }
+            Some(Step::Requested(..)) => conversation.accept(endpoint, data),
+            Some(Step::Accepted(..)) => conversation.ready(),
+            Some(Step::Refused(refusal, _)) => assert!(!refusal.reason().is_empty()),
+            Some(Step::Violated(violation)) => assert!(!violation.is_empty()),
+            Some(Step::Ready | Step::Goodbye) | None => {}
+        }
+        steps.extend(step);
+        while !conversation.unsent().is_empty() {
+            let len = conversation.unsent().len().min(piece);
+            sent.extend_from_slice(&conversation.unsent()[..len]);
+            conversation.sent(len);
+        }
+    }
+    assert!(steps.len() <= MOST_STEPS, "{steps:?}");
+    conversation.part();
+    sent.extend_from_slice(conversation.unsent());
+    conversation.sent(usize::MAX >> 1);
+    conversation.part();
+    assert!(conversation.unsent().is_empty(), "a connection ends twice");
+    (steps, sent, at)
+}
+
+/// Reads a message of the local side from the tape and has it converse with a peer that sends the remaining octets; the first octet
+/// is the length of the pieces.
+///
+/// # Panics
+/// If a message is not read as it was written, a cut changes what happens, or the local side sends octets that are no message.
+pub fn exchange(octets: &[u8]) {
+    let mut tape = Tape::new(octets);
+    let piece = 1 + usize::from(tape.byte() & 63);
+    let octets = tape.rest();
+    let Some((own, len)) = message(octets) else { return };
+    let mut written = Vec::new();
+    own.emit(&mut written);
+    assert!(written.len() <= MAX_MESSAGE);
+    assert_eq!(message(&written), Some((own, len)), "a message is not read as it was written");
+    let whole = play(&own, &octets[len..], usize::MAX);
+    assert_eq!(whole, play(&own, &octets[len..], piece), "a cut changes what happens");
+    let mut sent = whole.1.as_slice();
+    while !sent.is_empty() {
+        let Some((message, len)) = message(sent) else { panic!("no message: {sent:02x?}") };
+        if let Message::Request(_, data) | Message::Accept(_, data) | Message::Refuse(_, data) = message {
+            assert!(data.len() <= MAX_PRIVATE_DATA);
+        }
+        sent = &sent[len..];
+    }
+}
