@@ -129,7 +129,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "a kind of device, who has opened it, and an event that happens to any",
     ),
     ("Cq", &["armed", "failed"], "a queue may fail whether or not it is armed"),
-    ("Id", &["handshaking", "removal_told"], "a device may be removed in the middle of a handshake"),
+    ("IdEntry", &["handshaking", "removal_reported"], "a device may be removed in the middle of a handshake"),
 ];
 
 fn workspace() -> &'static Path {

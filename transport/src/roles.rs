@@ -112,7 +112,7 @@ pub trait Exchange {
     ///
     /// # Errors
     /// The descriptor is no stream socket; `listener` does not listen for exchange.
-    fn take_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()>;
+    fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()>;
 
     /// As [`Provider::resolve`](crate::Provider::resolve), for a peer that listens for exchange.
     ///
@@ -130,7 +130,7 @@ pub trait Exchange {
     ///
     /// # Errors
     /// As there; and the descriptor is no stream socket.
-    fn resolve_over(
+    fn resolve_exchange_over(
         &mut self,
         stream: OwnedFd,
         options: &PathOptions,

@@ -106,7 +106,7 @@ impl Driver {
         let (exchange, deadline) = (exchange.unwrap_or_default(), self.now + self.config.timeouts.connect);
         let provider = self.providers.exchanging()?;
         let role = role(self.providers.numbered(provider), Provider::exchange, EXCHANGE)?;
-        let cm = Handle { provider, id: role.resolve_over(stream.into(), &path, &exchange, deadline)? };
+        let cm = Handle { provider, id: role.resolve_exchange_over(stream.into(), &path, &exchange, deadline)? };
         let opening = Opening { framing, peer, host: None, private_data, security };
         let id = self.insert(cm, service, Role::Active, opening);
         self.set_deadline(id, Some(deadline));

@@ -169,7 +169,7 @@ impl Driver {
         let key = listener.key(self.tag()).and_then(|key| self.listeners.get(key));
         let id = *key.and_then(|listener| listener.ids.first()).ok_or(Error::Gone("listener"))?;
         let (now, (provider, id)) = (self.now, self.providers.of(id));
-        role(provider, Provider::exchange, EXCHANGE)?.take_stream(id, stream, now)?;
+        role(provider, Provider::exchange, EXCHANGE)?.accept_stream(id, stream, now)?;
         self.ring();
         Ok(())
     }

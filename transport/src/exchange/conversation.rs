@@ -11,32 +11,32 @@
 //! A conversation takes no more octets than it needs for the message that is next, so a peer can neither fill memory nor keep the
 //! reader busy: what it may send is six messages in all.
 
-use super::message::{Endpoint, HEADER, Header, MAX_MESSAGE, Message, Refusal, Violation};
+use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, HEADER_LEN, MAX_MESSAGE, Refusal, Violation};
 
 /// Where the conversation is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ConversationState {
     /// Active: nothing was said.
-    Silent,
+    Idle,
     /// Active: the request was sent.
-    Asking,
+    RequestSent,
     /// Active: the peer has accepted.
-    Accepted,
+    AcceptReceived,
     /// Passive: nothing has come.
-    Waiting,
+    AwaitingRequest,
     /// Passive: the request has come.
-    Asked,
+    RequestReceived,
     /// Passive: this side has accepted.
-    Answered,
+    AcceptSent,
     /// Both sides are up.
-    Up,
+    Established,
     /// Over: what comes now is not looked at.
-    Over,
+    Closed,
 }
 
 /// What a message of the peer means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ConversationEvent {
     /// The peer asks for a connection.
     Requested(Endpoint, Box<[u8]>),
     /// The peer accepts.
@@ -54,9 +54,9 @@ pub(crate) enum Step {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Conversation {
-    phase: Phase,
+    state: ConversationState,
     /// This side has said goodbye, or has refused.
-    parted: bool,
+    goodbye_sent: bool,
     /// The part of the next message that has come.
     input: Vec<u8>,
     output: Vec<u8>,
@@ -65,52 +65,54 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    fn new(phase: Phase) -> Self {
-        Self { phase, parted: false, input: Vec::with_capacity(MAX_MESSAGE), output: Vec::new(), sent: 0 }
+    fn new(state: ConversationState) -> Self {
+        Self { state, goodbye_sent: false, input: Vec::with_capacity(MAX_MESSAGE), output: Vec::new(), sent: 0 }
     }
 
     /// The side that asks.
     pub(crate) fn active() -> Self {
-        Self::new(Phase::Silent)
+        Self::new(ConversationState::Idle)
     }
 
     /// The side that is asked.
     pub(crate) fn passive() -> Self {
-        Self::new(Phase::Waiting)
+        Self::new(ConversationState::AwaitingRequest)
     }
 
     // What this side says.
 
-    pub(crate) fn ask(&mut self, own: Endpoint, private_data: &[u8]) {
-        debug_assert_eq!(self.phase, Phase::Silent);
-        self.say(Phase::Asking, &Message::Request(own, private_data));
+    pub(crate) fn request(&mut self, own: Endpoint, private_data: &[u8]) {
+        debug_assert_eq!(self.state, ConversationState::Idle);
+        self.send(ConversationState::RequestSent, &ExchangeMessage::Request(own, private_data));
     }
 
     pub(crate) fn accept(&mut self, own: Endpoint, private_data: &[u8]) {
-        debug_assert_eq!(self.phase, Phase::Asked);
-        self.say(Phase::Answered, &Message::Accept(own, private_data));
+        debug_assert_eq!(self.state, ConversationState::RequestReceived);
+        self.send(ConversationState::AcceptSent, &ExchangeMessage::Accept(own, private_data));
     }
 
     pub(crate) fn refuse(&mut self, refusal: Refusal, private_data: &[u8]) {
-        self.parted = true;
-        self.say(Phase::Over, &Message::Refuse(refusal, private_data));
+        self.goodbye_sent = true;
+        self.send(ConversationState::Closed, &ExchangeMessage::Refuse(refusal, private_data));
     }
 
     pub(crate) fn ready(&mut self) {
-        debug_assert_eq!(self.phase, Phase::Accepted);
-        self.say(Phase::Up, &Message::Ready);
+        debug_assert_eq!(self.state, ConversationState::AcceptReceived);
+        self.send(ConversationState::Established, &ExchangeMessage::Ready);
     }
 
     /// Ends the connection in order, unless this side has done so. A peer that was not told of it needs no goodbye.
-    pub(crate) fn part(&mut self) {
-        if !std::mem::replace(&mut self.parted, true) && !matches!(self.phase, Phase::Silent | Phase::Waiting) {
-            self.say(self.phase, &Message::Goodbye);
+    pub(crate) fn disconnect(&mut self) {
+        if !std::mem::replace(&mut self.goodbye_sent, true)
+            && !matches!(self.state, ConversationState::Idle | ConversationState::AwaitingRequest)
+        {
+            self.send(self.state, &ExchangeMessage::Goodbye);
         }
     }
 
-    fn say(&mut self, next: Phase, message: &Message<'_>) {
+    fn send(&mut self, next: ConversationState, message: &ExchangeMessage<'_>) {
         message.emit(&mut self.output);
-        self.phase = next;
+        self.state = next;
     }
 
     /// What the stream has not taken yet.
@@ -131,33 +133,33 @@ impl Conversation {
 
     /// The number of octets to read next; 0 once nothing more is expected.
     pub(crate) fn wanted(&self) -> usize {
-        if self.phase == Phase::Over {
+        if self.state == ConversationState::Closed {
             return 0;
         }
         let whole = match self.header() {
-            Some(Ok(header)) => HEADER + header.body(),
-            _ => HEADER,
+            Some(Ok(header)) => HEADER_LEN + header.body(),
+            _ => HEADER_LEN,
         };
         whole.saturating_sub(self.input.len())
     }
 
-    fn header(&self) -> Option<Result<Header, Violation>> {
-        self.input.first_chunk().map(|octets| Header::parse(*octets))
+    fn header(&self) -> Option<Result<ExchangeHeader, Violation>> {
+        self.input.first_chunk().map(|octets| ExchangeHeader::parse(*octets))
     }
 
     /// Takes at most as many octets as were wanted. Returns a step if they complete a message, or break the protocol.
-    pub(crate) fn received(&mut self, octets: &[u8]) -> Option<Step> {
+    pub(crate) fn received(&mut self, octets: &[u8]) -> Option<ConversationEvent> {
         self.input.extend_from_slice(&octets[..octets.len().min(self.wanted())]);
         let header = match self.header()? {
             Ok(header) => header,
             Err(violation) => return Some(self.violated(violation)),
         };
-        if self.input.len() < HEADER + header.body() {
+        if self.input.len() < HEADER_LEN + header.body() {
             return None;
         }
         let input = std::mem::take(&mut self.input);
-        let step = match header.message(&input[HEADER..]) {
-            Ok(message) => self.heard(&message),
+        let step = match header.message(&input[HEADER_LEN..]) {
+            Ok(message) => self.interpret(&message),
             Err(violation) => Err(violation),
         };
         self.input = input;
@@ -165,27 +167,33 @@ impl Conversation {
         Some(step.unwrap_or_else(|violation| self.violated(violation)))
     }
 
-    fn violated(&mut self, violation: Violation) -> Step {
-        self.phase = Phase::Over;
-        Step::Violated(violation)
+    fn violated(&mut self, violation: Violation) -> ConversationEvent {
+        self.state = ConversationState::Closed;
+        ConversationEvent::Violated(violation)
     }
 
-    fn heard(&mut self, message: &Message<'_>) -> Result<Step, Violation> {
-        let (next, step) = match (self.phase, *message) {
-            (Phase::Waiting, Message::Request(endpoint, data)) => {
-                (Phase::Asked, Step::Requested(endpoint, data.into()))
+    fn interpret(&mut self, message: &ExchangeMessage<'_>) -> Result<ConversationEvent, Violation> {
+        let (next, step) = match (self.state, *message) {
+            (ConversationState::AwaitingRequest, ExchangeMessage::Request(endpoint, data)) => {
+                (ConversationState::RequestReceived, ConversationEvent::Requested(endpoint, data.into()))
             }
-            (Phase::Asking, Message::Accept(endpoint, data)) => {
-                (Phase::Accepted, Step::Accepted(endpoint, data.into()))
+            (ConversationState::RequestSent, ExchangeMessage::Accept(endpoint, data)) => {
+                (ConversationState::AcceptReceived, ConversationEvent::Accepted(endpoint, data.into()))
             }
-            (Phase::Asking, Message::Refuse(refusal, data)) => (Phase::Over, Step::Refused(refusal, data.into())),
-            (Phase::Answered, Message::Ready) => (Phase::Up, Step::Ready),
-            (Phase::Waiting, Message::Goodbye) => return Err("a goodbye without a request"),
-            (Phase::Over, _) => return Err("a message after the end"),
-            (_, Message::Goodbye) => (Phase::Over, Step::Goodbye),
+            (ConversationState::RequestSent, ExchangeMessage::Refuse(refusal, data)) => {
+                (ConversationState::Closed, ConversationEvent::Refused(refusal, data.into()))
+            }
+            (ConversationState::AcceptSent, ExchangeMessage::Ready) => {
+                (ConversationState::Established, ConversationEvent::Ready)
+            }
+            (ConversationState::AwaitingRequest, ExchangeMessage::Goodbye) => {
+                return Err("a goodbye without a request");
+            }
+            (ConversationState::Closed, _) => return Err("a message after the end"),
+            (_, ExchangeMessage::Goodbye) => (ConversationState::Closed, ConversationEvent::Goodbye),
             _ => return Err("a message that is not due"),
         };
-        self.phase = next;
+        self.state = next;
         Ok(step)
     }
 }
@@ -197,7 +205,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Moves what one side has to say to the other, in pieces; returns the steps there.
-    fn pass(from: &mut Conversation, to: &mut Conversation, piece: usize) -> Vec<Step> {
+    fn pass(from: &mut Conversation, to: &mut Conversation, piece: usize) -> Vec<ConversationEvent> {
         let mut steps = Vec::new();
         while !from.unsent().is_empty() && to.wanted() > 0 {
             let octets = &from.unsent()[..piece.min(to.wanted()).min(from.unsent().len())];
@@ -212,20 +220,23 @@ mod tests {
     fn two_sides_connect_and_part() {
         for piece in [1, 3, MAX_MESSAGE] {
             let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
-            active.ask(endpoint(), b"ask");
-            assert_eq!(pass(&mut active, &mut passive, piece), [Step::Requested(endpoint(), b"ask".as_slice().into())]);
+            active.request(endpoint(), b"ask");
+            assert_eq!(
+                pass(&mut active, &mut passive, piece),
+                [ConversationEvent::Requested(endpoint(), b"ask".as_slice().into())]
+            );
             passive.accept(endpoint(), b"answer");
             assert_eq!(
                 pass(&mut passive, &mut active, piece),
-                [Step::Accepted(endpoint(), b"answer".as_slice().into())]
+                [ConversationEvent::Accepted(endpoint(), b"answer".as_slice().into())]
             );
             active.ready();
-            assert_eq!(pass(&mut active, &mut passive, piece), [Step::Ready]);
-            passive.part();
-            passive.part();
-            assert_eq!(pass(&mut passive, &mut active, piece), [Step::Goodbye]);
-            active.part();
-            assert_eq!(pass(&mut active, &mut passive, piece), [Step::Goodbye]);
+            assert_eq!(pass(&mut active, &mut passive, piece), [ConversationEvent::Ready]);
+            passive.disconnect();
+            passive.disconnect();
+            assert_eq!(pass(&mut passive, &mut active, piece), [ConversationEvent::Goodbye]);
+            active.disconnect();
+            assert_eq!(pass(&mut active, &mut passive, piece), [ConversationEvent::Goodbye]);
             assert_eq!((active.wanted(), passive.wanted()), (0, 0), "nothing is read after the end");
         }
     }
@@ -233,11 +244,11 @@ mod tests {
     #[test]
     fn a_refusal_ends_it() {
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
-        active.ask(endpoint(), b"");
+        active.request(endpoint(), b"");
         pass(&mut active, &mut passive, 7);
         passive.refuse(Refusal::Program, b"no");
-        passive.part();
-        let wanted = [Step::Refused(Refusal::Program, b"no".as_slice().into())];
+        passive.disconnect();
+        let wanted = [ConversationEvent::Refused(Refusal::Program, b"no".as_slice().into())];
         assert_eq!(pass(&mut passive, &mut active, 7), wanted);
         assert!(passive.unsent().is_empty(), "a refusal needs no goodbye");
     }
@@ -246,21 +257,21 @@ mod tests {
     fn messages_come_when_they_are_due() {
         let mut early = Conversation::passive();
         let mut octets = Vec::new();
-        Message::Ready.emit(&mut octets);
-        assert!(matches!(early.received(&octets), Some(Step::Violated(_))));
+        ExchangeMessage::Ready.emit(&mut octets);
+        assert!(matches!(early.received(&octets), Some(ConversationEvent::Violated(_))));
         assert_eq!((early.wanted(), early.received(&octets)), (0, None), "nothing is taken after a violation");
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
-        active.ask(endpoint(), b"");
+        active.request(endpoint(), b"");
         pass(&mut active, &mut passive, 64);
-        assert!(matches!(passive.received(&octets), Some(Step::Violated(_))), "ready before the answer");
+        assert!(matches!(passive.received(&octets), Some(ConversationEvent::Violated(_))), "ready before the answer");
         let mut garbage = Conversation::passive();
-        assert!(matches!(garbage.received(b"GET / HT"), Some(Step::Violated(_))));
+        assert!(matches!(garbage.received(b"GET / HT"), Some(ConversationEvent::Violated(_))));
         // A peer that gives up while it is asking says so.
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
-        active.ask(endpoint(), b"");
-        active.part();
+        active.request(endpoint(), b"");
+        active.disconnect();
         let steps = pass(&mut active, &mut passive, 64);
-        assert!(matches!(steps[..], [Step::Requested(..), Step::Goodbye]), "{steps:?}");
+        assert!(matches!(steps[..], [ConversationEvent::Requested(..), ConversationEvent::Goodbye]), "{steps:?}");
     }
 
     proptest! {
@@ -277,7 +288,7 @@ mod tests {
                     break;
                 }
                 match passive.received(&octets[at..end]) {
-                    Some(Step::Requested(..)) if answers => passive.accept(endpoint(), b""),
+                    Some(ConversationEvent::Requested(..)) if answers => passive.accept(endpoint(), b""),
                     Some(_) => steps += 1,
                     None => {}
                 }

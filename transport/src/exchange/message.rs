@@ -1,16 +1,16 @@
 //! The octets of the messages. Every field is checked before anything is built from it.
 
 /// Octets of the header: magic, version, kind, length of the body.
-pub(crate) const HEADER: usize = 8;
+pub(crate) const HEADER_LEN: usize = 8;
 /// Octets of private data at most, as InfiniBand's connection manager carries with a request.
 pub(crate) const MAX_PRIVATE_DATA: usize = 56;
 /// Octets of the longest message.
-pub(crate) const MAX_MESSAGE: usize = HEADER + ENDPOINT + MAX_PRIVATE_DATA;
+pub(crate) const MAX_MESSAGE: usize = HEADER_LEN + ENDPOINT_LEN + MAX_PRIVATE_DATA;
 
 const MAGIC: [u8; 4] = *b"RdXg";
 const VERSION: u8 = 1;
 /// Octets of an [`Endpoint`].
-const ENDPOINT: usize = 36;
+const ENDPOINT_LEN: usize = 36;
 
 /// The kind of network that a port is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Refusal {
         }
     }
 
-    const fn of(code: u8) -> Self {
+    const fn from_code(code: u8) -> Self {
         match code {
             1 => Self::Program,
             2 => Self::NoPort,
@@ -104,7 +104,7 @@ impl Refusal {
 
 /// A message, as it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Message<'a> {
+pub(crate) enum ExchangeMessage<'a> {
     /// The active side asks.
     Request(Endpoint, &'a [u8]),
     /// The passive side accepts: its queue pair can send and receive.
@@ -122,18 +122,18 @@ pub(crate) type Violation = &'static str;
 
 /// The header of a message: its kind, and the length of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct ExchangeHeader {
     kind: u8,
     len: u16,
 }
 
-impl Header {
+impl ExchangeHeader {
     /// The octets of the body, at most [`MAX_MESSAGE`] without the header.
     pub(crate) const fn body(self) -> usize {
         self.len as usize
     }
 
-    pub(crate) fn parse(octets: [u8; HEADER]) -> Result<Self, Violation> {
+    pub(crate) fn parse(octets: [u8; HEADER_LEN]) -> Result<Self, Violation> {
         let [a, b, c, d, version, kind, high, low] = octets;
         if [a, b, c, d] != MAGIC {
             return Err("it does not speak the protocol of the exchange");
@@ -143,7 +143,7 @@ impl Header {
         }
         let header = Self { kind, len: u16::from_be_bytes([high, low]) };
         let range = match kind {
-            1 | 2 => ENDPOINT..=ENDPOINT + MAX_PRIVATE_DATA,
+            1 | 2 => ENDPOINT_LEN..=ENDPOINT_LEN + MAX_PRIVATE_DATA,
             3 => 1..=1 + MAX_PRIVATE_DATA,
             4 | 5 => 0..=0,
             _ => return Err("a message of an unknown kind"),
@@ -152,7 +152,7 @@ impl Header {
     }
 
     /// The message of this header, from its whole body.
-    pub(crate) fn message(self, body: &[u8]) -> Result<Message<'_>, Violation> {
+    pub(crate) fn message(self, body: &[u8]) -> Result<ExchangeMessage<'_>, Violation> {
         let short = "a message of a wrong length";
         match self.kind {
             1 | 2 => {
@@ -160,19 +160,22 @@ impl Header {
                 let endpoint = Endpoint::parse(endpoint)?;
                 let is_request = self.kind == 1;
                 Ok(if is_request {
-                    Message::Request(endpoint, private_data)
+                    ExchangeMessage::Request(endpoint, private_data)
                 } else {
-                    Message::Accept(endpoint, private_data)
+                    ExchangeMessage::Accept(endpoint, private_data)
                 })
             }
-            3 => body.split_first().map(|(code, data)| Message::Refuse(Refusal::of(*code), data)).ok_or(short),
-            4 => Ok(Message::Ready),
-            _ => Ok(Message::Goodbye),
+            3 => body
+                .split_first()
+                .map(|(code, data)| ExchangeMessage::Refuse(Refusal::from_code(*code), data))
+                .ok_or(short),
+            4 => Ok(ExchangeMessage::Ready),
+            _ => Ok(ExchangeMessage::Goodbye),
         }
     }
 }
 
-impl Message<'_> {
+impl ExchangeMessage<'_> {
     /// Appends the octets. The private data is at most [`MAX_PRIVATE_DATA`] long; longer data is cut.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
@@ -197,18 +200,18 @@ impl Message<'_> {
             Self::Ready | Self::Goodbye => &[],
         };
         out.extend_from_slice(&data[..data.len().min(MAX_PRIVATE_DATA)]);
-        let len = (out.len() - start - HEADER) as u16;
-        out[start + 6..start + HEADER].copy_from_slice(&len.to_be_bytes());
+        let len = (out.len() - start - HEADER_LEN) as u16;
+        out[start + 6..start + HEADER_LEN].copy_from_slice(&len.to_be_bytes());
     }
 }
 
 /// Largest number of a queue pair or a packet: both have 24 bits.
-const MAX_24: u32 = 0xff_ffff;
+const MAX_24_BITS: u32 = 0xff_ffff;
 /// From here on LIDs name groups.
 const MULTICAST_LID: u16 = 0xc000;
 
 impl Endpoint {
-    fn parse(octets: &[u8; ENDPOINT]) -> Result<Self, Violation> {
+    fn parse(octets: &[u8; ENDPOINT_LEN]) -> Result<Self, Violation> {
         let [
             network,
             mtu,
@@ -241,8 +244,8 @@ impl Endpoint {
             (retry_count <= 7 && rnr_retry_count <= 7, "a retry count out of its range"),
             (lid_is_good, "a LID that names no port"),
             // 0 and 1 are the queue pairs of management.
-            ((2..MAX_24).contains(&qp_number), "a number that no queue pair of a program has"),
-            (psn <= MAX_24, "a packet number out of its range"),
+            ((2..MAX_24_BITS).contains(&qp_number), "a number that no queue pair of a program has"),
+            (psn <= MAX_24_BITS, "a packet number out of its range"),
             (gid != [0; 16] && gid[0] != 0xff && !is_group(gid), "a GID that names no port"),
         ];
         match checks.into_iter().find(|check| !check.0) {
@@ -311,14 +314,14 @@ pub(super) mod tests {
         }
     }
 
-    fn parse(octets: &[u8]) -> Result<Message<'_>, Violation> {
+    fn parse(octets: &[u8]) -> Result<ExchangeMessage<'_>, Violation> {
         let (header, body) = octets.split_first_chunk().expect("a header");
-        let header = Header::parse(*header)?;
+        let header = ExchangeHeader::parse(*header)?;
         assert_eq!(header.body(), body.len());
         header.message(body)
     }
 
-    fn octets(message: &Message<'_>) -> Vec<u8> {
+    fn octets(message: &ExchangeMessage<'_>) -> Vec<u8> {
         let mut out = Vec::new();
         message.emit(&mut out);
         out
@@ -328,13 +331,13 @@ pub(super) mod tests {
     fn messages_survive_the_wire() {
         let infiniband = Endpoint { network: Network::InfiniBand, lid: 9, ..endpoint() };
         for message in [
-            Message::Request(endpoint(), b"hello"),
-            Message::Request(infiniband, &[7; MAX_PRIVATE_DATA]),
-            Message::Accept(endpoint(), b""),
-            Message::Refuse(Refusal::Program, b"no"),
-            Message::Refuse(Refusal::Other(77), b""),
-            Message::Ready,
-            Message::Goodbye,
+            ExchangeMessage::Request(endpoint(), b"hello"),
+            ExchangeMessage::Request(infiniband, &[7; MAX_PRIVATE_DATA]),
+            ExchangeMessage::Accept(endpoint(), b""),
+            ExchangeMessage::Refuse(Refusal::Program, b"no"),
+            ExchangeMessage::Refuse(Refusal::Other(77), b""),
+            ExchangeMessage::Ready,
+            ExchangeMessage::Goodbye,
         ] {
             let octets = octets(&message);
             assert!(octets.len() <= MAX_MESSAGE);
@@ -347,12 +350,12 @@ pub(super) mod tests {
     fn a_request_has_its_layout() {
         let wanted = b"RdXg\x01\x01\x00\x26\x02\x03\x13\x07\x07\x68\x10\x08\0\0\0\0\0\x12\x34\x56\0\xab\xcd\xef\
                        \0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01hi";
-        assert_eq!(octets(&Message::Request(endpoint(), b"hi")), wanted);
+        assert_eq!(octets(&ExchangeMessage::Request(endpoint(), b"hi")), wanted);
     }
 
     #[test]
     fn every_field_is_checked() {
-        let good = octets(&Message::Request(endpoint(), b""));
+        let good = octets(&ExchangeMessage::Request(endpoint(), b""));
         for (at, value, violation) in [
             (0, b'r', "protocol"),
             (4, 2, "version"),
@@ -372,11 +375,12 @@ pub(super) mod tests {
         ] {
             let mut bad = good.clone();
             bad[at] = value;
-            let found = Header::parse(*bad.first_chunk().unwrap()).and_then(|header| header.message(&bad[HEADER..]));
+            let found = ExchangeHeader::parse(*bad.first_chunk().unwrap())
+                .and_then(|header| header.message(&bad[HEADER_LEN..]));
             assert!(found.is_err_and(|found| found.contains(violation)), "octet {at} is {value}: {found:?}");
         }
-        for number in [0, 1, MAX_24] {
-            let bad = octets(&Message::Accept(Endpoint { qp_number: number, ..endpoint() }, b""));
+        for number in [0, 1, MAX_24_BITS] {
+            let bad = octets(&ExchangeMessage::Accept(Endpoint { qp_number: number, ..endpoint() }, b""));
             assert!(parse(&bad).is_err(), "queue pair {number}");
         }
     }
@@ -387,8 +391,8 @@ pub(super) mod tests {
             let [a, b, c, d] = MAGIC;
             let [version, kind, high, low] = header;
             for octets in [[a, b, c, d, version, kind, high, low], [a, b, c, d, VERSION, kind % 7, 0, body.len() as u8]] {
-                let Ok(header) = Header::parse(octets) else { continue };
-                prop_assert!(header.body() <= MAX_MESSAGE - HEADER);
+                let Ok(header) = ExchangeHeader::parse(octets) else { continue };
+                prop_assert!(header.body() <= MAX_MESSAGE - HEADER_LEN);
                 if let Ok(message) = header.message(&body) {
                     let _ = format!("{message:?}");
                     let mut again = Vec::new();

@@ -49,13 +49,13 @@ impl Limits {
 
     /// Whether an event says that a queue pair in the error state has taken its last receive from a shared queue
     /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). iWARP has no such event, and rxe does not send it.
-    pub(super) fn tells_last_receive(&self) -> bool {
+    pub(super) fn reports_last_receive(&self) -> bool {
         !self.iwarp && self.driver != Driver::Rxe
     }
 }
 
 /// Asks a device what it can do; `port` is the port in use.
-pub(super) fn ask(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capabilities> {
+pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capabilities> {
     let mut capabilities = from_attributes(&device.attr.0, limits);
     capabilities.max_inline = probe_inline(device);
     capabilities.numa_node = device.numa_node;

@@ -35,7 +35,7 @@ pub(super) struct RawEvent {
     /// The id that it concerns; of a connect request, the listener.
     pub(super) key: Key,
     /// The new id of a connect request.
-    pub(super) request: Option<Request>,
+    pub(super) request: Option<NewCmId>,
     pub(super) private_data: Box<[u8]>,
     /// As seen from here: in a connect request, what the peer asks for; on an active connection, what was agreed on.
     pub(super) read_depth: ReadDepth,
@@ -47,7 +47,7 @@ pub(super) struct RawEvent {
 
 /// The new id of a connect request.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct NewCmId {
     /// The new id, which nobody owns yet.
     pub(super) id: *mut rdma_cm_id,
 }
@@ -126,7 +126,7 @@ impl EventChannel {
             kind: event.event,
             status: event.status,
             key,
-            request: is_request.then_some(Request { id: event.id }),
+            request: is_request.then_some(NewCmId { id: event.id }),
             private_data,
             read_depth: ReadDepth {
                 responder_resources: conn.responder_resources.into(),
@@ -160,7 +160,7 @@ impl EventChannel {
             kind: event.event,
             status: event.status,
             key,
-            request: is_request.then_some(Request { id: event.id }),
+            request: is_request.then_some(NewCmId { id: event.id }),
             private_data,
             read_depth: ReadDepth::default(),
             peer: (established || joined).then_some(peer),

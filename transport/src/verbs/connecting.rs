@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::{Verbs, milliseconds_to};
-use super::entry::{Id, State};
+use super::entry::{IdEntry, IdState};
 use super::ffi::{RawAddress, local_addresses};
 use super::id::{RawId, Service};
 use super::status::{NO_LOOPBACK, connect_failure, is_unreachable};
@@ -33,11 +33,11 @@ impl Verbs {
         set_path(&raw, type_of_service, ack_timeout);
         raw.bind(&RawAddress::new(address)).and_then(|()| raw.listen(backlog)).map_err(listen)?;
         let on_device = !raw.context().is_null();
-        let mut id = Id::new(Arc::new(raw), State::Listening);
+        let mut id = IdEntry::new(Arc::new(raw), IdState::Listening);
         id.inherited = (type_of_service, ack_timeout);
         let key = self.add(id);
         if on_device {
-            if let Err(error) = self.land(key) {
+            if let Err(error) = self.assign_device(key) {
                 self.discard(key);
                 return Err(error);
             }
@@ -88,7 +88,7 @@ impl Verbs {
 
     pub(super) fn resolve_on(&mut self, raw: RawId, peer: SocketAddr, deadline: Instant) -> Result<CmId> {
         let raw = Arc::new(raw);
-        let mut id = Id::new(Arc::clone(&raw), State::Resolving);
+        let mut id = IdEntry::new(Arc::clone(&raw), IdState::Resolving);
         id.deadline = Some(deadline);
         let key = self.add(id);
         let failure = match raw.resolve_address(&RawAddress::new(peer), milliseconds_to(Some(deadline), self.now)) {
@@ -103,7 +103,7 @@ impl Verbs {
         };
         // Told like a failure that is found out later.
         if let Some(id) = self.ids.get_mut(key) {
-            id.state = State::Dead;
+            id.state = IdState::Closed;
         }
         self.push(key, CmEventKind::ConnectFailed(failure));
         self.connector.wake();

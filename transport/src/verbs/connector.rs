@@ -8,7 +8,7 @@
 //! A connect to a peer that does not answer at all blocks for minutes, and so does the removal of its device. When the id is
 //! released, the connect is interrupted by a signal to its thread. The call must not be restarted then (`SA_RESTART`), and how a
 //! signal is handled holds for the whole process, so it is one that nobody else sends: the first connect on iWARP takes the
-//! highest real-time signal that is at its default, and gives it a handler that does nothing. A handler that the program has
+//! highest real-time signal that is at its default, and gives it a handler that does ignore_signal. A handler that the program has
 //! installed is never replaced, and if it installs one for this signal later, or has one for each, there is no interruption. All
 //! other signals are blocked in these threads.
 
@@ -23,27 +23,27 @@ use std::time::Duration;
 
 use mio::Waker;
 
-use super::id::{RawId, Terms};
+use super::id::{ConnectOffer, RawId};
 use crate::error::Error;
 use crate::slab::Key;
 
 /// Number of connect calls that may block at the same time. As many releases may block beside them.
 const THREADS: usize = 64;
 /// Time after which the signal is sent again: it may have come just before the call that it is to interrupt.
-const AGAIN: Duration = Duration::from_millis(10);
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long an idle thread waits for its next call.
 const IDLE: Duration = Duration::from_secs(1);
 const STACK: usize = 256 * 1024;
 
 #[derive(Debug)]
 enum Job {
-    Connect { key: Key, id: Arc<RawId>, terms: Terms },
+    Connect { key: Key, id: Arc<RawId>, offer: ConnectOffer },
     Release(Arc<RawId>),
 }
 
 /// A connect call that failed.
 #[derive(Debug)]
-pub(super) struct Failed {
+pub(super) struct FailedConnect {
     pub(super) key: Key,
     pub(super) error: io::Error,
 }
@@ -55,7 +55,7 @@ struct Queue {
     idle: usize,
     /// Threads inside a connect call, each with the address of its id.
     connecting: Vec<(usize, libc::pthread_t)>,
-    failed: Vec<Failed>,
+    failed: Vec<FailedConnect>,
 }
 
 impl Queue {
@@ -74,7 +74,7 @@ fn address_of(id: &Arc<RawId>) -> usize {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ConnectorShared {
     queue: Mutex<Queue>,
     work: Condvar,
     waker: Waker,
@@ -83,10 +83,10 @@ struct Shared {
 /// Hands calls to threads.
 #[derive(Debug)]
 pub(super) struct Connector {
-    shared: Arc<Shared>,
+    shared: Arc<ConnectorShared>,
 }
 
-impl Shared {
+impl ConnectorShared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing panics while it holds the lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -110,18 +110,18 @@ impl Shared {
         mask_signals();
         while let Some(job) = self.next_job() {
             match job {
-                Job::Connect { key, id, terms } => self.connect(key, &id, &terms),
+                Job::Connect { key, id, offer } => self.connect(key, &id, &offer),
                 Job::Release(id) => self.release(id),
             }
         }
     }
 
-    fn connect(&self, key: Key, id: &Arc<RawId>, terms: &Terms) {
+    fn connect(&self, key: Key, id: &Arc<RawId>, offer: &ConnectOffer) {
         // SAFETY: no arguments.
         let thread = unsafe { libc::pthread_self() };
         self.lock().connecting.push((address_of(id), thread));
         // If the id is abandoned from here on, this thread is interrupted.
-        let result = if id.is_abandoned() { Ok(()) } else { id.connect(terms) };
+        let result = if id.is_abandoned() { Ok(()) } else { id.connect(offer) };
         self.lock().connecting.retain(|(address, _)| *address != address_of(id));
         if let Err(Error::Io { source: error, .. }) = result {
             self.fail(key, error);
@@ -132,13 +132,13 @@ impl Shared {
         // Only a thread inside a connect call can still hold the id.
         while Arc::strong_count(&id) > 1 {
             self.lock().interrupt(&id);
-            thread::park_timeout(AGAIN);
+            thread::park_timeout(SIGNAL_INTERVAL);
         }
         drop(id);
     }
 
     fn fail(&self, key: Key, error: io::Error) {
-        self.lock().failed.push(Failed { key, error });
+        self.lock().failed.push(FailedConnect { key, error });
         if let Err(error) = self.waker.wake() {
             log::error!("a failed connect cannot be reported: {error}");
         }
@@ -148,13 +148,13 @@ impl Shared {
 impl Connector {
     /// A connector that wakes `waker` when a connect call has failed.
     pub(super) fn new(waker: Waker) -> Self {
-        Self { shared: Arc::new(Shared { queue: Mutex::default(), work: Condvar::new(), waker }) }
+        Self { shared: Arc::new(ConnectorShared { queue: Mutex::default(), work: Condvar::new(), waker }) }
     }
 
     /// Calls `rdma_connect`. A failure comes out of [`Connector::take_failed`]; success comes as an event of the id.
-    pub(super) fn connect(&self, key: Key, id: Arc<RawId>, terms: Terms) -> io::Result<()> {
+    pub(super) fn connect(&self, key: Key, id: Arc<RawId>, offer: ConnectOffer) -> io::Result<()> {
         signal();
-        self.submit(Job::Connect { key, id, terms })
+        self.submit(Job::Connect { key, id, offer })
     }
 
     /// Destroys an id as soon as nobody else holds it.
@@ -208,7 +208,7 @@ impl Connector {
     }
 
     /// Connect calls that have failed since this was last asked.
-    pub(super) fn take_failed(&self) -> Vec<Failed> {
+    pub(super) fn take_failed(&self) -> Vec<FailedConnect> {
         std::mem::take(&mut self.shared.lock().failed)
     }
 
@@ -220,7 +220,7 @@ impl Connector {
     }
 }
 
-extern "C" fn nothing(_: c_int) {}
+extern "C" fn ignore_signal(_: c_int) {}
 
 /// What happens at a signal; `None` if the system does not say.
 fn disposition(signal: c_int) -> Option<libc::sighandler_t> {
@@ -233,8 +233,8 @@ fn disposition(signal: c_int) -> Option<libc::sighandler_t> {
 fn install(signal: c_int) -> Option<libc::sighandler_t> {
     // SAFETY: all fields are numbers, and zero is an empty mask and no flags: a call is not restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = nothing as extern "C" fn(c_int) as libc::sighandler_t;
-    // SAFETY: the handler does nothing, which is safe at any time.
+    action.sa_sigaction = ignore_signal as extern "C" fn(c_int) as libc::sighandler_t;
+    // SAFETY: the handler does ignore_signal, which is safe at any time.
     let installed = unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } == 0;
     installed.then_some(action.sa_sigaction)
 }
@@ -312,7 +312,7 @@ mod tests {
         crate::patience::until("the call is interrupted", || {
             // SAFETY: the thread was not joined, so that its name is its own.
             unsafe { libc::pthread_kill(target, signal) };
-            thread::park_timeout(AGAIN);
+            thread::park_timeout(SIGNAL_INTERVAL);
             thread.is_finished().then_some(())
         });
         assert_eq!(thread.join().unwrap(), (-1, Some(libc::EINTR)));

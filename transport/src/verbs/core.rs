@@ -17,11 +17,11 @@ use super::channel::EventChannel;
 use super::connector::Connector;
 use super::cq::{Batch, Cq};
 use super::devices::Device;
-use super::entry::{Id, Retiring, State};
+use super::entry::{IdEntry, IdState, RetiringQp};
 use super::ffi::check;
-use super::gid::{Place, SYSFS};
-use super::id::Terms;
-use super::mr::Region;
+use super::gid::{PortGid, SYSFS};
+use super::id::ConnectOffer;
+use super::mr::RegionEntry;
 use super::srq::Srq;
 use super::sys::ibv_fork_init;
 use crate::cm::{CmId, ConnectParam, ExchangeOptions, ReadDepth};
@@ -42,13 +42,13 @@ const WAKE: Token = Token(1);
 pub(super) const ASYNC: usize = 2;
 
 /// Outstanding RDMA Reads that every iWARP device takes.
-const USUAL_DEPTH: u16 = 16;
+const DEFAULT_READ_DEPTH: u16 = 16;
 
 /// Time to resolve an address while nobody has said what time it is.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The connection-manager channel of the provider, and what was ready on it and is not looked at yet.
-pub(super) struct Watch {
+pub(super) struct CmEventSet {
     pub(super) poll: Poll,
     pub(super) ready: Events,
     /// Whether the event channel of librdmacm may have events.
@@ -60,20 +60,20 @@ pub(super) struct Watch {
 }
 
 /// The address of this host on a stream, the options of its connection, and the port and GID that were found for them.
-pub(super) type Known = (Option<SocketAddr>, ExchangeOptions, Place);
+pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
 /// What the connections by exchange share.
 pub(super) struct Exchanges {
-    /// Numbers of first packets. Without it the provider does not have the role.
+    /// QpNumbers of first packets. Without it the provider does not have the role.
     pub(super) entropy: Option<Entropy>,
     /// Where the kernel shows the devices and their GIDs.
     pub(super) sysfs: PathBuf,
     /// Peers that have sent no request yet.
     pub(super) newcomers: Newcomers<Key>,
     /// Ids that wait for something, and until when.
-    pub(super) due: BTreeSet<(Instant, Key)>,
+    pub(super) deadlines: BTreeSet<(Instant, Key)>,
     /// What was found last, so that a connect does not read whole tables.
-    pub(super) known: VecDeque<Known>,
+    pub(super) port_gids: VecDeque<CachedPortGid>,
 }
 
 /// RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] makes one.
@@ -83,19 +83,19 @@ pub(super) struct Exchanges {
 pub struct Verbs {
     /// The connection manager, or why there is none: then queue pairs connect by exchange only.
     manager: std::result::Result<Arc<EventChannel>, String>,
-    pub(super) watch: Watch,
+    pub(super) event_set: CmEventSet,
     pub(super) connector: Connector,
-    pub(super) ids: Slab<Id>,
+    pub(super) ids: Slab<IdEntry>,
     pub(super) cqs: Slab<Cq>,
     pub(super) srqs: Slab<Srq>,
-    pub(super) regions: Slab<Region>,
+    pub(super) regions: Slab<RegionEntry>,
     pub(super) addresses: Slab<Address>,
     /// Number of joins of multicast groups so far.
     pub(super) joins: usize,
     pub(super) batch: Batch,
     pub(super) devices: Vec<Device>,
     /// Queue pairs that are destroyed when their last shared receive has come back, the earliest time limit first.
-    pub(super) retiring: VecDeque<Retiring>,
+    pub(super) retiring: VecDeque<RetiringQp>,
     pub(super) exchanges: Exchanges,
     /// Ids that wait for their peer to close, and until when, the earliest first. An id may have been destroyed meanwhile.
     pub(super) closing: VecDeque<(Instant, Key)>,
@@ -139,7 +139,7 @@ impl Verbs {
         }
         let waker = Waker::new(poll.registry(), WAKE).map_err(io)?;
         Ok(Self {
-            watch: Watch {
+            event_set: CmEventSet {
                 poll,
                 ready: Events::with_capacity(64),
                 channel: manager.is_ok(),
@@ -161,8 +161,8 @@ impl Verbs {
                 entropy: None,
                 sysfs: SYSFS.into(),
                 newcomers: Newcomers::default(),
-                due: BTreeSet::new(),
-                known: VecDeque::new(),
+                deadlines: BTreeSet::new(),
+                port_gids: VecDeque::new(),
             },
             closing: VecDeque::new(),
             events: VecDeque::new(),
@@ -191,12 +191,18 @@ impl Verbs {
         })
     }
 
-    pub(super) fn id(&self, id: CmId) -> Result<&Id> {
-        self.ids.get(id.0).filter(|id| !matches!(id.state, State::Watching | State::Arriving)).ok_or(STALE_ID)
+    pub(super) fn id(&self, id: CmId) -> Result<&IdEntry> {
+        self.ids
+            .get(id.0)
+            .filter(|id| !matches!(id.state, IdState::WatchingDevice | IdState::AwaitingRequest))
+            .ok_or(STALE_ID)
     }
 
-    pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut Id> {
-        self.ids.get_mut(id.0).filter(|id| !matches!(id.state, State::Watching | State::Arriving)).ok_or(STALE_ID)
+    pub(super) fn id_mut(&mut self, id: CmId) -> Result<&mut IdEntry> {
+        self.ids
+            .get_mut(id.0)
+            .filter(|id| !matches!(id.state, IdState::WatchingDevice | IdState::AwaitingRequest))
+            .ok_or(STALE_ID)
     }
 
     pub(super) fn live_device(&self, device: DeviceId) -> Result<&Device> {
@@ -205,7 +211,7 @@ impl Verbs {
         Ok(device)
     }
 
-    pub(super) fn add(&mut self, id: Id) -> Key {
+    pub(super) fn add(&mut self, id: IdEntry) -> Key {
         let key = self.ids.insert(id);
         if let Some(id) = self.ids.get(key) {
             id.raw.set_key(key);
@@ -214,7 +220,12 @@ impl Verbs {
     }
 
     /// What this side offers a peer. `asked` is what the peer has asked for.
-    pub(super) fn terms(&self, id: &Id, param: &ConnectParam<'_>, asked: Option<ReadDepth>) -> Result<Terms> {
+    pub(super) fn offer(
+        &self,
+        id: &IdEntry,
+        param: &ConnectParam<'_>,
+        asked: Option<ReadDepth>,
+    ) -> Result<ConnectOffer> {
         let device = id.device.ok_or(Error::InvalidState { call: "connect", state: "on no device" })?;
         let device = &self.devices[device.0 as usize];
         device.info.capabilities.check_private_data(NAME, param.private_data)?;
@@ -227,7 +238,7 @@ impl Verbs {
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match asked {
                 // A peer of MPA revision 1 tells no depths: it is taken to have the usual ones.
-                Some(0) if limits.iwarp => wanted.min(USUAL_DEPTH),
+                Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
                 Some(asked) => wanted.min(asked),
                 None => wanted,
             }
@@ -246,7 +257,7 @@ impl Verbs {
                 asked.map(|asked| asked.initiator_depth),
             ),
         };
-        Ok(Terms {
+        Ok(ConnectOffer {
             private_data: param.private_data.into(),
             read_depth,
             retry_count: param.retries.path,
@@ -254,7 +265,7 @@ impl Verbs {
         })
     }
 
-    pub(super) fn is_iwarp(&self, id: &Id) -> bool {
+    pub(super) fn is_iwarp(&self, id: &IdEntry) -> bool {
         id.device.is_some_and(|device| self.devices[device.0 as usize].limits.iwarp)
     }
 }
@@ -281,7 +292,7 @@ impl Drop for Verbs {
         }
         for device in 0..self.devices.len() {
             self.retire_now(DeviceId(device as u32));
-            self.release_parked(DeviceId(device as u32));
+            self.release_waiting(DeviceId(device as u32));
         }
     }
 }

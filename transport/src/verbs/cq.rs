@@ -11,7 +11,7 @@ use super::chains::RECEIVE;
 use super::device::RawDevice;
 use super::ffi::{QueueName, check, failure, non_null};
 use super::moderation;
-use super::numbers::Numbers;
+use super::qp_numbers::QpNumbers;
 use super::status::{wc_opcode, wc_status};
 use super::sys::{
     ibv_ack_cq_events, ibv_cq, ibv_create_cq, ibv_destroy_cq, ibv_get_cq_event, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
@@ -84,7 +84,7 @@ impl RawCq {
     pub(super) fn poll(
         &self,
         max: usize,
-        numbers: &Numbers,
+        numbers: &QpNumbers,
         batch: &mut Batch,
         out: &mut Vec<WorkCompletion>,
     ) -> Result<usize> {
@@ -116,7 +116,7 @@ impl RawCq {
     }
 
     /// Counts an event that is to be acknowledged, which is done for many at once; returns whether it was done now.
-    fn took_event(&self) -> bool {
+    fn count_event(&self) -> bool {
         let due = self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH;
         if due {
             self.acknowledge();
@@ -144,7 +144,7 @@ impl Drop for RawCq {
     }
 }
 
-fn completion(wc: &ibv_wc, numbers: &Numbers) -> WorkCompletion {
+fn completion(wc: &ibv_wc, numbers: &QpNumbers) -> WorkCompletion {
     // SAFETY: both variants are 32-bit numbers; the flags say which is meant.
     let (immediate, invalidated) = unsafe {
         let data = &wc.imm_data_invalidated_rkey_union;
@@ -227,7 +227,7 @@ impl Cq {
 
     /// Moves up to `max` completions that were set aside to `out`; returns how many.
     #[inline]
-    pub(super) fn unstash(&mut self, max: usize, out: &mut Vec<WorkCompletion>) -> usize {
+    pub(super) fn take_stash(&mut self, max: usize, out: &mut Vec<WorkCompletion>) -> usize {
         if self.stash.is_empty() {
             return 0;
         }
@@ -293,7 +293,7 @@ pub(super) fn next_event(
     }
     let found = owned(QueueName::of(context));
     let acknowledged = match &found {
-        Some((_, raw)) => raw.took_event(),
+        Some((_, raw)) => raw.count_event(),
         None => {
             // SAFETY: a queue that is being destroyed waits for this acknowledgement.
             unsafe { ibv_ack_cq_events(cq, 1) }
@@ -311,7 +311,7 @@ mod tests {
     /// mlx5 writes no opcode into a completion with an error: it is still that of the entry's last use.
     #[test]
     fn what_failed_is_told_by_its_number_and_not_by_the_opcode() {
-        let numbers = Numbers::default();
+        let numbers = QpNumbers::default();
         // SAFETY: all fields are numbers.
         let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
         for (number, stale, wanted) in [(RECEIVE | 5, 0, WcOpcode::Recv), (5, 128, WcOpcode::Send)] {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::NAME;
 use super::address::{Address, RawAddressHandle};
 use super::core::Verbs;
-use super::entry::{Id, State};
+use super::entry::{IdEntry, IdState};
 use super::ffi::{RawAddress, check};
 use super::id::{RawId, Service};
 use super::route::route;
@@ -36,15 +36,15 @@ impl Verbs {
             let reason = format!("{} is on none: datagrams need the address of a device", address.ip());
             return Err(Error::NoDevice { reason });
         }
-        let key = self.add(Id::new(Arc::new(raw), State::Bound));
-        let landed = self.land(key).and_then(|device| {
+        let key = self.add(IdEntry::new(Arc::new(raw), IdState::Bound));
+        let assigned = self.assign_device(key).and_then(|device| {
             if self.devices[device.0 as usize].info.capabilities.features.contains(Features::DATAGRAMS) {
                 Ok(device)
             } else {
                 Err(Error::Unsupported { provider: NAME, feature: "datagrams on this device" })
             }
         });
-        match landed {
+        match assigned {
             Ok(device) => Ok((CmId(key), device)),
             Err(error) => {
                 self.discard(key);
@@ -54,9 +54,9 @@ impl Verbs {
     }
 
     /// Tells a peer that asks for it the number of the queue pair, and forgets the peer.
-    pub(super) fn answer_for(&mut self, id: CmId, qp: QpId, private_data: &[u8]) -> Result<()> {
+    pub(super) fn answer_datagram_request(&mut self, id: CmId, qp: QpId, private_data: &[u8]) -> Result<()> {
         let entry = self.id(id)?;
-        if entry.state != State::Offered || entry.raw.service() != Service::Datagram {
+        if entry.state != IdState::RequestReceived || entry.raw.service() != Service::Datagram {
             return Err(Error::InvalidState { call: "answer_datagram", state: entry.state.name() });
         }
         let (device, raw) = (entry.device, Arc::clone(&entry.raw));
@@ -64,12 +64,12 @@ impl Verbs {
         let number = number.map(|qp| qp.number).ok_or(Error::Stale { object: "queue pair on the same device" });
         let answered = number.and_then(|number| {
             let param = ConnectParam { private_data, ..ConnectParam::default() };
-            let terms = self.terms(self.id(id)?, &param, None)?;
+            let offer = self.offer(self.id(id)?, &param, None)?;
             self.check_port(device, raw.port())?;
-            raw.accept_for(&terms, number)
+            raw.accept_for(&offer, number)
         });
         if let Some(entry) = self.ids.get_mut(id.0).filter(|_| answered.is_ok()) {
-            entry.state = State::Established;
+            entry.state = IdState::Established;
         }
         drop(raw);
         self.discard(id.0);
@@ -90,7 +90,7 @@ impl Verbs {
         self.resolve_on(raw, peer, deadline)
     }
 
-    fn datagram_id(&mut self, id: CmId, call: &'static str) -> Result<&mut Id> {
+    fn datagram_id(&mut self, id: CmId, call: &'static str) -> Result<&mut IdEntry> {
         let entry = self.id_mut(id)?;
         match entry.raw.service() {
             Service::Connected => Err(Error::InvalidState { call, state: "not for datagrams" }),
@@ -104,9 +104,9 @@ impl Verbs {
         if entry.groups.iter().flatten().any(|&(joined, _)| joined == group) {
             return Err(Error::InvalidState { call: "join", state: "in that group, or about to be" });
         }
-        let place = entry.groups.iter().position(Option::is_none).unwrap_or(entry.groups.len());
-        if place >= GROUPS {
-            let (value, range) = (place as u64 + 1, "at most 64");
+        let slot = entry.groups.iter().position(Option::is_none).unwrap_or(entry.groups.len());
+        if slot >= GROUPS {
+            let (value, range) = (slot as u64 + 1, "at most 64");
             return Err(Error::OutOfRange { what: "multicast groups of an id", value, range });
         }
         let device = entry.device;
@@ -119,10 +119,10 @@ impl Verbs {
         let number = self.joins;
         raw.join(group, number)?;
         let entry = self.id_mut(id)?;
-        if place == entry.groups.len() {
+        if slot == entry.groups.len() {
             entry.groups.push(None);
         }
-        entry.groups[place] = Some((group, number));
+        entry.groups[slot] = Some((group, number));
         Ok(())
     }
 
@@ -138,14 +138,14 @@ impl Verbs {
 
     pub(super) fn join_ended(&mut self, key: Key, number: usize, status: i32, peer: Option<DatagramPeer>) {
         let Some(id) = self.ids.get_mut(key) else { return };
-        let place = id.groups.iter_mut().find(|joined| joined.is_some_and(|(_, joined)| joined == number));
+        let slot = id.groups.iter_mut().find(|joined| joined.is_some_and(|(_, joined)| joined == number));
         // If there is no such join, the group was left meanwhile.
-        let Some(place) = place else { return };
-        let Some((group, _)) = *place else { return };
+        let Some(slot) = slot else { return };
+        let Some((group, _)) = *slot else { return };
         match peer {
             Some(peer) => self.push(key, CmEventKind::Joined { group, peer }),
             None => {
-                *place = None;
+                *slot = None;
                 // The library keeps a group that failed, until it is left.
                 if let Err(error) = id.raw.leave(group) {
                     log::debug!("{error}");
@@ -161,7 +161,7 @@ impl Verbs {
         Ok(AddressId(self.addresses.insert(Address { raw: Some(raw), device: device.0 })))
     }
 
-    pub(super) fn way_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
+    pub(super) fn route_to_sender(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
         let raw = &self.id(id)?.raw;
         if raw.context().is_null() {
             return Err(Error::InvalidState { call: "route_back", state: "on no device" });

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 
 /// What keeps a context open for as long as it lives: an id of the provider's own that is bound to the device, or the owner of
 /// a context that the provider has opened itself.
-pub(super) type Anchor = Arc<dyn Any + Send + Sync>;
+pub(super) type ContextOwner = Arc<dyn Any + Send + Sync>;
 
 /// The driver behind a device, as far as the provider has to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(super) struct RawDevice {
     /// `None` while the device is being closed.
     events: Option<Subscription>,
     /// Dropped last: from then on the context may be closed.
-    anchor: Option<Anchor>,
+    context_owner: Option<ContextOwner>,
 }
 
 /// Attributes of a device. The wrapper gives them a `Debug`.
@@ -111,11 +111,11 @@ unsafe impl Send for RawDevice {}
 unsafe impl Sync for RawDevice {}
 
 impl RawDevice {
-    /// Opens what the provider needs on the device of `context`, which `anchor` keeps open. `managed`: librdmacm has opened it.
+    /// Opens what the provider needs on the device of `context`, which `context_owner` keeps open. `managed`: librdmacm has opened it.
     ///
     /// # Safety
-    /// `context` is live for as long as `anchor` is.
-    pub(super) unsafe fn open(context: *mut ibv_context, anchor: Anchor, managed: bool) -> Result<Self> {
+    /// `context` is live for as long as `context_owner` is.
+    pub(super) unsafe fn open(context: *mut ibv_context, context_owner: ContextOwner, managed: bool) -> Result<Self> {
         // SAFETY: a live context has a live device, whose name ends in zero.
         let (device, name) = unsafe { (&*(*context).device, CStr::from_ptr((*(*context).device).name.as_ptr())) };
         let name: Box<str> = name.to_string_lossy().into();
@@ -143,7 +143,7 @@ impl RawDevice {
             managed,
             removed: AtomicBool::new(false),
             events: None,
-            anchor: Some(anchor),
+            context_owner: Some(context_owner),
         };
         opened.events = Some(Subscription::new(context.addr())?);
         opened.threads = opened.thread_domain();
@@ -207,14 +207,14 @@ impl RawDevice {
 
     /// Descriptors with an edge when there may be asynchronous events: the queue of the process, and this provider's own.
     pub(super) fn event_fds(&self) -> impl Iterator<Item = c_int> {
-        std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::bell))
+        std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::wake_fd))
     }
 
     /// Gives the device back to the kernel although the library keeps the numbers of its descriptors: the null device is put
-    /// under these numbers, so that the library may close them later without harm. While the anchor lives the library has the
+    /// under these numbers, so that the library may close them later without harm. While the context_owner lives the library has the
     /// context open, so that no other file can be under them.
     fn release_files(&self) {
-        debug_assert!(self.anchor.is_some());
+        debug_assert!(self.context_owner.is_some());
         let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
         for fd in [self.cmd_fd(), self.async_fd()] {
             // SAFETY: replaces a file of the library's by another, under a number that stays the library's.
@@ -314,21 +314,21 @@ impl Drop for RawDevice {
         warn(check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.pd) }));
         let last = self.events.take().is_some_and(Subscription::end);
         let removed = self.managed && self.removed.load(Ordering::Relaxed);
-        if removed && last && !forget_removed() {
+        if removed && last && !close_removed_devices() {
             // It was the last device of the system. The library does not look for removed devices then, and would keep this
             // one open until the process ends.
             self.release_files();
         }
-        self.anchor = None;
+        self.context_owner = None;
         if removed {
-            forget_removed();
+            close_removed_devices();
         }
     }
 }
 
 /// Makes librdmacm look which devices there are: it then closes those that are gone and in no use, for which the kernel
 /// waits before it lets them go. Returns `false` when it found no device at all: then it closes none.
-fn forget_removed() -> bool {
+fn close_removed_devices() -> bool {
     // SAFETY: the count is not asked for; the list is given back as it came.
     unsafe {
         let devices = rdma_get_devices(ptr::null_mut());

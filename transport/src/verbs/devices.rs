@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::capabilities::{self, Limits};
-use super::device::{Anchor, Driver, RawDevice};
+use super::device::{ContextOwner, Driver, RawDevice};
 use super::id::RawId;
-use super::numbers::Numbers;
+use super::qp_numbers::QpNumbers;
 use super::sys::ibv_context;
 use crate::error::{Error, Result};
 use crate::provider::DeviceInfo;
@@ -27,23 +27,28 @@ pub(super) struct Device {
     /// Number of completion queues that are armed and had no event since.
     pub(super) armed: usize,
     /// Its queue pairs by their number.
-    pub(super) numbers: Numbers,
+    pub(super) numbers: QpNumbers,
     /// Ports that ids are or were on, and whether each was down when that was last heard.
     ports: Vec<(u8, bool)>,
     /// Ids that are destroyed when their port is up.
-    pub(super) parked: Vec<(u8, Arc<RawId>)>,
+    pub(super) waiting_for_port: Vec<(u8, Arc<RawId>)>,
 }
 
 impl Device {
-    /// Opens what the provider needs on the device of `context`, which `anchor` keeps open; `port` is the port in use.
+    /// Opens what the provider needs on the device of `context`, which `context_owner` keeps open; `port` is the port in use.
     ///
     /// # Safety
-    /// `context` is live for as long as `anchor` is.
-    pub(super) unsafe fn open(context: *mut ibv_context, anchor: Anchor, port: u8, managed: bool) -> Result<Self> {
+    /// `context` is live for as long as `context_owner` is.
+    pub(super) unsafe fn open(
+        context: *mut ibv_context,
+        context_owner: ContextOwner,
+        port: u8,
+        managed: bool,
+    ) -> Result<Self> {
         // SAFETY: the caller's promise.
-        let raw = unsafe { RawDevice::open(context, anchor, managed) }?;
+        let raw = unsafe { RawDevice::open(context, context_owner, managed) }?;
         let limits = Limits::of(&raw);
-        let capabilities = capabilities::ask(&raw, &limits, port)?;
+        let capabilities = capabilities::query(&raw, &limits, port)?;
         let info = DeviceInfo { name: raw.name.to_string(), capabilities };
         Ok(Self {
             info,
@@ -53,9 +58,9 @@ impl Device {
             ids: 0,
             watch: None,
             armed: 0,
-            numbers: Numbers::default(),
+            numbers: QpNumbers::default(),
             ports: Vec::new(),
-            parked: Vec::new(),
+            waiting_for_port: Vec::new(),
         })
     }
 

@@ -3,7 +3,7 @@
 //! librdmacm opens a device once per process, so all providers share its context and the one queue of asynchronous events
 //! behind it. A new event makes an edge for every provider that watches the queue, but a provider that looks after another has
 //! read the event sees no edge any more: epoll asks the queue again, and finds it empty. So whoever reads an event puts a
-//! copy into the mailbox of every provider that has the device open, and rings its bell, a descriptor of the provider's own.
+//! copy into the queue of every provider that has the device open, and rings its wake, a descriptor of the provider's own.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,16 +14,16 @@ use super::async_event::AsyncEvent;
 use crate::error::{Error, Result};
 
 /// Events that are kept for a provider that does not ask for them. The oldest go first.
-const KEPT: usize = 1000;
+const MAX_QUEUED: usize = 1000;
 /// Events read from the system in one call.
-const AT_ONCE: usize = 64;
+const MAX_READS: usize = 64;
 
 #[derive(Debug)]
 struct Subscriber {
     context: usize,
     number: u64,
-    mailbox: VecDeque<AsyncEvent>,
-    bell: Arc<OwnedFd>,
+    queue: VecDeque<AsyncEvent>,
+    wake: Arc<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -39,11 +39,11 @@ fn subscribers() -> MutexGuard<'static, Subscribers> {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes an edge on a bell. Each write makes one, whether or not the number is ever read.
-fn ring(bell: &OwnedFd) {
+/// Makes an edge on a wake. Each write makes one, whether or not the number is ever read.
+fn signal(wake: &OwnedFd) {
     let one = 1_u64;
     // SAFETY: writes eight bytes of a number to an open descriptor.
-    let rc = unsafe { libc::write(bell.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    let rc = unsafe { libc::write(wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     if rc < 0 {
         log::warn!("an event of a device may be noticed late: {}", io::Error::last_os_error());
     }
@@ -54,36 +54,36 @@ fn ring(bell: &OwnedFd) {
 pub(super) struct Subscription {
     context: usize,
     number: u64,
-    bell: Arc<OwnedFd>,
+    wake: Arc<OwnedFd>,
 }
 
 impl Subscription {
     /// Subscribes to the events of the context at this address.
     pub(super) fn new(context: usize) -> Result<Self> {
         // SAFETY: makes a descriptor and touches no memory.
-        let bell = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if bell < 0 {
+        let wake = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if wake < 0 {
             return Err(Error::io("eventfd", io::Error::last_os_error()));
         }
         // SAFETY: the descriptor was made above, for this owner.
-        let bell = Arc::new(unsafe { OwnedFd::from_raw_fd(bell) });
+        let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(wake) });
         let mut all = subscribers();
         let number = all.next_number;
         all.next_number += 1;
-        all.list.push(Subscriber { context, number, mailbox: VecDeque::new(), bell: Arc::clone(&bell) });
-        Ok(Self { context, number, bell })
+        all.list.push(Subscriber { context, number, queue: VecDeque::new(), wake: Arc::clone(&wake) });
+        Ok(Self { context, number, wake })
     }
 
-    /// A descriptor that has an edge when another subscriber has put something into this one's mailbox. It is never read.
-    pub(super) fn bell(&self) -> RawFd {
-        self.bell.as_raw_fd()
+    /// A descriptor that has an edge when another subscriber has put something into this one's queue. It is never read.
+    pub(super) fn wake_fd(&self) -> RawFd {
+        self.wake.as_raw_fd()
     }
 
     /// The next event for this subscriber; `None` when there is none now. `read` takes one event from the system.
     pub(super) fn next(&self, mut read: impl FnMut() -> Result<Option<AsyncEvent>>) -> Result<Option<AsyncEvent>> {
         let mut all = subscribers();
         let mut failed = None;
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_READS {
             let event = match read() {
                 Ok(Some(event)) => event,
                 Ok(None) => break,
@@ -93,17 +93,17 @@ impl Subscription {
                 }
             };
             for subscriber in all.list.iter_mut().filter(|subscriber| subscriber.context == self.context) {
-                if subscriber.mailbox.len() >= KEPT {
-                    subscriber.mailbox.pop_front();
+                if subscriber.queue.len() >= MAX_QUEUED {
+                    subscriber.queue.pop_front();
                 }
-                subscriber.mailbox.push_back(event);
+                subscriber.queue.push_back(event);
                 if subscriber.number != self.number {
-                    ring(&subscriber.bell);
+                    signal(&subscriber.wake);
                 }
             }
         }
         let own = all.list.iter_mut().find(|subscriber| subscriber.number == self.number);
-        match (own.and_then(|own| own.mailbox.pop_front()), failed) {
+        match (own.and_then(|own| own.queue.pop_front()), failed) {
             (None, Some(error)) => Err(error),
             (event, _) => Ok(event),
         }
@@ -142,12 +142,12 @@ mod tests {
     #[test]
     fn a_subscriber_that_never_asks_costs_bounded_memory() {
         let (idle, busy) = (Subscription::new(48).unwrap(), Subscription::new(48).unwrap());
-        for code in 0..3 * KEPT as u32 {
+        for code in 0..3 * MAX_QUEUED as u32 {
             let mut event = Some(AsyncEvent::Other(code));
             assert!(busy.next(|| Ok(event.take())).unwrap().is_some());
         }
         let first = idle.next(|| Ok(None)).unwrap();
-        assert_eq!(first, Some(AsyncEvent::Other(2 * KEPT as u32)));
+        assert_eq!(first, Some(AsyncEvent::Other(2 * MAX_QUEUED as u32)));
         assert!(!idle.end() && busy.end());
     }
 
@@ -160,7 +160,7 @@ mod tests {
             Ok(Some(AsyncEvent::Other(0)))
         })
         .unwrap();
-        assert_eq!(reads, AT_ONCE);
+        assert_eq!(reads, MAX_READS);
         assert!(one.end());
     }
 }

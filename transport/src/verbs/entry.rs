@@ -1,11 +1,11 @@
-//! [`Id`]: what the provider knows of a connection-manager id.
+//! [`IdEntry`]: what the provider knows of a connection-manager id.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::exchange_socket::{ExchangeListener, ExchangeStream};
 use super::id::RawId;
-use super::link::{Door, Link};
 use super::qp::Qp;
 use crate::cm::ReadDepth;
 use crate::provider::DeviceId;
@@ -13,23 +13,23 @@ use crate::slab::Key;
 
 /// Where an id is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum IdState {
     /// Waits for connect requests.
     Listening,
     /// Bound to an address of ours, for datagrams.
     Bound,
     /// Watches a device, for the provider itself.
-    Watching,
+    WatchingDevice,
     /// Resolves the peer's address, then the route.
     Resolving,
     /// On a device, and free to connect.
     Resolved,
     /// The stream of a peer that has sent no request yet, of which the user knows nothing.
-    Arriving,
+    AwaitingRequest,
     /// Has asked the peer.
     Connecting,
     /// Was asked by a peer.
-    Offered,
+    RequestReceived,
     /// Has accepted the peer.
     Accepting,
     /// Up.
@@ -40,33 +40,33 @@ pub(super) enum State {
         flush_at: Option<Instant>,
     },
     /// Over: only to be destroyed.
-    Dead,
+    Closed,
 }
 
-impl State {
+impl IdState {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Listening => "listening",
             Self::Bound => "bound",
-            Self::Watching => "watching a device",
+            Self::WatchingDevice => "watching a device",
             Self::Resolving => "resolving",
             Self::Resolved => "resolved",
-            Self::Arriving => "arriving",
+            Self::AwaitingRequest => "arriving",
             Self::Connecting => "connecting",
-            Self::Offered => "waiting for accept or reject",
+            Self::RequestReceived => "waiting for accept or reject",
             Self::Accepting => "being accepted",
             Self::Established => "established",
             Self::Disconnecting { .. } => "disconnecting",
-            Self::Dead => "over",
+            Self::Closed => "over",
         }
     }
 }
 
 /// An id in the provider's table.
 #[derive(Debug)]
-pub(super) struct Id {
+pub(super) struct IdEntry {
     pub(super) raw: Arc<RawId>,
-    pub(super) state: State,
+    pub(super) state: IdState,
     /// The device that it is on.
     pub(super) device: Option<DeviceId>,
     pub(super) qp: Option<Qp>,
@@ -81,22 +81,22 @@ pub(super) struct Id {
     /// Set on iWARP while destroying the id may block until its handshake is over.
     pub(super) handshaking: bool,
     /// Whether the user was told that the device goes away.
-    pub(super) removal_told: bool,
+    pub(super) removal_reported: bool,
     /// Multicast groups that it is in or joins, and the numbers of the joins.
     pub(super) groups: Vec<Option<(IpAddr, usize)>>,
     /// The stream of a peer that is reached by exchange, or where such streams come in.
-    pub(super) exchange: Option<Exchanged>,
+    pub(super) exchange: Option<ExchangeSocket>,
 }
 
 /// What an id has for an exchange.
 #[derive(Debug)]
-pub(super) enum Exchanged {
-    Door(Box<Door>),
-    Link(Box<Link>),
+pub(super) enum ExchangeSocket {
+    Listener(Box<ExchangeListener>),
+    Stream(Box<ExchangeStream>),
 }
 
-impl Id {
-    pub(super) const fn new(raw: Arc<RawId>, state: State) -> Self {
+impl IdEntry {
+    pub(super) const fn new(raw: Arc<RawId>, state: IdState) -> Self {
         Self {
             raw,
             state,
@@ -107,29 +107,29 @@ impl Id {
             min_rnr_timer: MIN_RNR_TIMER,
             inherited: (None, None),
             handshaking: false,
-            removal_told: false,
+            removal_reported: false,
             groups: Vec::new(),
             exchange: None,
         }
     }
 
-    pub(super) fn link(&self) -> Option<&Link> {
+    pub(super) fn stream(&self) -> Option<&ExchangeStream> {
         match &self.exchange {
-            Some(Exchanged::Link(link)) => Some(link),
+            Some(ExchangeSocket::Stream(stream)) => Some(stream),
             _ => None,
         }
     }
 
-    pub(super) fn link_mut(&mut self) -> Option<&mut Link> {
+    pub(super) fn stream_mut(&mut self) -> Option<&mut ExchangeStream> {
         match &mut self.exchange {
-            Some(Exchanged::Link(link)) => Some(link),
+            Some(ExchangeSocket::Stream(stream)) => Some(stream),
             _ => None,
         }
     }
 
-    pub(super) fn door_mut(&mut self) -> Option<&mut Door> {
+    pub(super) fn listener_mut(&mut self) -> Option<&mut ExchangeListener> {
         match &mut self.exchange {
-            Some(Exchanged::Door(door)) => Some(door),
+            Some(ExchangeSocket::Listener(listening)) => Some(listening),
             _ => None,
         }
     }
@@ -137,12 +137,12 @@ impl Id {
 
 /// An id without a user, whose queue pair is about to be destroyed.
 #[derive(Debug)]
-pub(super) struct Retiring {
+pub(super) struct RetiringQp {
     pub(super) key: Key,
     pub(super) qp: Qp,
     pub(super) raw: Arc<RawId>,
     pub(super) device: DeviceId,
-    pub(super) state: State,
+    pub(super) state: IdState,
     /// When it is destroyed at the latest.
     pub(super) until: Instant,
 }

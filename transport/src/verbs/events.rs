@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::async_event::{AsyncEvent, QpEvent};
-use super::channel::{RawEvent, Request};
+use super::channel::{NewCmId, RawEvent};
 use super::connecting::set_path;
 use super::core::{ASYNC, CM, Verbs, milliseconds_to};
-use super::entry::{Id, State};
+use super::entry::{IdEntry, IdState};
+use super::exchange_socket;
 use super::ffi::QueueName;
 use super::id::{RawId, Service};
-use super::link;
 use super::srq::Srq;
 use super::status::{connect_failure, connect_outcome};
 use super::sys::rdma_cm_event_type as cm;
@@ -36,35 +36,37 @@ impl Verbs {
                     return Ok(Some(event));
                 }
             }
-            if self.watch.channel {
+            if self.event_set.channel {
                 match self.manager()?.next()? {
                     Some(event) => self.cm_event(event, now),
-                    None => self.watch.channel = false,
+                    None => self.event_set.channel = false,
                 }
-            } else if let Some(device) = self.watch.devices.pop() {
+            } else if let Some(device) = self.event_set.devices.pop() {
                 self.async_events(device as usize);
-            } else if let Some(key) = self.watch.streams.pop_front() {
+            } else if let Some(key) = self.event_set.streams.pop_front() {
                 self.stream_ready(key, now);
-            } else if !self.look()? {
+            } else if !self.poll_event_set()? {
                 return Ok(None);
             }
         }
     }
 
     /// Asks which descriptors have something new; returns whether there is anything to look at.
-    fn look(&mut self) -> Result<bool> {
-        match self.watch.poll.poll(&mut self.watch.ready, Some(Duration::ZERO)) {
+    fn poll_event_set(&mut self) -> Result<bool> {
+        match self.event_set.poll.poll(&mut self.event_set.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
             other => other.map_err(|source| Error::io("epoll_wait", source))?,
         }
         let mut any = false;
         let mut woken = false;
-        for event in self.watch.ready.iter() {
+        for event in self.event_set.ready.iter() {
             any = true;
             match event.token() {
-                CM => self.watch.channel = true,
-                token if link::key_of(token).is_some() => self.watch.streams.extend(link::key_of(token)),
-                token if token.0 >= ASYNC => self.watch.devices.push((token.0 - ASYNC) as u32),
+                CM => self.event_set.channel = true,
+                token if exchange_socket::key_of(token).is_some() => {
+                    self.event_set.streams.extend(exchange_socket::key_of(token))
+                }
+                token if token.0 >= ASYNC => self.event_set.devices.push((token.0 - ASYNC) as u32),
                 _ => woken = true,
             }
         }
@@ -84,8 +86,8 @@ impl Verbs {
         let Some(id) = self.ids.get_mut(key) else { return };
         id.handshaking = false;
         // An event may have told the same before.
-        if id.state == State::Connecting {
-            id.state = State::Dead;
+        if id.state == IdState::Connecting {
+            id.state = IdState::Closed;
             self.push(key, CmEventKind::ConnectFailed(failure));
         }
     }
@@ -101,14 +103,14 @@ impl Verbs {
         match kind {
             cm::RDMA_CM_EVENT_ADDR_RESOLVED => self.address_resolved(key, now),
             cm::RDMA_CM_EVENT_ROUTE_RESOLVED => {
-                if let (State::Resolving, Some(device)) = (id.state, id.device) {
-                    id.state = State::Resolved;
+                if let (IdState::Resolving, Some(device)) = (id.state, id.device) {
+                    id.state = IdState::Resolved;
                     self.push(key, CmEventKind::Resolved { device });
                 }
             }
             cm::RDMA_CM_EVENT_ESTABLISHED => match peer {
-                Some(peer) if id.state == State::Connecting => {
-                    id.state = State::Established;
+                Some(peer) if id.state == IdState::Connecting => {
+                    id.state = IdState::Established;
                     self.push(key, CmEventKind::Reached { private_data, peer });
                 }
                 Some(_) => {}
@@ -124,15 +126,15 @@ impl Verbs {
                     SIDR_REJECT => CmEventKind::Rejected { private_data },
                     other => CmEventKind::ConnectFailed(ConnectFailure::System(format!("the peer refuses: {other}"))),
                 };
-                if id.state == State::Connecting {
-                    id.state = State::Dead;
+                if id.state == IdState::Connecting {
+                    id.state = IdState::Closed;
                     self.push(key, kind);
                 }
             }
             cm::RDMA_CM_EVENT_DISCONNECTED => {
                 id.handshaking = false;
                 let cause = match id.state {
-                    State::Disconnecting { .. } => DisconnectCause::Local,
+                    IdState::Disconnecting { .. } => DisconnectCause::Local,
                     _ => DisconnectCause::Peer,
                 };
                 self.flush_closing(CmId(key));
@@ -155,7 +157,7 @@ impl Verbs {
                     id.raw.local_address(),
                     id.state.name()
                 );
-                if id.state != State::Watching {
+                if id.state != IdState::WatchingDevice {
                     self.push(key, CmEventKind::AddressChange);
                 }
             }
@@ -164,17 +166,17 @@ impl Verbs {
     }
 
     fn address_resolved(&mut self, key: Key, now: Instant) {
-        let Some(id) = self.ids.get(key).filter(|id| id.state == State::Resolving) else { return };
+        let Some(id) = self.ids.get(key).filter(|id| id.state == IdState::Resolving) else { return };
         let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
         let timeout = milliseconds_to(deadline, Some(now));
         // To join a group there must be no route.
         let is_group =
             raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
-        let routed = self.land(key).and_then(|device| {
+        let routed = self.assign_device(key).and_then(|device| {
             self.check_port(Some(device), raw.port())?;
             if is_group {
                 if let Some(id) = self.ids.get_mut(key) {
-                    id.state = State::Resolved;
+                    id.state = IdState::Resolved;
                 }
                 self.push(key, CmEventKind::Resolved { device });
                 return Ok(());
@@ -183,27 +185,27 @@ impl Verbs {
         });
         if let Err(error) = routed {
             if let Some(id) = self.ids.get_mut(key) {
-                id.state = State::Dead;
+                id.state = IdState::Closed;
             }
             self.push(key, CmEventKind::ConnectFailed(ConnectFailure::System(error.to_string())));
         }
     }
 
-    fn connect_request(&mut self, listener: Key, request: &Request, private_data: Box<[u8]>, read_depth: ReadDepth) {
+    fn connect_request(&mut self, listener: Key, request: &NewCmId, private_data: Box<[u8]>, read_depth: ReadDepth) {
         let Ok(manager) = self.manager().cloned() else { return };
         // SAFETY: the event has brought a new id, which nobody else knows.
         let raw = unsafe { RawId::from_raw(request.id, &manager) };
-        let Some(listening) = self.ids.get(listener).filter(|id| id.state == State::Listening) else {
+        let Some(listening) = self.ids.get(listener).filter(|id| id.state == IdState::Listening) else {
             // The listener is gone: dropping the id refuses the peer.
             return;
         };
         // The kernel hands no option of a listener on.
         set_path(&raw, listening.inherited.0, listening.inherited.1);
         let Some(peer) = raw.peer_address() else { return };
-        let mut id = Id::new(Arc::new(raw), State::Offered);
+        let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
         id.read_depth = read_depth;
         let key = self.add(id);
-        match self.land(key) {
+        match self.assign_device(key) {
             Ok(device) => {
                 let listener = CmId(listener);
                 self.push(key, CmEventKind::ConnectRequest { listener, device, peer, private_data, read_depth });
@@ -219,16 +221,16 @@ impl Verbs {
         let Some(id) = self.ids.get_mut(key) else { return };
         id.handshaking = false;
         let private_data = match id.state {
-            State::Connecting => {
+            IdState::Connecting => {
                 id.read_depth = agreed;
                 private_data
             }
-            State::Accepting => Box::default(),
+            IdState::Accepting => Box::default(),
             // Twice, or after we had enough of it.
             _ => return,
         };
-        let (active, read_depth) = (id.state == State::Connecting, id.read_depth);
-        id.state = State::Established;
+        let (active, read_depth) = (id.state == IdState::Connecting, id.read_depth);
+        id.state = IdState::Established;
         if active {
             self.set_min_rnr_timer(key);
         }
@@ -249,34 +251,39 @@ impl Verbs {
         let Some(id) = self.ids.get_mut(key) else { return };
         id.handshaking = false;
         match id.state {
-            State::Resolving | State::Resolved | State::Connecting => {
-                id.state = State::Dead;
+            IdState::Resolving | IdState::Resolved | IdState::Connecting => {
+                id.state = IdState::Closed;
                 if let Some(outcome) = connect_outcome(kind, status, private_data) {
                     self.push(key, outcome);
                 }
             }
-            State::Accepting => {
-                id.state = State::Dead;
+            IdState::Accepting => {
+                id.state = IdState::Closed;
                 self.push(key, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed));
             }
             // The peer accepted, and went before it heard that the connection was up.
-            State::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
+            IdState::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
                 self.disconnected(key, DisconnectCause::Peer);
             }
             // Since Linux 6.0 the connection manager may say that of a connection that is up.
-            State::Established => {
+            IdState::Established => {
                 let error = std::io::Error::from_raw_os_error(status.saturating_abs());
                 self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
             }
-            State::Disconnecting { .. } => self.flush_closing(CmId(key)),
-            State::Listening | State::Bound | State::Watching | State::Arriving | State::Offered | State::Dead => {}
+            IdState::Disconnecting { .. } => self.flush_closing(CmId(key)),
+            IdState::Listening
+            | IdState::Bound
+            | IdState::WatchingDevice
+            | IdState::AwaitingRequest
+            | IdState::RequestReceived
+            | IdState::Closed => {}
         }
     }
 
     pub(super) fn disconnected(&mut self, key: Key, cause: DisconnectCause) {
         if let Some(id) = self.ids.get_mut(key) {
-            if !matches!(id.state, State::Disconnecting { .. }) {
-                id.state = State::Dead;
+            if !matches!(id.state, IdState::Disconnecting { .. }) {
+                id.state = IdState::Closed;
             }
             self.push(key, CmEventKind::Disconnected(cause));
         }
@@ -294,8 +301,8 @@ impl Verbs {
         }
         for key in self.ids.keys() {
             let Some(id) = self.ids.get_mut(key) else { continue };
-            if id.device == Some(device) && id.state != State::Watching && !id.removal_told {
-                id.removal_told = true;
+            if id.device == Some(device) && id.state != IdState::WatchingDevice && !id.removal_reported {
+                id.removal_reported = true;
                 self.push(key, CmEventKind::DeviceRemoval);
             }
         }
@@ -358,7 +365,7 @@ impl Verbs {
             return;
         }
         let name = &self.devices[device].info.name;
-        let is_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
+        let is_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
         let key = self.ids.at(queue.slot()).filter(|(_, id)| is_it(id)).map(|(key, _)| key);
         let Some((key, id)) = key.and_then(|key| Some((key, self.ids.get_mut(key)?))) else {
             // Every provider of the process hears of every queue pair on the device.
@@ -366,12 +373,12 @@ impl Verbs {
             return;
         };
         match kind {
-            QpEvent::Failed(why) if matches!(id.state, State::Accepting | State::Established) => {
+            QpEvent::Failed(why) if matches!(id.state, IdState::Accepting | IdState::Established) => {
                 let why = format!("{name}: {why}");
                 self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why)));
             }
             QpEvent::CommunicationEstablished
-                if id.state == State::Accepting && !id.handshaking && !id.raw.is_exchanged() =>
+                if id.state == IdState::Accepting && !id.handshaking && !id.raw.uses_exchange() =>
             {
                 if let Err(error) = id.raw.notify_established() {
                     log::debug!("{name}: {error}");
@@ -404,13 +411,13 @@ impl Verbs {
         let srq = SrqId(key);
         log::error!("{}: a shared receive queue failed", self.devices[device].info.name);
         self.device_event(device, DeviceEventKind::SharedReceiveQueueFailed(srq));
-        let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.srq == Some(srq));
+        let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.srq == Some(srq));
         let why = format!("{}: the shared receive queue failed", self.devices[device].info.name);
         self.path_failed(on_it, &why);
     }
 
     /// Tells every connection that something under it has failed.
-    fn path_failed(&mut self, concerned: impl Fn(&Id) -> bool, why: &str) {
+    fn path_failed(&mut self, concerned: impl Fn(&IdEntry) -> bool, why: &str) {
         let keys: Vec<Key> = self.ids.iter().filter(|(_, id)| concerned(id)).map(|(key, _)| key).collect();
         for key in keys {
             self.push(key, CmEventKind::Disconnected(DisconnectCause::Path(why.into())));
@@ -427,7 +434,7 @@ impl Verbs {
         cq.armed = false;
         let why = format!("{}: {why}", device.info.name);
         log::error!("{why}");
-        let on_it = |id: &Id| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
+        let on_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.completes_to(queue));
         self.path_failed(on_it, &why);
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct QpState {
 }
 
 #[derive(Default)]
-struct State {
+struct FakeState {
     next: u32,
     /// Events of each channel, by its address.
     events: BTreeMap<usize, VecDeque<rdma_cm_event>>,
@@ -69,7 +69,7 @@ struct State {
     log: Vec<String>,
 }
 
-impl State {
+impl FakeState {
     /// Notes how a queue pair gets to INIT, RTR or RTS. As with a device, all that the state needs has to be set.
     fn transition(&mut self, attr: &ibv_qp_attr, mask: c_int) -> c_int {
         use ibv_qp_state::{IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
@@ -112,8 +112,8 @@ impl State {
 pub(crate) struct Fake {
     personality: Personality,
     context: *mut verbs_context,
-    state: Mutex<State>,
-    let_go: Condvar,
+    state: Mutex<FakeState>,
+    released: Condvar,
 }
 
 // SAFETY: the pointers lead to objects that are never freed; what is shared is behind the lock.
@@ -127,19 +127,19 @@ thread_local! {
 }
 
 #[repr(C)]
-struct Channel {
+struct FakeChannel {
     raw: rdma_event_channel,
     fake: &'static Fake,
 }
 
 /// The extended context, and the fake behind it.
 #[repr(C)]
-struct Context {
+struct FakeContext {
     verbs: verbs_context,
     fake: Option<&'static Fake>,
 }
 
-fn forever<T>(value: T) -> *mut T {
+fn leak<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
@@ -173,11 +173,11 @@ fn errno(code: c_int) -> c_int {
 
 /// # Safety
 /// `context` is a fake's.
-unsafe fn behind(context: *mut ibv_context) -> &'static Fake {
-    // SAFETY: a fake's context is inside of its `Context`.
+unsafe fn fake_of(context: *mut ibv_context) -> &'static Fake {
+    // SAFETY: a fake's context is inside of its `FakeContext`.
     unsafe {
         let verbs = context.cast::<u8>().sub(std::mem::offset_of!(verbs_context, context));
-        (*verbs.cast::<Context>()).fake.expect("a fake's context")
+        (*verbs.cast::<FakeContext>()).fake.expect("a fake's context")
     }
 }
 
@@ -199,7 +199,7 @@ impl Fake {
             verbs.dealloc_td = Some(dealloc_td_fake);
             verbs.alloc_parent_domain = Some(alloc_parent_domain_fake);
         }
-        verbs.context.device = forever(device);
+        verbs.context.device = leak(device);
         verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
         verbs.context.async_fd = counter();
         verbs.context.cmd_fd = counter();
@@ -213,10 +213,10 @@ impl Fake {
         ops.post_send = Some(post_send);
         ops.post_recv = Some(post_recv);
         ops.post_srq_recv = Some(post_srq_recv);
-        let context = forever(Context { verbs, fake: None });
-        let state = Mutex::new(State { next: 1, ..State::default() });
+        let context = leak(FakeContext { verbs, fake: None });
+        let state = Mutex::new(FakeState { next: 1, ..FakeState::default() });
         let fake: &'static Self =
-            Box::leak(Box::new(Self { personality, context: context.cast(), state, let_go: Condvar::new() }));
+            Box::leak(Box::new(Self { personality, context: context.cast(), state, released: Condvar::new() }));
         // SAFETY: made above, and nobody else has it yet.
         unsafe { (*context).fake = Some(fake) };
         CURRENT.set(Some(fake));
@@ -240,7 +240,7 @@ impl Fake {
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -353,7 +353,7 @@ impl Fake {
     /// Lets the registration of memory wait, or go on.
     pub(crate) fn hold_registrations(&self, hold: bool) {
         self.state().holds_registrations = hold;
-        self.let_go.notify_all();
+        self.released.notify_all();
     }
 
     /// Whether a registration is waiting.
@@ -421,7 +421,7 @@ pub(crate) struct Handle {
 
 unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
     let fake = CURRENT.get().expect("a fake on this thread");
-    forever(Channel { raw: rdma_event_channel { fd: counter() }, fake }).cast()
+    leak(FakeChannel { raw: rdma_event_channel { fd: counter() }, fake }).cast()
 }
 
 unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
@@ -432,17 +432,17 @@ unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
 /// # Safety
 /// `id` is the fake's.
 unsafe fn of_id(id: *mut rdma_cm_id) -> &'static Fake {
-    // SAFETY: the channel of an id is the fake's `Channel`.
-    unsafe { (*(*id).channel.cast::<Channel>()).fake }
+    // SAFETY: the channel of an id is the fake's `FakeChannel`.
+    unsafe { (*(*id).channel.cast::<FakeChannel>()).fake }
 }
 
 unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
     // SAFETY: a channel of the fake.
-    let fake = unsafe { (*channel.cast::<Channel>()).fake };
+    let fake = unsafe { (*channel.cast::<FakeChannel>()).fake };
     match fake.state().events.get_mut(&channel.addr()).and_then(VecDeque::pop_front) {
         Some(event) => {
             // SAFETY: a place for the result, says the caller.
-            unsafe { *out = forever(event) };
+            unsafe { *out = leak(event) };
             0
         }
         None => errno(libc::EAGAIN),
@@ -462,7 +462,7 @@ unsafe extern "C" fn create_id(
     let mut id: rdma_cm_id = zeroed();
     (id.channel, id.context, id.ps) = (channel, context, ps);
     // SAFETY: a place for the result, says the caller.
-    unsafe { *out = forever(id) };
+    unsafe { *out = leak(id) };
     0
 }
 
@@ -594,7 +594,7 @@ unsafe extern "C" fn leave(_: *mut rdma_cm_id, _: *mut libc::sockaddr) -> c_int 
 
 unsafe extern "C" fn no_devices(_: *mut c_int) -> *mut *mut ibv_context {
     let last = CURRENT.get().is_some_and(|fake| fake.personality.last_device);
-    if last { ptr::null_mut() } else { forever(ptr::null_mut()) }
+    if last { ptr::null_mut() } else { leak(ptr::null_mut()) }
 }
 
 unsafe extern "C" fn free_devices(_: *mut *mut ibv_context) {}
@@ -612,7 +612,7 @@ unsafe extern "C" fn device_list(count: *mut c_int) -> *mut *mut ibv_device {
     // SAFETY: the context is never freed, nor its device; a place for the count, says the caller.
     unsafe {
         *count = 1;
-        forever([(*fake.context()).device, ptr::null_mut()]).cast()
+        leak([(*fake.context()).device, ptr::null_mut()]).cast()
     }
 }
 
@@ -628,7 +628,7 @@ unsafe extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
 
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: a fake's context.
-    unsafe { behind(context) }.note("device closed");
+    unsafe { fake_of(context) }.note("device closed");
     0
 }
 
@@ -650,7 +650,7 @@ unsafe extern "C" fn query_port_classic(_: *mut ibv_context, _: u8, _: *mut _com
 
 unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, _: usize) -> c_int {
     // SAFETY: a fake's context.
-    let fake = unsafe { behind(context) };
+    let fake = unsafe { fake_of(context) };
     fake.note(format!("query port {port}"));
     let mut made: ibv_port_attr = zeroed();
     made.state = if fake.state().down.contains(&port) { 1 } else { 4 };
@@ -663,7 +663,7 @@ unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: 
 
 unsafe extern "C" fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
     // SAFETY: a fake's context.
-    let mut state = unsafe { behind(context) }.state();
+    let mut state = unsafe { fake_of(context) }.state();
     match state.async_events.pop_front() {
         Some(event) => {
             if state.async_events.is_empty() {
@@ -682,23 +682,23 @@ unsafe extern "C" fn get_async_event(context: *mut ibv_context, out: *mut ibv_as
 unsafe extern "C" fn ack_async_event(_: *mut ibv_async_event) {}
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    forever(ibv_pd { context, handle: 0 })
+    leak(ibv_pd { context, handle: 0 })
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: a domain of the fake.
-    let (fake, handle) = unsafe { (behind((*pd).context), (*pd).handle) };
+    let (fake, handle) = unsafe { (fake_of((*pd).context), (*pd).handle) };
     fake.note(if handle == 0 { "domain freed" } else { "parent domain freed" });
     0
 }
 
 unsafe extern "C" fn alloc_td_fake(context: *mut ibv_context, _: *mut ibv_td_init_attr) -> *mut ibv_td {
-    forever(ibv_td { context })
+    leak(ibv_td { context })
 }
 
 unsafe extern "C" fn dealloc_td_fake(td: *mut ibv_td) -> c_int {
     // SAFETY: a thread domain of the fake.
-    unsafe { behind((*td).context) }.note("thread domain freed");
+    unsafe { fake_of((*td).context) }.note("thread domain freed");
     0
 }
 
@@ -706,29 +706,29 @@ unsafe extern "C" fn alloc_parent_domain_fake(
     context: *mut ibv_context,
     _: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    forever(ibv_pd { context, handle: 1 })
+    leak(ibv_pd { context, handle: 1 })
 }
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     // SAFETY: a domain of the fake.
     let context = unsafe { (*pd).context };
     // SAFETY: a fake's context.
-    let fake = unsafe { behind(context) };
+    let fake = unsafe { fake_of(context) };
     let mut state = fake.state();
     state.registering += 1;
     while state.holds_registrations {
-        state = fake.let_go.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state = fake.released.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
     state.registering -= 1;
     state.next += 1;
     let key = state.next;
     state.regions.insert(key, access as c_uint);
-    forever(ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key })
+    leak(ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key })
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: a registration of the fake.
-    let (fake, key) = unsafe { (behind((*mr).context), (*mr).lkey) };
+    let (fake, key) = unsafe { (fake_of((*mr).context), (*mr).lkey) };
     let rc = fake.returns("dereg_mr");
     if rc == 0 {
         assert!(fake.state().regions.remove(&key).is_some(), "given back once");
@@ -741,8 +741,8 @@ unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_
     // SAFETY: a place for two descriptors.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
     // SAFETY: a fake's context.
-    unsafe { behind(context) }.state().channels.push(ends[0]);
-    forever(ibv_comp_channel { context, fd: ends[1], refcnt: 0 })
+    unsafe { fake_of(context) }.state().channels.push(ends[0]);
+    leak(ibv_comp_channel { context, fd: ends[1], refcnt: 0 })
 }
 
 unsafe extern "C" fn destroy_comp_channel(_: *mut ibv_comp_channel) -> c_int {
@@ -760,9 +760,9 @@ unsafe extern "C" fn create_cq(
     (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
     if !channel.is_null() {
         // SAFETY: a fake's context.
-        unsafe { behind(context) }.note(format!("queue on vector {vector}"));
+        unsafe { fake_of(context) }.note(format!("queue on vector {vector}"));
     }
-    forever(cq)
+    leak(cq)
 }
 
 unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> c_int {
@@ -771,7 +771,7 @@ unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> c_int {
 
 unsafe extern "C" fn get_cq_event(channel: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
     // SAFETY: a channel of the fake.
-    let broken = unsafe { behind((*channel).context) }.state().channel_broken;
+    let broken = unsafe { fake_of((*channel).context) }.state().channel_broken;
     errno(if broken { libc::EIO } else { libc::EAGAIN })
 }
 
@@ -781,12 +781,12 @@ unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -
     let mut srq: ibv_srq = zeroed();
     // SAFETY: live, says the caller.
     unsafe { (srq.context, srq.srq_context, srq.pd) = ((*pd).context, (*attr).srq_context, pd) };
-    forever(srq)
+    leak(srq)
 }
 
 unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: live, says the caller.
-    let fake = unsafe { behind((*srq).context) };
+    let fake = unsafe { fake_of((*srq).context) };
     let rc = fake.returns("destroy_srq");
     if rc == 0 {
         fake.note("shared queue freed");
@@ -797,7 +797,7 @@ unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     let mut qp: ibv_qp = zeroed();
     // SAFETY: live, says the caller.
-    let (fake, attr) = unsafe { (behind((*pd).context), &*attr) };
+    let (fake, attr) = unsafe { (fake_of((*pd).context), &*attr) };
     (qp.context, qp.pd, qp.qp_context) = (fake.context(), pd, attr.qp_context);
     (qp.send_cq, qp.recv_cq, qp.srq) = (attr.send_cq, attr.recv_cq, attr.srq);
     let mut state = fake.state();
@@ -810,7 +810,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
             unsafe { place.write(qp) };
             place
         }
-        None => forever(qp),
+        None => leak(qp),
     };
     let _ = qp.expose_provenance();
     state.qps.insert(qp.addr(), QpState::default());
@@ -819,7 +819,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: live, says the caller.
-    let (fake, attr, srq) = unsafe { (behind((*qp).context), &*attr, (*qp).srq) };
+    let (fake, attr, srq) = unsafe { (fake_of((*qp).context), &*attr, (*qp).srq) };
     let rc = fake.returns("modify_qp");
     if rc != 0 {
         return rc;
@@ -858,7 +858,7 @@ unsafe extern "C" fn query_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: 
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: live, says the caller.
-    let fake = unsafe { behind((*qp).context) };
+    let fake = unsafe { fake_of((*qp).context) };
     let rc = fake.returns("destroy_qp");
     if rc != 0 {
         return rc;
@@ -898,7 +898,7 @@ unsafe extern "C" fn init_ah(
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: live, says the caller.
-    let fake = unsafe { behind((*cq).context) };
+    let fake = unsafe { fake_of((*cq).context) };
     let mut state = fake.state();
     if state.broken_queues.contains(&cq.addr()) {
         return -1;
@@ -927,7 +927,7 @@ unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: live, says the caller.
-    let (fake, wr) = unsafe { (behind((*qp).context), &*wr) };
+    let (fake, wr) = unsafe { (fake_of((*qp).context), &*wr) };
     let mut state = fake.state();
     if wr.opcode == ibv_wr_opcode::IBV_WR_RDMA_READ && fake.personality.sink_needs_remote_write {
         // SAFETY: a Read has an entry.
@@ -949,7 +949,7 @@ unsafe extern "C" fn post_recv(_: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut
 
 unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: live, says the caller.
-    let fake = unsafe { behind((*srq).context) };
+    let fake = unsafe { fake_of((*srq).context) };
     let mut state = fake.state();
     let queue = state.shared.entry(srq.addr()).or_default();
     let mut at = wr;

@@ -24,7 +24,7 @@ pub(super) const IWARP: Error = Error::Unsupported {
 
 /// A port, and the entry of its table that a queue pair uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PortGid {
     pub(super) device: String,
     pub(super) port: u8,
     pub(super) network: Network,
@@ -101,8 +101,8 @@ impl<'a> Port<'a> {
         self.entries().filter(|entry| self.is_roce_v2(entry.0))
     }
 
-    fn place(&self, network: Network, (gid_index, gid): (u8, [u8; 16])) -> Place {
-        Place { device: self.device.into(), port: self.number, network, gid_index, gid }
+    fn port_gid(&self, network: Network, (gid_index, gid): (u8, [u8; 16])) -> PortGid {
+        PortGid { device: self.device.into(), port: self.number, network, gid_index, gid }
     }
 
     /// Whether an address of this host is on a network interface of this port (IPoIB).
@@ -114,17 +114,17 @@ impl<'a> Port<'a> {
         })
     }
 
-    /// The place that a connection uses here; `None` if the port is not for it.
-    fn choose(&self, root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<Option<Place>> {
+    /// Returns the GID that a connection uses on this port; `None` if the port is not for it.
+    fn choose(&self, root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<Option<PortGid>> {
         let named = options.device.is_some();
         if !self.is_ethernet() {
             let on_it =
                 source.is_some_and(|source| interface_of(source.ip()).is_some_and(|found| self.has(root, found)));
             let index = options.gid_index.unwrap_or(0);
-            let place = self.gid(index).map(|gid| self.place(Network::InfiniBand, (index, gid)));
-            return match place.filter(|_| named || on_it) {
+            let port_gid = self.gid(index).map(|gid| self.port_gid(Network::InfiniBand, (index, gid)));
+            return match port_gid.filter(|_| named || on_it) {
                 None if named => Err(self.empty(index)),
-                place => Ok(place),
+                port_gid => Ok(port_gid),
             };
         }
         let of_source = |source: SocketAddr| {
@@ -146,7 +146,7 @@ impl<'a> Port<'a> {
                     .or_else(|| self.usable().find(|&(_, gid)| wide(gid)))
             };
             return match found.or_else(by_family) {
-                Some(entry) => Ok(Some(self.place(Network::RoceV2, entry))),
+                Some(entry) => Ok(Some(self.port_gid(Network::RoceV2, entry))),
                 None => Err(Error::NoDevice {
                     reason: format!(
                         "port {} of {} has no GID of RoCE version 2: give its network interface an address",
@@ -166,7 +166,7 @@ impl<'a> Port<'a> {
             );
             return Err(Error::NoDevice { reason });
         }
-        Ok(Some(self.place(Network::RoceV2, (index, gid))))
+        Ok(Some(self.port_gid(Network::RoceV2, (index, gid))))
     }
 
     fn empty(&self, index: u8) -> Error {
@@ -208,8 +208,8 @@ pub(super) fn source_for(peer: SocketAddr) -> io::Result<SocketAddr> {
     socket.local_addr()
 }
 
-/// The place of a connection by exchange. `source` is the address of this host on its stream, if it has one.
-pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<Place> {
+/// Returns the port and the GID of a connection by exchange. `source` is the address of this host on its stream, if it has one.
+pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
     // A stream of IPv4 may have an address of IPv6 that stands for it.
     let source = source.map(|source| match source.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), 0),
@@ -237,8 +237,8 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
             if options.port.is_some_and(|wanted| wanted != port.number) {
                 continue;
             }
-            if let Some(place) = port.choose(root, source, options)? {
-                return Ok(place);
+            if let Some(port_gid) = port.choose(root, source, options)? {
+                return Ok(port_gid);
             }
         }
     }
@@ -256,7 +256,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
     Err(Error::NoDevice { reason })
 }
 
-impl Place {
+impl PortGid {
     /// Whether the table still has the entry.
     pub(super) fn holds(&self, root: &Path) -> bool {
         let port = Port {

@@ -9,61 +9,61 @@ use std::sync::Arc;
 use super::NAME;
 use super::channel::EventChannel;
 use super::core::{STALE_ID, Verbs};
-use super::entry::{Id, State};
+use super::entry::{IdEntry, IdState};
+use super::exchange_socket::DetachedStream;
 use super::id::RawId;
-use super::link::Moving;
 use crate::cm::{CmId, Detached, ReadDepth};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 
 /// A connect request on its way. It has no queue pair yet.
 #[derive(Debug)]
-struct Request {
+struct DetachedId {
     id: RawId,
     read_depth: ReadDepth,
 }
 
 impl Verbs {
-    pub(super) fn hand_out(&mut self, id: CmId) -> Result<Detached> {
+    pub(super) fn detach_request(&mut self, id: CmId) -> Result<Detached> {
         let entry = self.id_mut(id)?;
-        if entry.state != State::Offered {
+        if entry.state != IdState::RequestReceived {
             return Err(Error::InvalidState { call: "detach", state: entry.state.name() });
         }
         if entry.qp.is_some() {
             return Err(Error::InvalidState { call: "detach", state: "with a queue pair" });
         }
-        if entry.raw.is_exchanged() {
-            return self.hand_out_stream(id);
+        if entry.raw.uses_exchange() {
+            return self.detach_stream(id);
         }
         let channel = Arc::new(EventChannel::open()?);
         let entry = self.id_mut(id)?;
         let raw = Arc::get_mut(&mut entry.raw);
         raw.ok_or(Error::InvalidState { call: "detach", state: "in use" })?.migrate(&channel)?;
-        let Id { raw, device, read_depth, .. } = self.ids.remove(id.0).ok_or(STALE_ID)?;
+        let IdEntry { raw, device, read_depth, .. } = self.ids.remove(id.0).ok_or(STALE_ID)?;
         if let Some(device) = device {
             self.devices[device.0 as usize].ids -= 1;
             self.close_if_unused(device);
         }
         let id = Arc::into_inner(raw).ok_or(STALE_ID)?;
-        Ok(Detached::new(NAME, Request { id, read_depth }))
+        Ok(Detached::new(NAME, DetachedId { id, read_depth }))
     }
 
-    pub(super) fn take_in(&mut self, request: Detached) -> Result<(CmId, DeviceId)> {
-        let request = match request.into_state::<Moving>() {
-            Ok(moving) => return self.take_in_stream(moving),
+    pub(super) fn attach_request(&mut self, request: Detached) -> Result<(CmId, DeviceId)> {
+        let request = match request.into_state::<DetachedStream>() {
+            Ok(moving) => return self.attach_stream(moving),
             Err(request) => request,
         };
-        let Request { mut id, read_depth } = request
+        let DetachedId { mut id, read_depth } = request
             .into_state()
             .map_err(|_| Error::Unsupported { provider: NAME, feature: "connect requests of other providers" })?;
         id.migrate(self.manager()?)?;
-        let mut entry = Id::new(Arc::new(id), State::Offered);
+        let mut entry = IdEntry::new(Arc::new(id), IdState::RequestReceived);
         entry.read_depth = read_depth;
         let key = self.add(entry);
         // Events that came along made no edge on this provider's channel.
-        self.watch.channel = true;
+        self.event_set.channel = true;
         self.connector.wake();
-        match self.land(key) {
+        match self.assign_device(key) {
             Ok(device) => Ok((CmId(key), device)),
             Err(error) => {
                 self.discard(key);

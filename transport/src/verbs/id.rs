@@ -34,17 +34,17 @@ pub(super) enum Service {
 
 /// How the peer of an id is reached.
 #[derive(Debug)]
-enum Way {
+enum ConnectMethod {
     /// By the connection manager.
-    Managed { raw: *mut rdma_cm_id, _channel: Arc<EventChannel> },
+    RdmaCm { raw: *mut rdma_cm_id, _channel: Arc<EventChannel> },
     /// By exchange over a stream; the port is 0 while it is not known.
-    Exchanged { port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr> },
+    Exchange { port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr> },
 }
 
 /// Owns an id and its queue pair, and a share in everything that these depend on.
 #[derive(Debug)]
 pub(super) struct RawId {
-    way: Way,
+    method: ConnectMethod,
     /// Set when nobody waits for this id any more: no call is to be started on it.
     abandoned: AtomicBool,
     /// The queue pair, and the queues that it uses.
@@ -76,35 +76,37 @@ impl RawId {
     /// # Safety
     /// `raw` is a live id on `channel` that nobody else owns.
     pub(super) unsafe fn from_raw(raw: *mut rdma_cm_id, channel: &Arc<EventChannel>) -> Self {
-        Self::on(Way::Managed { raw, _channel: Arc::clone(channel) })
+        Self::with_method(ConnectMethod::RdmaCm { raw, _channel: Arc::clone(channel) })
     }
 
     /// An id whose peer is reached by exchange, on a port of a device.
-    pub(super) fn exchanged(port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
-        Self::on(Way::Exchanged { port, local, peer })
+    pub(super) fn for_exchange(port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
+        Self::with_method(ConnectMethod::Exchange { port, local, peer })
     }
 
-    fn on(way: Way) -> Self {
-        Self { way, abandoned: AtomicBool::new(false), qp: OnceLock::new(), device: OnceLock::new() }
+    fn with_method(method: ConnectMethod) -> Self {
+        Self { method, abandoned: AtomicBool::new(false), qp: OnceLock::new(), device: OnceLock::new() }
     }
 
     /// The id of the connection manager.
     ///
     /// # Errors
     /// The peer is reached by exchange.
-    fn managed(&self) -> Result<*mut rdma_cm_id> {
-        match self.way {
-            Way::Managed { raw, .. } => Ok(raw),
-            Way::Exchanged { .. } => Err(Error::InvalidState { call: "a call of rdma_cm", state: "by exchange" }),
+    fn cm_id(&self) -> Result<*mut rdma_cm_id> {
+        match self.method {
+            ConnectMethod::RdmaCm { raw, .. } => Ok(raw),
+            ConnectMethod::Exchange { .. } => {
+                Err(Error::InvalidState { call: "a call of rdma_cm", state: "by exchange" })
+            }
         }
     }
 
-    pub(super) const fn is_exchanged(&self) -> bool {
-        matches!(self.way, Way::Exchanged { .. })
+    pub(super) const fn uses_exchange(&self) -> bool {
+        matches!(self.method, ConnectMethod::Exchange { .. })
     }
 
     pub(super) fn service(&self) -> Service {
-        let Ok(raw) = self.managed() else { return Service::Connected };
+        let Ok(raw) = self.cm_id() else { return Service::Connected };
         // SAFETY: the id is live; its port space never changes.
         match unsafe { (*raw).ps } {
             rdma_port_space::RDMA_PS_UDP => Service::Datagram,
@@ -114,7 +116,7 @@ impl RawId {
 
     /// Joins a group; `number` comes back in the events about it.
     pub(super) fn join(&self, group: IpAddr, number: usize) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
         let number = ptr::without_provenance_mut(number);
         // SAFETY: a live id with a queue pair; the address is read during the call, the context is a number.
@@ -122,7 +124,7 @@ impl RawId {
     }
 
     pub(super) fn leave(&self, group: IpAddr) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
         // SAFETY: a live id; the address is read during the call, which waits until events about the group are
         // acknowledged. They are acknowledged as they are read.
@@ -132,18 +134,18 @@ impl RawId {
     /// Moves an id without a queue pair to another event channel, and off its device. The caller reads neither
     /// channel meanwhile.
     pub(super) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         // SAFETY: a live id that nobody else has, as `self` is borrowed mutably, and a live channel. The call waits until
         // events of the id are acknowledged. They are acknowledged as they are read.
         check("rdma_migrate_id", unsafe { rdma_migrate_id(raw, to.as_ptr()) })?;
-        self.way = Way::Managed { raw, _channel: Arc::clone(to) };
+        self.method = ConnectMethod::RdmaCm { raw, _channel: Arc::clone(to) };
         self.device = OnceLock::new();
         Ok(())
     }
 
     /// Sets the key that events of the id carry from now on.
     pub(super) fn set_key(&self, key: Key) {
-        if let Ok(raw) = self.managed() {
+        if let Ok(raw) = self.cm_id() {
             // SAFETY: the id is live, and only the driving thread, which calls this, reads its context.
             unsafe { (*raw).context = context_of(key) }
         }
@@ -156,51 +158,55 @@ impl RawId {
 
     #[cfg(all(test, not(feature = "rdma-sys")))]
     pub(super) fn as_ptr(&self) -> *mut rdma_cm_id {
-        self.managed().unwrap_or(ptr::null_mut())
+        self.cm_id().unwrap_or(ptr::null_mut())
     }
 
     /// Context of the device that the id is on; null while it is on none.
     pub(super) fn context(&self) -> *mut ibv_context {
-        match self.way {
+        match self.method {
             // SAFETY: the id is live.
-            Way::Managed { raw, .. } => unsafe { (*raw).verbs },
-            Way::Exchanged { .. } => self.device.get().map_or(ptr::null_mut(), |device| device.context()),
+            ConnectMethod::RdmaCm { raw, .. } => unsafe { (*raw).verbs },
+            ConnectMethod::Exchange { .. } => self.device.get().map_or(ptr::null_mut(), |device| device.context()),
         }
     }
 
     /// Number of the device's port that the id is on, from 1; 0 while it is on none.
     pub(super) fn port(&self) -> u8 {
-        match self.way {
+        match self.method {
             // SAFETY: the id is live.
-            Way::Managed { raw, .. } => unsafe { (*raw).port_num },
-            Way::Exchanged { port, .. } => port,
+            ConnectMethod::RdmaCm { raw, .. } => unsafe { (*raw).port_num },
+            ConnectMethod::Exchange { port, .. } => port,
         }
     }
 
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
-        match self.way {
+        match self.method {
             // SAFETY: the id is live, and the union has room for every family.
-            Way::Managed { raw, .. } => unsafe { address((&raw const (*raw).route.addr.src_addr_union).cast()) },
-            Way::Exchanged { local, .. } => local,
+            ConnectMethod::RdmaCm { raw, .. } => unsafe {
+                address((&raw const (*raw).route.addr.src_addr_union).cast())
+            },
+            ConnectMethod::Exchange { local, .. } => local,
         }
     }
 
     pub(super) fn peer_address(&self) -> Option<SocketAddr> {
-        match self.way {
+        match self.method {
             // SAFETY: as for the local address.
-            Way::Managed { raw, .. } => unsafe { address((&raw const (*raw).route.addr.dst_addr_union).cast()) },
-            Way::Exchanged { peer, .. } => peer,
+            ConnectMethod::RdmaCm { raw, .. } => unsafe {
+                address((&raw const (*raw).route.addr.dst_addr_union).cast())
+            },
+            ConnectMethod::Exchange { peer, .. } => peer,
         }
     }
 
     pub(super) fn bind(&self, to: &RawAddress) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         // SAFETY: a live id; the address is read during the call.
         check("rdma_bind_addr", unsafe { rdma_bind_addr(raw, to.as_ptr()) })
     }
 
     fn set_option<T>(&self, option: i32, mut value: T) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         // SAFETY: a live id; the option has this type, says each caller, and is read during the call.
         let rc = unsafe { rdma_set_option(raw, RDMA_OPTION_ID, option, (&raw mut value).cast(), size_of::<T>()) };
         check("rdma_set_option", rc)
@@ -227,61 +233,61 @@ impl RawId {
     }
 
     pub(super) fn listen(&self, backlog: u32) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
         // SAFETY: a live id.
         check("rdma_listen", unsafe { rdma_listen(raw, backlog) })
     }
 
     pub(super) fn resolve_address(&self, peer: &RawAddress, timeout_ms: i32) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         // SAFETY: a live id; no source address, and the peer's is read during the call.
         check("rdma_resolve_addr", unsafe { rdma_resolve_addr(raw, ptr::null_mut(), peer.as_ptr(), timeout_ms) })
     }
 
     pub(super) fn resolve_route(&self, timeout_ms: i32) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         // SAFETY: a live id.
         check("rdma_resolve_route", unsafe { rdma_resolve_route(raw, timeout_ms) })
     }
 
     /// Connects. May block on iWARP.
-    pub(super) fn connect(&self, terms: &Terms) -> Result<()> {
-        let raw = self.managed()?;
-        let mut param = terms.param();
+    pub(super) fn connect(&self, offer: &ConnectOffer) -> Result<()> {
+        let raw = self.cm_id()?;
+        let mut param = offer.param();
         // SAFETY: a live id; the parameters and the private data they point to are read during the call.
         check("rdma_connect", unsafe { rdma_connect(raw, &raw mut param) })
     }
 
-    pub(super) fn accept(&self, terms: &Terms) -> Result<()> {
-        self.accept_for(terms, 0)
+    pub(super) fn accept(&self, offer: &ConnectOffer) -> Result<()> {
+        self.accept_for(offer, 0)
     }
 
     /// Accepts for a queue pair of another id, if this one has none.
-    pub(super) fn accept_for(&self, terms: &Terms, qp_number: u32) -> Result<()> {
-        let raw = self.managed()?;
-        let mut param = terms.param();
+    pub(super) fn accept_for(&self, offer: &ConnectOffer, qp_number: u32) -> Result<()> {
+        let raw = self.cm_id()?;
+        let mut param = offer.param();
         param.qp_num = qp_number;
         // SAFETY: a live id; the parameters and the private data they point to are read during the call.
         check("rdma_accept", unsafe { rdma_accept(raw, &raw mut param) })
     }
 
     pub(super) fn reject(&self, private_data: &[u8]) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
         // SAFETY: a live id; at most as many bytes as there are, read during the call.
         check("rdma_reject", unsafe { rdma_reject(raw, private_data.as_ptr().cast(), len) })
     }
 
     pub(super) fn disconnect(&self) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         // SAFETY: a live id.
         check("rdma_disconnect", unsafe { rdma_disconnect(raw) })
     }
 
     /// Tells the connection manager that data has come before the word that the connection is up.
     pub(super) fn notify_established(&self) -> Result<()> {
-        let raw = self.managed()?;
+        let raw = self.cm_id()?;
         // SAFETY: a live id.
         check("rdma_notify", unsafe { rdma_notify(raw, ibv_event_type::IBV_EVENT_COMM_EST) })
     }
@@ -291,15 +297,15 @@ impl RawId {
         let Some(device) = self.device.get() else {
             return Err(Error::InvalidState { call: "create_qp", state: "on no device" });
         };
-        let qp = match self.way {
-            Way::Managed { raw, .. } => {
+        let qp = match self.method {
+            ConnectMethod::RdmaCm { raw, .. } => {
                 // SAFETY: a live id without a queue pair, a protection domain and queues of the id's device; the attributes are
                 // read and updated during the call.
                 check("rdma_create_qp", unsafe { rdma_create_qp(raw, device.queue_domain(), attr) })?;
                 // SAFETY: the call succeeded: the id has its queue pair.
                 unsafe { (*raw).qp }
             }
-            Way::Exchanged { port, .. } => {
+            ConnectMethod::Exchange { port, .. } => {
                 // SAFETY: a domain and queues of one device; the attributes are read and updated during the call.
                 let qp = non_null("ibv_create_qp", unsafe { ibv_create_qp(device.queue_domain(), attr) })?;
                 let atomics = device.attr.0.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
@@ -370,7 +376,7 @@ fn modify(qp: *mut ibv_qp, (mut attr, mask): Change) -> Result<()> {
 impl RawId {
     /// Destroys an id that nobody else holds, and its queue pair. Fails if the device keeps the queue pair. An id that a thread
     /// still holds is destroyed by that thread; then `stopped` says whether its queue pair is in the error state.
-    pub(super) fn end(this: Arc<Self>, stopped: Result<()>) -> Result<()> {
+    pub(super) fn destroy(this: Arc<Self>, stopped: Result<()>) -> Result<()> {
         Arc::into_inner(this).map_or(stopped, |mut id| id.destroy_qp())
     }
 
@@ -381,7 +387,7 @@ impl RawId {
         // are read. `rdma_destroy_qp` would do the same, and would not say whether it has worked.
         let rc = unsafe { ibv_destroy_qp(qp) };
         let rc = if cfg!(planted = "a-failed-destroy-qp-counts-as-success") { 0 } else { rc };
-        if let Way::Managed { raw, .. } = self.way {
+        if let ConnectMethod::RdmaCm { raw, .. } = self.method {
             // SAFETY: the id is live, and nobody asks for its queue pair any more.
             unsafe { (*raw).qp = ptr::null_mut() };
         }
@@ -400,7 +406,7 @@ impl Drop for RawId {
         if let Err(error) = self.destroy_qp() {
             log::error!("{error}: the queue pair is left as it is");
         }
-        let Way::Managed { raw, .. } = self.way else { return };
+        let ConnectMethod::RdmaCm { raw, .. } = self.method else { return };
         // SAFETY: the last owner; the id's events are acknowledged as they are read, so this waits for nobody.
         if let Err(error) = check("rdma_destroy_id", unsafe { rdma_destroy_id(raw) }) {
             log::warn!("{error}");
@@ -418,7 +424,7 @@ pub(super) struct Queues {
 
 /// What one side of a connection offers.
 #[derive(Clone, Debug)]
-pub(super) struct Terms {
+pub(super) struct ConnectOffer {
     pub(super) private_data: Box<[u8]>,
     pub(super) read_depth: ReadDepth,
     /// How often the device sends a request again that is not answered, 0 to 7.
@@ -427,7 +433,7 @@ pub(super) struct Terms {
     pub(super) rnr_retry_count: u8,
 }
 
-impl Terms {
+impl ConnectOffer {
     /// The parameters, which borrow the private data: use them while `self` lives.
     fn param(&self) -> rdma_conn_param {
         // SAFETY: all fields are numbers and a pointer, for which null is good.

@@ -59,6 +59,8 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the feature `verbs` needs a 64-bit target");
 
+#[cfg(all(test, not(feature = "rdma-sys")))]
+mod adapter_tests;
 mod address;
 mod async_event;
 mod capabilities;
@@ -66,6 +68,7 @@ mod chains;
 mod channel;
 mod connecting;
 mod connector;
+mod context;
 mod core;
 mod cq;
 mod datagram;
@@ -74,33 +77,30 @@ mod devices;
 mod dispatcher;
 mod entry;
 mod events;
-mod exchanging;
+mod exchange_calls;
+mod exchange_events;
+mod exchange_socket;
+#[cfg(all(test, not(feature = "rdma-sys")))]
+mod exchange_tests;
 #[cfg(all(test, not(feature = "rdma-sys")))]
 pub(crate) mod fake;
 mod ffi;
 mod gid;
 mod handover;
-#[cfg(all(test, not(feature = "rdma-sys")))]
-mod hazards;
 mod id;
-mod landing;
-mod link;
+mod lifecycle;
 mod moderation;
 mod mr;
-mod numbers;
 mod open;
-mod opened;
 mod port;
 mod provider;
 mod qp;
+mod qp_numbers;
 mod queues;
 mod retiring;
 mod route;
 mod srq;
 mod status;
-#[cfg(all(test, not(feature = "rdma-sys")))]
-mod strangers;
-mod streams;
 mod sys;
 mod transitions;
 

@@ -55,7 +55,7 @@ impl RawRegion {
             }
         };
         if raw.is_null() {
-            return Err(refused(device, bytes));
+            return Err(registration_error(device, bytes));
         }
         Ok(Self { raw, memory: Some(Arc::clone(memory)), device: Arc::clone(device) })
     }
@@ -128,14 +128,14 @@ pub(super) struct DmaBuf<'a> {
 
 /// A region in the provider's table. One on a device that was removed has no registration any more.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(super) struct RegionEntry {
     local: Option<RawRegion>,
     /// The registration for peers, until it is taken back.
     remote: Option<RawRegion>,
     pub(super) device: u32,
 }
 
-impl Region {
+impl RegionEntry {
     /// Registers a part of a memory, and returns its keys. Blocks while the pages are pinned.
     pub(super) fn register(
         device: &Arc<RawDevice>,
@@ -181,17 +181,17 @@ impl Region {
 
     /// Takes the remote key back: when this has succeeded, the device touches nothing for a peer.
     pub(super) fn invalidate(&mut self) -> Result<()> {
-        give_back(&mut self.remote)
+        release(&mut self.remote)
     }
 
     /// Gives both registrations back. What the device keeps stays here.
     pub(super) fn deregister(&mut self) -> Result<()> {
-        let (remote, local) = (self.invalidate(), give_back(&mut self.local));
+        let (remote, local) = (self.invalidate(), release(&mut self.local));
         remote.and(local)
     }
 }
 
-fn give_back(registration: &mut Option<RawRegion>) -> Result<()> {
+fn release(registration: &mut Option<RawRegion>) -> Result<()> {
     registration.as_mut().map_or(Ok(()), RawRegion::deregister)?;
     *registration = None;
     Ok(())
@@ -217,8 +217,8 @@ impl DeviceRegistrar {
 
 /// A registration that no provider's table has yet.
 #[derive(Debug)]
-pub(super) struct Prepared {
-    pub(super) region: Region,
+pub(super) struct PreparedRegion {
+    pub(super) region: RegionEntry,
     pub(super) device: Arc<RawDevice>,
     pub(super) local_key: LocalKey,
     pub(super) remote_key: RemoteKey,
@@ -227,8 +227,8 @@ pub(super) struct Prepared {
 impl Registrar for DeviceRegistrar {
     fn register(&self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<Registration> {
         let device = Arc::clone(&self.device);
-        let (region, local_key, remote_key) = Region::register(&device, self.number, memory, range, access)?;
-        Ok(Registration::new(NAME, Prepared { region, device, local_key, remote_key }))
+        let (region, local_key, remote_key) = RegionEntry::register(&device, self.number, memory, range, access)?;
+        Ok(Registration::new(NAME, PreparedRegion { region, device, local_key, remote_key }))
     }
 }
 
@@ -255,7 +255,7 @@ fn access_flags(access: Access, iwarp: bool) -> ibv_access_flags {
     all
 }
 
-fn refused(device: &RawDevice, bytes: usize) -> Error {
+fn registration_error(device: &RawDevice, bytes: usize) -> Error {
     let source = explain(io::Error::last_os_error());
     let source = io::Error::new(source.kind(), format!("{}: {source}", device.name));
     Error::Memory { bytes, source }

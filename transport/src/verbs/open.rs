@@ -59,7 +59,7 @@ impl Verbs {
 
     /// Why queue pairs can be connected by exchange only, if so.
     #[must_use]
-    pub fn without_manager(&self) -> Option<String> {
+    pub fn rdma_cm_error(&self) -> Option<String> {
         self.manager().err().map(|error| error.to_string())
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::core::Verbs;
 use super::device::Driver;
-use super::entry::State;
+use super::entry::IdState;
 use super::id::RawId;
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
@@ -32,42 +32,46 @@ impl Verbs {
     }
 
     /// Destroys an id, later if it would say so through a port that is down. Fails if the device may go on using what the
-    /// queue pair of the id was given. `stopped`: see [`RawId::end`].
-    pub(super) fn end(
+    /// queue pair of the id was given. `stopped`: see [`RawId::destroy`].
+    pub(super) fn destroy_raw(
         &mut self,
         device: Option<DeviceId>,
-        state: State,
+        state: IdState,
         raw: Arc<RawId>,
         stopped: Result<()>,
     ) -> Result<()> {
-        let silent =
-            matches!(state, State::Listening | State::Bound | State::Watching | State::Resolving | State::Resolved);
+        let silent = matches!(
+            state,
+            IdState::Listening | IdState::Bound | IdState::WatchingDevice | IdState::Resolving | IdState::Resolved
+        );
         // Nor is anything sent to the port of a peer that is reached by exchange.
-        let Some(device) = device.filter(|_| !silent && !raw.is_exchanged()) else { return RawId::end(raw, stopped) };
+        let Some(device) = device.filter(|_| !silent && !raw.uses_exchange()) else {
+            return RawId::destroy(raw, stopped);
+        };
         let entry = &mut self.devices[device.0 as usize];
         if entry.limits.driver != Driver::Rxe || !entry.is_down(raw.port()) {
-            return RawId::end(raw, stopped);
+            return RawId::destroy(raw, stopped);
         }
         // From here on it touches no memory and takes no shared receive.
         let stopped = raw.flush();
-        entry.parked.push((raw.port(), raw));
+        entry.waiting_for_port.push((raw.port(), raw));
         stopped
     }
 
     /// Destroys what waited for a port that is up again.
     pub(super) fn ports_changed(&mut self, device: DeviceId) {
         let device = &mut self.devices[device.0 as usize];
-        for (port, raw) in std::mem::take(&mut device.parked) {
+        for (port, raw) in std::mem::take(&mut device.waiting_for_port) {
             if device.is_down(port) {
-                device.parked.push((port, raw));
+                device.waiting_for_port.push((port, raw));
             }
         }
     }
 
     /// Destroys what waits for a port without waiting for it, because the device goes away, or this provider does.
-    pub(super) fn release_parked(&mut self, device: DeviceId) {
+    pub(super) fn release_waiting(&mut self, device: DeviceId) {
         let device = &mut self.devices[device.0 as usize];
-        for (port, raw) in std::mem::take(&mut device.parked) {
+        for (port, raw) in std::mem::take(&mut device.waiting_for_port) {
             if device.is_down(port) { self.connector.release(raw) } else { drop(raw) }
         }
     }

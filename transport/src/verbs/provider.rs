@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use super::NAME;
 use super::core::{STALE_CQ, STALE_QP, STALE_SRQ, Verbs};
 use super::cq;
-use super::entry::State;
+use super::entry::IdState;
+use super::exchange_socket::{ExchangeStream, adopt};
 use super::ffi::QueueName;
 use super::id::Service;
-use super::link::{Link, adopt};
-use super::mr::{DeviceRegistrar, DmaBuf, Prepared, Region};
+use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegionEntry};
 use super::status::connect_failure;
 use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::Features;
@@ -61,15 +61,15 @@ impl Verbs {
         Ok(())
     }
 
-    fn add_region(&mut self, (region, local_key, remote_key): (Region, LocalKey, RemoteKey)) -> MemoryRegion {
+    fn add_region(&mut self, (region, local_key, remote_key): (RegionEntry, LocalKey, RemoteKey)) -> MemoryRegion {
         MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
     }
 
     /// Puts the queue pair of an id into the error state, if its peer has been waited for until now.
     pub(super) fn flush_closing(&mut self, id: CmId) {
         let Ok(entry) = self.id_mut(id) else { return };
-        if let State::Disconnecting { flush_at: Some(_) } = entry.state {
-            entry.state = State::Disconnecting { flush_at: None };
+        if let IdState::Disconnecting { flush_at: Some(_) } = entry.state {
+            entry.state = IdState::Disconnecting { flush_at: None };
             if let Err(error) = entry.raw.flush() {
                 log::debug!("{error}");
             }
@@ -94,12 +94,12 @@ unsafe impl Provider for Verbs {
     }
 
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId> {
-        self.device_with(address)
+        self.device_at_address(address)
     }
 
     fn channel(&self, channel: Channel) -> Result<RawFd> {
         match channel {
-            Channel::ConnectionManager => Ok(self.watch.poll.as_raw_fd()),
+            Channel::ConnectionManager => Ok(self.event_set.poll.as_raw_fd()),
             Channel::Completions(device) => Ok(self.live_device(device)?.live()?.completion_fd()),
         }
     }
@@ -107,7 +107,7 @@ unsafe impl Provider for Verbs {
     fn next_deadline(&self) -> Option<Instant> {
         let closing = self.closing.front().map(|closing| closing.0);
         let retiring = self.retiring.front().map(|retiring| retiring.until);
-        let exchanges = self.exchanges.due.first().map(|due| due.0);
+        let exchanges = self.exchanges.deadlines.first().map(|due| due.0);
         closing.into_iter().chain(retiring).chain(exchanges).min()
     }
 
@@ -136,22 +136,22 @@ unsafe impl Provider for Verbs {
 
     fn connect(&mut self, id: CmId, param: &ConnectParam<'_>) -> Result<()> {
         let entry = self.id(id)?;
-        if entry.state != State::Resolved {
+        if entry.state != IdState::Resolved {
             return Err(Error::InvalidState { call: "connect", state: entry.state.name() });
         }
         if entry.qp.is_none() && entry.raw.service() == Service::Connected {
             return Err(Error::InvalidState { call: "connect", state: "without a queue pair" });
         }
-        let terms = self.terms(entry, param, None)?;
-        if entry.raw.is_exchanged() {
-            return self.connect_by_exchange(id, &terms, param.retries.min_rnr_timer);
+        let offer = self.offer(entry, param, None)?;
+        if entry.raw.uses_exchange() {
+            return self.connect_by_exchange(id, &offer, param.retries.min_rnr_timer);
         }
         let (iwarp, raw) = (self.is_iwarp(entry), Arc::clone(&entry.raw));
         let mut refused = None;
         if iwarp {
-            let started = self.connector.connect(id.0, raw, terms);
+            let started = self.connector.connect(id.0, raw, offer);
             started.map_err(|source| Error::io("starting a thread to connect on", source))?;
-        } else if let Err(error) = raw.connect(&terms) {
+        } else if let Err(error) = raw.connect(&offer) {
             match error {
                 Error::Io { source, .. } => refused = Some(connect_failure(&source)),
                 other => return Err(other),
@@ -160,9 +160,9 @@ unsafe impl Provider for Verbs {
         let entry = self.id_mut(id)?;
         entry.handshaking = iwarp;
         entry.min_rnr_timer = param.retries.min_rnr_timer;
-        entry.state = State::Connecting;
+        entry.state = IdState::Connecting;
         if let Some(failure) = refused {
-            entry.state = State::Dead;
+            entry.state = IdState::Closed;
             self.push(id.0, CmEventKind::ConnectFailed(failure));
             self.connector.wake();
         }
@@ -172,27 +172,27 @@ unsafe impl Provider for Verbs {
     fn accept(&mut self, id: CmId, param: &ConnectParam<'_>, now: Instant) -> Result<()> {
         self.now = Some(now);
         let entry = self.id(id)?;
-        if entry.state != State::Offered {
+        if entry.state != IdState::RequestReceived {
             return Err(Error::InvalidState { call: "accept", state: entry.state.name() });
         }
         if entry.qp.is_none() {
             return Err(Error::InvalidState { call: "accept", state: "without a queue pair" });
         }
-        let terms = self.terms(entry, param, Some(entry.read_depth))?;
+        let offer = self.offer(entry, param, Some(entry.read_depth))?;
         let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
         self.check_port(device, port)?;
         let entry = self.id_mut(id)?;
-        if entry.raw.is_exchanged() {
-            return self.accept_by_exchange(id, &terms, param.retries.min_rnr_timer, now);
+        if entry.raw.uses_exchange() {
+            return self.accept_by_exchange(id, &offer, param.retries.min_rnr_timer, now);
         }
-        entry.raw.accept(&terms)?;
+        entry.raw.accept(&offer)?;
         entry.handshaking = iwarp;
         entry.min_rnr_timer = param.retries.min_rnr_timer;
-        entry.read_depth = terms.read_depth;
-        entry.state = State::Accepting;
+        entry.read_depth = offer.read_depth;
+        entry.state = IdState::Accepting;
         if entry.raw.service() == Service::Datagram {
             // There is nothing to wait for, and no event.
-            entry.state = State::Established;
+            entry.state = IdState::Established;
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
             self.push(id.0, CmEventKind::Established { private_data, read_depth });
             self.connector.wake();
@@ -205,14 +205,14 @@ unsafe impl Provider for Verbs {
     fn reject(&mut self, id: CmId, private_data: &[u8], now: Instant) -> Result<()> {
         self.now = Some(now);
         let entry = self.id(id)?;
-        if entry.state != State::Offered {
+        if entry.state != IdState::RequestReceived {
             return Err(Error::InvalidState { call: "reject", state: entry.state.name() });
         }
         if let Some(device) = entry.device {
             self.devices[device.0 as usize].info.capabilities.check_private_data(NAME, private_data)?;
         }
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
-        if raw.is_exchanged() {
+        if raw.uses_exchange() {
             self.refuse_exchange(id.0, Refusal::Program, private_data);
             return Ok(());
         }
@@ -227,23 +227,23 @@ unsafe impl Provider for Verbs {
     fn disconnect(&mut self, id: CmId, now: Instant) -> Result<()> {
         self.now = Some(now);
         let entry = self.id(id)?;
-        if entry.raw.is_exchanged() {
+        if entry.raw.uses_exchange() {
             return self.disconnect_exchange(id);
         }
         let (iwarp, device, port) = (self.is_iwarp(entry), entry.device, entry.raw.port());
         let up = self.check_port(device, port).is_ok();
         let entry = self.id_mut(id)?;
-        let tell = match entry.state {
-            State::Disconnecting { .. } => return Ok(()),
-            State::Listening | State::Watching => {
+        let notify_peer = match entry.state {
+            IdState::Disconnecting { .. } => return Ok(()),
+            IdState::Listening | IdState::WatchingDevice => {
                 return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
             }
             // On iWARP the call would wait for the end of the handshake; destroying the id ends that.
-            State::Connecting | State::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
-            State::Established => entry.raw.service() == Service::Connected,
+            IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
+            IdState::Established => entry.raw.service() == Service::Connected,
             // The peer was first: this answers it, and may be too late.
-            State::Dead => entry.qp.is_some() && !entry.handshaking,
-            State::Offered => {
+            IdState::Closed => entry.qp.is_some() && !entry.handshaking,
+            IdState::RequestReceived => {
                 if up {
                     if let Err(error) = entry.raw.reject(&[]) {
                         log::debug!("{error}");
@@ -251,25 +251,25 @@ unsafe impl Provider for Verbs {
                 }
                 false
             }
-            State::Bound | State::Resolving | State::Resolved | State::Arriving => false,
+            IdState::Bound | IdState::Resolving | IdState::Resolved | IdState::AwaitingRequest => false,
         };
-        let mut told = false;
-        if tell && up {
+        let mut notified = false;
+        if notify_peer && up {
             match entry.raw.disconnect() {
-                Ok(()) => told = true,
+                Ok(()) => notified = true,
                 Err(error) => log::debug!("{error}"),
             }
         }
         // An iWARP adapter in the error state resets the TCP connection, and what was sent last may be lost (irdma: `reset_tcp_conn`
         // in the kernel's drivers/infiniband/hw/irdma/verbs.c), or it refuses the error state while it closes (cxgb4:
         // `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c). So the peer may close first.
-        if iwarp && told && entry.state == State::Established {
+        if iwarp && notified && entry.state == IdState::Established {
             let until = now + CLOSE_LIMIT;
-            entry.state = State::Disconnecting { flush_at: Some(until) };
+            entry.state = IdState::Disconnecting { flush_at: Some(until) };
             self.closing.push_back((until, id.0));
             return Ok(());
         }
-        entry.state = State::Disconnecting { flush_at: None };
+        entry.state = IdState::Disconnecting { flush_at: None };
         if let Err(error) = entry.raw.flush() {
             log::debug!("{error}");
         }
@@ -295,7 +295,7 @@ unsafe impl Provider for Verbs {
     ) -> Result<MemoryRegion> {
         self.check_access(device, access)?;
         let open = self.live_device(device)?.live()?;
-        let region = Region::register(open, device.0, memory, range, access)?;
+        let region = RegionEntry::register(open, device.0, memory, range, access)?;
         Ok(self.add_region(region))
     }
 
@@ -451,12 +451,12 @@ impl Exchange for Verbs {
         options: &ListenOptions,
         exchange: &ExchangeOptions,
     ) -> Result<CmId> {
-        self.open_door(address, options, exchange)
+        self.listen_by_exchange(address, options, exchange)
     }
 
-    fn take_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
+    fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
         self.now = Some(now);
-        self.let_in(listener, stream, now)
+        self.accept_stream(listener, stream, now)
     }
 
     fn resolve_exchange(
@@ -466,17 +466,17 @@ impl Exchange for Verbs {
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.resolve_link(Link::active(Some(peer), None), options, exchange, deadline)
+        self.resolve_by_exchange(ExchangeStream::active(Some(peer), None), options, exchange, deadline)
     }
 
-    fn resolve_over(
+    fn resolve_exchange_over(
         &mut self,
         stream: OwnedFd,
         options: &PathOptions,
         exchange: &ExchangeOptions,
         deadline: Instant,
     ) -> Result<CmId> {
-        self.resolve_link(Link::active(None, Some(adopt(stream)?)), options, exchange, deadline)
+        self.resolve_by_exchange(ExchangeStream::active(None, Some(adopt(stream)?)), options, exchange, deadline)
     }
 }
 
@@ -510,12 +510,12 @@ impl RemoteKeys for Verbs {
 
 impl Handover for Verbs {
     fn detach(&mut self, id: CmId) -> Result<Detached> {
-        self.hand_out(id)
+        self.detach_request(id)
     }
 
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)> {
         self.now = Some(now);
-        self.take_in(request)
+        self.attach_request(request)
     }
 }
 
@@ -525,7 +525,7 @@ impl OffLoopRegistration for Verbs {
     }
 
     fn adopt(&mut self, registration: Registration) -> Result<MemoryRegion> {
-        let Prepared { region, device, local_key, remote_key } = registration
+        let PreparedRegion { region, device, local_key, remote_key } = registration
             .into_state()
             .map_err(|_| Error::Unsupported { provider: NAME, feature: "registrations of other providers" })?;
         let ours = self.live_device(DeviceId(region.device))?.live()?;
@@ -548,7 +548,7 @@ impl ForeignMemory for Verbs {
     ) -> Result<MemoryRegion> {
         self.check_access(device, access)?;
         let open = self.live_device(device)?.live()?;
-        let region = Region::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
+        let region = RegionEntry::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
         Ok(self.add_region(region))
     }
 }
@@ -562,7 +562,7 @@ impl Datagrams for Verbs {
 
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()> {
         self.now = Some(now);
-        self.answer_for(id, qp, private_data)
+        self.answer_datagram_request(id, qp, private_data)
     }
 
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId> {
@@ -594,7 +594,7 @@ impl Datagrams for Verbs {
     }
 
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route> {
-        self.way_back(id, received, header)
+        self.route_to_sender(id, received, header)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::NAME;
 use super::core::{STALE_CQ, STALE_SRQ, Verbs};
 use super::cq::{Cq, RawCq};
-use super::entry::State;
+use super::entry::IdState;
 use super::ffi::QueueName;
 use super::id::{Queues, Service};
 use super::qp::{Qp, init_attr};
@@ -106,7 +106,7 @@ impl Verbs {
     pub(super) fn make_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId> {
         let srq = attr.srq;
         let entry = self.id(id)?;
-        if !matches!(entry.state, State::Resolved | State::Offered | State::Bound) {
+        if !matches!(entry.state, IdState::Resolved | IdState::RequestReceived | IdState::Bound) {
             return Err(Error::InvalidState { call: "create_qp", state: entry.state.name() });
         }
         if entry.qp.is_some() {
@@ -197,7 +197,7 @@ impl Verbs {
     }
 
     /// Gives up the room of a queue pair that completes nothing any more but what is in its completion queues.
-    pub(super) fn give_up_room(&mut self, qp: &Qp) {
+    pub(super) fn release_entries(&mut self, qp: &Qp) {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
             cq.release(qp.attr.max_send_wr);
         }
@@ -214,7 +214,7 @@ impl Verbs {
 
     /// Polls the queue on which a queue pair completes its shared receives, and keeps what is in it for the next polls of the
     /// user. To be called before the queue pair is destroyed and after.
-    pub(super) fn set_aside(&mut self, key: Key, gone: &Qp) {
+    pub(super) fn stash_completions(&mut self, key: Key, gone: &Qp) {
         let cq = gone.attr.recv_cq;
         let Some(entry) = self.cqs.get(cq.0) else { return };
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return };
@@ -255,7 +255,7 @@ impl Verbs {
     pub(super) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
         let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;
-        let stashed = entry.unstash(max, out);
+        let stashed = entry.take_stash(max, out);
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return Ok(stashed) };
         let device = &self.devices[entry.device as usize];
         let taken = match raw.poll(max - stashed, &device.numbers, &mut self.batch, out) {

@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use super::core::Verbs;
-use super::entry::{Id, Retiring, State};
+use super::entry::{IdEntry, IdState, RetiringQp};
 use super::ffi::QueueName;
 use crate::provider::DeviceId;
 use crate::qp::QpId;
@@ -20,26 +20,26 @@ const LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {
     /// Whether the queue pair of an id may hold a shared receive of which an event will tell.
-    pub(super) fn must_retire(&self, id: &Id) -> bool {
-        let connected = matches!(id.state, State::Established | State::Disconnecting { .. } | State::Dead);
+    pub(super) fn must_retire(&self, id: &IdEntry) -> bool {
+        let connected = matches!(id.state, IdState::Established | IdState::Disconnecting { .. } | IdState::Closed);
         let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
         let device = id.device.map(|device| &self.devices[device.0 as usize]);
-        connected && on_shared && device.is_some_and(|device| device.limits.tells_last_receive() && !device.removed)
+        connected && on_shared && device.is_some_and(|device| device.limits.reports_last_receive() && !device.removed)
     }
 
     /// Keeps the queue pair of a removed id, which is in the error state, for its last receive. Its id still counts as one on
     /// the device.
-    pub(super) fn retire(&mut self, key: Key, id: Id, now: Instant) {
-        let Id { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
-        self.give_up_room(&qp);
-        self.retiring.push_back(Retiring { key, qp, raw, device, state, until: now + LIMIT });
+    pub(super) fn retire(&mut self, key: Key, id: IdEntry, now: Instant) {
+        let IdEntry { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
+        self.release_entries(&qp);
+        self.retiring.push_back(RetiringQp { key, qp, raw, device, state, until: now + LIMIT });
     }
 
     /// Destroys a queue pair whose last receive has come back. Returns whether there was one.
     pub(super) fn last_receive(&mut self, name: QueueName) -> bool {
         let Some(place) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
         if let Some(retiring) = self.retiring.remove(place) {
-            self.end_of(retiring);
+            self.destroy_retiring(retiring);
         }
         true
     }
@@ -49,7 +49,7 @@ impl Verbs {
         while self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
             if let Some(retiring) = self.retiring.pop_front() {
                 log::debug!("{}: no word of a last receive", self.devices[retiring.device.0 as usize].info.name);
-                self.end_of(retiring);
+                self.destroy_retiring(retiring);
             }
         }
     }
@@ -60,20 +60,20 @@ impl Verbs {
         let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|retiring| retiring.device == device);
         self.retiring = left.into();
         for retiring in gone {
-            self.end_of(retiring);
+            self.destroy_retiring(retiring);
         }
     }
 
-    fn end_of(&mut self, retiring: Retiring) {
-        let Retiring { key, qp, raw, device, state, .. } = retiring;
+    fn destroy_retiring(&mut self, retiring: RetiringQp) {
+        let RetiringQp { key, qp, raw, device, state, .. } = retiring;
         // Before, as some libraries drop what has completed with the queue pair; and after, for what comes with its end.
-        self.set_aside(key, &qp);
+        self.stash_completions(key, &qp);
         raw.abandon();
-        if let Err(error) = self.end(Some(device), state, raw, Ok(())) {
+        if let Err(error) = self.destroy_raw(Some(device), state, raw, Ok(())) {
             // It is in the error state, where it touches no memory.
             log::error!("{error}: the queue pair is left in the error state");
         }
-        self.set_aside(key, &qp);
+        self.stash_completions(key, &qp);
         let entry = &mut self.devices[device.0 as usize];
         entry.numbers.remove(qp.number, QpId(key));
         entry.ids -= 1;

@@ -1,7 +1,7 @@
 //! The attributes with which a queue pair that connects by exchange gets from one state to the next (InfiniBand Architecture
 //! Specification, volume 1, 10.3.1; `ibv_modify_qp`(3)).
 
-use super::gid::Place;
+use super::gid::PortGid;
 use super::route::ah_attr;
 use super::sys::{ibv_access_flags as access, ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_state as state};
 use crate::cm::ReadDepth;
@@ -13,7 +13,7 @@ pub(super) type Change = (ibv_qp_attr, mask);
 
 /// What the two sides of a connection have agreed on, as one side uses it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     pub(super) mtu: u8,
     pub(super) traffic_class: u8,
     pub(super) ack_timeout: u8,
@@ -48,7 +48,7 @@ pub(super) fn init(port: u8, atomics: bool) -> Change {
 }
 
 /// To RTR, where the queue pair receives from the peer.
-pub(super) fn ready_to_receive(place: &Place, peer: &Endpoint, agreed: &Agreed) -> Change {
+pub(super) fn ready_to_receive(port_gid: &PortGid, peer: &Endpoint, agreed: &Negotiated) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_RTR;
     attr.path_mtu = agreed.mtu.into();
@@ -57,11 +57,11 @@ pub(super) fn ready_to_receive(place: &Place, peer: &Endpoint, agreed: &Agreed) 
     attr.max_dest_rd_atomic = narrow(agreed.read_depth.responder_resources);
     attr.min_rnr_timer = agreed.min_rnr_timer;
     // Within a subnet of InfiniBand the LID leads to the peer; between subnets, a router needs the GID.
-    let is_global = peer.network == Network::RoceV2 || peer.gid[..8] != place.gid[..8];
+    let is_global = peer.network == Network::RoceV2 || peer.gid[..8] != port_gid.gid[..8];
     attr.ah_attr = ah_attr(&Route {
         gid: peer.gid,
         is_global,
-        source_gid_index: place.gid_index,
+        source_gid_index: port_gid.gid_index,
         flow_label: 0,
         hop_limit: HOP_LIMIT,
         traffic_class: agreed.traffic_class,
@@ -69,7 +69,7 @@ pub(super) fn ready_to_receive(place: &Place, peer: &Endpoint, agreed: &Agreed) 
         service_level: 0,
         path_bits: 0,
         static_rate: 0,
-        port: place.port,
+        port: port_gid.port,
     });
     let set = mask::IBV_QP_STATE
         | mask::IBV_QP_AV
@@ -82,7 +82,7 @@ pub(super) fn ready_to_receive(place: &Place, peer: &Endpoint, agreed: &Agreed) 
 }
 
 /// To RTS, where the queue pair sends, too. `psn` is the number of its first packet.
-pub(super) fn ready_to_send(psn: u32, peer: &Endpoint, agreed: &Agreed) -> Change {
+pub(super) fn ready_to_send(psn: u32, peer: &Endpoint, agreed: &Negotiated) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_RTS;
     attr.sq_psn = psn;

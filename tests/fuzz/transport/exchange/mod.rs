@@ -1,32 +1,34 @@
 //! The fuzz target of the exchange: messages, and conversations with a peer that sends any octets. It is compiled as a part of
 //! `transport/src/exchange`, because neither has a public name.
 
-use super::conversation::{Conversation, Step};
-use super::message::{HEADER, Header, MAX_MESSAGE, MAX_PRIVATE_DATA, Message, Refusal};
+use super::conversation::{Conversation, ConversationEvent};
+use super::message::{ExchangeHeader, ExchangeMessage, HEADER_LEN, MAX_MESSAGE, MAX_PRIVATE_DATA, Refusal};
 use crate::iwarp::fuzz::Tape;
 
 /// Messages that a peer may send until the conversation is over.
 const MOST_STEPS: usize = 6;
 
 /// Reads the message at the beginning of `octets`, if one is there, and its length.
-fn message(octets: &[u8]) -> Option<(Message<'_>, usize)> {
+fn message(octets: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
     let (header, body) = octets.split_first_chunk()?;
-    let header = Header::parse(*header).ok()?;
-    assert!(header.body() <= MAX_MESSAGE - HEADER, "a header announces too long a body: {header:?}");
+    let header = ExchangeHeader::parse(*header).ok()?;
+    assert!(header.body() <= MAX_MESSAGE - HEADER_LEN, "a header announces too long a body: {header:?}");
     let message = header.message(body.get(..header.body())?).ok()?;
-    Some((message, HEADER + header.body()))
+    Some((message, HEADER_LEN + header.body()))
 }
 
 /// One conversation: the steps that the peer caused, the octets that were sent, and the number of octets that were consumed.
-type Played = (Vec<Step>, Vec<u8>, usize);
+type Played = (Vec<ConversationEvent>, Vec<u8>, usize);
 
 /// Feeds a conversation with `octets` in pieces of at most `piece`. The local side sends what `own` holds in its turn.
-fn play(own: &Message<'_>, octets: &[u8], piece: usize) -> Played {
-    let (Message::Request(endpoint, data) | Message::Accept(endpoint, data)) = *own else { return Played::default() };
+fn play(own: &ExchangeMessage<'_>, octets: &[u8], piece: usize) -> Played {
+    let (ExchangeMessage::Request(endpoint, data) | ExchangeMessage::Accept(endpoint, data)) = *own else {
+        return Played::default();
+    };
     let mut conversation = Conversation::passive();
-    if matches!(own, Message::Request(..)) {
+    if matches!(own, ExchangeMessage::Request(..)) {
         conversation = Conversation::active();
-        conversation.ask(endpoint, data);
+        conversation.request(endpoint, data);
     }
     let (mut steps, mut sent, mut at) = (Vec::new(), Vec::new(), 0);
     loop {
@@ -39,14 +41,14 @@ fn play(own: &Message<'_>, octets: &[u8], piece: usize) -> Played {
         let step = conversation.received(&octets[at..at + len]);
         at += len;
         match step {
-            Some(Step::Requested(_, ref asked)) if asked.first() == Some(&0) => {
+            Some(ConversationEvent::Requested(_, ref asked)) if asked.first() == Some(&0) => {
                 conversation.refuse(Refusal::Program, data);
             }
-            Some(Step::Requested(..)) => conversation.accept(endpoint, data),
-            Some(Step::Accepted(..)) => conversation.ready(),
-            Some(Step::Refused(refusal, _)) => assert!(!refusal.reason().is_empty()),
-            Some(Step::Violated(violation)) => assert!(!violation.is_empty()),
-            Some(Step::Ready | Step::Goodbye) | None => {}
+            Some(ConversationEvent::Requested(..)) => conversation.accept(endpoint, data),
+            Some(ConversationEvent::Accepted(..)) => conversation.ready(),
+            Some(ConversationEvent::Refused(refusal, _)) => assert!(!refusal.reason().is_empty()),
+            Some(ConversationEvent::Violated(violation)) => assert!(!violation.is_empty()),
+            Some(ConversationEvent::Ready | ConversationEvent::Goodbye) | None => {}
         }
         steps.extend(step);
         while !conversation.unsent().is_empty() {
@@ -56,10 +58,10 @@ fn play(own: &Message<'_>, octets: &[u8], piece: usize) -> Played {
         }
     }
     assert!(steps.len() <= MOST_STEPS, "{steps:?}");
-    conversation.part();
+    conversation.disconnect();
     sent.extend_from_slice(conversation.unsent());
     conversation.sent(usize::MAX >> 1);
-    conversation.part();
+    conversation.disconnect();
     assert!(conversation.unsent().is_empty(), "a connection ends twice");
     (steps, sent, at)
 }
@@ -83,7 +85,9 @@ pub fn exchange(octets: &[u8]) {
     let mut sent = whole.1.as_slice();
     while !sent.is_empty() {
         let Some((message, len)) = message(sent) else { panic!("no message: {sent:02x?}") };
-        if let Message::Request(_, data) | Message::Accept(_, data) | Message::Refuse(_, data) = message {
+        if let ExchangeMessage::Request(_, data) | ExchangeMessage::Accept(_, data) | ExchangeMessage::Refuse(_, data) =
+            message
+        {
             assert!(data.len() <= MAX_PRIVATE_DATA);
         }
         sent = &sent[len..];

@@ -24,7 +24,7 @@ use libc::sockaddr;
 
 /// Why the libraries cannot be used.
 #[derive(Clone, Debug)]
-pub enum Missing {
+pub enum LibraryError {
     /// A library is not there, or the system cannot load it.
     Library {
         /// Its file name.
@@ -41,7 +41,7 @@ pub enum Missing {
     },
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for LibraryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Library { name, why } => write!(
@@ -59,11 +59,11 @@ impl fmt::Display for Missing {
 const VERBS: &str = "libibverbs.so.1";
 const CM: &str = "librdmacm.so.1";
 
-fn open(name: &'static str) -> Result<Library, Missing> {
+fn open(name: &'static str) -> Result<Library, LibraryError> {
     // SAFETY: loading runs the initializers of the library, which are those of rdma-core and do nothing to this process
     // but reserve memory of their own.
     let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE) };
-    library.map_err(|error| Missing::Library { name, why: reason(&error) })
+    library.map_err(|error| LibraryError::Library { name, why: reason(&error) })
 }
 
 /// The loader's message, without the name of its own call.
@@ -86,7 +86,7 @@ macro_rules! functions {
 
         impl Calls {
             /// Opens the libraries and finds every function.
-            fn load() -> Result<Self, Missing> {
+            fn load() -> Result<Self, LibraryError> {
                 let (verbs, cm) = (open(VERBS)?, open(CM)?);
                 let calls = Self {
                     $($name: {
@@ -95,7 +95,7 @@ macro_rules! functions {
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) $(-> $result)?>(
                             concat!(stringify!($name), "\0").as_bytes(),
                         ) };
-                        *symbol.map_err(|_| Missing::Function { library: file, name: stringify!($name) })?
+                        *symbol.map_err(|_| LibraryError::Function { library: file, name: stringify!($name) })?
                     },)*
                     $($oname: {
                         let (library, _) = libraries!($olibrary, verbs, cm);
@@ -271,11 +271,11 @@ functions! {
     }
 }
 
-static LOADED: OnceLock<Result<Calls, Missing>> = OnceLock::new();
+static LOADED: OnceLock<Result<Calls, LibraryError>> = OnceLock::new();
 
 /// Opens the libraries, once for the process. A failure is final: a library that is installed later is found by the next
 /// process.
-pub fn load() -> Result<(), Missing> {
+pub fn load() -> Result<(), LibraryError> {
     LOADED.get_or_init(Calls::load).as_ref().map(|_| ()).map_err(Clone::clone)
 }
 

@@ -9,9 +9,9 @@ pub use rdma_sys::*;
 
 /// Never: the system does not start a program whose libraries are not there.
 #[derive(Clone, Copy, Debug)]
-pub enum Missing {}
+pub enum LibraryError {}
 
-impl fmt::Display for Missing {
+impl fmt::Display for LibraryError {
     fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {}
     }
@@ -19,7 +19,7 @@ impl fmt::Display for Missing {
 
 /// The libraries were loaded with the program.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding can fail")]
-pub const fn load() -> Result<(), Missing> {
+pub const fn load() -> Result<(), LibraryError> {
     Ok(())
 }
 

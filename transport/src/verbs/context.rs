@@ -1,4 +1,4 @@
-//! [`Opened`]: the owner of a context that the provider has opened itself, where no connection manager opens one.
+//! [`RawContext`]: the owner of a context that the provider has opened itself, where no connection manager opens one.
 
 use std::ffi::CStr;
 
@@ -8,14 +8,14 @@ use crate::error::{Error, Result};
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Opened(*mut ibv_context);
+pub(super) struct RawContext(*mut ibv_context);
 
 // SAFETY: libibverbs lets any thread use and close a context; its owner closes it once.
-unsafe impl Send for Opened {}
+unsafe impl Send for RawContext {}
 // SAFETY: as above.
-unsafe impl Sync for Opened {}
+unsafe impl Sync for RawContext {}
 
-impl Opened {
+impl RawContext {
     /// Opens the device of a name.
     pub(super) fn new(name: &str) -> Result<Self> {
         let mut count = 0;
@@ -49,7 +49,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for RawContext {
     fn drop(&mut self) {
         // SAFETY: closed once, after all that was made on it.
         if let Err(error) = check("ibv_close_device", unsafe { ibv_close_device(self.0) }) {

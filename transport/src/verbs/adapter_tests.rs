@@ -23,7 +23,7 @@ use crate::{CmId, Error, RemoteKey};
 
 /// A connection of the fake device.
 #[derive(Clone, Copy, Debug)]
-struct End {
+struct TestConnection {
     id: CmId,
     qp: QpId,
     cq: CqId,
@@ -31,13 +31,13 @@ struct End {
 }
 
 /// A provider, and what it has on the device.
-struct World {
+struct AdapterTest {
     fake: &'static Fake,
     verbs: Verbs,
     now: Instant,
 }
 
-impl World {
+impl AdapterTest {
     fn on(fake: &'static Fake) -> Self {
         // A clock reading to start from; time is an argument from then on.
         #[expect(clippy::disallowed_methods, reason = "virtual time needs a beginning")]
@@ -74,7 +74,7 @@ impl World {
         Handle { qp: unsafe { (*raw).qp }, id: raw }
     }
 
-    fn connect(&mut self, id: CmId, device: DeviceId, srq: Option<SrqId>, cq: Option<CqId>) -> End {
+    fn connect(&mut self, id: CmId, device: DeviceId, srq: Option<SrqId>, cq: Option<CqId>) -> TestConnection {
         let cq = cq.unwrap_or_else(|| self.verbs.create_cq(device, &CqAttr::new(64)).unwrap());
         let attr = QpAttr {
             send_cq: cq,
@@ -97,10 +97,10 @@ impl World {
             assert!(is_up || events.is_empty(), "{events:?}");
             is_up.then_some(())
         });
-        End { id, qp, cq, handle: self.handle(id) }
+        TestConnection { id, qp, cq, handle: self.handle(id) }
     }
 
-    fn pair(&mut self) -> (End, DeviceId) {
+    fn pair(&mut self) -> (TestConnection, DeviceId) {
         let (id, device) = self.resolved(1);
         (self.connect(id, device, None, None), device)
     }
@@ -126,7 +126,8 @@ fn failed(wr_id: u64) -> ibv_wc {
 /// reason (the kernel's drivers/infiniband/core/rw.c, `rdma_rw_mr_...` by `rdma_protocol_iwarp`); siw does not check.
 #[test]
 fn reads_need_a_sink_that_is_open_to_the_answer() {
-    let mut world = World::new(Personality { iwarp: true, sink_needs_remote_write: true, ..Personality::default() });
+    let mut world =
+        AdapterTest::new(Personality { iwarp: true, sink_needs_remote_write: true, ..Personality::default() });
     let (end, device) = world.pair();
     let memory = Arc::new(Memory::new(4096).unwrap());
     for (access, wanted) in
@@ -146,7 +147,7 @@ fn reads_need_a_sink_that_is_open_to_the_answer() {
 /// `irdma_modify_qp`): what was sent last is lost. So the peer closes first, or a time limit passes.
 #[test]
 fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
-    let mut world = World::new(Personality { iwarp: true, ..Personality::default() });
+    let mut world = AdapterTest::new(Personality { iwarp: true, ..Personality::default() });
     let (end, _) = world.pair();
     world.fake.noted();
     world.verbs.disconnect(end.id, world.now).unwrap();
@@ -173,7 +174,7 @@ fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
 #[test]
 fn the_error_state_is_not_asked_for_while_a_connection_closes() {
     let personality = Personality { iwarp: true, refuses_error_while_closing: true, ..Personality::default() };
-    let mut world = World::new(personality);
+    let mut world = AdapterTest::new(personality);
     let (end, _) = world.pair();
     world.verbs.disconnect(end.id, world.now).unwrap();
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DISCONNECTED);
@@ -184,7 +185,7 @@ fn the_error_state_is_not_asked_for_while_a_connection_closes() {
 /// On InfiniBand and RoCE nothing is waited for.
 #[test]
 fn a_close_on_roce_flushes_at_once() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, _) = world.pair();
     world.fake.noted();
     world.verbs.disconnect(end.id, world.now).unwrap();
@@ -193,7 +194,7 @@ fn a_close_on_roce_flushes_at_once() {
 }
 
 /// A server with a shared receive queue of four.
-fn shared(world: &mut World) -> (SrqId, CqId, DeviceId) {
+fn shared(world: &mut AdapterTest) -> (SrqId, CqId, DeviceId) {
     let (id, device) = world.resolved(1);
     let srq = world.verbs.shared_receives().unwrap().create_srq(device, &SrqAttr::new(4)).unwrap();
     let cq = world.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
@@ -201,7 +202,7 @@ fn shared(world: &mut World) -> (SrqId, CqId, DeviceId) {
     (srq, cq, device)
 }
 
-fn post(world: &mut World, srq: SrqId, numbers: impl Iterator<Item = u64>) -> Result<(), Error> {
+fn post(world: &mut AdapterTest, srq: SrqId, numbers: impl Iterator<Item = u64>) -> Result<(), Error> {
     let chain: Vec<_> = numbers.map(|wr_id| RecvWr { wr_id, sges: SgeList::default() }).collect();
     world.verbs.shared_receives().unwrap().post_srq_recv(srq, &chain).map_err(|error| error.error)
 }
@@ -210,7 +211,7 @@ fn post(world: &mut World, srq: SrqId, numbers: impl Iterator<Item = u64>) -> Re
 /// With both queues of a connection on one completion queue, the number alone tells a receive from a send.
 #[test]
 fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, _) = shared(&mut world);
     let (id, device) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
@@ -232,8 +233,8 @@ fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
 /// H4: the providers of a process share the queue of a device's events. Each hears of all that concern the device.
 #[test]
 fn every_provider_hears_of_a_device_whoever_reads_first() {
-    let mut first = World::new(Personality::default());
-    let mut second = World::on(first.fake);
+    let mut first = AdapterTest::new(Personality::default());
+    let mut second = AdapterTest::on(first.fake);
     let ends = [first.pair().0, second.pair().0];
     first.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
     let down = [DeviceEventKind::PortDown { port: 1 }];
@@ -255,7 +256,7 @@ fn every_provider_hears_of_a_device_whoever_reads_first() {
 /// command to the firmware (drivers/infiniband/hw/mlx5/mad.c, `mlx5_query_mad_ifc_port`).
 #[test]
 fn one_port_that_is_down_does_not_block_the_other() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     world.pair();
     world.resolved(2);
     world.fake.noted();
@@ -280,7 +281,7 @@ fn one_port_that_is_down_does_not_block_the_other() {
 /// H5: a port that is down keeps no queue pair from being destroyed, but on rxe.
 #[test]
 fn ids_are_destroyed_while_their_port_is_down() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, _) = world.pair();
     world.fake.port_event(ev::IBV_EVENT_PORT_ERR, 1);
     world.events();
@@ -293,7 +294,7 @@ fn ids_are_destroyed_while_their_port_is_down() {
 /// drivers/infiniband/core/cma.c, `cma_netdev_change`).
 #[test]
 fn an_address_that_moves_is_told() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, _) = world.pair();
     let listener = world.verbs.listen("10.0.0.1:7".parse().unwrap(), &ListenOptions::default()).unwrap();
     let raw = world.verbs.id(listener).unwrap().raw.as_ptr();
@@ -309,7 +310,7 @@ fn an_address_that_moves_is_told() {
 /// `cma_netevent_work_handler`): that is its end, with a reason of the path, and it is told once.
 #[test]
 fn unreachable_after_it_was_established() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, _) = world.pair();
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_UNREACHABLE);
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_UNREACHABLE);
@@ -322,7 +323,7 @@ fn unreachable_after_it_was_established() {
 /// Specification, volume 1, 10.2.9.2; SPDK waits for it in lib/nvmf/rdma.c).
 #[test]
 fn a_shared_receive_in_progress_comes_back() {
-    let mut world = World::new(Personality { holds_a_receive: true, ..Personality::default() });
+    let mut world = AdapterTest::new(Personality { holds_a_receive: true, ..Personality::default() });
     let (srq, cq, _) = shared(&mut world);
     post(&mut world, srq, 0..4).unwrap();
     for round in 0..8 {
@@ -349,7 +350,7 @@ fn a_shared_receive_in_progress_comes_back() {
 /// H7: not every driver sends the event; then a time limit does.
 #[test]
 fn the_last_receive_is_not_waited_for_for_ever() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, device) = shared(&mut world);
     let (id, _) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
@@ -371,7 +372,7 @@ fn the_last_receive_is_not_waited_for_for_ever() {
 /// H7: a device that goes away, and a provider that does, wait for nothing.
 #[test]
 fn nothing_is_left_waiting_when_the_provider_goes() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, device) = shared(&mut world);
     let (id, _) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
@@ -384,7 +385,7 @@ fn nothing_is_left_waiting_when_the_provider_goes() {
 /// H8: a completion queue that cannot be polled ends its own connections, and no others.
 #[test]
 fn one_bad_queue_ends_its_connections_only() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (bad, device) = world.pair();
     let (id, _) = world.resolved(1);
     let good = world.connect(id, device, None, None);
@@ -409,7 +410,7 @@ fn one_bad_queue_ends_its_connections_only() {
 /// once, with the reason; the completion queue is known to have failed.
 #[test]
 fn queues_that_fail_are_told_to_their_connections() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (bad, device) = world.pair();
     let (id, _) = world.resolved(1);
     let full = world.connect(id, device, None, None);
@@ -431,7 +432,7 @@ fn queues_that_fail_are_told_to_their_connections() {
 /// H8: a completion channel that cannot be read is the end of the device, not of the reactor.
 #[test]
 fn a_bad_completion_channel_ends_the_device_only() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, device) = world.pair();
     world.verbs.req_notify(end.cq, Notify::Any).unwrap();
     world.fake.break_channel();
@@ -448,7 +449,7 @@ fn a_bad_completion_channel_ends_the_device_only() {
 /// do that, while the loop goes on.
 #[test]
 fn the_loop_goes_on_while_another_thread_registers_memory() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, device) = world.pair();
     let registrar = world.verbs.off_loop_registration().unwrap().registrar(device).unwrap();
     let memory = Arc::new(Memory::new(8192).unwrap());
@@ -473,7 +474,7 @@ fn the_loop_goes_on_while_another_thread_registers_memory() {
 /// so peers may write there. The call says so, each time, and the memory is never freed.
 #[test]
 fn a_registration_that_is_not_given_back_keeps_its_memory() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (_, device) = world.pair();
     let memory = Arc::new(Memory::new(4096).unwrap());
     for error in [libc::EBUSY, libc::EIO] {
@@ -508,7 +509,7 @@ fn a_registration_that_is_not_given_back_keeps_its_memory() {
 /// `RDMAV_ALLOW_DISASSOC_DESTROY`). `EIO` from a device that is there says nothing.
 #[test]
 fn what_the_kernel_has_torn_down_counts_as_given_back() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, device) = world.pair();
     let memory = Arc::new(Memory::new(4096).unwrap());
     let region = world.verbs.register(device, &memory, 0..memory.len(), Access::REMOTE_WRITE).unwrap();
@@ -530,7 +531,7 @@ fn what_the_kernel_has_torn_down_counts_as_given_back() {
 /// completion queue and on the shared queue stays taken, and the queues live as long as it does.
 #[test]
 fn a_queue_pair_that_is_not_destroyed_is_reported() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, device) = shared(&mut world);
     let (id, _) = world.resolved(1);
     let own = world.connect(id, device, None, None);
@@ -561,7 +562,7 @@ fn a_queue_pair_that_is_not_destroyed_is_reported() {
 #[test]
 fn a_shared_queue_that_is_not_destroyed_is_reported() {
     for (error, repeats) in [(libc::EBUSY, true), (libc::EIO, false)] {
-        let mut world = World::new(Personality::default());
+        let mut world = AdapterTest::new(Personality::default());
         let (srq, cq, device) = shared(&mut world);
         let (id, _) = world.resolved(1);
         let end = world.connect(id, device, Some(srq), Some(cq));
@@ -588,7 +589,7 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
         assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::Stale { .. })));
     }
     // Nor does it go with the provider.
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     shared(&mut world);
     world.fake.fail("destroy_srq", libc::EBUSY);
     let fake = world.fake;
@@ -602,7 +603,7 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
 /// was posted.
 #[test]
 fn an_error_state_that_is_refused_is_reported() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, _) = shared(&mut world);
     let (id, device) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
@@ -627,8 +628,8 @@ fn an_error_state_that_is_refused_is_reported() {
 /// and a new one have its key, as every provider numbers alike, and its address.
 #[test]
 fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
-    let mut first = World::new(Personality { reuses_memory: true, ..Personality::default() });
-    let mut second = World::on(first.fake);
+    let mut first = AdapterTest::new(Personality { reuses_memory: true, ..Personality::default() });
+    let mut second = AdapterTest::on(first.fake);
     let (asked, device) = first.resolved(1);
     let (waiting, same) = second.resolved(1);
     assert_eq!(asked, waiting, "both number alike");
@@ -650,7 +651,7 @@ fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
 /// files that any thread opens: files of the same name, too, such as those of the device that replaces it.
 #[test]
 fn files_of_others_are_left_alone_when_the_last_device_goes() {
-    let mut world = World::new(Personality { last_device: true, ..Personality::default() });
+    let mut world = AdapterTest::new(Personality { last_device: true, ..Personality::default() });
     let (end, _) = world.pair();
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DEVICE_REMOVAL);
     world.events();
@@ -669,14 +670,14 @@ fn forks_are_provided_for_before_anything_is_registered() {
         fake.fail("fork_init", error);
         drop(Fake::provider());
         assert_eq!(fake.noted().first().map(String::as_str), Some("fork init"));
-        World::on(fake).pair();
+        AdapterTest::on(fake).pair();
     }
 }
 
 /// mlx5 gives the queues of a thread domain doorbells of their own (rdma-core, providers/mlx5/verbs.c, `mlx5_alloc_td`).
 #[test]
 fn queue_pairs_are_made_in_a_thread_domain_where_there_is_one() {
-    let mut world = World::new(Personality { thread_domains: true, ..Personality::default() });
+    let mut world = AdapterTest::new(Personality { thread_domains: true, ..Personality::default() });
     let (first, device) = world.pair();
     let (id, _) = world.resolved(1);
     let second = world.connect(id, device, None, None);
@@ -691,7 +692,7 @@ fn queue_pairs_are_made_in_a_thread_domain_where_there_is_one() {
 /// Settings of a program reach the library.
 #[test]
 fn settings_reach_the_library() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let options = PathOptions { type_of_service: Some(0x68), ack_timeout: Some(14), ..PathOptions::default() };
     let peer = "10.0.0.2:7".parse().unwrap();
     let id = world.verbs.resolve(peer, &options, world.now + Duration::from_secs(5)).unwrap();
@@ -722,7 +723,7 @@ fn settings_reach_the_library() {
 /// The handle of a queue pair that a completion of nobody names.
 #[test]
 fn a_completion_of_an_unknown_queue_pair_names_none() {
-    let mut world = World::new(Personality::default());
+    let mut world = AdapterTest::new(Personality::default());
     let (end, _) = world.pair();
     let handle = end.handle;
     world.verbs.destroy_id(end.id, world.now).unwrap();

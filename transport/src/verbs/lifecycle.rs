@@ -6,14 +6,14 @@ use std::sync::Arc;
 use mio::unix::SourceFd;
 use mio::{Interest, Token};
 
+use super::context::RawContext;
 use super::core::{ASYNC, STALE_ID, Verbs};
-use super::device::Anchor;
+use super::device::ContextOwner;
 use super::devices::Device;
-use super::entry::{Id, State};
+use super::entry::{IdEntry, IdState};
 use super::ffi::{self, RawAddress};
-use super::gid::{self, Place};
+use super::gid::{self, PortGid};
 use super::id::{RawId, Service};
-use super::opened::Opened;
 use crate::cm::ExchangeOptions;
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
@@ -22,7 +22,7 @@ use crate::slab::Key;
 
 impl Verbs {
     /// Notes which device an id is on. The device is opened when this is the first id there.
-    pub(super) fn land(&mut self, key: Key) -> Result<DeviceId> {
+    pub(super) fn assign_device(&mut self, key: Key) -> Result<DeviceId> {
         let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
         let device = self.device_of(&raw)?;
         let entry = &mut self.devices[device.0 as usize];
@@ -53,11 +53,11 @@ impl Verbs {
         if watch.context() != context {
             return Err(Error::NoDevice { reason: format!("{address} is on more than one device") });
         }
-        let anchor: Anchor = Arc::clone(&watch) as Anchor;
+        let context_owner: ContextOwner = Arc::clone(&watch) as ContextOwner;
         // SAFETY: the id is on the device, whose context librdmacm keeps open for as long as the id lives.
-        let device = unsafe { Device::open(context, anchor, id.port(), true) }?;
+        let device = unsafe { Device::open(context, context_owner, id.port(), true) }?;
         let handle = self.add_device(device)?;
-        let mut watch = Id::new(watch, State::Watching);
+        let mut watch = IdEntry::new(watch, IdState::WatchingDevice);
         watch.device = Some(handle);
         self.devices[handle.0 as usize].watch = Some(self.add(watch));
         Ok(handle)
@@ -68,7 +68,7 @@ impl Verbs {
         let index = self.devices.len();
         for fd in device.live()?.event_fds() {
             let registered =
-                self.watch.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
+                self.event_set.poll.registry().register(&mut SourceFd(&fd), Token(ASYNC + index), Interest::READABLE);
             registered.map_err(|source| Error::io("watching a device", source))?;
         }
         self.devices.push(device);
@@ -77,21 +77,21 @@ impl Verbs {
 
     /// The device of a connection by exchange. The connection manager opens it if it can, as the removal of a device is then
     /// noticed; else the provider does.
-    pub(super) fn device_for(&mut self, place: &Place) -> Result<DeviceId> {
-        let known = |device: &Device| device.info.name == place.device && device.live().is_ok();
+    pub(super) fn device_of_port(&mut self, port_gid: &PortGid) -> Result<DeviceId> {
+        let known = |device: &Device| device.info.name == port_gid.device && device.live().is_ok();
         if let Some(index) = self.devices.iter().position(known) {
             return Ok(DeviceId(index as u32));
         }
         if self.manager().is_ok() {
-            match self.device_with(place.address()) {
-                Ok(device) if self.devices[device.0 as usize].info.name == place.device => return Ok(device),
-                other => log::debug!("{} is not opened by rdma_cm: {:?}", place.device, other.err()),
+            match self.device_at_address(port_gid.address()) {
+                Ok(device) if self.devices[device.0 as usize].info.name == port_gid.device => return Ok(device),
+                other => log::debug!("{} is not opened by rdma_cm: {:?}", port_gid.device, other.err()),
             }
         }
-        let opened = Arc::new(Opened::new(&place.device)?);
+        let opened = Arc::new(RawContext::new(&port_gid.device)?);
         let context = opened.context();
-        // SAFETY: the context is open for as long as its owner lives, which is the anchor.
-        let device = unsafe { Device::open(context, opened as Anchor, place.port, false) }?;
+        // SAFETY: the context is open for as long as its owner lives, which is the context_owner.
+        let device = unsafe { Device::open(context, opened as ContextOwner, port_gid.port, false) }?;
         if device.limits.iwarp {
             return Err(gid::IWARP);
         }
@@ -99,9 +99,9 @@ impl Verbs {
     }
 
     /// The device that has an address of this host.
-    pub(super) fn device_with(&mut self, address: IpAddr) -> Result<DeviceId> {
+    pub(super) fn device_at_address(&mut self, address: IpAddr) -> Result<DeviceId> {
         if self.manager().is_err() {
-            return self.device_of_gid(address);
+            return self.device_at_gid(address);
         }
         let id = RawId::create(self.manager()?, Service::Connected)?;
         id.bind(&RawAddress::new(SocketAddr::new(address, 0)))
@@ -113,11 +113,11 @@ impl Verbs {
     }
 
     /// The device that has an address, if there is no connection manager to ask.
-    fn device_of_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
+    fn device_at_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
         let options = ExchangeOptions::default();
-        let place = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
-        let device = self.device_for(&place)?;
-        self.check_port(Some(device), place.port)?;
+        let port_gid = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
+        let device = self.device_of_port(&port_gid)?;
+        self.check_port(Some(device), port_gid.port)?;
         Ok(device)
     }
 
@@ -145,7 +145,7 @@ impl Verbs {
     }
 
     /// Destroys an id with its queue pair. The id is gone afterwards. Fails if the device may go on using what the queue pair was
-    /// given: then its place on its completion queue and on its shared queue stays taken.
+    /// given: then its port_gid on its completion queue and on its shared queue stays taken.
     pub(super) fn remove(&mut self, key: Key) -> Result<()> {
         self.leave_all(key);
         let Some(mut id) = self.ids.remove(key) else { return Ok(()) };
@@ -157,39 +157,39 @@ impl Verbs {
         let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
         if let Some(qp) = on_shared {
             // Some libraries drop completions with the queue pair, and the shared queue would count their receives for ever.
-            self.set_aside(key, qp);
+            self.stash_completions(key, qp);
         }
         if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
             if let Some(exchange) = exchange {
-                self.end_exchange(key, id.state, exchange);
+                self.close_exchange(key, id.state, exchange);
             }
             self.retire(key, id, now);
             return Ok(());
         }
-        let Id { raw, qp, device, handshaking, state, .. } = id;
+        let IdEntry { raw, qp, device, handshaking, state, .. } = id;
         let ended = if handshaking {
             // Destroying waits for the end of the handshake.
             self.connector.release(raw);
             stopped
         } else {
             raw.abandon();
-            self.end(device, state, raw, stopped)
+            self.destroy_raw(device, state, raw, stopped)
         };
         if let Some(qp) = qp {
             if qp.srq.is_some() {
-                self.set_aside(key, &qp);
+                self.stash_completions(key, &qp);
             }
             if ended.is_ok() {
-                self.give_up_room(&qp);
+                self.release_entries(&qp);
             }
             if let Some(device) = device {
                 self.devices[device.0 as usize].numbers.remove(qp.number, QpId(key));
             }
         }
         if let Some(exchange) = exchange {
-            self.end_exchange(key, state, exchange);
+            self.close_exchange(key, state, exchange);
         }
-        if let Some(device) = device.filter(|_| state != State::Watching) {
+        if let Some(device) = device.filter(|_| state != IdState::WatchingDevice) {
             self.devices[device.0 as usize].ids -= 1;
             self.close_if_unused(device);
         }
@@ -202,7 +202,7 @@ impl Verbs {
         if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
             return;
         }
-        self.release_parked(device);
+        self.release_waiting(device);
         let entry = &mut self.devices[device.0 as usize];
         entry.armed = 0;
         let (raw, watch) = (entry.raw.take(), entry.watch.take());
@@ -233,7 +233,7 @@ impl Verbs {
             }
         }
         for fd in raw.iter().flat_map(|raw| raw.event_fds()) {
-            if let Err(error) = self.watch.poll.registry().deregister(&mut SourceFd(&fd)) {
+            if let Err(error) = self.event_set.poll.registry().deregister(&mut SourceFd(&fd)) {
                 log::debug!("forgetting a device: {error}");
             }
         }

@@ -1,4 +1,4 @@
-//! [`Link`]: the stream of a connection by exchange, and [`Door`]: where such streams come in.
+//! [`ExchangeStream`]: the stream of a connection by exchange, and [`ExchangeListener`]: where such streams come in.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
@@ -9,10 +9,10 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
-use super::gid::Place;
+use super::gid::PortGid;
 use crate::cm::{ExchangeOptions, ListenOptions, ReadDepth};
 use crate::error::{Error, Result};
-use crate::exchange::conversation::{Conversation, Step};
+use crate::exchange::conversation::{Conversation, ConversationEvent};
 use crate::exchange::message::{Endpoint, MAX_MESSAGE};
 use crate::newcomers::Ticket;
 use crate::slab::Key;
@@ -24,19 +24,19 @@ const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A listener.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct ExchangeListener {
     pub(super) socket: Socket,
     pub(super) options: ListenOptions,
     pub(super) exchange: ExchangeOptions,
     /// Requests that the program has and did not answer.
     pub(super) waiting: u32,
     /// Nobody is let in before that time: there were no descriptors.
-    pub(super) due: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
 }
 
 /// The stream of a connection.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct ExchangeStream {
     /// `None` until the active side connects, and once the stream has ended.
     pub(super) socket: Option<Socket>,
     pub(super) conversation: Conversation,
@@ -44,7 +44,7 @@ pub(super) struct Link {
     pub(super) to: Option<SocketAddr>,
     /// The address that the stream leaves from, if the program has chosen one.
     pub(super) from: Option<IpAddr>,
-    pub(super) place: Option<Place>,
+    pub(super) port_gid: Option<PortGid>,
     pub(super) type_of_service: Option<u8>,
     pub(super) ack_timeout: Option<u8>,
     /// What this side has told the peer, and the peer this side.
@@ -53,7 +53,7 @@ pub(super) struct Link {
     /// The number of the first packet of this side.
     pub(super) psn: u32,
     /// When the peer must have said what is due.
-    pub(super) due: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// Among the peers that have sent no request.
     pub(super) ticket: Option<Ticket>,
     /// The listener that it came to.
@@ -62,12 +62,12 @@ pub(super) struct Link {
 
 /// What a stream had.
 #[derive(Debug)]
-pub(super) enum Heard {
-    Step(Step),
+pub(super) enum StreamRead {
+    Event(ConversationEvent),
     /// The end of the stream.
     End(io::Error),
     /// Nothing for now.
-    Nothing,
+    WouldBlock,
 }
 
 /// Names an id in the provider's epoll set. Generations begin with 1, so this is no small number.
@@ -94,7 +94,7 @@ fn address(of: io::Result<SockAddr>) -> Option<SocketAddr> {
     of.ok()?.as_socket()
 }
 
-impl Door {
+impl ExchangeListener {
     /// Listens, without blocking.
     pub(super) fn open(address: SocketAddr, options: &ListenOptions, exchange: &ExchangeOptions) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
@@ -106,7 +106,7 @@ impl Door {
         }
         socket.bind(&SockAddr::from(address))?;
         socket.listen(i32::try_from(options.backlog.max(1)).unwrap_or(i32::MAX))?;
-        Ok(Self { socket, options: options.clone(), exchange: exchange.clone(), waiting: 0, due: None })
+        Ok(Self { socket, options: options.clone(), exchange: exchange.clone(), waiting: 0, deadline: None })
     }
 
     pub(super) fn address(&self) -> Option<SocketAddr> {
@@ -143,29 +143,29 @@ pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     Ok(socket)
 }
 
-impl Link {
+impl ExchangeStream {
     pub(super) fn active(to: Option<SocketAddr>, socket: Option<Socket>) -> Self {
         Self {
             socket,
             conversation: Conversation::active(),
             to,
             from: None,
-            place: None,
+            port_gid: None,
             type_of_service: None,
             ack_timeout: None,
             own: None,
             peer: None,
             psn: 0,
-            due: None,
+            deadline: None,
             ticket: None,
             listener: None,
         }
     }
 
     pub(super) fn passive(socket: Socket, listener: Key) -> Self {
-        let mut link = Self::active(None, Some(socket));
-        (link.conversation, link.listener) = (Conversation::passive(), Some(listener));
-        link
+        let mut stream = Self::active(None, Some(socket));
+        (stream.conversation, stream.listener) = (Conversation::passive(), Some(listener));
+        stream
     }
 
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
@@ -225,31 +225,31 @@ impl Link {
     }
 
     /// The next message of the peer. It reads no further than that, so a peer that goes on is not read from.
-    pub(super) fn hear(&mut self) -> Heard {
-        let Some(socket) = &self.socket else { return Heard::Nothing };
+    pub(super) fn read_message(&mut self) -> StreamRead {
+        let Some(socket) = &self.socket else { return StreamRead::WouldBlock };
         let mut room = [0; MAX_MESSAGE];
         loop {
             let wanted = self.conversation.wanted().min(MAX_MESSAGE);
             if wanted == 0 {
-                return Heard::Nothing;
+                return StreamRead::WouldBlock;
             }
             match (&*socket).read(&mut room[..wanted]) {
-                Ok(0) => return Heard::End(io::Error::from_raw_os_error(libc::ECONNRESET)),
+                Ok(0) => return StreamRead::End(io::Error::from_raw_os_error(libc::ECONNRESET)),
                 Ok(octets) => {
-                    if let Some(step) = self.conversation.received(&room[..octets]) {
-                        return Heard::Step(step);
+                    if let Some(event) = self.conversation.received(&room[..octets]) {
+                        return StreamRead::Event(event);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return StreamRead::WouldBlock,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Heard::End(error),
+                Err(error) => return StreamRead::End(error),
             }
         }
     }
 
     /// Says goodbye and closes the stream.
     pub(super) fn close(&mut self, registry: &Registry) {
-        self.conversation.part();
+        self.conversation.disconnect();
         if let Err(error) = self.flush() {
             log::trace!("a goodbye that nobody gets: {error}");
         }
@@ -263,17 +263,17 @@ impl Link {
 
 /// A connect request by exchange on its way to another provider. Dropping it refuses the peer.
 #[derive(Debug)]
-pub(super) struct Moving {
-    pub(super) link: Option<Box<Link>>,
+pub(super) struct DetachedStream {
+    pub(super) stream: Option<Box<ExchangeStream>>,
     pub(super) peer: SocketAddr,
     pub(super) read_depth: ReadDepth,
 }
 
-impl Drop for Moving {
+impl Drop for DetachedStream {
     fn drop(&mut self) {
-        if let Some(link) = &mut self.link {
-            link.conversation.part();
-            let _ = link.flush();
+        if let Some(stream) = &mut self.stream {
+            stream.conversation.disconnect();
+            let _ = stream.flush();
         }
     }
 }

@@ -3,14 +3,14 @@
 use crate::qp::QpId;
 use crate::slab::Key;
 
-/// Finds the queue pair of a number with two array accesses and no search. Numbers are 24 bits wide and mostly dense. A wider
+/// Finds the queue pair of a number with two array accesses and no search. QpNumbers are 24 bits wide and mostly dense. A wider
 /// number is not kept: its completions name no queue pair.
 #[derive(Debug, Default)]
-pub(super) struct Numbers {
+pub(super) struct QpNumbers {
     pages: Vec<Option<Box<[QpId; Self::PAGE]>>>,
 }
 
-impl Numbers {
+impl QpNumbers {
     const PAGE: usize = 1 << 10;
     const LIMIT: usize = 1 << 24;
     const NONE: QpId = QpId(Key::NONE);
@@ -52,18 +52,18 @@ mod tests {
 
     #[test]
     fn numbers_are_found_until_removed() {
-        let mut numbers = Numbers::default();
+        let mut numbers = QpNumbers::default();
         let (a, b) = (QpId(Key::new(1, 1)), QpId(Key::new(2, 1)));
         numbers.insert(17, a);
         numbers.insert(1 << 20, b);
         numbers.insert(u32::MAX, a);
         assert_eq!((numbers.find(17), numbers.find(1 << 20)), (a, b));
         for unknown in [0, 18, 1 << 19, u32::MAX] {
-            assert_eq!(numbers.find(unknown), Numbers::NONE);
+            assert_eq!(numbers.find(unknown), QpNumbers::NONE);
         }
         numbers.remove(17, b);
         assert_eq!(numbers.find(17), a);
         numbers.remove(17, a);
-        assert_eq!(numbers.find(17), Numbers::NONE);
+        assert_eq!(numbers.find(17), QpNumbers::NONE);
     }
 }

@@ -18,7 +18,7 @@ use crate::cm::{
 };
 use crate::cq::CqAttr;
 use crate::error::Error;
-use crate::exchange::message::{Endpoint, MAX_MESSAGE, Message, Network, Refusal};
+use crate::exchange::message::{Endpoint, ExchangeMessage, MAX_MESSAGE, Network, Refusal};
 use crate::patience::until;
 use crate::provider::{DeviceId, Provider};
 use crate::qp::QpAttr;
@@ -65,14 +65,14 @@ impl Drop for Sysfs {
     }
 }
 
-struct World {
+struct ExchangeTest {
     fake: &'static Fake,
     sysfs: Sysfs,
     verbs: Verbs,
     now: Instant,
 }
 
-impl World {
+impl ExchangeTest {
     fn new() -> Self {
         Self::with(Personality::default())
     }
@@ -97,7 +97,8 @@ impl World {
 
     fn listen(&mut self) -> (CmId, SocketAddr) {
         let address = LOOPBACK.parse().unwrap();
-        let id = self.verbs.open_door(address, &ListenOptions::default(), &ExchangeOptions::default()).unwrap();
+        let id =
+            self.verbs.listen_by_exchange(address, &ListenOptions::default(), &ExchangeOptions::default()).unwrap();
         (id, self.verbs.local_address(id).unwrap())
     }
 
@@ -119,7 +120,7 @@ impl World {
         Ok((id, device))
     }
 
-    fn equip(&mut self, id: CmId, device: DeviceId) {
+    fn create_qp(&mut self, id: CmId, device: DeviceId) {
         let cq = self.verbs.create_cq(device, &CqAttr::new(64)).unwrap();
         self.verbs.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
     }
@@ -127,7 +128,7 @@ impl World {
     /// An attempt of this side.
     fn connect(&mut self, to: SocketAddr) -> CmId {
         let (id, device) = self.resolve(to).unwrap();
-        self.equip(id, device);
+        self.create_qp(id, device);
         self.verbs.connect(id, &ConnectParam { private_data: b"ask", ..ConnectParam::default() }).unwrap();
         id
     }
@@ -140,7 +141,7 @@ impl World {
 
     fn accept(&mut self) -> CmId {
         let (id, device) = self.request();
-        self.equip(id, device);
+        self.create_qp(id, device);
         self.verbs.accept(id, &ConnectParam { private_data: b"answer", ..ConnectParam::default() }, self.now).unwrap();
         id
     }
@@ -167,11 +168,11 @@ impl World {
             assert!(self.next().is_none());
             (self.verbs.ids.len() == listeners).then_some(())
         });
-        assert!(self.verbs.exchanges.newcomers.is_empty() && self.verbs.exchanges.due.is_empty());
+        assert!(self.verbs.exchanges.newcomers.is_empty() && self.verbs.exchanges.deadlines.is_empty());
     }
 }
 
-fn of(lines: &[String], start: &str) -> Vec<String> {
+fn lines_with(lines: &[String], start: &str) -> Vec<String> {
     lines.iter().filter(|line| line.starts_with(start)).cloned().collect()
 }
 
@@ -192,7 +193,7 @@ fn endpoint() -> Endpoint {
     }
 }
 
-fn octets(message: &Message<'_>) -> Vec<u8> {
+fn octets(message: &ExchangeMessage<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     message.emit(&mut out);
     out
@@ -209,11 +210,11 @@ fn read(stream: &mut TcpStream) -> Vec<u8> {
 
 #[test]
 fn two_sides_agree_and_part() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let (listener, to) = world.listen();
     let path = PathOptions { type_of_service: Some(0x68), ack_timeout: Some(14), source: Source::Any };
     let (active, device) = world.resolve_with(to, &path, &ExchangeOptions::default()).unwrap();
-    world.equip(active, device);
+    world.create_qp(active, device);
     let retries = Retries { path: 5, receiver_not_ready: 6, min_rnr_timer: 8 };
     let (responder_resources, initiator_depth) = (4, 3);
     let param = ConnectParam { private_data: b"ask", responder_resources, initiator_depth, retries };
@@ -224,7 +225,7 @@ fn two_sides_agree_and_part() {
     };
     assert_eq!((came_to, &private_data[..], peer.ip().is_loopback()), (listener, &b"ask"[..], true));
     assert_eq!((read_depth.responder_resources, read_depth.initiator_depth), (3, 4));
-    world.equip(passive, device);
+    world.create_qp(passive, device);
     world
         .verbs
         .accept(passive, &ConnectParam { private_data: b"answer", ..ConnectParam::default() }, world.now)
@@ -239,13 +240,13 @@ fn two_sides_agree_and_part() {
     assert_eq!((read_depth.responder_resources, read_depth.initiator_depth), (4, 3));
     let notes = world.fake.noted();
     assert!(notes.contains(&"device opened".to_owned()), "{notes:?}");
-    assert_eq!(of(&notes, "INIT"), ["INIT port 1 rights 7", "INIT port 1 rights 7"]);
+    assert_eq!(lines_with(&notes, "INIT"), ["INIT port 1 rights 7", "INIT port 1 rights 7"]);
     // The passive side is ready first. The numbers are those that the entropy of the test gives: 1 and 2 in each octet.
-    let [passive_rtr, active_rtr] = &of(&notes, "RTR")[..] else { panic!("{notes:?}") };
+    let [passive_rtr, active_rtr] = &lines_with(&notes, "RTR")[..] else { panic!("{notes:?}") };
     assert!(passive_rtr.contains("from 65793 gid 1 class 104 mtu 5 serves 3 rnr timer 12"), "{passive_rtr}");
     assert!(active_rtr.contains("from 131586 gid 1 class 104 mtu 5 serves 4 rnr timer 8"), "{active_rtr}");
     assert_eq!(
-        of(&notes, "RTS"),
+        lines_with(&notes, "RTS"),
         ["RTS from 131586 timeout 14 retries 5 rnr 6 asks 4", "RTS from 65793 timeout 14 retries 5 rnr 7 asks 3"]
     );
     // One side ends it, and the other answers.
@@ -255,14 +256,14 @@ fn two_sides_agree_and_part() {
     world.verbs.disconnect(passive, world.now).unwrap();
     let event = world.event();
     assert!(matches!(event, (id, CmEventKind::Disconnected(DisconnectCause::Local)) if id == active), "{event:?}");
-    assert_eq!(of(&world.fake.noted(), "error").len(), 2, "both are flushed");
+    assert_eq!(lines_with(&world.fake.noted(), "error").len(), 2, "both are flushed");
     world.nothing_is_left(&[active, passive], 1);
 }
 
 /// Index 0 is RoCE version 1, as on most devices.
 #[test]
 fn the_gid_index_is_that_of_the_address() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let (_, to) = world.listen();
     let at = |index, device: Option<&str>| ExchangeOptions {
         device: device.map(str::to_owned),
@@ -283,12 +284,12 @@ fn the_gid_index_is_that_of_the_address() {
         assert!(error.contains(wanted), "{error}");
     }
     let (id, device) = world.resolve_with(to, &path, &at(3, None)).unwrap();
-    world.equip(id, device);
+    world.create_qp(id, device);
     world.verbs.connect(id, &ConnectParam::default()).unwrap();
     world.accept();
     let rtr = until("the peer's step", || {
         world.next();
-        let rtr = of(&world.fake.noted(), "RTR");
+        let rtr = lines_with(&world.fake.noted(), "RTR");
         (!rtr.is_empty()).then_some(rtr)
     });
     assert!(rtr.iter().any(|line| line.contains("gid 3") || line.contains("gid 1")), "{rtr:?}");
@@ -300,7 +301,7 @@ fn the_gid_index_is_that_of_the_address() {
 
 #[test]
 fn without_a_connection_manager_the_error_names_the_cure() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let to: SocketAddr = "10.0.0.1:7".parse().unwrap();
     let deadline = world.now + LONG;
     for error in [
@@ -318,20 +319,20 @@ fn without_a_connection_manager_the_error_names_the_cure() {
 
 #[test]
 fn an_iwarp_device_has_no_exchange() {
-    let mut world = World::with(Personality { iwarp: true, ..Personality::default() });
+    let mut world = ExchangeTest::with(Personality { iwarp: true, ..Personality::default() });
     let error = world.resolve(LOOPBACK.parse().unwrap()).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("iWARP"), "{error}");
-    assert_eq!(of(&world.fake.noted(), "device"), ["device opened", "device closed"]);
+    assert_eq!(lines_with(&world.fake.noted(), "device"), ["device opened", "device closed"]);
 }
 
 /// Octets that are no message, a message that is not due, and one with a field that is wrong: the peer is dropped, and nobody else
 /// notices.
 #[test]
 fn garbage_leaves_nothing() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let (_, to) = world.listen();
-    let bad = octets(&Message::Request(Endpoint { qp_number: 1, ..endpoint() }, b""));
-    for garbage in [b"GET / HTTP/1.1\r\n".to_vec(), octets(&Message::Ready), bad, vec![0xff; MAX_MESSAGE]] {
+    let bad = octets(&ExchangeMessage::Request(Endpoint { qp_number: 1, ..endpoint() }, b""));
+    for garbage in [b"GET / HTTP/1.1\r\n".to_vec(), octets(&ExchangeMessage::Ready), bad, vec![0xff; MAX_MESSAGE]] {
         let mut stream = TcpStream::connect(to).unwrap();
         stream.write_all(&garbage).unwrap();
         stream.set_nonblocking(true).unwrap();
@@ -355,7 +356,7 @@ fn garbage_leaves_nothing() {
 /// A peer that says nothing has a time limit, and a host that does so many times keeps nobody else out.
 #[test]
 fn silent_peers_give_way() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let (_, to) = world.listen();
     let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(to).unwrap()).collect();
     until("all are let in", || {
@@ -370,7 +371,7 @@ fn silent_peers_give_way() {
     let passive = loop {
         world.later(Duration::ZERO);
         if let Some((id, CmEventKind::ConnectRequest { device, .. })) = world.next() {
-            world.equip(id, device);
+            world.create_qp(id, device);
             break id;
         }
     };
@@ -385,7 +386,7 @@ fn silent_peers_give_way() {
 /// An attempt at a server that accepts the stream and says nothing ends at its deadline; one where nobody listens ends at once.
 #[test]
 fn a_silent_server_is_given_up() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let server = TcpListener::bind(LOOPBACK).unwrap();
     let to = server.local_addr().unwrap();
     let id = world.connect(to);
@@ -411,11 +412,11 @@ fn a_silent_server_is_given_up() {
 #[test]
 fn a_device_that_refuses_is_an_error_on_both_sides() {
     for step in ["to_rtr", "to_rts"] {
-        let mut world = World::new();
+        let mut world = ExchangeTest::new();
         let (_, to) = world.listen();
         let active = world.connect(to);
         let (passive, device) = world.request();
-        world.equip(passive, device);
+        world.create_qp(passive, device);
         world.fake.fail(step, libc::EINVAL);
         let refused = world.verbs.accept(passive, &ConnectParam::default(), world.now);
         assert!(refused.is_err(), "{refused:?}");
@@ -430,17 +431,17 @@ fn a_device_that_refuses_is_an_error_on_both_sides() {
         assert!(world.next().is_none());
         read(&mut stream);
         world.fake.fail(step, libc::EINVAL);
-        stream.write_all(&octets(&Message::Accept(endpoint(), b""))).unwrap();
+        stream.write_all(&octets(&ExchangeMessage::Accept(endpoint(), b""))).unwrap();
         let ConnectFailure::System(why) = world.failure(active) else { panic!("a device that refuses") };
         assert!(why.contains("the device refuses"), "{why}");
-        assert_eq!(read(&mut stream), octets(&Message::Goodbye), "the peer is told");
+        assert_eq!(read(&mut stream), octets(&ExchangeMessage::Goodbye), "the peer is told");
         world.nothing_is_left(&[active], 1);
     }
 }
 
 #[test]
 fn a_peer_that_goes_is_noticed_in_each_state() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     // After the request.
     let server = TcpListener::bind(LOOPBACK).unwrap();
     let asking = world.connect(server.local_addr().unwrap());
@@ -450,12 +451,12 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     drop(stream);
     assert_eq!(world.failure(asking), ConnectFailure::PeerClosed);
     // While it is up, by a reset; and with a message that is not due.
-    let up = |world: &mut World| {
+    let up = |world: &mut ExchangeTest| {
         let id = world.connect(server.local_addr().unwrap());
         let mut stream = server.accept().unwrap().0;
         assert!(world.next().is_none());
         read(&mut stream);
-        stream.write_all(&octets(&Message::Accept(endpoint(), b""))).unwrap();
+        stream.write_all(&octets(&ExchangeMessage::Accept(endpoint(), b""))).unwrap();
         assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == id));
         (id, stream)
     };
@@ -463,29 +464,29 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     drop(stream);
     assert!(matches!(world.event(), (of, CmEventKind::Disconnected(DisconnectCause::Peer)) if of == connected));
     let (rude, mut stream) = up(&mut world);
-    stream.write_all(&octets(&Message::Accept(endpoint(), b""))).unwrap();
+    stream.write_all(&octets(&ExchangeMessage::Accept(endpoint(), b""))).unwrap();
     let event = world.event();
     assert!(matches!(event, (of, CmEventKind::Disconnected(DisconnectCause::PeerViolation(_))) if of == rude));
     // The passive side: before the answer, and after it.
     let (_, to) = world.listen();
     let mut client = TcpStream::connect(to).unwrap();
-    client.write_all(&octets(&Message::Request(endpoint(), b""))).unwrap();
+    client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
     let (asked, device) = world.request();
     drop(client);
     until("the end is noticed", || {
         assert!(world.next().is_none());
-        matches!(world.verbs.id(asked).unwrap().state, super::entry::State::Dead).then_some(())
+        matches!(world.verbs.id(asked).unwrap().state, super::entry::IdState::Closed).then_some(())
     });
     let cq = world.verbs.create_cq(device, &CqAttr::new(8)).unwrap();
     assert!(world.verbs.create_qp(asked, &QpAttr::new(cq, cq, 2, 2)).is_err());
     let mut client = TcpStream::connect(to).unwrap();
-    client.write_all(&octets(&Message::Request(endpoint(), b""))).unwrap();
+    client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
     let accepted = world.accept();
     drop(client);
     assert_eq!(world.failure(accepted), ConnectFailure::PeerClosed);
     // It never says that it is up.
     let mut client = TcpStream::connect(to).unwrap();
-    client.write_all(&octets(&Message::Request(endpoint(), b""))).unwrap();
+    client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
     let waiting = world.accept();
     world.later(Duration::from_secs(10));
     assert_eq!(world.failure(waiting), ConnectFailure::Timeout);
@@ -494,7 +495,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
 
 #[test]
 fn a_refusal_has_its_reason() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let (listener, to) = world.listen();
     let active = world.connect(to);
     let (passive, _) = world.request();
@@ -511,14 +512,14 @@ fn a_refusal_has_its_reason() {
         let mut stream = server.accept().unwrap().0;
         assert!(world.next().is_none());
         read(&mut stream);
-        stream.write_all(&octets(&Message::Refuse(refusal, b""))).unwrap();
+        stream.write_all(&octets(&ExchangeMessage::Refuse(refusal, b""))).unwrap();
         let ConnectFailure::Protocol(why) = world.failure(id) else { panic!("a refusal") };
         assert!(why.contains(wanted), "{why}");
         world.verbs.destroy_id(id, world.now).unwrap();
     }
     let infiniband = Endpoint { network: Network::InfiniBand, lid: 7, ..endpoint() };
     let mut client = TcpStream::connect(to).unwrap();
-    client.write_all(&octets(&Message::Request(infiniband, b""))).unwrap();
+    client.write_all(&octets(&ExchangeMessage::Request(infiniband, b""))).unwrap();
     assert!(
         until("an answer", || {
             assert!(world.next().is_none());
@@ -527,25 +528,25 @@ fn a_refusal_has_its_reason() {
         }) > 0
     );
     client.set_nonblocking(false).unwrap();
-    assert_eq!(read(&mut client), octets(&Message::Refuse(Refusal::OtherNetwork, b"")));
+    assert_eq!(read(&mut client), octets(&ExchangeMessage::Refuse(Refusal::OtherNetwork, b"")));
     world.nothing_is_left(&[active, listener], 0);
 }
 
 /// A stream that the program has connected, here of another kind than TCP: the device is named.
 #[test]
 fn the_program_brings_the_stream() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let options = ExchangeOptions { device: Some("fake0".into()), ..ExchangeOptions::default() };
     let address = LOOPBACK.parse().unwrap();
-    let listener = world.verbs.open_door(address, &ListenOptions::default(), &options).unwrap();
+    let listener = world.verbs.listen_by_exchange(address, &ListenOptions::default(), &options).unwrap();
     let (one, other) = UnixStream::pair().unwrap();
     let (now, deadline) = (world.now, world.now + LONG);
     let role = world.verbs.exchange().unwrap();
-    role.take_stream(listener, OwnedFd::from(one), now).unwrap();
-    let id = role.resolve_over(OwnedFd::from(other), &PathOptions::default(), &options, deadline).unwrap();
+    role.accept_stream(listener, OwnedFd::from(one), now).unwrap();
+    let id = role.resolve_exchange_over(OwnedFd::from(other), &PathOptions::default(), &options, deadline).unwrap();
     let event = world.event();
     let (_, CmEventKind::Resolved { device }) = event else { panic!("{event:?}") };
-    world.equip(id, device);
+    world.create_qp(id, device);
     world.verbs.connect(id, &ConnectParam::default()).unwrap();
     let passive = world.accept();
     assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == id));
@@ -556,25 +557,25 @@ fn the_program_brings_the_stream() {
     let unnamed = ExchangeOptions::default();
     let role = world.verbs.exchange().unwrap();
     let stray = OwnedFd::from(UnixStream::pair().unwrap().0);
-    let error = role.resolve_over(stray, &PathOptions::default(), &unnamed, deadline).unwrap_err().to_string();
+    let error = role.resolve_exchange_over(stray, &PathOptions::default(), &unnamed, deadline).unwrap_err().to_string();
     assert!(error.contains("name the device"), "{error}");
     let file = OwnedFd::from(fs::File::open("/dev/null").unwrap());
-    assert!(role.take_stream(listener, file, now).is_err());
+    assert!(role.accept_stream(listener, file, now).is_err());
     world.nothing_is_left(&[passive], 1);
 }
 
 /// A request moves to another provider, which accepts it there.
 #[test]
 fn a_request_is_handed_over() {
-    let mut world = World::new();
+    let mut world = ExchangeTest::new();
     let verbs = Fake::provider_without_manager(&world.sysfs.0);
-    let mut other = World { fake: world.fake, sysfs: Sysfs(PathBuf::new()), verbs, now: world.now };
+    let mut other = ExchangeTest { fake: world.fake, sysfs: Sysfs(PathBuf::new()), verbs, now: world.now };
     let (_, to) = world.listen();
     let active = world.connect(to);
     let (passive, _) = world.request();
     let detached = world.verbs.handover().unwrap().detach(passive).unwrap();
     let (moved, device) = other.verbs.handover().unwrap().attach(detached, other.now).unwrap();
-    other.equip(moved, device);
+    other.create_qp(moved, device);
     other.verbs.accept(moved, &ConnectParam::default(), other.now).unwrap();
     assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == active));
     assert!(matches!(other.event(), (of, CmEventKind::Established { .. }) if of == moved));

@@ -1,0 +1,373 @@
+//! Connecting by exchange: what the calls of a program do. `streams` has what comes from peers.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::NAME;
+use super::capabilities::port_attr;
+use super::core::{CachedPortGid, STALE_ID, Verbs};
+use super::entry::{ExchangeSocket, IdEntry, IdState};
+use super::exchange_socket::{DetachedStream, ExchangeListener, ExchangeStream, adopt};
+use super::gid::{self, PortGid};
+use super::id::{ConnectOffer, RawId};
+use super::status::connect_failure;
+use super::transitions::{self, Negotiated};
+use crate::cm::{
+    CmEventKind, CmId, ConnectFailure, Detached, ExchangeOptions, ListenOptions, PathOptions, ReadDepth, Source,
+};
+use crate::error::{Error, Result};
+use crate::exchange::message::{Endpoint, Network, Refusal};
+use crate::provider::DeviceId;
+use crate::slab::Key;
+
+/// The time after which a request is sent again if nobody says otherwise, as the connection manager has it: 2 s.
+const ACK_TIMEOUT: u8 = 19;
+/// Places of connections that are remembered.
+const MAX_CACHED: usize = 16;
+
+impl Verbs {
+    // Listening.
+
+    pub(super) fn listen_by_exchange(
+        &mut self,
+        address: SocketAddr,
+        options: &ListenOptions,
+        exchange: &ExchangeOptions,
+    ) -> Result<CmId> {
+        let ListenOptions { type_of_service, ack_timeout, .. } = *options;
+        PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
+        if exchange.device.is_some() {
+            // What the options name is there, or this is the time to say so.
+            self.port_gid_for(None, exchange)?;
+        }
+        let listen = |source| Error::Listen { address, source };
+        let listening = ExchangeListener::open(address, options, exchange).map_err(listen)?;
+        let mut id = IdEntry::new(Arc::new(RawId::for_exchange(0, listening.address(), None)), IdState::Listening);
+        id.exchange = Some(ExchangeSocket::Listener(Box::new(listening)));
+        let key = self.add(id);
+        let registry = self.event_set.poll.registry();
+        let watched = self
+            .ids
+            .get_mut(key)
+            .and_then(IdEntry::listener_mut)
+            .map_or(Ok(()), |listening| listening.watch(registry, key));
+        if let Err(error) = watched {
+            self.discard(key);
+            return Err(listen(error));
+        }
+        Ok(CmId(key))
+    }
+
+    /// Takes a stream that the program has accepted.
+    pub(super) fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
+        let listening = self.id_mut(listener)?;
+        if listening.listener_mut().is_none() {
+            return Err(Error::InvalidState { call: "accept_stream", state: listening.state.name() });
+        }
+        let socket = adopt(stream)?;
+        let arrived = self.add_newcomer(ExchangeStream::passive(socket, listener.0), now);
+        self.connector.wake();
+        arrived.map_err(|source| Error::io("watching a stream", source))
+    }
+
+    // Connecting.
+
+    /// Where a connection with this address of this host on its stream has its queue pair.
+    pub(super) fn port_gid_for(&mut self, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
+        let root = &self.exchanges.sysfs;
+        let same = |known: &&CachedPortGid| known.0 == source && known.1 == *options;
+        if let Some((.., port_gid)) = self.exchanges.port_gids.iter().find(same).filter(|known| known.2.holds(root)) {
+            return Ok(port_gid.clone());
+        }
+        self.exchanges.port_gids.retain(|known| !same(&known));
+        let port_gid = gid::choose(root, source, options)?;
+        if self.exchanges.port_gids.len() >= MAX_CACHED {
+            self.exchanges.port_gids.pop_front();
+        }
+        self.exchanges.port_gids.push_back((source, options.clone(), port_gid.clone()));
+        Ok(port_gid)
+    }
+
+    /// Chooses port and GID for a connection of this side. The stream is connected together with the queue pair.
+    pub(super) fn resolve_by_exchange(
+        &mut self,
+        mut stream: ExchangeStream,
+        path: &PathOptions,
+        exchange: &ExchangeOptions,
+        deadline: Instant,
+    ) -> Result<CmId> {
+        path.check()?;
+        let mut exchange = exchange.clone();
+        match &path.source {
+            Source::Any => {}
+            Source::Address(address) => stream.from = Some(*address),
+            Source::Device { name, port } => {
+                exchange.device.get_or_insert_with(|| name.clone());
+                exchange.port = exchange.port.or(*port);
+            }
+        }
+        let unreachable = |source| Error::io("finding the way to the peer", source);
+        let local = match (stream.to, stream.from) {
+            (Some(_), Some(from)) => Some(SocketAddr::new(from, 0)),
+            (Some(to), None) => Some(gid::source_for(to).map_err(unreachable)?),
+            (None, _) => stream.local_address(),
+        };
+        // The port is the system's choice, and no part of the question.
+        let source = local.map(|mut local| {
+            local.set_port(0);
+            local
+        });
+        let port_gid = self.port_gid_for(source, &exchange)?;
+        let device = self.device_of_port(&port_gid)?;
+        self.check_port(Some(device), port_gid.port)?;
+        let peer = stream.to.or_else(|| stream.peer_address());
+        let mut id = IdEntry::new(Arc::new(RawId::for_exchange(port_gid.port, local, peer)), IdState::Resolved);
+        id.deadline = Some(deadline);
+        (stream.type_of_service, stream.ack_timeout, stream.port_gid) =
+            (path.type_of_service, path.ack_timeout, Some(port_gid));
+        id.exchange = Some(ExchangeSocket::Stream(Box::new(stream)));
+        let key = self.add(id);
+        self.set_exchange_device(key, device);
+        self.set_deadline(key, Some(deadline));
+        self.push(key, CmEventKind::Resolved { device });
+        self.connector.wake();
+        Ok(CmId(key))
+    }
+
+    /// Notes the device of an id by exchange.
+    pub(super) fn set_exchange_device(&mut self, key: Key, device: DeviceId) {
+        let entry = &mut self.devices[device.0 as usize];
+        let Some(id) = self.ids.get_mut(key) else { return };
+        if let Some(open) = &entry.raw {
+            id.raw.set_device(open);
+        }
+        id.device = Some(device);
+        entry.ids += 1;
+    }
+
+    /// What this side tells the peer.
+    fn endpoint(&mut self, id: CmId, offer: &ConnectOffer) -> Result<Endpoint> {
+        let mut octets = [0; 4];
+        if let Some(entropy) = &mut self.exchanges.entropy {
+            entropy(&mut octets);
+        }
+        let entry = self.id(id)?;
+        let (Some(stream), Some(qp), Some(device)) = (entry.stream(), &entry.qp, entry.device) else {
+            return Err(STALE_ID);
+        };
+        let Some(port_gid) = &stream.port_gid else { return Err(STALE_ID) };
+        let port = port_attr(self.devices[device.0 as usize].live()?.context(), port_gid.port)?;
+        let narrow = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+        Ok(Endpoint {
+            network: port_gid.network,
+            mtu: port.active_mtu.clamp(1, 5) as u8,
+            ack_timeout: stream.ack_timeout.unwrap_or(ACK_TIMEOUT),
+            retry_count: offer.retry_count,
+            rnr_retry_count: offer.rnr_retry_count,
+            traffic_class: stream.type_of_service.unwrap_or(0),
+            responder_resources: narrow(offer.read_depth.responder_resources),
+            initiator_depth: narrow(offer.read_depth.initiator_depth),
+            lid: if port_gid.network == Network::InfiniBand { port.lid } else { 0 },
+            qp_number: qp.number,
+            psn: u32::from_be_bytes(octets) & 0xff_ffff,
+            gid: port_gid.gid,
+        })
+    }
+
+    pub(super) fn connect_by_exchange(&mut self, id: CmId, offer: &ConnectOffer, min_rnr_timer: u8) -> Result<()> {
+        let own = self.endpoint(id, offer)?;
+        let registry = self.event_set.poll.registry();
+        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        entry.min_rnr_timer = min_rnr_timer;
+        entry.state = IdState::Connecting;
+        let Some(stream) = entry.stream_mut() else { return Err(STALE_ID) };
+        (stream.own, stream.psn) = (Some(own), own.psn);
+        stream.conversation.request(own, &offer.private_data);
+        if let Err(error) = stream.open(registry, id.0) {
+            self.fail_attempt(id.0, connect_failure(&error));
+            self.connector.wake();
+        }
+        Ok(())
+    }
+
+    /// What both sides use, from what each has told the other. `asks`: this side was the first to do so, and decides.
+    fn agreed(entry: &IdEntry, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
+        let first = if asks { own } else { peer };
+        // What one side has outstanding is what the other one serves.
+        let read_depth = ReadDepth {
+            responder_resources: own.responder_resources.min(peer.initiator_depth).into(),
+            initiator_depth: own.initiator_depth.min(peer.responder_resources).into(),
+        };
+        Negotiated {
+            mtu: own.mtu.min(peer.mtu),
+            traffic_class: first.traffic_class,
+            ack_timeout: own.ack_timeout,
+            retry_count: first.retry_count,
+            min_rnr_timer: entry.min_rnr_timer,
+            read_depth,
+        }
+    }
+
+    /// Has the queue pair receive from the peer and send to it. Returns what was agreed on.
+    pub(super) fn connect_qp(&mut self, key: Key, own: &Endpoint, peer: &Endpoint, asks: bool) -> Result<Negotiated> {
+        let entry = self.ids.get_mut(key).ok_or(STALE_ID)?;
+        let agreed = Self::agreed(entry, own, peer, asks);
+        let Some(port_gid) = entry.stream().and_then(|stream| stream.port_gid.as_ref()) else { return Err(STALE_ID) };
+        entry.raw.modify(transitions::ready_to_receive(port_gid, peer, &agreed))?;
+        entry.raw.modify(transitions::ready_to_send(own.psn, peer, &agreed))?;
+        entry.read_depth = agreed.read_depth;
+        Ok(agreed)
+    }
+
+    pub(super) fn accept_by_exchange(
+        &mut self,
+        id: CmId,
+        offer: &ConnectOffer,
+        min_rnr_timer: u8,
+        now: Instant,
+    ) -> Result<()> {
+        let mut own = self.endpoint(id, offer)?;
+        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        entry.min_rnr_timer = min_rnr_timer;
+        let Some(peer) = entry.stream().and_then(|stream| stream.peer) else { return Err(STALE_ID) };
+        if entry.stream().is_some_and(|stream| stream.ack_timeout.is_none()) {
+            own.ack_timeout = peer.ack_timeout;
+        }
+        let agreed = self.connect_qp(id.0, &own, &peer, false)?;
+        // The peer is told what this side uses.
+        (own.mtu, own.traffic_class, own.retry_count) = (agreed.mtu, agreed.traffic_class, agreed.retry_count);
+        self.request_answered(id.0);
+        let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
+        entry.state = IdState::Accepting;
+        if let Some(stream) = entry.stream_mut() {
+            stream.own = Some(own);
+            stream.conversation.accept(own, &offer.private_data);
+            if let Err(error) = stream.flush() {
+                log::debug!("an answer to a peer that is gone: {error}");
+            }
+        }
+        self.await_ready(id.0, now);
+        Ok(())
+    }
+
+    /// Refuses a request, whose id is gone afterwards.
+    pub(super) fn refuse_exchange(&mut self, key: Key, refusal: Refusal, private_data: &[u8]) {
+        if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
+            stream.conversation.refuse(refusal, private_data);
+        }
+        self.discard(key);
+    }
+
+    // Ending.
+
+    pub(super) fn disconnect_exchange(&mut self, id: CmId) -> Result<()> {
+        let entry = self.id_mut(id)?;
+        match entry.state {
+            IdState::Disconnecting { .. } => return Ok(()),
+            IdState::Listening => return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() }),
+            _ => {}
+        }
+        if entry.state == IdState::RequestReceived {
+            self.request_answered(id.0);
+        }
+        let entry = self.id_mut(id)?;
+        let was = std::mem::replace(&mut entry.state, IdState::Disconnecting { flush_at: None });
+        // What has completed is at the peer, so nothing is lost that is flushed now; the peer's own completions are in its queue
+        // before the goodbye is.
+        if let Err(error) = entry.raw.flush() {
+            log::debug!("{error}");
+        }
+        if let Some(stream) = entry.stream_mut() {
+            if was == IdState::RequestReceived {
+                stream.conversation.refuse(Refusal::Program, &[]);
+            }
+            stream.conversation.disconnect();
+            if let Err(error) = stream.flush() {
+                log::debug!("a goodbye that nobody gets: {error}");
+            }
+        }
+        self.set_deadline(id.0, None);
+        Ok(())
+    }
+
+    /// Ends what an id had for an exchange; the id is out of the table, and its queue pair is destroyed.
+    pub(super) fn close_exchange(&mut self, key: Key, state: IdState, exchange: ExchangeSocket) {
+        let registry = self.event_set.poll.registry();
+        match exchange {
+            ExchangeSocket::Listener(listening) => {
+                if let Some(due) = listening.deadline {
+                    self.exchanges.deadlines.remove(&(due, key));
+                }
+            }
+            ExchangeSocket::Stream(mut stream) => {
+                stream.close(registry);
+                if let Some(due) = stream.deadline {
+                    self.exchanges.deadlines.remove(&(due, key));
+                }
+                if let Some(ticket) = stream.ticket {
+                    self.exchanges.newcomers.remove(ticket);
+                }
+                let listening = stream.listener.filter(|_| state == IdState::RequestReceived);
+                if let Some(listening) =
+                    listening.and_then(|listening| self.ids.get_mut(listening)).and_then(IdEntry::listener_mut)
+                {
+                    listening.waiting = listening.waiting.saturating_sub(1);
+                }
+            }
+        }
+    }
+
+    /// Ends an attempt of this side.
+    pub(super) fn fail_attempt(&mut self, key: Key, failure: ConnectFailure) {
+        let registry = self.event_set.poll.registry();
+        let Some(id) = self.ids.get_mut(key) else { return };
+        id.state = IdState::Closed;
+        if let Some(stream) = id.stream_mut() {
+            stream.close(registry);
+        }
+        self.set_deadline(key, None);
+        self.push(key, CmEventKind::ConnectFailed(failure));
+    }
+
+    // Handing over.
+
+    /// Takes a request out, with its stream.
+    pub(super) fn detach_stream(&mut self, id: CmId) -> Result<Detached> {
+        let entry = self.id_mut(id)?;
+        let Some(peer) = entry.raw.peer_address() else { return Err(STALE_ID) };
+        let read_depth = entry.read_depth;
+        self.request_answered(id.0);
+        self.set_deadline(id.0, None);
+        let Some(ExchangeSocket::Stream(mut stream)) = self.id_mut(id)?.exchange.take() else {
+            return Err(STALE_ID);
+        };
+        stream.forget(self.event_set.poll.registry());
+        stream.listener = None;
+        self.discard(id.0);
+        Ok(Detached::new(NAME, DetachedStream { stream: Some(stream), peer, read_depth }))
+    }
+
+    /// Takes a request in.
+    pub(super) fn attach_stream(&mut self, mut moving: DetachedStream) -> Result<(CmId, DeviceId)> {
+        let Some(port_gid) = moving.stream.as_ref().and_then(|stream| stream.port_gid.clone()) else {
+            return Err(STALE_ID);
+        };
+        let device = self.device_of_port(&port_gid)?;
+        let Some(stream) = moving.stream.take() else { return Err(STALE_ID) };
+        let raw = RawId::for_exchange(port_gid.port, stream.local_address(), Some(moving.peer));
+        let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
+        id.read_depth = moving.read_depth;
+        id.exchange = Some(ExchangeSocket::Stream(stream));
+        let key = self.add(id);
+        self.set_exchange_device(key, device);
+        let registry = self.event_set.poll.registry();
+        let watched = self.ids.get(key).and_then(IdEntry::stream).map_or(Ok(()), |stream| stream.watch(registry, key));
+        if let Err(error) = watched {
+            self.discard(key);
+            return Err(Error::io("watching a stream", error));
+        }
+        Ok((CmId(key), device))
+    }
+}

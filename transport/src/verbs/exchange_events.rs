@@ -1,0 +1,350 @@
+//! Connecting by exchange: what comes from peers, and what is done when it does not come.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::core::Verbs;
+use super::entry::{ExchangeSocket, IdEntry, IdState};
+use super::exchange_socket::{ExchangeStream, StreamRead};
+use super::id::RawId;
+use super::status::connect_failure;
+use crate::cm::{CmEventKind, CmId, ConnectFailure, DisconnectCause, ReadDepth};
+use crate::exchange::conversation::ConversationEvent;
+use crate::exchange::message::{Endpoint, Refusal};
+use crate::newcomers::Host;
+use crate::slab::Key;
+
+/// How long a peer has for its request, and for the word that it is up.
+const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Peers that have sent no request, at most. At the limit, the host with the most of them loses its oldest.
+const MAX_NEWCOMERS: usize = 256;
+/// Streams that are let in before anything else is looked at.
+const MAX_ACCEPTS: usize = 64;
+/// How long nobody is let in after the system has had no descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+impl Verbs {
+    /// A stream or a listener may have something.
+    pub(super) fn stream_ready(&mut self, key: Key, now: Instant) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        match &id.exchange {
+            Some(ExchangeSocket::Listener(_)) => self.accept_streams(key, now),
+            Some(ExchangeSocket::Stream(_)) => self.read_stream(key),
+            None => {}
+        }
+    }
+
+    // Peers that come.
+
+    fn accept_streams(&mut self, key: Key, now: Instant) {
+        for _ in 0..MAX_ACCEPTS {
+            let Some(listening) = self.ids.get_mut(key).and_then(IdEntry::listener_mut) else { return };
+            if listening.deadline.is_some_and(|until| now < until) {
+                return;
+            }
+            match listening.accept() {
+                Ok(socket) => {
+                    if let Err(error) = self.add_newcomer(ExchangeStream::passive(socket, key), now) {
+                        log::debug!("a peer is not let in: {error}");
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                    ) =>
+                {
+                    log::warn!("no peer is let in for a while: {error}");
+                    self.set_deadline(key, Some(now + ACCEPT_PAUSE));
+                    return;
+                }
+                // One that has gone meanwhile.
+                Err(error) => log::debug!("accepting a stream: {error}"),
+            }
+        }
+        // There may be more, which makes no edge.
+        self.exchanges.deadlines.insert((now, key));
+    }
+
+    /// Takes in a stream whose peer has sent nothing yet.
+    pub(super) fn add_newcomer(&mut self, stream: ExchangeStream, now: Instant) -> io::Result<()> {
+        // A stream without an address is of this host.
+        let host = Host::of(stream.peer_address().map_or(IpAddr::from([127, 0, 0, 1]), |peer| peer.ip()));
+        if self.exchanges.newcomers.len() >= MAX_NEWCOMERS {
+            let gives_way = self.exchanges.newcomers.oldest(self.exchanges.newcomers.largest());
+            if let Some(oldest) = gives_way {
+                self.discard(oldest.id);
+            }
+        }
+        let raw = RawId::for_exchange(0, stream.local_address(), stream.peer_address());
+        let mut id = IdEntry::new(Arc::new(raw), IdState::AwaitingRequest);
+        id.exchange = Some(ExchangeSocket::Stream(Box::new(stream)));
+        let key = self.add(id);
+        let ticket = self.exchanges.newcomers.add(key, host, now);
+        let registry = self.event_set.poll.registry();
+        let watched = self.ids.get_mut(key).and_then(IdEntry::stream_mut).map_or(Ok(()), |stream| {
+            stream.ticket = Some(ticket);
+            stream.watch(registry, key)
+        });
+        if watched.is_err() {
+            self.discard(key);
+        } else {
+            self.set_deadline(key, Some(now + PEER_TIMEOUT));
+        }
+        watched
+    }
+
+    // What peers say.
+
+    fn read_stream(&mut self, key: Key) {
+        // A peer says six things at most.
+        loop {
+            let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
+            if let Err(error) = stream.flush() {
+                self.stream_ended(key, &error);
+                return;
+            }
+            match stream.read_message() {
+                StreamRead::WouldBlock => return,
+                StreamRead::End(error) => {
+                    self.stream_ended(key, &error);
+                    return;
+                }
+                StreamRead::Event(event) => self.conversation_event(key, event),
+            }
+        }
+    }
+
+    fn conversation_event(&mut self, key: Key, event: ConversationEvent) {
+        match event {
+            ConversationEvent::Requested(peer, private_data) => self.requested(key, peer, private_data),
+            ConversationEvent::Accepted(peer, private_data) => self.accepted(key, &peer, private_data),
+            ConversationEvent::Refused(refusal, private_data) => self.refused(key, refusal, private_data),
+            ConversationEvent::Ready => self.peer_ready(key),
+            ConversationEvent::Goodbye => self.stream_ended(key, &io::Error::from_raw_os_error(libc::ECONNRESET)),
+            ConversationEvent::Violated(what) => self.violated(key, what),
+        }
+    }
+
+    fn requested(&mut self, key: Key, peer: Endpoint, private_data: Box<[u8]>) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        let Some(stream) = id.stream_mut() else { return };
+        let (ticket, listening) = (stream.ticket.take(), stream.listener);
+        stream.peer = Some(peer);
+        let local = stream.local_address();
+        // A stream without an address has a peer that is known by what it says.
+        let from = stream.peer_address().unwrap_or_else(|| SocketAddr::new(gid_address(peer.gid), 0));
+        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+        if let Some(ticket) = ticket {
+            self.exchanges.newcomers.remove(ticket);
+        }
+        self.set_deadline(key, None);
+        // The listener may be gone, with which those go that have not been told to the program.
+        let Some(listener) = listening else { return self.discard(key) };
+        let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
+            return self.discard(key);
+        };
+        if listening.waiting >= listening.options.backlog.max(1) {
+            return self.refuse_exchange(key, Refusal::Busy, &[]);
+        }
+        let (exchange, ack_timeout) = (listening.exchange.clone(), listening.options.ack_timeout);
+        let source = local.map(|mut local| {
+            local.set_port(0);
+            local
+        });
+        let assigned = self.port_gid_for(source, &exchange).and_then(|port_gid| {
+            let device = self.device_of_port(&port_gid)?;
+            self.check_port(Some(device), port_gid.port)?;
+            Ok((port_gid, device))
+        });
+        let (port_gid, device) = match assigned {
+            Ok(assigned) => assigned,
+            Err(error) => {
+                log::warn!("{from} is refused: {error}");
+                return self.refuse_exchange(key, Refusal::NoPort, &[]);
+            }
+        };
+        if port_gid.network != peer.network {
+            log::warn!("{from} is refused: {}", Refusal::OtherNetwork.reason());
+            return self.refuse_exchange(key, Refusal::OtherNetwork, &[]);
+        }
+        let read_depth = ReadDepth {
+            responder_resources: peer.initiator_depth.into(),
+            initiator_depth: peer.responder_resources.into(),
+        };
+        let Some(id) = self.ids.get_mut(key) else { return };
+        id.raw = Arc::new(RawId::for_exchange(port_gid.port, local, Some(from)));
+        (id.state, id.read_depth) = (IdState::RequestReceived, read_depth);
+        if let Some(stream) = id.stream_mut() {
+            (stream.port_gid, stream.ack_timeout) = (Some(port_gid), ack_timeout);
+        }
+        self.set_exchange_device(key, device);
+        if let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) {
+            listening.waiting += 1;
+        }
+        let listener = CmId(listener);
+        self.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
+    }
+
+    /// A request waits for the program no longer.
+    pub(super) fn request_answered(&mut self, key: Key) {
+        let listener = self.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
+        if let Some(listening) =
+            listener.and_then(|listener| self.ids.get_mut(listener)).and_then(IdEntry::listener_mut)
+        {
+            listening.waiting = listening.waiting.saturating_sub(1);
+        }
+    }
+
+    fn accepted(&mut self, key: Key, peer: &Endpoint, private_data: Box<[u8]>) {
+        let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Connecting) else { return };
+        let Some(stream) = id.stream_mut() else { return };
+        let Some(own) = stream.own else { return };
+        if own.network != peer.network {
+            let why = Refusal::OtherNetwork.reason().into();
+            return self.fail_attempt(key, ConnectFailure::Protocol(why));
+        }
+        match self.connect_qp(key, &own, peer, true) {
+            Ok(agreed) => {
+                let Some(id) = self.ids.get_mut(key) else { return };
+                id.state = IdState::Established;
+                if let Some(stream) = id.stream_mut() {
+                    // What does not go out now goes out with the edge of the stream.
+                    stream.conversation.ready();
+                }
+                self.set_deadline(key, None);
+                let read_depth = agreed.read_depth;
+                self.push(key, CmEventKind::Established { private_data, read_depth });
+            }
+            Err(error) => {
+                let why = format!("the device refuses the peer's queue pair: {error}");
+                self.fail_attempt(key, ConnectFailure::System(why));
+            }
+        }
+    }
+
+    fn refused(&mut self, key: Key, refusal: Refusal, private_data: Box<[u8]>) {
+        if self.ids.get(key).is_none_or(|id| id.state != IdState::Connecting) {
+            return;
+        }
+        match refusal {
+            Refusal::Program => {
+                if let Some(id) = self.ids.get_mut(key) {
+                    id.state = IdState::Closed;
+                }
+                self.set_deadline(key, None);
+                self.push(key, CmEventKind::Rejected { private_data });
+            }
+            other => self.fail_attempt(key, ConnectFailure::Protocol(other.reason().into())),
+        }
+    }
+
+    /// The peer of a connection that was accepted is up, too.
+    fn peer_ready(&mut self, key: Key) {
+        let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
+        id.state = IdState::Established;
+        let read_depth = id.read_depth;
+        self.set_deadline(key, None);
+        self.push(key, CmEventKind::Established { private_data: Box::default(), read_depth });
+    }
+
+    fn violated(&mut self, key: Key, what: &'static str) {
+        let Some(id) = self.ids.get(key) else { return };
+        log::debug!("the peer of an exchange that is {}: {what}", id.state.name());
+        match id.state {
+            IdState::Connecting => self.fail_attempt(key, ConnectFailure::Protocol(what.into())),
+            IdState::Established => {
+                self.close_stream(key);
+                self.disconnected(key, DisconnectCause::PeerViolation(what.into()));
+            }
+            _ => self.stream_ended(key, &io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn close_stream(&mut self, key: Key) {
+        let registry = self.event_set.poll.registry();
+        if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
+            stream.forget(registry);
+            stream.socket = None;
+        }
+    }
+
+    /// The peer has said goodbye, or its stream has ended.
+    fn stream_ended(&mut self, key: Key, error: &io::Error) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        let state = id.state;
+        self.set_deadline(key, None);
+        match state {
+            IdState::AwaitingRequest => self.discard(key),
+            IdState::Connecting => self.fail_attempt(key, connect_failure(error)),
+            IdState::Accepting => self.fail_attempt(key, ConnectFailure::PeerClosed),
+            IdState::RequestReceived => {
+                // The program learns of it when it answers.
+                self.request_answered(key);
+                self.close_stream(key);
+                if let Some(id) = self.ids.get_mut(key) {
+                    id.state = IdState::Closed;
+                }
+            }
+            IdState::Established => self.disconnected(key, DisconnectCause::Peer),
+            IdState::Disconnecting { .. } => {
+                self.close_stream(key);
+                self.disconnected(key, DisconnectCause::Local);
+            }
+            _ => {}
+        }
+    }
+
+    // Time.
+
+    /// Sets when the peer of an id must have said what is due.
+    pub(super) fn set_deadline(&mut self, key: Key, until: Option<Instant>) {
+        let Some(id) = self.ids.get_mut(key) else { return };
+        let due = match &mut id.exchange {
+            Some(ExchangeSocket::Listener(listening)) => &mut listening.deadline,
+            Some(ExchangeSocket::Stream(stream)) => &mut stream.deadline,
+            None => return,
+        };
+        if let Some(before) = std::mem::replace(due, until) {
+            self.exchanges.deadlines.remove(&(before, key));
+        }
+        if let Some(until) = until {
+            self.exchanges.deadlines.insert((until, key));
+        }
+    }
+
+    /// The peer has some time to say that it is up.
+    pub(super) fn await_ready(&mut self, key: Key, now: Instant) {
+        self.set_deadline(key, Some(now + PEER_TIMEOUT));
+    }
+
+    /// Ends what peers have not answered in time.
+    pub(super) fn exchanges_overdue(&mut self, now: Instant) {
+        while let Some(&(until, key)) = self.exchanges.deadlines.first().filter(|due| due.0 <= now) {
+            self.exchanges.deadlines.remove(&(until, key));
+            let Some(id) = self.ids.get_mut(key) else { continue };
+            if let Some(listening) = id.listener_mut() {
+                listening.deadline = None;
+                self.event_set.streams.push_back(key);
+            } else {
+                self.set_deadline(key, None);
+                match self.ids.get(key).map(|id| id.state) {
+                    Some(IdState::AwaitingRequest) => self.discard(key),
+                    Some(IdState::Resolved | IdState::Connecting | IdState::Accepting) => {
+                        self.fail_attempt(key, ConnectFailure::Timeout);
+                    }
+                    _ => continue,
+                }
+            }
+            self.connector.wake();
+        }
+    }
+}
+
+/// The address that a GID stands for.
+fn gid_address(gid: [u8; 16]) -> IpAddr {
+    IpAddr::from(gid).to_canonical()
+}
