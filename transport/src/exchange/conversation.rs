@@ -1,66 +1,66 @@
-//! [`Conversation`]: which message may come when. Octets go in, octets and steps come out.
+//! [`Conversation`]: the order of the messages, as a state machine. Bytes go in, bytes and events come out.
 //!
 //! ```text
 //! active                        passive
 //!   Request  ->                              the queue pair can receive
 //!                 <-  Accept or Refuse       the queue pair can send, too
-//!   Ready    ->                              both are up
+//!   Ready    ->                              both sides are established
 //!   Goodbye  <->  Goodbye                    in either order, from Request on
 //! ```
 //!
-//! A conversation takes no more octets than it needs for the message that is next, so a peer can neither fill memory nor keep the
-//! reader busy: what it may send is six messages in all.
+//! A conversation reads no bytes past the next message, and a peer may send at most six messages. So a peer can neither fill the
+//! memory nor keep the reader busy.
 
 use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, HEADER_LEN, MAX_MESSAGE, Refusal, Violation};
 
-/// Where the conversation is.
+/// The state of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConversationState {
-    /// Active: nothing was said.
+    /// Active side: no message was sent.
     Idle,
-    /// Active: the request was sent.
+    /// Active side: Request was sent.
     RequestSent,
-    /// Active: the peer has accepted.
+    /// Active side: the peer has accepted.
     AcceptReceived,
-    /// Passive: nothing has come.
+    /// Passive side: no message has arrived.
     AwaitingRequest,
-    /// Passive: the request has come.
+    /// Passive side: Request has arrived.
     RequestReceived,
-    /// Passive: this side has accepted.
+    /// Passive side: Accept was sent.
     AcceptSent,
-    /// Both sides are up.
+    /// Both queue pairs can send and receive.
     Established,
-    /// Over: what comes now is not looked at.
+    /// The conversation has ended. Later input is not read.
     Closed,
 }
 
-/// What a message of the peer means.
+/// An event that a message of the peer causes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ConversationEvent {
-    /// The peer asks for a connection.
+    /// The peer requests a connection.
     Requested(Endpoint, Box<[u8]>),
     /// The peer accepts.
     Accepted(Endpoint, Box<[u8]>),
     /// The peer refuses.
     Refused(Refusal, Box<[u8]>),
-    /// The peer is up.
+    /// The queue pair of the peer can send and receive.
     Ready,
-    /// The peer has ended the connection in order.
+    /// The peer has disconnected.
     Goodbye,
-    /// The peer has broken the protocol.
+    /// The peer has violated the protocol.
     Violated(Violation),
 }
 
-/// See the [module](self).
+/// The state machine of one side. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Conversation {
     state: ConversationState,
-    /// This side has said goodbye, or has refused.
+    /// True once the local side has sent Goodbye or Refuse.
     goodbye_sent: bool,
-    /// The part of the next message that has come.
+    /// The received part of the next message.
     input: Vec<u8>,
     output: Vec<u8>,
-    /// The octets of `output` that the stream has taken.
+    /// The number of bytes of `output` that were written to the stream.
     sent: usize,
 }
 
@@ -69,17 +69,17 @@ impl Conversation {
         Self { state, goodbye_sent: false, input: Vec::with_capacity(MAX_MESSAGE), output: Vec::new(), sent: 0 }
     }
 
-    /// The side that asks.
+    /// Returns the conversation of the side that connects.
     pub(crate) fn active() -> Self {
         Self::new(ConversationState::Idle)
     }
 
-    /// The side that is asked.
+    /// Returns the conversation of the side that accepts or refuses.
     pub(crate) fn passive() -> Self {
         Self::new(ConversationState::AwaitingRequest)
     }
 
-    // What this side says.
+    // Output.
 
     pub(crate) fn request(&mut self, own: Endpoint, private_data: &[u8]) {
         debug_assert_eq!(self.state, ConversationState::Idle);
@@ -101,7 +101,7 @@ impl Conversation {
         self.send(ConversationState::Established, &ExchangeMessage::Ready);
     }
 
-    /// Ends the connection in order, unless this side has done so. A peer that was not told of it needs no goodbye.
+    /// Sends Goodbye, once. Does nothing if the peer knows of no connection: before Request, and after Refuse.
     pub(crate) fn disconnect(&mut self) {
         if !std::mem::replace(&mut self.goodbye_sent, true)
             && !matches!(self.state, ConversationState::Idle | ConversationState::AwaitingRequest)
@@ -115,12 +115,12 @@ impl Conversation {
         self.state = next;
     }
 
-    /// What the stream has not taken yet.
+    /// Returns the bytes that are not written to the stream yet.
     pub(crate) fn unsent(&self) -> &[u8] {
         &self.output[self.sent..]
     }
 
-    /// The stream has taken so many octets.
+    /// Records that `octets` bytes were written to the stream.
     pub(crate) fn sent(&mut self, octets: usize) {
         self.sent = self.output.len().min(self.sent + octets);
         if self.sent == self.output.len() {
@@ -129,9 +129,9 @@ impl Conversation {
         }
     }
 
-    // What the peer says.
+    // Input.
 
-    /// The number of octets to read next; 0 once nothing more is expected.
+    /// Returns the number of bytes to read next; 0 if no message may follow.
     pub(crate) fn wanted(&self) -> usize {
         if self.state == ConversationState::Closed {
             return 0;
@@ -147,7 +147,7 @@ impl Conversation {
         self.input.first_chunk().map(|octets| ExchangeHeader::parse(*octets))
     }
 
-    /// Takes at most as many octets as were wanted. Returns a step if they complete a message, or break the protocol.
+    /// Consumes at most [`Conversation::wanted`] bytes. Returns an event if they complete a message or violate the protocol.
     pub(crate) fn received(&mut self, octets: &[u8]) -> Option<ConversationEvent> {
         self.input.extend_from_slice(&octets[..octets.len().min(self.wanted())]);
         let header = match self.header()? {
@@ -158,13 +158,13 @@ impl Conversation {
             return None;
         }
         let input = std::mem::take(&mut self.input);
-        let step = match header.message(&input[HEADER_LEN..]) {
+        let event = match header.message(&input[HEADER_LEN..]) {
             Ok(message) => self.interpret(&message),
             Err(violation) => Err(violation),
         };
         self.input = input;
         self.input.clear();
-        Some(step.unwrap_or_else(|violation| self.violated(violation)))
+        Some(event.unwrap_or_else(|violation| self.violated(violation)))
     }
 
     fn violated(&mut self, violation: Violation) -> ConversationEvent {
@@ -173,7 +173,7 @@ impl Conversation {
     }
 
     fn interpret(&mut self, message: &ExchangeMessage<'_>) -> Result<ConversationEvent, Violation> {
-        let (next, step) = match (self.state, *message) {
+        let (next, event) = match (self.state, *message) {
             (ConversationState::AwaitingRequest, ExchangeMessage::Request(endpoint, data)) => {
                 (ConversationState::RequestReceived, ConversationEvent::Requested(endpoint, data.into()))
             }
@@ -191,10 +191,10 @@ impl Conversation {
             }
             (ConversationState::Closed, _) => return Err("a message after the end"),
             (_, ExchangeMessage::Goodbye) => (ConversationState::Closed, ConversationEvent::Goodbye),
-            _ => return Err("a message that is not due"),
+            _ => return Err("an unexpected message"),
         };
         self.state = next;
-        Ok(step)
+        Ok(event)
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Moves what one side has to say to the other, in pieces; returns the steps there.
+    /// Passes the output of one side to the other in pieces. Returns the events at the other side.
     fn pass(from: &mut Conversation, to: &mut Conversation, piece: usize) -> Vec<ConversationEvent> {
         let mut steps = Vec::new();
         while !from.unsent().is_empty() && to.wanted() > 0 {
@@ -259,14 +259,14 @@ mod tests {
         let mut octets = Vec::new();
         ExchangeMessage::Ready.emit(&mut octets);
         assert!(matches!(early.received(&octets), Some(ConversationEvent::Violated(_))));
-        assert_eq!((early.wanted(), early.received(&octets)), (0, None), "nothing is taken after a violation");
+        assert_eq!((early.wanted(), early.received(&octets)), (0, None), "nothing is read after a violation");
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
         active.request(endpoint(), b"");
         pass(&mut active, &mut passive, 64);
         assert!(matches!(passive.received(&octets), Some(ConversationEvent::Violated(_))), "ready before the answer");
         let mut garbage = Conversation::passive();
         assert!(matches!(garbage.received(b"GET / HT"), Some(ConversationEvent::Violated(_))));
-        // A peer that gives up while it is asking says so.
+        // The active side disconnects before the answer.
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
         active.request(endpoint(), b"");
         active.disconnect();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, and however it is cut: the memory is bounded, and it ends.
+        /// For any input, in any pieces, the memory is bounded and the conversation ends.
         #[test]
         fn any_octets_end(mut octets in prop::collection::vec(any::<u8>(), 0..600), cuts in prop::collection::vec(1usize..40, 1..40), answers: bool) {
             if octets.len() > 8 {

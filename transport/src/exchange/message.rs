@@ -1,64 +1,64 @@
-//! The octets of the messages. Every field is checked before anything is built from it.
+//! The encoding of the messages. The parser checks every field before it returns a message.
 
-/// Octets of the header: magic, version, kind, length of the body.
+/// The length of a header in bytes: magic, version, kind, length of the body.
 pub(crate) const HEADER_LEN: usize = 8;
-/// Octets of private data at most, as InfiniBand's connection manager carries with a request.
+/// The largest length of private data in bytes: that of a request of InfiniBand's connection manager.
 pub(crate) const MAX_PRIVATE_DATA: usize = 56;
-/// Octets of the longest message.
+/// The length of the longest message in bytes.
 pub(crate) const MAX_MESSAGE: usize = HEADER_LEN + ENDPOINT_LEN + MAX_PRIVATE_DATA;
 
 const MAGIC: [u8; 4] = *b"RdXg";
 const VERSION: u8 = 1;
-/// Octets of an [`Endpoint`].
+/// The length of an [`Endpoint`] in bytes.
 const ENDPOINT_LEN: usize = 36;
 
 /// The kind of network that a port is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
-    /// InfiniBand, where a subnet manager gives out LIDs.
+    /// InfiniBand, where a subnet manager assigns LIDs.
     InfiniBand = 1,
     /// RoCE version 2: UDP over Ethernet.
     RoceV2 = 2,
 }
 
-/// One side's queue pair, and what the side asks for or has agreed to.
+/// The attributes of one side's queue pair: in Request those that it requests, in Accept those that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) network: Network,
-    /// The code of the port's largest packet, 1 (256 octets) to 5 (4096).
+    /// The code of the MTU, 1 (256 bytes) to 5 (4096). In Request that of the port, in Accept that of the path.
     pub(crate) mtu: u8,
-    /// The code of the time after which this side sends again.
+    /// The code of the time after which the sender of this message retransmits.
     pub(crate) ack_timeout: u8,
-    /// How often a request is sent again. The side that connects decides for both.
+    /// The number of retransmissions of an unanswered request. The side that connects decides for both.
     pub(crate) retry_count: u8,
-    /// How often the peer is to send again what found no receive here.
+    /// The number of times that the peer retransmits a message that found no receive posted here.
     pub(crate) rnr_retry_count: u8,
     /// The type of service of every packet. The side that connects decides for both.
     pub(crate) traffic_class: u8,
-    /// Reads of the peer that may be outstanding here.
+    /// The number of the peer's Reads that may be outstanding here.
     pub(crate) responder_resources: u8,
-    /// Reads of this side that may be outstanding at the peer.
+    /// The number of this side's Reads that may be outstanding at the peer.
     pub(crate) initiator_depth: u8,
     /// The LID of the port; 0 on RoCE.
     pub(crate) lid: u16,
     pub(crate) qp_number: u32,
-    /// The number of the first packet that this side sends.
+    /// The sequence number of the first packet that this side sends.
     pub(crate) psn: u32,
     pub(crate) gid: [u8; 16],
 }
 
-/// Why a request is refused.
+/// The reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The program refuses; the private data is its answer.
     Program,
-    /// No port of the passive side has the address that the stream came to.
+    /// No port of the passive side has the local address of the stream.
     NoPort,
     /// The two ports are on networks of different kinds.
     OtherNetwork,
-    /// The passive side's device refuses what the request names.
+    /// The passive side's device rejects the attributes in the request.
     Device,
-    /// Too many requests wait for the program.
+    /// The passive side has as many unanswered requests as its backlog allows.
     Busy,
     /// A reason that this version does not know.
     Other(u8),
@@ -87,25 +87,25 @@ impl Refusal {
         }
     }
 
-    /// What the active side reports.
+    /// Returns the reason that the active side reports.
     pub(crate) const fn reason(self) -> &'static str {
         match self {
             Self::Program => "the peer refuses",
             Self::NoPort => {
-                "no port of the peer has the address that it was reached at: name its device and GID index there"
+                "no port of the peer has the address of the stream there: name the device and the GID index at the peer"
             }
             Self::OtherNetwork => "one side is on InfiniBand and the other on RoCE",
-            Self::Device => "the device of the peer refuses this side's queue pair",
-            Self::Busy => "too many requests wait for the peer's program",
+            Self::Device => "the device of the peer rejects the attributes of the local queue pair",
+            Self::Busy => "the peer is busy: its program has not answered earlier requests",
             Self::Other(_) => "the peer refuses for a reason that this version does not know",
         }
     }
 }
 
-/// A message, as it came.
+/// A message, which borrows its private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeMessage<'a> {
-    /// The active side asks.
+    /// The active side requests a connection.
     Request(Endpoint, &'a [u8]),
     /// The passive side accepts: its queue pair can send and receive.
     Accept(Endpoint, &'a [u8]),
@@ -113,11 +113,11 @@ pub(crate) enum ExchangeMessage<'a> {
     Refuse(Refusal, &'a [u8]),
     /// The active side's queue pair can send and receive, too.
     Ready,
-    /// The connection ends in order.
+    /// The sender disconnects.
     Goodbye,
 }
 
-/// Why octets are no message.
+/// The reason why the bytes are not a valid message.
 pub(crate) type Violation = &'static str;
 
 /// The header of a message: its kind, and the length of its body.
@@ -128,7 +128,7 @@ pub(crate) struct ExchangeHeader {
 }
 
 impl ExchangeHeader {
-    /// The octets of the body, at most [`MAX_MESSAGE`] without the header.
+    /// Returns the length of the body in bytes, at most [`MAX_MESSAGE`] - [`HEADER_LEN`].
     pub(crate) const fn body(self) -> usize {
         self.len as usize
     }
@@ -136,10 +136,10 @@ impl ExchangeHeader {
     pub(crate) fn parse(octets: [u8; HEADER_LEN]) -> Result<Self, Violation> {
         let [a, b, c, d, version, kind, high, low] = octets;
         if [a, b, c, d] != MAGIC {
-            return Err("it does not speak the protocol of the exchange");
+            return Err("the peer does not use the protocol of the exchange");
         }
         if version != VERSION {
-            return Err("it speaks another version of the exchange");
+            return Err("the peer uses another version of the exchange protocol");
         }
         let header = Self { kind, len: u16::from_be_bytes([high, low]) };
         let range = match kind {
@@ -151,7 +151,7 @@ impl ExchangeHeader {
         if range.contains(&header.body()) { Ok(header) } else { Err("a message of a wrong length") }
     }
 
-    /// The message of this header, from its whole body.
+    /// Parses the message from its whole body.
     pub(crate) fn message(self, body: &[u8]) -> Result<ExchangeMessage<'_>, Violation> {
         let short = "a message of a wrong length";
         match self.kind {
@@ -176,7 +176,7 @@ impl ExchangeHeader {
 }
 
 impl ExchangeMessage<'_> {
-    /// Appends the octets. The private data is at most [`MAX_PRIVATE_DATA`] long; longer data is cut.
+    /// Appends the encoded message. Private data is cut at [`MAX_PRIVATE_DATA`] bytes.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
         let kind = match self {
@@ -205,9 +205,9 @@ impl ExchangeMessage<'_> {
     }
 }
 
-/// Largest number of a queue pair or a packet: both have 24 bits.
+/// The largest number of a queue pair or a packet: both have 24 bits.
 const MAX_24_BITS: u32 = 0xff_ffff;
-/// From here on LIDs name groups.
+/// The first multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 
 impl Endpoint {
@@ -232,21 +232,21 @@ impl Endpoint {
             2 => Network::RoceV2,
             _ => return Err("a port on an unknown kind of network"),
         };
-        // The lower half is reserved.
+        // The lower half of the word is reserved.
         let lid = (lids >> 16) as u16;
         let lid_is_good = match network {
             Network::InfiniBand => (1..MULTICAST_LID).contains(&lid),
             Network::RoceV2 => lid == 0,
         };
         let checks = [
-            ((1..=5).contains(&mtu), "a path MTU that does not exist"),
+            ((1..=5).contains(&mtu), "an MTU code out of its range"),
             (ack_timeout <= 31, "an ack timeout out of its range"),
             (retry_count <= 7 && rnr_retry_count <= 7, "a retry count out of its range"),
-            (lid_is_good, "a LID that names no port"),
-            // 0 and 1 are the queue pairs of management.
-            ((2..MAX_24_BITS).contains(&qp_number), "a number that no queue pair of a program has"),
+            (lid_is_good, "a LID that is not a unicast LID"),
+            // Queue pairs 0 and 1 are for management.
+            ((2..MAX_24_BITS).contains(&qp_number), "a queue pair number out of its range"),
             (psn <= MAX_24_BITS, "a packet number out of its range"),
-            (gid != [0; 16] && gid[0] != 0xff && !is_group(gid), "a GID that names no port"),
+            (gid != [0; 16] && gid[0] != 0xff && !is_group(gid), "a GID that is not a unicast GID"),
         ];
         match checks.into_iter().find(|check| !check.0) {
             Some((_, violation)) => Err(violation),
@@ -286,7 +286,7 @@ impl Endpoint {
     }
 }
 
-/// Whether a GID is that of an IPv4 address which names no single host.
+/// Returns true if a GID is an IPv4-mapped address that does not name a single host.
 fn is_group(gid: [u8; 16]) -> bool {
     let v4 = std::net::Ipv6Addr::from(gid).to_ipv4_mapped();
     v4.is_some_and(|v4| v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified())
@@ -377,7 +377,7 @@ pub(super) mod tests {
             bad[at] = value;
             let found = ExchangeHeader::parse(*bad.first_chunk().unwrap())
                 .and_then(|header| header.message(&bad[HEADER_LEN..]));
-            assert!(found.is_err_and(|found| found.contains(violation)), "octet {at} is {value}: {found:?}");
+            assert!(found.is_err_and(|found| found.contains(violation)), "byte {at} is {value}: {found:?}");
         }
         for number in [0, 1, MAX_24_BITS] {
             let bad = octets(&ExchangeMessage::Accept(Endpoint { qp_number: number, ..endpoint() }, b""));

@@ -1,12 +1,12 @@
-//! Connecting by exchange: the messages by which two programs tell each other of their queue pairs over a byte stream, without a
+//! Connecting by exchange: two programs exchange the attributes of their queue pairs in messages over a byte stream, without a
 //! connection manager.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `message` | the octets of the messages |
-//! | `conversation` | which message may come when: octets in, octets and steps out |
+//! | `message` | the encoding of the messages |
+//! | `conversation` | the order of the messages, as a state machine: bytes in, bytes and events out |
 //!
-//! Nothing here knows a socket, a clock or a device. `docs/wire.md` has the layout.
+//! This module uses no socket, no clock and no device. `docs/wire.md` has the layout.
 #![deny(unsafe_code)]
 
 pub(crate) mod conversation;

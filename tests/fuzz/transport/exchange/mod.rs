@@ -5,8 +5,8 @@ use super::conversation::{Conversation, ConversationEvent};
 use super::message::{ExchangeHeader, ExchangeMessage, HEADER_LEN, MAX_MESSAGE, MAX_PRIVATE_DATA, Refusal};
 use crate::iwarp::fuzz::Tape;
 
-/// Messages that a peer may send until the conversation is over.
-const MOST_STEPS: usize = 6;
+/// The largest number of messages that a peer may send until the conversation ends.
+const MAX_EVENTS: usize = 6;
 
 /// Reads the message at the beginning of `octets`, if one is there, and its length.
 fn message(octets: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
@@ -17,7 +17,7 @@ fn message(octets: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
     Some((message, HEADER_LEN + header.body()))
 }
 
-/// One conversation: the steps that the peer caused, the octets that were sent, and the number of octets that were consumed.
+/// The course of one conversation: the events, the bytes that were sent, and the number of bytes that were consumed.
 type Played = (Vec<ConversationEvent>, Vec<u8>, usize);
 
 /// Feeds a conversation with `octets` in pieces of at most `piece`. The local side sends what `own` holds in its turn.
@@ -30,7 +30,7 @@ fn play(own: &ExchangeMessage<'_>, octets: &[u8], piece: usize) -> Played {
         conversation = Conversation::active();
         conversation.request(endpoint, data);
     }
-    let (mut steps, mut sent, mut at) = (Vec::new(), Vec::new(), 0);
+    let (mut events, mut sent, mut at) = (Vec::new(), Vec::new(), 0);
     loop {
         let wanted = conversation.wanted();
         assert!(wanted <= MAX_MESSAGE, "{wanted} octets are wanted");
@@ -38,9 +38,9 @@ fn play(own: &ExchangeMessage<'_>, octets: &[u8], piece: usize) -> Played {
         if len == 0 {
             break;
         }
-        let step = conversation.received(&octets[at..at + len]);
+        let event = conversation.received(&octets[at..at + len]);
         at += len;
-        match step {
+        match event {
             Some(ConversationEvent::Requested(_, ref asked)) if asked.first() == Some(&0) => {
                 conversation.refuse(Refusal::Program, data);
             }
@@ -50,20 +50,20 @@ fn play(own: &ExchangeMessage<'_>, octets: &[u8], piece: usize) -> Played {
             Some(ConversationEvent::Violated(violation)) => assert!(!violation.is_empty()),
             Some(ConversationEvent::Ready | ConversationEvent::Goodbye) | None => {}
         }
-        steps.extend(step);
+        events.extend(event);
         while !conversation.unsent().is_empty() {
             let len = conversation.unsent().len().min(piece);
             sent.extend_from_slice(&conversation.unsent()[..len]);
             conversation.sent(len);
         }
     }
-    assert!(steps.len() <= MOST_STEPS, "{steps:?}");
+    assert!(events.len() <= MAX_EVENTS, "{events:?}");
     conversation.disconnect();
     sent.extend_from_slice(conversation.unsent());
     conversation.sent(usize::MAX >> 1);
     conversation.disconnect();
     assert!(conversation.unsent().is_empty(), "a connection ends twice");
-    (steps, sent, at)
+    (events, sent, at)
 }
 
 /// Reads a message of the local side from the tape and has it converse with a peer that sends the remaining octets; the first octet
