@@ -1,4 +1,4 @@
-//! Address handles: where a datagram goes.
+//! Address handles, which name the destination of a datagram.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::sys::{ibv_ah, ibv_create_ah, ibv_destroy_ah};
 use crate::datagram::Route;
 use crate::error::Result;
 
-/// The one owner of an address handle.
+/// The sole owner of an address handle.
 #[derive(Debug)]
 pub(super) struct RawAddressHandle {
     raw: *mut ibv_ah,

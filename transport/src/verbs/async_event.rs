@@ -4,32 +4,33 @@ use super::ffi::QueueName;
 use super::sys::{ibv_async_event, ibv_event_type as ty};
 use crate::event::DeviceEventKind;
 
-/// An asynchronous event, with the name of the queue that it is about.
+/// An asynchronous event, with the name of its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncEvent {
-    /// Something about a queue pair.
+    /// An event of a queue pair.
     Qp { kind: QpEvent, name: QueueName },
     /// A completion queue failed.
     CqError(QueueName),
-    /// A shared receive queue failed, or runs low.
+    /// A shared receive queue failed.
     SrqError(QueueName),
     /// The device failed.
     DeviceFatal,
-    /// Something about a port.
+    /// An event of a port.
     Port(DeviceEventKind),
-    /// A type that this library does not act on.
+    /// A type that this library does not process.
     Other(u32),
 }
 
+/// An asynchronous event of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QpEvent {
     /// The queue pair failed, for this reason.
     Failed(&'static str),
-    /// Data came before the connection manager said that the connection is up.
+    /// Data arrived before the connection manager reported that the connection is established.
     CommunicationEstablished,
-    /// A queue pair in the error state has taken its last receive from its shared receive queue.
+    /// A queue pair in the error state has consumed its last receive from its shared receive queue.
     LastReceive,
-    /// A type that this library does not act on.
+    /// A type that this library does not process.
     Other(u32),
 }
 
@@ -45,7 +46,7 @@ impl AsyncEvent {
         let qp_event = match kind {
             ty::IBV_EVENT_QP_FATAL => Some(QpEvent::Failed("the queue pair failed")),
             ty::IBV_EVENT_QP_REQ_ERR => Some(QpEvent::Failed("the peer sent an invalid request")),
-            ty::IBV_EVENT_QP_ACCESS_ERR => Some(QpEvent::Failed("the peer reached for memory it has no right to")),
+            ty::IBV_EVENT_QP_ACCESS_ERR => Some(QpEvent::Failed("the peer accessed memory without the right to")),
             ty::IBV_EVENT_COMM_EST => Some(QpEvent::CommunicationEstablished),
             ty::IBV_EVENT_QP_LAST_WQE_REACHED => Some(QpEvent::LastReceive),
             ty::IBV_EVENT_SQ_DRAINED | ty::IBV_EVENT_PATH_MIG | ty::IBV_EVENT_PATH_MIG_ERR => {

@@ -14,23 +14,23 @@ use crate::caps::{Capabilities, Features, Moderation};
 use crate::error::Result;
 use crate::wr::MAX_SGE;
 
-/// What InfiniBand's connection manager carries with a request, beside the header of the kernel.
+/// The private data that InfiniBand's connection manager carries with a request, in bytes, without the header of the kernel.
 const IB_PRIVATE_DATA: usize = 56;
-/// What MPA carries, beside what its enhanced setup takes, in a length of one byte.
+/// The private data that MPA carries, in bytes: the length has one byte, and the enhanced setup uses four of the bytes.
 const IWARP_PRIVATE_DATA: usize = 251;
-/// Largest inline sends that are tried.
+/// The sizes of inline sends to try, in bytes.
 const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 16];
 
-/// Limits that the provider keeps to beyond [`Capabilities`].
+/// Limits of a device that are not in [`Capabilities`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) iwarp: bool,
     pub(super) driver: Driver,
-    /// RDMA Reads of a peer that may be outstanding here.
+    /// The number of a peer's RDMA Reads that may be outstanding here.
     pub(super) responder_resources: u8,
-    /// RDMA Reads of ours that may be outstanding at a peer.
+    /// The number of local RDMA Reads that may be outstanding at a peer.
     pub(super) initiator_depth: u8,
-    /// Scatter/gather entries of a receive on a shared queue.
+    /// The largest number of scatter/gather entries of a receive on a shared queue.
     pub(super) shared_sge: u32,
 }
 
@@ -47,14 +47,14 @@ impl Limits {
         }
     }
 
-    /// Whether an event says that a queue pair in the error state has taken its last receive from a shared queue
+    /// Returns true if the device reports that a queue pair in the error state has consumed its last receive from a shared queue
     /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). iWARP has no such event, and rxe does not send it.
     pub(super) fn reports_last_receive(&self) -> bool {
         !self.iwarp && self.driver != Driver::Rxe
     }
 }
 
-/// Asks a device what it can do; `port` is the port in use.
+/// Queries the capabilities of a device; `port` is the port in use.
 pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capabilities> {
     let mut capabilities = from_attributes(&device.attr.0, limits);
     capabilities.max_inline = probe_inline(device);
@@ -66,16 +66,16 @@ pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Cap
     if ibv_reg_dmabuf_mr().is_some() && limits.driver == Driver::Other {
         capabilities.features |= Features::DMABUF;
     }
-    // Siw is the one iWARP device that does not look (drivers/infiniband/sw/siw/siw_qp_rx.c, siw_proc_rresp).
+    // Siw is the one iWARP device that does not check the right (drivers/infiniband/sw/siw/siw_qp_rx.c, siw_proc_rresp).
     if limits.iwarp && limits.driver != Driver::Siw {
         capabilities.features |= Features::OPEN_READ_SINKS;
     }
-    // Siw looks at the rights of a region for each part of a frame, and then places the part, while it holds a reference to the
+    // Siw checks the rights of a region for each part of a frame, and then places the part while it holds a reference to the
     // pages but no lock (siw_proc_write, siw_dereg_mr).
     if limits.driver == Driver::Siw {
         capabilities.features |= Features::LATE_PLACEMENT;
     } else {
-        // Siw keeps a queue that is armed for solicited completions silent.
+        // Siw raises no event on a queue that is armed for solicited completions.
         capabilities.features |= Features::SOLICITED_EVENTS;
     }
     add_extended(device.context(), &mut capabilities);
@@ -122,7 +122,7 @@ fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     let mut capabilities = Capabilities::portable(features);
     let positive = |limit: c_int| u32::try_from(limit).unwrap_or(0);
     capabilities.max_sge = positive(attr.max_sge).min(MAX_SGE as u32);
-    // Siw says more than it reads into, and does not report an excess as an error.
+    // Siw reports more entries than a Read can fill, and does not fail a Read with too many.
     capabilities.max_read_sge = match attr.max_sge_rd {
         0 if limits.iwarp => 1,
         0 => capabilities.max_sge,
@@ -136,7 +136,7 @@ fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     capabilities
 }
 
-/// Adds what only the extended query tells. A device without it has none of that.
+/// Adds the capabilities that only the extended query reports. A device without that query has none of them.
 fn add_extended(context: *mut ibv_context, capabilities: &mut Capabilities) {
     // SAFETY: all fields are numbers.
     let mut attr: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
@@ -157,7 +157,7 @@ fn add_extended(context: *mut ibv_context, capabilities: &mut Capabilities) {
     }
 }
 
-/// Asks what a port is like.
+/// Queries the attributes of a port.
 pub(super) fn port_attr(context: *mut ibv_context, port: u8) -> Result<ibv_port_attr> {
     // SAFETY: all fields are numbers.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
@@ -166,11 +166,11 @@ pub(super) fn port_attr(context: *mut ibv_context, port: u8) -> Result<ibv_port_
     Ok(attr)
 }
 
-/// Whether a port can carry traffic; if not, what it is like.
+/// Returns `Ok` if a port can carry traffic, and the name of its state if it cannot.
 pub(super) fn port_state(context: *mut ibv_context, port: u8) -> Result<std::result::Result<(), &'static str>> {
     use ibv_port_state as state;
     Ok(match port_attr(context, port)?.state {
-        // Deferred: it is active, and its link flickers.
+        // Deferred: the port is active, and its link is unstable.
         state::IBV_PORT_ACTIVE | state::IBV_PORT_ACTIVE_DEFER => Ok(()),
         state::IBV_PORT_DOWN => Err("down"),
         state::IBV_PORT_INIT => Err("initializing: no subnet manager has set it up"),
@@ -179,7 +179,7 @@ pub(super) fn port_state(context: *mut ibv_context, port: u8) -> Result<std::res
     })
 }
 
-/// Finds the largest inline send by making queue pairs: no attribute of a device says it.
+/// Finds the largest inline send by creating queue pairs, because no attribute of a device reports it.
 fn probe_inline(device: &RawDevice) -> u32 {
     // SAFETY: a live context; no channel and no context of ours.
     let cq = unsafe { ibv_create_cq(device.context(), 2, ptr::null_mut(), ptr::null_mut(), 0) };

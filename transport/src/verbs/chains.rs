@@ -1,4 +1,4 @@
-//! Chains of work requests in the form that the device takes.
+//! Chains of work requests in the form of libibverbs.
 
 use std::ffi::c_int;
 use std::io;
@@ -16,12 +16,12 @@ use crate::provider::PostError;
 use crate::slab::Slab;
 use crate::wr::{MAX_SGE, RecvWr, RemoteAddress, SendClass, SendFlags, SendOp, SendWr, Sge, SgeList};
 
-/// The bit of a work request's number that marks a receive while the device has it. A completion with an error may leave out
-/// what it was: mlx5 then leaves the opcode of the entry as an earlier completion left it (rdma-core, providers/mlx5/cq.c,
-/// `mlx5_handle_error_cqe`). The number is all that always comes back.
+/// The bit of a `wr_id` that marks a receive while it is posted. A completion with an error may have no valid opcode: mlx5 leaves the
+/// opcode of an earlier completion in the entry (rdma-core, providers/mlx5/cq.c, `mlx5_handle_error_cqe`). Only the `wr_id` is always
+/// valid.
 pub(super) const RECEIVE: u64 = 1 << 63;
 
-/// Checks what is common to all work requests.
+/// Checks the `wr_id` and the number of entries of a work request.
 pub(super) fn check_request(wr_id: u64, sges: &SgeList, max: u32) -> Result<(), Error> {
     if wr_id & RECEIVE != 0 {
         return Err(Error::OutOfRange { what: "number of a work request", value: wr_id, range: "below 2^63" });
@@ -34,7 +34,7 @@ pub(super) fn check_request(wr_id: u64, sges: &SgeList, max: u32) -> Result<(), 
     Ok(())
 }
 
-/// Splits a chain before the first work request that does not pass `check`; the error is of that one.
+/// Splits a chain before the first work request that fails `check`. Returns the error of that one, too.
 pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Option<Error>) {
     for (index, wr) in chain.iter().enumerate() {
         if let Err(error) = check(wr) {
@@ -44,7 +44,7 @@ pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> 
     (chain, None)
 }
 
-/// The result of a post: the work requests before `bad` were taken.
+/// Returns the result of a post: the device has accepted the work requests before `bad`.
 pub(super) fn posted<T>(
     rc: c_int,
     first: *mut T,
@@ -72,12 +72,12 @@ fn post_failure(rc: c_int) -> io::Error {
     if rc == -1 { io::Error::from_raw_os_error(libc::EPERM) } else { failure(rc) }
 }
 
-/// Largest payload that is copied at post time, by operation.
+/// The largest payloads that are copied when they are posted, by operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InlineLimits {
     pub(super) send: u32,
-    /// Of a Send with Invalidate: siw copies plain Sends and Writes only, refuses this one with `EINVAL`, and its queue is
-    /// stuck afterwards (`siw_post_send` in the kernel's drivers/infiniband/sw/siw/siw_verbs.c).
+    /// The limit of a Send with Invalidate: siw copies plain Sends and Writes only, rejects this one with `EINVAL`, and its queue
+    /// stalls afterwards (`siw_post_send` in the kernel's drivers/infiniband/sw/siw/siw_verbs.c).
     pub(super) invalidate: u32,
 }
 
@@ -91,7 +91,7 @@ impl InlineLimits {
     }
 }
 
-/// Builds chains in memory that is used again for the next chain.
+/// Builds chains in memory that the next chain reuses.
 #[derive(Default)]
 pub(super) struct Chains {
     sends: Vec<ibv_send_wr>,
@@ -109,17 +109,17 @@ impl std::fmt::Debug for Chains {
 }
 
 impl Chains {
-    /// Empties the list of entries and makes room for all entries of a chain, so that none moves while the chain is built.
+    /// Clears the list of entries and reserves capacity for all entries of a chain, so that none moves while the chain is built.
     fn reserve_sges(&mut self, chain: usize) {
         self.sges.clear();
         self.sges.reserve(chain * MAX_SGE);
     }
 
-    /// Adds the entries of one work request; returns their place and number.
+    /// Adds the entries of one work request. Returns their address and number.
     #[inline]
     fn push_sges(&mut self, list: &SgeList) -> (*mut ibv_sge, c_int) {
         let start = self.sges.len();
-        debug_assert!(self.sges.capacity() - start >= list.as_slice().len(), "room was made before");
+        debug_assert!(self.sges.capacity() - start >= list.as_slice().len(), "the capacity is reserved");
         for sge in list.as_slice() {
             // An empty entry between others crashes the kernel's siw.
             if !sge.is_empty() {
@@ -156,7 +156,7 @@ impl Chains {
         for (index, wr) in chain.iter().enumerate() {
             let (sg_list, mut num_sge) = self.push_sges(&wr.sges);
             if num_sge == 0 {
-                // Siw demands an entry, which may be empty.
+                // Siw requires an entry, which may be empty.
                 self.sges.push(entry(&Sge::default()));
                 num_sge = 1;
             }
@@ -194,7 +194,7 @@ fn send(
     let (opcode, remote, word) = match wr.op {
         SendOp::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere(), 0),
         SendOp::SendWithImmediate(data) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere(), data.to_be()),
-        // Libsiw takes the key from the place where a write has its own.
+        // Libsiw reads the key from the field that holds the key of a write.
         SendOp::SendInvalidate(key) => {
             (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, rdma(RemoteAddress { address: 0, key }), key.0)
         }
@@ -204,7 +204,7 @@ fn send(
         SendOp::WriteWithImmediate(remote, data) => {
             (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, rdma(remote), data.to_be())
         }
-        // Siw answers a read of no bytes with what an earlier read asked for. A write of no bytes serves as well.
+        // Siw answers a read of no bytes with the data of an earlier read. A write of no bytes has the same effect.
         SendOp::Read(remote) if num_sge == 0 => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(remote), 0),
         SendOp::Read(remote) => (ibv_wr_opcode::IBV_WR_RDMA_READ, rdma(remote), 0),
         SendOp::CompareSwap { remote, expected, swap } => {
@@ -212,13 +212,13 @@ fn send(
         }
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
-    // Siw refuses a fence on a read; answers come in order without it.
+    // Siw rejects a fence on a read. Responses arrive in order without it.
     let wanted = if wr.op.class() == SendClass::Read { wr.flags - SendFlags::FENCE } else { wr.flags };
     let flag = |ours, theirs: ibv_send_flags| if wanted.contains(ours) { theirs.0 } else { 0 };
     let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)
         | flag(SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED)
         | flag(SendFlags::FENCE, ibv_send_flags::IBV_SEND_FENCE);
-    // The processor copies what goes inline, and cannot reach memory of a device.
+    // The processor copies inline data, and cannot access the memory of a device.
     if (1..=inline.of(&wr.op)).contains(&wr.sges.total_len()) && !wr.sges.as_slice().iter().any(Sge::is_of_device) {
         flags |= ibv_send_flags::IBV_SEND_INLINE.0;
     }

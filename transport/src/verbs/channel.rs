@@ -32,23 +32,23 @@ unsafe impl Sync for EventChannel {}
 pub(super) struct RawEvent {
     pub(super) kind: rdma_cm_event_type::Type,
     pub(super) status: c_int,
-    /// The id that it concerns; of a connect request, the listener.
+    /// The key of the id; for a connect request, that of the listener.
     pub(super) key: Key,
     /// The new id of a connect request.
     pub(super) request: Option<NewCmId>,
     pub(super) private_data: Box<[u8]>,
-    /// As seen from here: in a connect request, what the peer asks for; on an active connection, what was agreed on.
+    /// The read depth from the local point of view: in a connect request the requested one, on an active connection the negotiated one.
     pub(super) read_depth: ReadDepth,
-    /// Of a datagram id: the way to the peer or the group.
+    /// The route to the peer or the group of a datagram id.
     pub(super) peer: Option<DatagramPeer>,
-    /// In an event about a multicast group: the number of the join.
+    /// The number of the join, in an event of a multicast group.
     pub(super) join: usize,
 }
 
 /// The new id of a connect request.
 #[derive(Debug)]
 pub(super) struct NewCmId {
-    /// The new id, which nobody owns yet.
+    /// The new id, which has no owner yet.
     pub(super) id: *mut rdma_cm_id,
 }
 
@@ -70,7 +70,7 @@ impl EventChannel {
         unsafe { (*self.raw).fd }
     }
 
-    /// The next event; `None` when there is none now.
+    /// Returns the next event; `None` if there is none at the moment.
     pub(super) fn next(&self) -> Result<Option<RawEvent>> {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         loop {

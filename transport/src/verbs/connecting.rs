@@ -1,4 +1,4 @@
-//! Ids that listen and resolve: what is set before a device is known, and where a connection leaves from.
+//! Ids that listen and resolve: their options, and the local address of a connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Verbs {
         self.resolve_on(raw, peer, deadline)
     }
 
-    /// An id that is bound to an address of a device, of the kind that `peer` has.
+    /// Returns an id that is bound to an address of a device, of the same address family as `peer`.
     fn id_on(&mut self, name: &str, port: Option<u8>, peer: SocketAddr) -> Result<RawId> {
         for address in local_addresses() {
             if address.is_ipv6() != peer.is_ipv6() {
@@ -101,7 +101,7 @@ impl Verbs {
                 return Err(error);
             }
         };
-        // Told like a failure that is found out later.
+        // Reported like a failure that is detected later.
         if let Some(id) = self.ids.get_mut(key) {
             id.state = IdState::Closed;
         }
@@ -111,8 +111,8 @@ impl Verbs {
     }
 }
 
-/// Sets what the packets of a connection carry and how long the device waits for an answer. A kernel that cannot set one of
-/// these, or not for this kind of id, is noted in the log.
+/// Sets the type of service and the ack timeout of a connection. Logs an option that the kernel cannot set, or not for this kind of
+/// id.
 pub(super) fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
     if let Some(value) = type_of_service {
         if let Err(error) = raw.set_type_of_service(value) {

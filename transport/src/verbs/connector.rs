@@ -2,15 +2,15 @@
 //! blocks until its handshake is over.
 //!
 //! A call starts a thread when no thread is idle, up to a bound; beyond it, calls wait for a thread. An idle thread ends after
-//! a while. A thread owns the id that it works on together with the provider, and the last of the two to let go destroys it.
-//! Nobody waits for a thread.
+//! a while. The thread and the provider share the ownership of an id, and the last of the two owners destroys it.
+//! Nothing waits for a thread.
 //!
 //! A connect to a peer that does not answer at all blocks for minutes, and so does the removal of its device. When the id is
 //! released, the connect is interrupted by a signal to its thread. The call must not be restarted then (`SA_RESTART`), and how a
 //! signal is handled holds for the whole process, so it is one that nobody else sends: the first connect on iWARP takes the
-//! highest real-time signal that is at its default, and gives it a handler that does ignore_signal. A handler that the program has
-//! installed is never replaced, and if it installs one for this signal later, or has one for each, there is no interruption. All
-//! other signals are blocked in these threads.
+//! highest real-time signal that is at its default, and gives it a handler that does ignore_signal. A handler of the program is
+//! never replaced. If the program has a handler for every real-time signal, or installs one for this signal later, connects are not
+//! interrupted. All other signals are blocked in these threads.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -27,11 +27,11 @@ use super::id::{ConnectOffer, RawId};
 use crate::error::Error;
 use crate::slab::Key;
 
-/// Number of connect calls that may block at the same time. As many releases may block beside them.
+/// The number of connect calls that may block at the same time. The same number of releases may block in addition.
 const THREADS: usize = 64;
-/// Time after which the signal is sent again: it may have come just before the call that it is to interrupt.
+/// The interval at which the signal is sent again: it may arrive just before the call that it is to interrupt.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long an idle thread waits for its next call.
+/// The time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(1);
 const STACK: usize = 256 * 1024;
 
@@ -80,7 +80,7 @@ struct ConnectorShared {
     waker: Waker,
 }
 
-/// Hands calls to threads.
+/// Runs blocking calls on threads.
 #[derive(Debug)]
 pub(super) struct Connector {
     shared: Arc<ConnectorShared>,
@@ -92,7 +92,7 @@ impl ConnectorShared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next call to make; `None` when there was none for a while, and the thread ends.
+    /// Returns the next call; `None` after [`IDLE`] without one, and then the thread ends.
     fn next_job(&self) -> Option<Job> {
         let mut queue = self.lock();
         if queue.jobs.is_empty() {
@@ -120,7 +120,7 @@ impl ConnectorShared {
         // SAFETY: no arguments.
         let thread = unsafe { libc::pthread_self() };
         self.lock().connecting.push((address_of(id), thread));
-        // If the id is abandoned from here on, this thread is interrupted.
+        // From here on, abandoning the id interrupts this thread.
         let result = if id.is_abandoned() { Ok(()) } else { id.connect(offer) };
         self.lock().connecting.retain(|(address, _)| *address != address_of(id));
         if let Err(Error::Io { source: error, .. }) = result {
@@ -146,18 +146,18 @@ impl ConnectorShared {
 }
 
 impl Connector {
-    /// A connector that wakes `waker` when a connect call has failed.
+    /// Returns a connector that wakes `waker` when a connect call has failed.
     pub(super) fn new(waker: Waker) -> Self {
         Self { shared: Arc::new(ConnectorShared { queue: Mutex::default(), work: Condvar::new(), waker }) }
     }
 
-    /// Calls `rdma_connect`. A failure comes out of [`Connector::take_failed`]; success comes as an event of the id.
+    /// Calls `rdma_connect`. [`Connector::take_failed`] returns a failure; success is an event of the id.
     pub(super) fn connect(&self, key: Key, id: Arc<RawId>, offer: ConnectOffer) -> io::Result<()> {
         signal();
         self.submit(Job::Connect { key, id, offer })
     }
 
-    /// Destroys an id as soon as nobody else holds it.
+    /// Destroys an id as soon as it has no other owner.
     pub(super) fn release(&self, id: Arc<RawId>) {
         id.abandon();
         {
@@ -172,7 +172,7 @@ impl Connector {
 
     fn submit(&self, job: Job) -> io::Result<()> {
         let mut queue = self.shared.lock();
-        // A release goes first: it ends, and lets others end.
+        // A release goes first, because it ends and unblocks other calls.
         let bound = match job {
             Job::Connect { .. } => {
                 queue.jobs.push_back(job);
@@ -194,7 +194,7 @@ impl Connector {
         let thread = thread::Builder::new().name("rdma-connect".into()).stack_size(STACK);
         match thread.spawn(move || shared.run()) {
             Ok(_) => queue.threads += 1,
-            // One of the threads that exist takes the call later.
+            // One of the existing threads runs the call later.
             Err(_) if queue.threads > 0 => {}
             Err(error) => {
                 // Without threads this is the only call. It may own an id, which is destroyed without the lock.
@@ -207,7 +207,7 @@ impl Connector {
         Ok(())
     }
 
-    /// Connect calls that have failed since this was last asked.
+    /// Returns the connect calls that have failed since the last call.
     pub(super) fn take_failed(&self) -> Vec<FailedConnect> {
         std::mem::take(&mut self.shared.lock().failed)
     }
@@ -222,14 +222,14 @@ impl Connector {
 
 extern "C" fn ignore_signal(_: c_int) {}
 
-/// What happens at a signal; `None` if the system does not say.
+/// Returns the handler of a signal; `None` if the system does not report it.
 fn disposition(signal: c_int) -> Option<libc::sighandler_t> {
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: asks only, into a place for the result, which is filled if the call succeeds.
     unsafe { (libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0).then(|| now.assume_init_ref().sa_sigaction) }
 }
 
-/// Installs the handler of a signal; returns its address.
+/// Installs the handler of a signal. Returns its address.
 fn install(signal: c_int) -> Option<libc::sighandler_t> {
     // SAFETY: all fields are numbers, and zero is an empty mask and no flags: a call is not restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -239,7 +239,7 @@ fn install(signal: c_int) -> Option<libc::sighandler_t> {
     installed.then_some(action.sa_sigaction)
 }
 
-/// The signal that interrupts a call, if there is one and it still has the handler. The first call chooses it.
+/// Returns the signal that interrupts a call, if one is available and still has the handler. The first call chooses it.
 fn signal() -> Option<c_int> {
     static CHOSEN: OnceLock<Option<(c_int, libc::sighandler_t)>> = OnceLock::new();
     let chosen = CHOSEN.get_or_init(|| {
@@ -247,7 +247,7 @@ fn signal() -> Option<c_int> {
         let free = |&signal: &c_int| disposition(signal) == Some(libc::SIG_DFL);
         let found = all.find_map(|signal| Some((signal, install(Some(signal).filter(free)?)?)));
         if found.is_none() {
-            log::info!("the program uses all real-time signals: connects that hang are not interrupted");
+            log::info!("the program uses all real-time signals: blocked connects are not interrupted");
         }
         found
     });

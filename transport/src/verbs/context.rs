@@ -1,4 +1,4 @@
-//! [`RawContext`]: the owner of a context that the provider has opened itself, where no connection manager opens one.
+//! [`RawContext`]: the owner of a context that the provider has opened without the connection manager.
 
 use std::ffi::CStr;
 
@@ -6,7 +6,7 @@ use super::ffi::{check, non_null};
 use super::sys::{ibv_close_device, ibv_context, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
 use crate::error::{Error, Result};
 
-/// See the [module](self).
+/// The sole owner of a context. See the [module](self).
 #[derive(Debug)]
 pub(super) struct RawContext(*mut ibv_context);
 
@@ -16,7 +16,7 @@ unsafe impl Send for RawContext {}
 unsafe impl Sync for RawContext {}
 
 impl RawContext {
-    /// Opens the device of a name.
+    /// Opens the device with a name.
     pub(super) fn new(name: &str) -> Result<Self> {
         let mut count = 0;
         // SAFETY: a place for the count; the result is checked.
@@ -34,7 +34,7 @@ impl RawContext {
                 break;
             }
         }
-        // SAFETY: given back once; a context keeps its device.
+        // SAFETY: freed once; a context keeps its device.
         unsafe { ibv_free_device_list(list) }
         match found {
             Some(context) => Ok(Self(context.map_err(|error| error.on(name))?)),
@@ -51,7 +51,7 @@ impl RawContext {
 
 impl Drop for RawContext {
     fn drop(&mut self) {
-        // SAFETY: closed once, after all that was made on it.
+        // SAFETY: closed once, after every object on it.
         if let Err(error) = check("ibv_close_device", unsafe { ibv_close_device(self.0) }) {
             log::warn!("{error}");
         }

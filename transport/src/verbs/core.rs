@@ -1,4 +1,4 @@
-//! [`Verbs`]: the provider's tables, and how their entries are found.
+//! [`Verbs`]: the provider's tables, and the look-up of their entries.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -36,52 +36,52 @@ pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
 pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };
 pub(super) const STALE_SRQ: Error = Error::Stale { object: "shared receive queue" };
 
-/// Tokens of the inner epoll set: the event channel, the waker, and from here on the asynchronous events of each device.
+/// The tokens of the epoll set: the event channel, the waker, and from `ASYNC` on the asynchronous events of each device.
 pub(super) const CM: Token = Token(0);
 const WAKE: Token = Token(1);
 pub(super) const ASYNC: usize = 2;
 
-/// Outstanding RDMA Reads that every iWARP device takes.
+/// The number of outstanding RDMA Reads that every iWARP device supports.
 const DEFAULT_READ_DEPTH: u16 = 16;
 
-/// Time to resolve an address while nobody has said what time it is.
+/// The time limit for resolving an address before the program has passed a time.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The connection-manager channel of the provider, and what was ready on it and is not looked at yet.
+/// The connection-manager channel of the provider, and its descriptors that are ready and not processed yet.
 pub(super) struct CmEventSet {
     pub(super) poll: Poll,
     pub(super) ready: Events,
-    /// Whether the event channel of librdmacm may have events.
+    /// True if the event channel of librdmacm may have events.
     pub(super) channel: bool,
     /// Devices that may have asynchronous events.
     pub(super) devices: Vec<u32>,
-    /// Ids whose streams may have something.
+    /// Ids whose listeners or streams are ready.
     pub(super) streams: VecDeque<Key>,
 }
 
-/// The address of this host on a stream, the options of its connection, and the port and GID that were found for them.
+/// The local address of a stream, the options of its connection, and the port and GID that follow from them.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
-/// What the connections by exchange share.
+/// The shared state of the connections by exchange.
 pub(super) struct Exchanges {
-    /// QpNumbers of first packets. Without it the provider does not have the role.
+    /// The source of first packet numbers. Without it the provider does not have the role.
     pub(super) entropy: Option<Entropy>,
-    /// Where the kernel shows the devices and their GIDs.
+    /// The folder in which the kernel shows the devices and their GIDs.
     pub(super) sysfs: PathBuf,
     /// Peers that have sent no request yet.
     pub(super) newcomers: Newcomers<Key>,
-    /// Ids that wait for something, and until when.
+    /// The deadlines of ids.
     pub(super) deadlines: BTreeSet<(Instant, Key)>,
-    /// What was found last, so that a connect does not read whole tables.
+    /// The last results, so that a connect does not read whole GID tables.
     pub(super) port_gids: VecDeque<CachedPortGid>,
 }
 
-/// RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] makes one.
+/// The provider of RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] opens it.
 ///
 /// Its connection-manager channel is an epoll set over the event channel of librdmacm, the asynchronous events of the devices in
-/// use, and what the private threads for iWARP report.
+/// use, the streams of exchanges, and the reports of the private threads for iWARP.
 pub struct Verbs {
-    /// The connection manager, or why there is none: then queue pairs connect by exchange only.
+    /// The connection manager, or the reason why it is missing: then queue pairs connect by exchange only.
     manager: std::result::Result<Arc<EventChannel>, String>,
     pub(super) event_set: CmEventSet,
     pub(super) connector: Connector,
@@ -90,21 +90,21 @@ pub struct Verbs {
     pub(super) srqs: Slab<Srq>,
     pub(super) regions: Slab<RegionEntry>,
     pub(super) addresses: Slab<Address>,
-    /// Number of joins of multicast groups so far.
+    /// The number of joins of multicast groups so far.
     pub(super) joins: usize,
     pub(super) batch: Batch,
     pub(super) devices: Vec<Device>,
-    /// Queue pairs that are destroyed when their last shared receive has come back, the earliest time limit first.
+    /// Queue pairs that are destroyed when their last shared receive has completed, in the order of their time limits.
     pub(super) retiring: VecDeque<RetiringQp>,
     pub(super) exchanges: Exchanges,
-    /// Ids that wait for their peer to close, and until when, the earliest first. An id may have been destroyed meanwhile.
+    /// Ids that wait for their peer to close, with their time limits, the earliest first. An id may have been destroyed meanwhile.
     pub(super) closing: VecDeque<(Instant, Key)>,
-    /// Events to be handed out.
+    /// Events that are not delivered yet.
     pub(super) events: VecDeque<crate::cm::CmEvent>,
     pub(super) device_events: VecDeque<DeviceEvent>,
     pub(super) chains: Chains,
     pub(super) acknowledgements: u64,
-    /// The latest time that anybody told.
+    /// The latest time that the program has passed.
     pub(super) now: Option<Instant>,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Debug for Verbs {
     }
 }
 
-/// The time that is left until `deadline`, in milliseconds, as the connection manager takes it.
+/// Returns the time until `deadline` in milliseconds, at least 1.
 pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -> i32 {
     let left = match (deadline, now) {
         (Some(deadline), Some(now)) => deadline.saturating_duration_since(now),
@@ -129,7 +129,7 @@ pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -
 }
 
 impl Verbs {
-    /// A provider with a connection manager, or with the reason why there is none.
+    /// Returns a provider with a connection manager, or with the reason why it is missing.
     pub(super) fn on_channel(manager: std::result::Result<Arc<EventChannel>, String>) -> Result<Self> {
         protect_from_forks();
         let io = |source| Error::io("opening the connection-manager channel", source);
@@ -173,21 +173,21 @@ impl Verbs {
         })
     }
 
-    /// Gives the provider a source of random octets, with which it has the role [`Exchange`](crate::roles::Exchange): the numbers of
-    /// the first packets of a connection are as unpredictable as that is.
+    /// Sets the source of random bytes for the first packet numbers of connections by exchange. With it the provider has the role
+    /// [`Exchange`](crate::roles::Exchange). Use a source that peers cannot predict.
     #[must_use]
     pub fn with_entropy(mut self, entropy: Entropy) -> Self {
         self.exchanges.entropy = Some(entropy);
         self
     }
 
-    /// The connection manager.
+    /// Returns the connection manager.
     ///
     /// # Errors
-    /// There is none, for the reason that the error names.
+    /// rdma_cm cannot be used; the error names the reason.
     pub(super) fn manager(&self) -> Result<&Arc<EventChannel>> {
         self.manager.as_ref().map_err(|why| Error::NoDevice {
-            reason: format!("{why}; connecting by exchange needs none of it (docs/guide/exchange.md)"),
+            reason: format!("{why}; connecting by exchange works without it (docs/guide/exchange.md)"),
         })
     }
 
@@ -219,7 +219,7 @@ impl Verbs {
         key
     }
 
-    /// What this side offers a peer. `asked` is what the peer has asked for.
+    /// Returns the parameters that the local side offers a peer. `asked` is the read depth that the peer has requested.
     pub(super) fn offer(
         &self,
         id: &IdEntry,
@@ -237,7 +237,7 @@ impl Verbs {
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match asked {
-                // A peer of MPA revision 1 tells no depths: it is taken to have the usual ones.
+                // A peer of MPA revision 1 sends no depths: assume the usual one.
                 Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
                 Some(asked) => wanted.min(asked),
                 None => wanted,
@@ -270,9 +270,9 @@ impl Verbs {
     }
 }
 
-/// Has libibverbs keep registered memory out of the children of this process, before anything is registered, so that it stays the
-/// memory of the device when a child and this process part. Kernels from 5.12 on give the child a copy of such memory at once;
-/// there the call does nothing (rdma-core from version 33 on asks the kernel).
+/// Makes libibverbs exclude registered memory from child processes, before anything is registered: otherwise copy-on-write after a
+/// `fork` could separate this process from the pages that the device uses. Kernels from 5.12 on copy such memory for the child
+/// during the fork; there the call does nothing (rdma-core from version 33 on asks the kernel).
 fn protect_from_forks() {
     // SAFETY: no arguments; may be called at any time, and again.
     let rc = unsafe { ibv_fork_init() };
@@ -287,7 +287,7 @@ impl Drop for Verbs {
     fn drop(&mut self) {
         for key in self.ids.keys() {
             if let Err(error) = self.remove(key) {
-                log::error!("{error}: what was posted is left to the device");
+                log::error!("{error}: the device keeps the posted work requests");
             }
         }
         for device in 0..self.devices.len() {

@@ -25,13 +25,13 @@ use crate::mr::RemoteKey;
 use crate::slab::Key;
 use crate::wc::{WcOpcode, WorkCompletion};
 
-/// Completions taken from a queue by one call.
+/// The number of completions that one call polls.
 const BATCH: usize = 32;
-/// Events acknowledged at a time: each time takes a lock.
+/// The number of events that are acknowledged at a time, because each call takes a lock.
 const ACK_BATCH: u32 = 64;
 
-/// Room for completions as the device gives them. A device leaves fields that do not apply as they are: zero, or what an earlier
-/// completion had there.
+/// A buffer for the completions of one poll. A device does not write fields that do not apply: they are zero, or from an earlier
+/// completion.
 pub(super) struct Batch([ibv_wc; BATCH]);
 
 impl Default for Batch {
@@ -46,7 +46,7 @@ impl Default for Batch {
 pub(super) struct RawCq {
     raw: *mut ibv_cq,
     name: QueueName,
-    /// Events taken and not acknowledged yet.
+    /// The number of events that were read and are not acknowledged yet.
     unacknowledged: AtomicU32,
     device: Arc<RawDevice>,
 }
@@ -80,7 +80,7 @@ impl RawCq {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Moves up to `max` completions to `out`; returns how many.
+    /// Moves up to `max` completions to `out`. Returns their number.
     pub(super) fn poll(
         &self,
         max: usize,
@@ -109,13 +109,13 @@ impl RawCq {
         Ok(taken)
     }
 
-    /// Asks for one event on the next completion of that kind.
+    /// Requests one event for the next completion of that kind.
     pub(super) fn arm(&self, notify: Notify) -> Result<()> {
         // SAFETY: a live queue.
         check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, i32::from(notify == Notify::Solicited)) })
     }
 
-    /// Counts an event that is to be acknowledged, which is done for many at once; returns whether it was done now.
+    /// Counts an event that has to be acknowledged. Returns true if this call has acknowledged the batch.
     fn count_event(&self) -> bool {
         let due = self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH;
         if due {
@@ -135,7 +135,7 @@ impl RawCq {
 
 impl Drop for RawCq {
     fn drop(&mut self) {
-        // Destroying waits for the acknowledgement of every event.
+        // `ibv_destroy_cq` waits until every event is acknowledged.
         self.acknowledge();
         // SAFETY: queue pairs hold a share of the queue, so none is left on it.
         if let Err(error) = check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw) }) {
@@ -156,7 +156,7 @@ fn completion(wc: &ibv_wc, numbers: &QpNumbers) -> WorkCompletion {
         wr_id: wc.wr_id & !RECEIVE,
         qp: numbers.find(wc.qp_num),
         status: wc_status(wc.status),
-        // The number says what failed; the opcode may be any earlier one's.
+        // The `wr_id` tells a receive from a send. The opcode may be that of an earlier completion.
         opcode: match (failed, wc.wr_id & RECEIVE != 0) {
             (false, _) => wc_opcode(wc.opcode),
             (true, true) => WcOpcode::Recv,
@@ -183,24 +183,24 @@ pub(super) struct Cq {
     pub(super) raw: Option<Arc<RawCq>>,
     pub(super) device: u32,
     entries: u32,
-    /// Entries promised to the work queues of queue pairs.
+    /// The number of entries that are reserved for work queues.
     reserved: u32,
-    /// Entries of work queues that are gone. They are free once the queue was seen empty: until then completions may be left
-    /// in it.
+    /// The number of entries of destroyed work queues. They become free when a poll finds the queue empty: until then their
+    /// completions may be in it.
     released: u32,
-    /// Number of work queues that complete here.
+    /// The number of work queues that complete here.
     users: u32,
     pub(super) armed: bool,
-    /// Set when the queue failed and its queue pairs were told. It is not polled any more.
+    /// Set when the queue has failed and its connections were notified. It is not polled any more.
     pub(super) failed: bool,
-    /// Number of shared receive queues that complete here.
+    /// The number of shared receive queues that complete here.
     pub(super) shared: u32,
-    /// Completions that were taken out of the queue before the user asked for them.
+    /// Completions that were polled before the program polled them.
     pub(super) stash: VecDeque<WorkCompletion>,
 }
 
 impl Cq {
-    /// An entry without the queue itself, which is made with the key of this entry.
+    /// Returns an entry without the queue, which is created with the key of this entry.
     pub(super) const fn new(device: u32, entries: u32) -> Self {
         Self {
             raw: None,
@@ -216,7 +216,7 @@ impl Cq {
         }
     }
 
-    /// The queue itself, if this is its name.
+    /// Returns the queue if this is its name.
     pub(super) fn named(&self, name: QueueName) -> Option<&Arc<RawCq>> {
         self.raw.as_ref().filter(|raw| raw.name == name)
     }
@@ -225,7 +225,7 @@ impl Cq {
         self.entries
     }
 
-    /// Moves up to `max` completions that were set aside to `out`; returns how many.
+    /// Moves up to `max` completions of the stash to `out`. Returns their number.
     #[inline]
     pub(super) fn take_stash(&mut self, max: usize, out: &mut Vec<WorkCompletion>) -> usize {
         if self.stash.is_empty() {
@@ -240,7 +240,7 @@ impl Cq {
         self.users > 0
     }
 
-    /// Keeps room for all entries of a work queue, so that this queue can never overrun.
+    /// Reserves all entries of a work queue, so that this queue cannot overrun.
     pub(super) fn reserve(&mut self, depth: u32) -> Result<()> {
         let reserved = u64::from(self.reserved) + u64::from(self.released) + u64::from(depth);
         if reserved > self.entries.into() {
@@ -252,27 +252,27 @@ impl Cq {
         Ok(())
     }
 
-    /// Takes a reservation back of which nothing was used.
+    /// Cancels a reservation that was not used.
     pub(super) fn cancel(&mut self, depth: u32) {
         self.reserved = self.reserved.saturating_sub(depth);
         self.users = self.users.saturating_sub(1);
     }
 
-    /// Gives the room of a work queue back that is gone.
+    /// Releases the entries of a destroyed work queue.
     pub(super) fn release(&mut self, depth: u32) {
         self.cancel(depth);
         self.released += depth;
     }
 
-    /// Notes that a poll found the queue empty.
+    /// Records that a poll found the queue empty.
     #[inline]
     pub(super) fn drained(&mut self) {
         self.released = 0;
     }
 }
 
-/// Takes the next event from a device's completion channel and returns the key of its queue; `None` when there is none now. Adds
-/// the calls that acknowledge to `acknowledgements`.
+/// Reads the next event of a device's completion channel. Returns the key of its queue; `None` if there is no event at the moment.
+/// Adds the number of acknowledging calls to `acknowledgements`.
 pub(super) fn next_event(
     device: &RawDevice,
     acknowledgements: &mut u64,
@@ -280,7 +280,7 @@ pub(super) fn next_event(
 ) -> Result<Option<Key>> {
     let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
     loop {
-        // SAFETY: a live channel and places for the results.
+        // SAFETY: a live channel, and memory for the results.
         if unsafe { ibv_get_cq_event(device.channel(), &raw mut cq, &raw mut context) } == 0 {
             break;
         }

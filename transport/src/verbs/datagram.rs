@@ -21,11 +21,11 @@ use crate::qp::QpId;
 use crate::slab::Key;
 use crate::wc::WorkCompletion;
 
-/// Number of groups that an id may be in.
+/// The largest number of groups of an id.
 const GROUPS: usize = 64;
 
 impl Verbs {
-    /// Makes an id of the datagram kind at `address`.
+    /// Creates a datagram id at `address`.
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         let raw = RawId::create(self.manager()?, Service::Datagram)?;
         raw.bind(&RawAddress::new(address)).map_err(|error| match error {
@@ -33,7 +33,7 @@ impl Verbs {
             other => other,
         })?;
         if raw.context().is_null() {
-            let reason = format!("{} is on none: datagrams need the address of a device", address.ip());
+            let reason = format!("{} is not on an RDMA device: datagrams need the address of one", address.ip());
             return Err(Error::NoDevice { reason });
         }
         let key = self.add(IdEntry::new(Arc::new(raw), IdState::Bound));
@@ -53,7 +53,7 @@ impl Verbs {
         }
     }
 
-    /// Tells a peer that asks for it the number of the queue pair, and forgets the peer.
+    /// Answers a connect request with the number of the queue pair, and destroys the id of the request.
     pub(super) fn answer_datagram_request(&mut self, id: CmId, qp: QpId, private_data: &[u8]) -> Result<()> {
         let entry = self.id(id)?;
         if entry.state != IdState::RequestReceived || entry.raw.service() != Service::Datagram {
@@ -76,7 +76,7 @@ impl Verbs {
         answered
     }
 
-    /// Makes an id of the datagram kind that resolves `peer`.
+    /// Creates a datagram id that resolves `peer`.
     pub(super) fn resolve_datagrams(
         &mut self,
         peer: SocketAddr,
@@ -146,7 +146,7 @@ impl Verbs {
             Some(peer) => self.push(key, CmEventKind::Joined { group, peer }),
             None => {
                 *slot = None;
-                // The library keeps a group that failed, until it is left.
+                // The library keeps a group whose join failed until the id leaves it.
                 if let Err(error) = id.raw.leave(group) {
                     log::debug!("{error}");
                 }
@@ -183,7 +183,7 @@ impl Verbs {
         Ok(route(&attr))
     }
 
-    /// Leaves all groups of an id that is about to go: a queue pair that is in a group cannot be destroyed.
+    /// Leaves all groups of an id, because a queue pair that is in a group cannot be destroyed.
     pub(super) fn leave_all(&mut self, key: Key) {
         let Some(id) = self.ids.get_mut(key) else { return };
         for (group, _) in id.groups.drain(..).flatten() {
