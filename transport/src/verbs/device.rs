@@ -1,4 +1,4 @@
-//! [`RawDevice`]: the one owner of everything that the provider has opened on a device.
+//! [`RawDevice`]: the sole owner of the objects that the provider has opened on a device.
 
 use std::any::Any;
 use std::ffi::{CStr, c_int};
@@ -21,23 +21,23 @@ use super::sys::{
 };
 use crate::error::{Error, Result};
 
-/// What keeps a context open for as long as it lives: an id of the provider's own that is bound to the device, or the owner of
-/// a context that the provider has opened itself.
+/// The owner that keeps a context open as long as it lives: a private id of the provider that is bound to the device, or a
+/// [`RawContext`](super::context::RawContext).
 pub(super) type ContextOwner = Arc<dyn Any + Send + Sync>;
 
-/// The driver behind a device, as far as the provider has to know it.
+/// The driver of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Driver {
     /// The kernel's software iWARP.
     Siw,
     /// The kernel's software RoCE.
     Rxe,
-    /// Any other: an adapter's.
+    /// Any other driver, such as that of an adapter.
     Other,
 }
 
 impl Driver {
-    /// Tells by the vendor number that both software devices report (`SIW_VENDOR_ID`, `RXE_VENDOR_ID` in the kernel's
+    /// Returns the driver, by the vendor number that both software devices report (`SIW_VENDOR_ID`, `RXE_VENDOR_ID` in the kernel's
     /// `drivers/infiniband/sw`), and for a kernel from before 2020 by the name.
     pub(super) fn of(vendor_id: u32, iwarp: bool, name: &str) -> Self {
         match vendor_id {
@@ -61,19 +61,19 @@ pub(super) struct RawDevice {
     /// The NUMA node that the device is attached to.
     pub(super) numa_node: Option<u32>,
     pd: *mut ibv_pd,
-    /// A thread domain, and the protection domain around it and `pd`, in which queues are made: the device then gives them
-    /// doorbells of their own, which take no lock. Null where the device has none.
+    /// A thread domain, and the parent domain of it and `pd`, in which queues are created. Their doorbells then need no lock. Null if
+    /// the device has no thread domains.
     threads: (*mut ibv_td, *mut ibv_pd),
     channel: *mut ibv_comp_channel,
     /// On siw, the queue that `guard` makes; else null.
     guard: *mut ibv_cq,
-    /// Whether librdmacm has the device open, and so closes it.
+    /// True if librdmacm has opened the device, and so closes it.
     managed: bool,
-    /// Whether the device is going away.
+    /// True once the device was removed.
     removed: AtomicBool,
     /// `None` while the device is being closed.
     events: Option<Subscription>,
-    /// Dropped last: from then on the context may be closed.
+    /// Dropped last, because the context may be closed afterwards.
     context_owner: Option<ContextOwner>,
 }
 
@@ -91,15 +91,15 @@ impl std::fmt::Debug for DeviceAttr {
 /// Entries of a completion queue that covers page 144 of a context's mappings, for entries of 32 bytes or more.
 const GUARD_ENTRIES: c_int = 20_000;
 
-/// Makes a queue that keeps libsiw from failing. That library takes the mapping at page 144 (`SIW_INVAL_UOBJ_KEY`, 0x90000)
-/// for an error, and the kernel gives each new queue the lowest free page: with small queues the 56th queue pair fails, and
+/// Creates a queue that works around a defect of libsiw. That library treats the mapping at page 144 (`SIW_INVAL_UOBJ_KEY`,
+/// 0x90000) as an error, and the kernel gives each new queue the lowest free page: with small queues the 56th queue pair fails, and
 /// every later one. This queue is large enough to cover the page, so no other begins there.
 fn guard(context: *mut ibv_context) -> *mut ibv_cq {
     // SAFETY: a live context; a queue of its own, on no channel. Null when it cannot be made: then there is no guard.
     unsafe { ibv_create_cq(context, GUARD_ENTRIES, ptr::null_mut(), ptr::null_mut(), 0) }
 }
 
-/// Reads what the system says of a device's NUMA node. It says -1 when there is none.
+/// Parses the NUMA node of a device, which is -1 if it has none.
 fn parse_numa_node(text: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
@@ -111,7 +111,7 @@ unsafe impl Send for RawDevice {}
 unsafe impl Sync for RawDevice {}
 
 impl RawDevice {
-    /// Opens what the provider needs on the device of `context`, which `context_owner` keeps open. `managed`: librdmacm has opened it.
+    /// Opens the objects that the provider needs on the device of `context`. `managed` is true if librdmacm has opened the context.
     ///
     /// # Safety
     /// `context` is live for as long as `context_owner` is.
@@ -154,7 +154,7 @@ impl RawDevice {
         Ok(opened)
     }
 
-    /// A thread domain and a protection domain around it; nulls where the device has none.
+    /// Creates a thread domain and its parent domain; null if the device has no thread domains.
     fn thread_domain(&self) -> (*mut ibv_td, *mut ibv_pd) {
         let mut td_attr = ibv_td_init_attr { comp_mask: 0 };
         // SAFETY: a live context; the attributes are read during the call.
@@ -181,12 +181,12 @@ impl RawDevice {
         self.context
     }
 
-    /// The domain that memory is registered in.
+    /// Returns the domain in which memory is registered.
     pub(super) const fn protection_domain(&self) -> *mut ibv_pd {
         self.pd
     }
 
-    /// The domain that queue pairs are made in: it has the memory of [`RawDevice::protection_domain`].
+    /// Returns the domain in which queue pairs are created. It includes the memory of [`RawDevice::protection_domain`].
     pub(super) fn queue_domain(&self) -> *mut ibv_pd {
         if self.threads.1.is_null() { self.pd } else { self.threads.1 }
     }
@@ -205,7 +205,7 @@ impl RawDevice {
         unsafe { (*self.context).async_fd }
     }
 
-    /// Descriptors with an edge when there may be asynchronous events: the queue of the process, and this provider's own.
+    /// Returns the descriptors that have an edge when there may be asynchronous events: that of the context, and that of the subscription.
     pub(super) fn event_fds(&self) -> impl Iterator<Item = c_int> {
         std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::wake_fd))
     }
@@ -227,14 +227,14 @@ impl RawDevice {
         unsafe { (*self.context).cmd_fd }
     }
 
-    /// Completion vectors: the interrupts, and with them the processors, that completion events can be spread over.
+    /// Returns the number of completion vectors: the interrupts over which completion events can be distributed.
     pub(super) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is live; the number never changes.
         u32::try_from(unsafe { (*self.context).num_comp_vectors }).unwrap_or(1).max(1)
     }
 
-    /// The result of a call that gives an object of the device back, by its return code. Since the kernel has torn a device down
-    /// each such call fails with `EIO`, although its object is gone.
+    /// Returns the result of a call that releases an object of the device, from its return code. After the kernel has torn a device
+    /// down, each such call fails with `EIO` although its object is destroyed: that counts as success.
     pub(super) fn given_back(&self, call: &'static str, rc: c_int) -> Result<()> {
         match check(call, rc) {
             Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EIO) && self.is_torn_down() => Ok(()),
@@ -242,7 +242,7 @@ impl RawDevice {
         }
     }
 
-    /// Whether the kernel has destroyed what this process had on the device, because the device was removed.
+    /// Returns true if the kernel has destroyed this process's objects on the device, because the device was removed.
     ///
     /// Most drivers let the kernel do that while processes still have the device open (`ib_uverbs_remove_one` with
     /// `disassociate_ucontext`, drivers/infiniband/core/uverbs_main.c); with others (siw, rxe) the removal waits for the
@@ -256,12 +256,12 @@ impl RawDevice {
         unsafe { libc::poll(&raw mut fd, 1, 0) == 1 && fd.revents & libc::POLLERR != 0 }
     }
 
-    /// Has the library close the device too, when this is dropped.
+    /// Makes the drop of this device close it in the library, too.
     pub(super) fn set_removed(&self) {
         self.removed.store(true, Ordering::Relaxed);
     }
 
-    /// The next asynchronous event for this provider; `None` when there is none now.
+    /// Returns the next asynchronous event for this provider; `None` if there is none at the moment.
     pub(super) fn next_event(&self) -> Result<Option<AsyncEvent>> {
         match &self.events {
             Some(events) => events.next(|| self.read_event()),
@@ -315,8 +315,8 @@ impl Drop for RawDevice {
         let last = self.events.take().is_some_and(Subscription::end);
         let removed = self.managed && self.removed.load(Ordering::Relaxed);
         if removed && last && !close_removed_devices() {
-            // It was the last device of the system. The library does not look for removed devices then, and would keep this
-            // one open until the process ends.
+            // It was the last device of the system. The library then closes no removed devices, and would keep this one open until
+            // the process ends.
             self.release_files();
         }
         self.context_owner = None;
@@ -326,10 +326,10 @@ impl Drop for RawDevice {
     }
 }
 
-/// Makes librdmacm look which devices there are: it then closes those that are gone and in no use, for which the kernel
-/// waits before it lets them go. Returns `false` when it found no device at all: then it closes none.
+/// Makes librdmacm list the devices: it then closes the removed ones that are not in use. The kernel waits for that before it
+/// finishes the removal. Returns `false` if the library found no device at all: then it closes none.
 fn close_removed_devices() -> bool {
-    // SAFETY: the count is not asked for; the list is given back as it came.
+    // SAFETY: the count is not asked for; the list is freed unchanged.
     unsafe {
         let devices = rdma_get_devices(ptr::null_mut());
         if devices.is_null() {

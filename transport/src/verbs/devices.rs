@@ -1,4 +1,4 @@
-//! [`Device`]: what the provider knows of a device in use.
+//! [`Device`]: the provider's entry of a device in use.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use crate::error::{Error, Result};
 use crate::provider::DeviceInfo;
 use crate::slab::Key;
 
-/// A device in the provider's table. Its place there is its handle.
+/// A device in the provider's table. Its index is its handle.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) info: DeviceInfo,
     pub(super) limits: Limits,
     /// The open device; `None` once a removed device was closed.
     pub(super) raw: Option<Arc<RawDevice>>,
-    /// Whether the device is going away, or gone.
+    /// True once the device was removed.
     pub(super) removed: bool,
-    /// Number of ids on it, without the one that watches it.
+    /// The number of ids on it, without the provider's own.
     pub(super) ids: usize,
     /// The provider's own id on it.
     pub(super) watch: Option<Key>,
-    /// Number of completion queues that are armed and had no event since.
+    /// The number of completion queues that are armed and had no event since.
     pub(super) armed: usize,
     /// Its queue pairs by their number.
     pub(super) numbers: QpNumbers,
-    /// Ports that ids are or were on, and whether each was down when that was last heard.
+    /// Ports that ids are or were on; true if the port was down at its last event or query.
     ports: Vec<(u8, bool)>,
-    /// Ids that are destroyed when their port is up.
+    /// Ids that are destroyed when their port is up again.
     pub(super) waiting_for_port: Vec<(u8, Arc<RawId>)>,
 }
 
 impl Device {
-    /// Opens what the provider needs on the device of `context`, which `context_owner` keeps open; `port` is the port in use.
+    /// Opens the objects that the provider needs on the device of `context`; `port` is the port in use.
     ///
     /// # Safety
     /// `context` is live for as long as `context_owner` is.
@@ -64,7 +64,7 @@ impl Device {
         })
     }
 
-    /// The open device, as long as it is not removed.
+    /// Returns the open device; an error if it was removed.
     pub(super) fn live(&self) -> Result<&Arc<RawDevice>> {
         self.raw
             .as_ref()
@@ -72,7 +72,7 @@ impl Device {
             .ok_or_else(|| Error::NoDevice { reason: format!("{} was removed", self.info.name) })
     }
 
-    /// Notes whether a port is down.
+    /// Records if a port is down.
     pub(super) fn set_down(&mut self, port: u8, down: bool) {
         match self.ports.iter_mut().find(|known| known.0 == port) {
             Some(known) => known.1 = down,
@@ -80,8 +80,8 @@ impl Device {
         }
     }
 
-    /// Whether a port is down. The device is asked once for each port; then its events say so, because the question costs a
-    /// command to the firmware. Rxe is always asked: its event may come later than its effect.
+    /// Returns true if a port is down. Queries the device once for each port, because a query is a command to the firmware; later its
+    /// events report changes. Queries rxe each time, because its event may arrive late.
     pub(super) fn is_down(&mut self, port: u8) -> bool {
         let known = self.ports.iter().find(|known| known.0 == port);
         if let Some(&(_, down)) = known.filter(|_| self.limits.driver != Driver::Rxe) {

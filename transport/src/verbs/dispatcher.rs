@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::async_event::AsyncEvent;
 use crate::error::{Error, Result};
 
-/// Events that are kept for a provider that does not ask for them. The oldest go first.
+/// The largest number of events in the queue of a provider. Beyond it the oldest is dropped.
 const MAX_QUEUED: usize = 1000;
-/// Events read from the system in one call.
+/// The number of events that one call reads from the system.
 const MAX_READS: usize = 64;
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ fn signal(wake: &OwnedFd) {
     }
 }
 
-/// A provider's share in the events of one context.
+/// A provider's subscription to the events of one context.
 #[derive(Debug)]
 pub(super) struct Subscription {
     context: usize,
@@ -74,12 +74,12 @@ impl Subscription {
         Ok(Self { context, number, wake })
     }
 
-    /// A descriptor that has an edge when another subscriber has put something into this one's queue. It is never read.
+    /// Returns the eventfd, which has an edge when another subscriber has put an event into this one's queue. It is never read.
     pub(super) fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
 
-    /// The next event for this subscriber; `None` when there is none now. `read` takes one event from the system.
+    /// Returns the next event for this subscriber; `None` if there is none at the moment. `read` reads one event from the system.
     pub(super) fn next(&self, mut read: impl FnMut() -> Result<Option<AsyncEvent>>) -> Result<Option<AsyncEvent>> {
         let mut all = subscribers();
         let mut failed = None;
@@ -109,7 +109,7 @@ impl Subscription {
         }
     }
 
-    /// Ends the subscription; whether no provider of this process has the context open any more.
+    /// Ends the subscription. Returns true if no provider of this process has the context open any more.
     pub(super) fn end(self) -> bool {
         let mut all = subscribers();
         all.list.retain(|subscriber| subscriber.number != self.number);
@@ -127,7 +127,7 @@ mod tests {
             (Subscription::new(16).unwrap(), Subscription::new(16).unwrap(), Subscription::new(32).unwrap());
         let mut system = vec![AsyncEvent::Other(2), AsyncEvent::Other(1)];
         assert_eq!(first.next(|| Ok(system.pop())).unwrap(), Some(AsyncEvent::Other(1)));
-        assert!(system.is_empty(), "all is read at once");
+        assert!(system.is_empty(), "one call reads all events");
         let nothing = || Ok(None);
         assert_eq!(second.next(nothing).unwrap(), Some(AsyncEvent::Other(1)));
         assert_eq!(second.next(nothing).unwrap(), Some(AsyncEvent::Other(2)));

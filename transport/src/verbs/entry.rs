@@ -1,4 +1,4 @@
-//! [`IdEntry`]: what the provider knows of a connection-manager id.
+//! [`IdEntry`]: the provider's entry of a connection-manager id.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use crate::cm::ReadDepth;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// Where an id is in its life.
+/// The state of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdState {
     /// Waits for connect requests.
     Listening,
-    /// Bound to an address of ours, for datagrams.
+    /// Bound to a local address, for datagrams.
     Bound,
-    /// Watches a device, for the provider itself.
+    /// The provider's own id on a device, which receives the event of a removal.
     WatchingDevice,
     /// Resolves the peer's address, then the route.
     Resolving,
-    /// On a device, and free to connect.
+    /// On a device, and ready to connect.
     Resolved,
-    /// The stream of a peer that has sent no request yet, of which the user knows nothing.
+    /// The stream of a peer that has sent no request yet. The program does not know this id.
     AwaitingRequest,
-    /// Has asked the peer.
+    /// Connects; the peer has not answered.
     Connecting,
-    /// Was asked by a peer.
+    /// A connect request that the program has not answered.
     RequestReceived,
-    /// Has accepted the peer.
+    /// Accepted, but not established yet.
     Accepting,
-    /// Up.
+    /// Established.
     Established,
-    /// Disconnected by this side.
+    /// Disconnected by the program.
     Disconnecting {
         /// The queue pair is put into the error state when the peer has closed, or now at the latest (iWARP only).
         flush_at: Option<Instant>,
     },
-    /// Over: only to be destroyed.
+    /// Ended: the program can only destroy it.
     Closed,
 }
 
@@ -67,28 +67,28 @@ impl IdState {
 pub(super) struct IdEntry {
     pub(super) raw: Arc<RawId>,
     pub(super) state: IdState,
-    /// The device that it is on.
+    /// The device of the id.
     pub(super) device: Option<DeviceId>,
     pub(super) qp: Option<Qp>,
-    /// When an active connection must be up.
+    /// The time by which an active connection must be established.
     pub(super) deadline: Option<Instant>,
-    /// The read depths that the peer asked for, and later those that were agreed on.
+    /// The read depths that the peer has requested, and later the negotiated ones.
     pub(super) read_depth: ReadDepth,
-    /// The code of the receiver-not-ready timer to set when the connection is up.
+    /// The code of the receiver-not-ready timer to set when the connection is established.
     pub(super) min_rnr_timer: u8,
     /// Type of service and ack timeout that a listener sets on the ids of its connect requests.
     pub(super) inherited: (Option<u8>, Option<u8>),
-    /// Set on iWARP while destroying the id may block until its handshake is over.
+    /// True on iWARP while destroying the id may block until its handshake ends.
     pub(super) handshaking: bool,
-    /// Whether the user was told that the device goes away.
+    /// True once the program was notified of the device's removal.
     pub(super) removal_reported: bool,
-    /// Multicast groups that it is in or joins, and the numbers of the joins.
+    /// The multicast groups that it is in or joins, and the numbers of the joins.
     pub(super) groups: Vec<Option<(IpAddr, usize)>>,
-    /// The stream of a peer that is reached by exchange, or where such streams come in.
+    /// The listener or the stream of an id that connects by exchange.
     pub(super) exchange: Option<ExchangeSocket>,
 }
 
-/// What an id has for an exchange.
+/// The socket of an id that connects by exchange.
 #[derive(Debug)]
 pub(super) enum ExchangeSocket {
     Listener(Box<ExchangeListener>),
@@ -135,7 +135,7 @@ impl IdEntry {
     }
 }
 
-/// An id without a user, whose queue pair is about to be destroyed.
+/// A queue pair whose id the program has destroyed, and which waits for its last shared receive.
 #[derive(Debug)]
 pub(super) struct RetiringQp {
     pub(super) key: Key,
@@ -143,9 +143,9 @@ pub(super) struct RetiringQp {
     pub(super) raw: Arc<RawId>,
     pub(super) device: DeviceId,
     pub(super) state: IdState,
-    /// When it is destroyed at the latest.
+    /// The time at which it is destroyed at the latest.
     pub(super) until: Instant,
 }
 
-/// How long a peer waits that found no receive posted, as a code: 0.64 ms. The connection manager would leave it at 655 ms.
+/// The code of the default receiver-not-ready timer: 0.64 ms. The default of the connection manager is 655 ms.
 pub(super) const MIN_RNR_TIMER: u8 = 12;

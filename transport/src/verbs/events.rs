@@ -1,4 +1,4 @@
-//! Events: how they are read, and what each does to the id or device that it concerns.
+//! Events: reads them, and changes the id or the device that each concerns.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use crate::provider::{CqId, DeviceId};
 use crate::qp::{QpId, SrqId};
 use crate::slab::Key;
 
-/// Answers of InfiniBand's connection manager to the question which queue pair takes datagrams (`ib_cm.h`).
+/// Statuses of a SIDR reply, by which a peer names its queue pair for datagrams (`ib_cm.h`).
 const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECT: i32 = 2;
-/// Number of device events that are kept for a caller who may never ask for them.
+/// The largest number of device events that are kept for the program.
 const DEVICE_EVENTS: usize = 1000;
 
 impl Verbs {
@@ -51,7 +51,7 @@ impl Verbs {
         }
     }
 
-    /// Asks which descriptors have something new; returns whether there is anything to look at.
+    /// Polls the descriptors. Returns true if one of them is ready.
     fn poll_event_set(&mut self) -> Result<bool> {
         match self.event_set.poll.poll(&mut self.event_set.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
@@ -85,7 +85,7 @@ impl Verbs {
     fn connect_failed(&mut self, key: Key, failure: ConnectFailure) {
         let Some(id) = self.ids.get_mut(key) else { return };
         id.handshaking = false;
-        // An event may have told the same before.
+        // An event may have reported the same before.
         if id.state == IdState::Connecting {
             id.state = IdState::Closed;
             self.push(key, CmEventKind::ConnectFailed(failure));
@@ -119,12 +119,12 @@ impl Verbs {
             cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => {
                 self.join_ended(key, join, status, peer);
             }
-            // The answer to the question which queue pair takes datagrams.
+            // A SIDR reply without a queue pair.
             cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
                 let kind = match status {
                     SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
                     SIDR_REJECT => CmEventKind::Rejected { private_data },
-                    other => CmEventKind::ConnectFailed(ConnectFailure::System(format!("the peer refuses: {other}"))),
+                    other => CmEventKind::ConnectFailed(ConnectFailure::System(format!("the peer refuses with status {other}"))),
                 };
                 if id.state == IdState::Connecting {
                     id.state = IdState::Closed;
@@ -199,7 +199,7 @@ impl Verbs {
             // The listener is gone: dropping the id refuses the peer.
             return;
         };
-        // The kernel hands no option of a listener on.
+        // The kernel passes no option of a listener to its requests.
         set_path(&raw, listening.inherited.0, listening.inherited.1);
         let Some(peer) = raw.peer_address() else { return };
         let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
@@ -226,7 +226,7 @@ impl Verbs {
                 private_data
             }
             IdState::Accepting => Box::default(),
-            // Twice, or after we had enough of it.
+            // Reported twice, or after the program has disconnected.
             _ => return,
         };
         let (active, read_depth) = (id.state == IdState::Connecting, id.read_depth);
@@ -261,11 +261,11 @@ impl Verbs {
                 id.state = IdState::Closed;
                 self.push(key, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed));
             }
-            // The peer accepted, and went before it heard that the connection was up.
+            // The peer accepted, and left before it was notified that the connection is established.
             IdState::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
                 self.disconnected(key, DisconnectCause::Peer);
             }
-            // Since Linux 6.0 the connection manager may say that of a connection that is up.
+            // Since Linux 6.0 the connection manager may report that of an established connection.
             IdState::Established => {
                 let error = std::io::Error::from_raw_os_error(status.saturating_abs());
                 self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
@@ -289,7 +289,7 @@ impl Verbs {
         }
     }
 
-    /// Tells every id on a device that it goes away; closes it at once when there is none.
+    /// Reports the removal of a device to every id on it. Closes the device immediately if it has no ids.
     fn device_removed(&mut self, device: DeviceId) {
         let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
         let again = std::mem::replace(&mut entry.removed, true);
@@ -368,7 +368,7 @@ impl Verbs {
         let is_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
         let key = self.ids.at(queue.slot()).filter(|(_, id)| is_it(id)).map(|(key, _)| key);
         let Some((key, id)) = key.and_then(|key| Some((key, self.ids.get_mut(key)?))) else {
-            // Every provider of the process hears of every queue pair on the device.
+            // Every provider of the process receives the events of every queue pair on the device.
             log::trace!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
             return;
         };
@@ -396,7 +396,7 @@ impl Verbs {
 
     fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
         if self.device_events.len() >= DEVICE_EVENTS {
-            // Nobody asks for them, or the device never stops.
+            // The program does not read them, or the device never stops.
             self.device_events.pop_front();
         }
         self.device_events.push_back(DeviceEvent { device: DeviceId(device as u32), kind });
@@ -416,7 +416,7 @@ impl Verbs {
         self.path_failed(on_it, &why);
     }
 
-    /// Tells every connection that something under it has failed.
+    /// Ends the concerned connections, with the reason `why`.
     fn path_failed(&mut self, concerned: impl Fn(&IdEntry) -> bool, why: &str) {
         let keys: Vec<Key> = self.ids.iter().filter(|(_, id)| concerned(id)).map(|(key, _)| key).collect();
         for key in keys {
@@ -424,8 +424,7 @@ impl Verbs {
         }
     }
 
-    /// A completion queue failed: completions are lost, and no queue pair on it can go on. The reactor goes on with its other
-    /// queues.
+    /// Marks a completion queue as failed, and ends the connections whose queue pairs complete there, because completions are lost.
     pub(super) fn queue_failed(&mut self, queue: CqId, why: &str) {
         let Some(cq) = self.cqs.get_mut(queue.0).filter(|cq| !cq.failed) else { return };
         cq.failed = true;
@@ -438,10 +437,10 @@ impl Verbs {
         self.path_failed(on_it, &why);
     }
 
-    /// The completion channel of a device failed: no completion can be waited for, which is as if the device had failed.
+    /// Treats a device as failed, because its completion channel has failed and no completion can be waited for.
     pub(super) fn channel_failed(&mut self, device: DeviceId, why: &str) {
         let index = device.0 as usize;
-        log::error!("{}: {why}: the device is given up", self.devices[index].info.name);
+        log::error!("{}: {why}: the device is treated as failed", self.devices[index].info.name);
         self.device_event(index, DeviceEventKind::Fatal);
         self.device_removed(device);
         self.connector.wake();

@@ -1,4 +1,4 @@
-//! Connecting by exchange: what the calls of a program do. `streams` has what comes from peers.
+//! Connecting by exchange: the calls of the program. `exchange_events` processes the input of peers.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use crate::exchange::message::{Endpoint, Network, Refusal};
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// The time after which a request is sent again if nobody says otherwise, as the connection manager has it: 2 s.
+/// The code of the default ack timeout, that of the connection manager: 2 s.
 const ACK_TIMEOUT: u8 = 19;
-/// Places of connections that are remembered.
+/// The largest number of cached results.
 const MAX_CACHED: usize = 16;
 
 impl Verbs {
@@ -39,7 +39,7 @@ impl Verbs {
         let ListenOptions { type_of_service, ack_timeout, .. } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         if exchange.device.is_some() {
-            // What the options name is there, or this is the time to say so.
+            // Fails now if the named device, port or GID does not exist.
             self.port_gid_for(None, exchange)?;
         }
         let listen = |source| Error::Listen { address, source };
@@ -60,7 +60,7 @@ impl Verbs {
         Ok(CmId(key))
     }
 
-    /// Takes a stream that the program has accepted.
+    /// Adds a stream that the program has accepted to a listener.
     pub(super) fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
         let listening = self.id_mut(listener)?;
         if listening.listener_mut().is_none() {
@@ -74,7 +74,7 @@ impl Verbs {
 
     // Connecting.
 
-    /// Where a connection with this address of this host on its stream has its queue pair.
+    /// Returns the port and the GID for a connection whose stream has the local address `source`.
     pub(super) fn port_gid_for(&mut self, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
         let root = &self.exchanges.sysfs;
         let same = |known: &&CachedPortGid| known.0 == source && known.1 == *options;
@@ -90,7 +90,7 @@ impl Verbs {
         Ok(port_gid)
     }
 
-    /// Chooses port and GID for a connection of this side. The stream is connected together with the queue pair.
+    /// Chooses the port and the GID of an active connection. `connect` connects the stream.
     pub(super) fn resolve_by_exchange(
         &mut self,
         mut stream: ExchangeStream,
@@ -114,7 +114,7 @@ impl Verbs {
             (Some(to), None) => Some(gid::source_for(to).map_err(unreachable)?),
             (None, _) => stream.local_address(),
         };
-        // The port is the system's choice, and no part of the question.
+        // The system chooses the TCP port, which does not matter here.
         let source = local.map(|mut local| {
             local.set_port(0);
             local
@@ -136,7 +136,7 @@ impl Verbs {
         Ok(CmId(key))
     }
 
-    /// Notes the device of an id by exchange.
+    /// Records the device of an id that connects by exchange.
     pub(super) fn set_exchange_device(&mut self, key: Key, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         let Some(id) = self.ids.get_mut(key) else { return };
@@ -147,7 +147,7 @@ impl Verbs {
         entry.ids += 1;
     }
 
-    /// What this side tells the peer.
+    /// Returns the attributes of the local queue pair for the peer.
     fn endpoint(&mut self, id: CmId, offer: &ConnectOffer) -> Result<Endpoint> {
         let mut octets = [0; 4];
         if let Some(entropy) = &mut self.exchanges.entropy {
@@ -192,10 +192,10 @@ impl Verbs {
         Ok(())
     }
 
-    /// What both sides use, from what each has told the other. `asks`: this side was the first to do so, and decides.
+    /// Negotiates the attributes of a connection. `asks` is true on the active side, whose Request decides some of them.
     fn agreed(entry: &IdEntry, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
         let first = if asks { own } else { peer };
-        // What one side has outstanding is what the other one serves.
+        // The limit is what one side requests and the other one supports.
         let read_depth = ReadDepth {
             responder_resources: own.responder_resources.min(peer.initiator_depth).into(),
             initiator_depth: own.initiator_depth.min(peer.responder_resources).into(),
@@ -210,7 +210,7 @@ impl Verbs {
         }
     }
 
-    /// Has the queue pair receive from the peer and send to it. Returns what was agreed on.
+    /// Moves the queue pair to RTR and RTS. Returns the negotiated attributes.
     pub(super) fn connect_qp(&mut self, key: Key, own: &Endpoint, peer: &Endpoint, asks: bool) -> Result<Negotiated> {
         let entry = self.ids.get_mut(key).ok_or(STALE_ID)?;
         let agreed = Self::agreed(entry, own, peer, asks);
@@ -236,7 +236,7 @@ impl Verbs {
             own.ack_timeout = peer.ack_timeout;
         }
         let agreed = self.connect_qp(id.0, &own, &peer, false)?;
-        // The peer is told what this side uses.
+        // Accept carries the attributes that this side uses.
         (own.mtu, own.traffic_class, own.retry_count) = (agreed.mtu, agreed.traffic_class, agreed.retry_count);
         self.request_answered(id.0);
         let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
@@ -245,14 +245,14 @@ impl Verbs {
             stream.own = Some(own);
             stream.conversation.accept(own, &offer.private_data);
             if let Err(error) = stream.flush() {
-                log::debug!("an answer to a peer that is gone: {error}");
+                log::debug!("the answer to a peer cannot be sent: {error}");
             }
         }
         self.await_ready(id.0, now);
         Ok(())
     }
 
-    /// Refuses a request, whose id is gone afterwards.
+    /// Refuses a request, and destroys its id.
     pub(super) fn refuse_exchange(&mut self, key: Key, refusal: Refusal, private_data: &[u8]) {
         if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.conversation.refuse(refusal, private_data);
@@ -274,8 +274,8 @@ impl Verbs {
         }
         let entry = self.id_mut(id)?;
         let was = std::mem::replace(&mut entry.state, IdState::Disconnecting { flush_at: None });
-        // What has completed is at the peer, so nothing is lost that is flushed now; the peer's own completions are in its queue
-        // before the goodbye is.
+        // The peer has received every send that has completed, so the flush loses no completed send. The peer's completions are in its
+        // queue before Goodbye arrives.
         if let Err(error) = entry.raw.flush() {
             log::debug!("{error}");
         }
@@ -285,14 +285,14 @@ impl Verbs {
             }
             stream.conversation.disconnect();
             if let Err(error) = stream.flush() {
-                log::debug!("a goodbye that nobody gets: {error}");
+                log::debug!("Goodbye cannot be sent: {error}");
             }
         }
         self.set_deadline(id.0, None);
         Ok(())
     }
 
-    /// Ends what an id had for an exchange; the id is out of the table, and its queue pair is destroyed.
+    /// Closes the socket of an id, which is no longer in the table and whose queue pair is destroyed.
     pub(super) fn close_exchange(&mut self, key: Key, state: IdState, exchange: ExchangeSocket) {
         let registry = self.event_set.poll.registry();
         match exchange {
@@ -319,7 +319,7 @@ impl Verbs {
         }
     }
 
-    /// Ends an attempt of this side.
+    /// Ends an attempt to connect, with `ConnectFailed`.
     pub(super) fn fail_attempt(&mut self, key: Key, failure: ConnectFailure) {
         let registry = self.event_set.poll.registry();
         let Some(id) = self.ids.get_mut(key) else { return };
@@ -333,7 +333,7 @@ impl Verbs {
 
     // Handing over.
 
-    /// Takes a request out, with its stream.
+    /// Detaches a request with its stream.
     pub(super) fn detach_stream(&mut self, id: CmId) -> Result<Detached> {
         let entry = self.id_mut(id)?;
         let Some(peer) = entry.raw.peer_address() else { return Err(STALE_ID) };
@@ -349,7 +349,7 @@ impl Verbs {
         Ok(Detached::new(NAME, DetachedStream { stream: Some(stream), peer, read_depth }))
     }
 
-    /// Takes a request in.
+    /// Attaches a request with its stream.
     pub(super) fn attach_stream(&mut self, mut moving: DetachedStream) -> Result<(CmId, DeviceId)> {
         let Some(port_gid) = moving.stream.as_ref().and_then(|stream| stream.port_gid.clone()) else {
             return Err(STALE_ID);

@@ -1,4 +1,4 @@
-//! Connecting by exchange: what comes from peers, and what is done when it does not come.
+//! Connecting by exchange: the input of peers, and their deadlines.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,17 +16,17 @@ use crate::exchange::message::{Endpoint, Refusal};
 use crate::newcomers::Host;
 use crate::slab::Key;
 
-/// How long a peer has for its request, and for the word that it is up.
+/// The time that a peer has for Request, and for Ready after Accept.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Peers that have sent no request, at most. At the limit, the host with the most of them loses its oldest.
+/// The largest number of peers that have sent no request. At the limit, the oldest peer of the host with the most of them is dropped.
 const MAX_NEWCOMERS: usize = 256;
-/// Streams that are let in before anything else is looked at.
+/// The number of streams that a listener accepts before other descriptors are processed.
 const MAX_ACCEPTS: usize = 64;
-/// How long nobody is let in after the system has had no descriptor.
+/// The pause of a listener after the system was out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Verbs {
-    /// A stream or a listener may have something.
+    /// Processes a stream or a listener that is ready.
     pub(super) fn stream_ready(&mut self, key: Key, now: Instant) {
         let Some(id) = self.ids.get_mut(key) else { return };
         match &id.exchange {
@@ -36,7 +36,7 @@ impl Verbs {
         }
     }
 
-    // Peers that come.
+    // New peers.
 
     fn accept_streams(&mut self, key: Key, now: Instant) {
         for _ in 0..MAX_ACCEPTS {
@@ -47,7 +47,7 @@ impl Verbs {
             match listening.accept() {
                 Ok(socket) => {
                     if let Err(error) = self.add_newcomer(ExchangeStream::passive(socket, key), now) {
-                        log::debug!("a peer is not let in: {error}");
+                        log::debug!("a stream is not accepted: {error}");
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -57,21 +57,21 @@ impl Verbs {
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
                     ) =>
                 {
-                    log::warn!("no peer is let in for a while: {error}");
+                    log::warn!("no stream is accepted for {ACCEPT_PAUSE:?}: {error}");
                     self.set_deadline(key, Some(now + ACCEPT_PAUSE));
                     return;
                 }
-                // One that has gone meanwhile.
+                // A peer that has left meanwhile.
                 Err(error) => log::debug!("accepting a stream: {error}"),
             }
         }
-        // There may be more, which makes no edge.
+        // More streams may be waiting, without another edge.
         self.exchanges.deadlines.insert((now, key));
     }
 
-    /// Takes in a stream whose peer has sent nothing yet.
+    /// Adds a stream whose peer has sent no request yet.
     pub(super) fn add_newcomer(&mut self, stream: ExchangeStream, now: Instant) -> io::Result<()> {
-        // A stream without an address is of this host.
+        // A stream without an address counts as one of this host.
         let host = Host::of(stream.peer_address().map_or(IpAddr::from([127, 0, 0, 1]), |peer| peer.ip()));
         if self.exchanges.newcomers.len() >= MAX_NEWCOMERS {
             let gives_way = self.exchanges.newcomers.oldest(self.exchanges.newcomers.largest());
@@ -97,10 +97,10 @@ impl Verbs {
         watched
     }
 
-    // What peers say.
+    // Messages.
 
     fn read_stream(&mut self, key: Key) {
-        // A peer says six things at most.
+        // A peer sends at most six messages.
         loop {
             let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
             if let Err(error) = stream.flush() {
@@ -135,14 +135,14 @@ impl Verbs {
         let (ticket, listening) = (stream.ticket.take(), stream.listener);
         stream.peer = Some(peer);
         let local = stream.local_address();
-        // A stream without an address has a peer that is known by what it says.
+        // Without an address on the stream, the peer is named by its GID.
         let from = stream.peer_address().unwrap_or_else(|| SocketAddr::new(gid_address(peer.gid), 0));
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Some(ticket) = ticket {
             self.exchanges.newcomers.remove(ticket);
         }
         self.set_deadline(key, None);
-        // The listener may be gone, with which those go that have not been told to the program.
+        // Without its listener a request ends before the program is notified of it.
         let Some(listener) = listening else { return self.discard(key) };
         let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
             return self.discard(key);
@@ -189,7 +189,7 @@ impl Verbs {
         self.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
     }
 
-    /// A request waits for the program no longer.
+    /// Counts a request as answered.
     pub(super) fn request_answered(&mut self, key: Key) {
         let listener = self.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
         if let Some(listening) =
@@ -212,7 +212,7 @@ impl Verbs {
                 let Some(id) = self.ids.get_mut(key) else { return };
                 id.state = IdState::Established;
                 if let Some(stream) = id.stream_mut() {
-                    // What does not go out now goes out with the edge of the stream.
+                    // The next edge of the stream flushes Ready.
                     stream.conversation.ready();
                 }
                 self.set_deadline(key, None);
@@ -242,7 +242,7 @@ impl Verbs {
         }
     }
 
-    /// The peer of a connection that was accepted is up, too.
+    /// Establishes an accepted connection: the peer is ready.
     fn peer_ready(&mut self, key: Key) {
         let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
         id.state = IdState::Established;
@@ -272,7 +272,7 @@ impl Verbs {
         }
     }
 
-    /// The peer has said goodbye, or its stream has ended.
+    /// Processes Goodbye, or the end of the stream.
     fn stream_ended(&mut self, key: Key, error: &io::Error) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let state = id.state;
@@ -282,7 +282,7 @@ impl Verbs {
             IdState::Connecting => self.fail_attempt(key, connect_failure(error)),
             IdState::Accepting => self.fail_attempt(key, ConnectFailure::PeerClosed),
             IdState::RequestReceived => {
-                // The program learns of it when it answers.
+                // The program is notified by the error of its answer.
                 self.request_answered(key);
                 self.close_stream(key);
                 if let Some(id) = self.ids.get_mut(key) {
@@ -300,7 +300,7 @@ impl Verbs {
 
     // Time.
 
-    /// Sets when the peer of an id must have said what is due.
+    /// Sets the deadline of an id: for the next message of its peer, or for the pause of a listener.
     pub(super) fn set_deadline(&mut self, key: Key, until: Option<Instant>) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let due = match &mut id.exchange {
@@ -316,12 +316,12 @@ impl Verbs {
         }
     }
 
-    /// The peer has some time to say that it is up.
+    /// Sets the deadline for the Ready of a peer.
     pub(super) fn await_ready(&mut self, key: Key, now: Instant) {
         self.set_deadline(key, Some(now + PEER_TIMEOUT));
     }
 
-    /// Ends what peers have not answered in time.
+    /// Ends the attempts whose deadline has passed, and resumes listeners.
     pub(super) fn exchanges_overdue(&mut self, now: Instant) {
         while let Some(&(until, key)) = self.exchanges.deadlines.first().filter(|due| due.0 <= now) {
             self.exchanges.deadlines.remove(&(until, key));
@@ -344,7 +344,7 @@ impl Verbs {
     }
 }
 
-/// The address that a GID stands for.
+/// Returns the IP address of a GID.
 fn gid_address(gid: [u8; 16]) -> IpAddr {
     IpAddr::from(gid).to_canonical()
 }

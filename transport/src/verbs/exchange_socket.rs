@@ -1,4 +1,4 @@
-//! [`ExchangeStream`]: the stream of a connection by exchange, and [`ExchangeListener`]: where such streams come in.
+//! [`ExchangeStream`]: the stream of a connection by exchange, and [`ExchangeListener`]: the socket that accepts such streams.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
@@ -17,20 +17,20 @@ use crate::exchange::message::{Endpoint, MAX_MESSAGE};
 use crate::newcomers::Ticket;
 use crate::slab::Key;
 
-/// Silence of the stream after which TCP probes the peer, and the time between two of three probes.
+/// The time of silence after which TCP probes the peer, and the interval of its three probes.
 const KEEPALIVE: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(5)];
-/// How long what was sent may stay unacknowledged (`TCP_USER_TIMEOUT`).
+/// The time after which TCP ends a stream with unacknowledged data (`TCP_USER_TIMEOUT`).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A listener.
+/// The socket of a listener.
 #[derive(Debug)]
 pub(super) struct ExchangeListener {
     pub(super) socket: Socket,
     pub(super) options: ListenOptions,
     pub(super) exchange: ExchangeOptions,
-    /// Requests that the program has and did not answer.
+    /// The number of requests that the program has not answered.
     pub(super) waiting: u32,
-    /// Nobody is let in before that time: there were no descriptors.
+    /// The end of a pause after the system was out of descriptors.
     pub(super) deadline: Option<Instant>,
 }
 
@@ -40,42 +40,42 @@ pub(super) struct ExchangeStream {
     /// `None` until the active side connects, and once the stream has ended.
     pub(super) socket: Option<Socket>,
     pub(super) conversation: Conversation,
-    /// Where the active side connects to; `None` if the program brought the stream.
+    /// The address to which the active side connects; `None` if the program has supplied the stream.
     pub(super) to: Option<SocketAddr>,
-    /// The address that the stream leaves from, if the program has chosen one.
+    /// The local address of the stream, if the program has chosen one.
     pub(super) from: Option<IpAddr>,
     pub(super) port_gid: Option<PortGid>,
     pub(super) type_of_service: Option<u8>,
     pub(super) ack_timeout: Option<u8>,
-    /// What this side has told the peer, and the peer this side.
+    /// The attributes of the local queue pair, and of the peer's.
     pub(super) own: Option<Endpoint>,
     pub(super) peer: Option<Endpoint>,
-    /// The number of the first packet of this side.
+    /// The sequence number of the first packet of this side.
     pub(super) psn: u32,
-    /// When the peer must have said what is due.
+    /// The deadline for the next message of the peer.
     pub(super) deadline: Option<Instant>,
-    /// Among the peers that have sent no request.
+    /// The entry in the list of peers that have sent no request.
     pub(super) ticket: Option<Ticket>,
-    /// The listener that it came to.
+    /// The listener that has accepted it, until the request is answered.
     pub(super) listener: Option<Key>,
 }
 
-/// What a stream had.
+/// The result of reading a stream.
 #[derive(Debug)]
 pub(super) enum StreamRead {
     Event(ConversationEvent),
     /// The end of the stream.
     End(io::Error),
-    /// Nothing for now.
+    /// No complete message is available.
     WouldBlock,
 }
 
-/// Names an id in the provider's epoll set. Generations begin with 1, so this is no small number.
+/// Returns the token of an id in the provider's epoll set. Generations begin with 1, so it is not one of the small tokens.
 pub(super) const fn token(key: Key) -> Token {
     Token((key.generation() as usize) << 32 | key.slot() as usize)
 }
 
-/// The id that a token names; `None` for the small numbers.
+/// Returns the id of a token; `None` for the small tokens.
 pub(super) const fn key_of(token: Token) -> Option<Key> {
     let key = Key::new(token.0 as u32, (token.0 >> 32) as u32);
     if key.generation() == 0 { None } else { Some(key) }
@@ -113,7 +113,7 @@ impl ExchangeListener {
         address(self.socket.local_addr())
     }
 
-    /// The next stream that has come in.
+    /// Accepts the next stream.
     pub(super) fn accept(&self) -> io::Result<Socket> {
         let (socket, _) = self.socket.accept()?;
         socket.set_nonblocking(true)?;
@@ -126,10 +126,10 @@ impl ExchangeListener {
     }
 }
 
-/// Makes a stream of a program's descriptor.
+/// Turns a descriptor of the program into a non-blocking stream.
 pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     let socket = Socket::from(stream);
-    let no_stream = |source| Error::io("taking a stream for an exchange", source);
+    let no_stream = |source| Error::io("adopting a stream for an exchange", source);
     match socket.r#type() {
         Ok(Type::STREAM) => {}
         Ok(_) => return Err(no_stream(io::ErrorKind::InvalidInput.into())),
@@ -137,7 +137,7 @@ pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     }
     socket.set_nonblocking(true).map_err(no_stream)?;
     if let Err(error) = tune(&socket) {
-        // It is none of TCP: then its other end is on this host, or the program keeps watch.
+        // The stream is not of TCP: its peer is on this host, or the program monitors it.
         log::debug!("a stream for an exchange has no keepalive: {error}");
     }
     Ok(socket)
@@ -176,7 +176,7 @@ impl ExchangeStream {
         address(self.socket.as_ref()?.peer_addr())
     }
 
-    /// Begins to connect, if the program has not brought the stream, and has the stream watched.
+    /// Connects the stream if the program has not supplied one, and registers it.
     pub(super) fn open(&mut self, registry: &Registry, key: Key) -> io::Result<()> {
         if let Some(to) = self.to.filter(|_| self.socket.is_none()) {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
@@ -199,7 +199,7 @@ impl ExchangeStream {
         registry.register(&mut SourceFd(&socket.as_raw_fd()), token(key), Interest::READABLE | Interest::WRITABLE)
     }
 
-    /// Ends the watch. Another descriptor of the program may keep the stream open, so that closing this one does not.
+    /// Deregisters the stream. Closing it is not enough, because the program may have another descriptor of it.
     pub(super) fn forget(&self, registry: &Registry) {
         let Some(socket) = &self.socket else { return };
         if let Err(error) = registry.deregister(&mut SourceFd(&socket.as_raw_fd())) {
@@ -207,7 +207,7 @@ impl ExchangeStream {
         }
     }
 
-    /// Hands what is to be said to the stream, as far as that takes it.
+    /// Writes the pending output, as far as the stream accepts it.
     ///
     /// # Errors
     /// The stream has failed, or could not be connected.
@@ -224,7 +224,7 @@ impl ExchangeStream {
         Ok(())
     }
 
-    /// The next message of the peer. It reads no further than that, so a peer that goes on is not read from.
+    /// Reads the next message of the peer, and no bytes beyond it.
     pub(super) fn read_message(&mut self) -> StreamRead {
         let Some(socket) = &self.socket else { return StreamRead::WouldBlock };
         let mut room = [0; MAX_MESSAGE];
@@ -247,21 +247,21 @@ impl ExchangeStream {
         }
     }
 
-    /// Says goodbye and closes the stream.
+    /// Sends Goodbye and closes the stream.
     pub(super) fn close(&mut self, registry: &Registry) {
         self.conversation.disconnect();
         if let Err(error) = self.flush() {
-            log::trace!("a goodbye that nobody gets: {error}");
+            log::trace!("Goodbye cannot be sent: {error}");
         }
         self.forget(registry);
         if let Some(socket) = self.socket.take() {
-            // Also where the program keeps another descriptor of the stream.
+            // Ends the stream even if the program keeps another descriptor of it.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// A connect request by exchange on its way to another provider. Dropping it refuses the peer.
+/// A detached connect request by exchange. Dropping it disconnects the peer.
 #[derive(Debug)]
 pub(super) struct DetachedStream {
     pub(super) stream: Option<Box<ExchangeStream>>,

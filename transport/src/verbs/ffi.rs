@@ -1,5 +1,5 @@
-//! Conventions that all calls into the libraries share: how a call reports failure, how an object carries a key for us, and the
-//! form of addresses.
+//! Conventions that all calls into the libraries share: how a call reports failure, how an object carries a key of the provider,
+//! and the form of addresses.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -12,7 +12,7 @@ use socket2::SockAddr;
 use crate::error::{Error, Result};
 use crate::slab::Key;
 
-/// The error behind a return code that is not 0. Most calls return -1 and set `errno`, some return the error itself,
+/// Returns the error of a return code that is not 0. Most calls return -1 and set `errno`, some return the error itself,
 /// and some drivers negate it.
 pub(super) fn failure(rc: c_int) -> io::Error {
     if rc == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc.saturating_abs()) }
@@ -71,7 +71,7 @@ impl QueueName {
     }
 }
 
-/// An address in the form that the libraries take.
+/// An address in the form of the libraries.
 pub(super) struct RawAddress(SockAddr);
 
 impl RawAddress {
@@ -109,7 +109,7 @@ pub(super) unsafe fn address(address: *const libc::sockaddr) -> Option<SocketAdd
     }
 }
 
-/// The addresses of this host, with port 0.
+/// Returns the addresses of this host, with port 0.
 pub(super) fn local_addresses() -> Vec<SocketAddr> {
     let mut list = ptr::null_mut();
     // SAFETY: a place for the result.
@@ -127,7 +127,7 @@ pub(super) fn local_addresses() -> Vec<SocketAddr> {
         }
         at = next;
     }
-    // SAFETY: given back once; what was in it is copied.
+    // SAFETY: freed once; what was in it is copied.
     unsafe { libc::freeifaddrs(list) }
     found
 }
