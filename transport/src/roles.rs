@@ -189,7 +189,7 @@ pub trait Datagrams {
     /// Resolves like [`Provider::resolve`](crate::Provider::resolve), for datagrams to `peer`, which may be a multicast group. `from` is an
     /// address of this host; `None` lets the system's routes decide. It ends in `Resolved` or `ConnectFailed`. Then `connect`, with or
     /// without a queue pair of the id, which ends in `Reached`, `Rejected` or `ConnectFailed`. For a group, create the queue pair and
-    /// `join` instead.
+    /// call `join` instead.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId>;
 
     /// Joins a multicast group with a datagram id that was bound, or resolved for a group, and has a queue pair; ends

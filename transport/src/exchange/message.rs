@@ -25,7 +25,7 @@ pub(crate) enum Network {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) network: Network,
-    /// The code of the MTU, 1 (256 bytes) to 5 (4096). In Request that of the port, in Accept that of the path.
+    /// The code of the MTU, 1 (256 bytes) to 5 (4096): the MTU of the port in Request, and that of the path in Accept.
     pub(crate) mtu: u8,
     /// The code of the time after which the sender of this message retransmits.
     pub(crate) ack_timeout: u8,

@@ -1,5 +1,5 @@
-//! The provider on adapters that behave otherwise than siw and rxe do. What each does was read in its driver, which is named; the
-//! device is a fake (`fake`).
+//! The provider on adapters that behave otherwise than siw and rxe do. Each test names the source of the driver; the device is a
+//! fake (`fake`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -226,11 +226,11 @@ fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
         assert_eq!(kinds, [(77, WcOpcode::Send, 0x77), (round % 4, WcOpcode::Recv, 0x77)], "round {round}");
         let again = post(&mut world, srq, std::iter::once(done[1].wr_id));
         assert!(again.is_ok(), "round {round}: {again:?}");
-        assert!(matches!(post(&mut world, srq, 0..1), Err(Error::QueueFull { .. })), "a send gave a place back");
+        assert!(matches!(post(&mut world, srq, 0..1), Err(Error::QueueFull { .. })), "a send returned a slot");
     }
 }
 
-/// H4: the providers of a process share the queue of a device's events. Each hears of all that concern the device.
+/// H4: the providers of a process share the queue of a device's events. Each receives all events of the device.
 #[test]
 fn every_provider_hears_of_a_device_whoever_reads_first() {
     let mut first = AdapterTest::new(Personality::default());
@@ -397,7 +397,7 @@ fn one_bad_queue_ends_its_connections_only() {
     assert!(
         matches!(&events[0].kind, CmEventKind::Disconnected(DisconnectCause::Path(why)) if why.starts_with("fake0: "))
     );
-    // Said once; and the queue can be armed, polled and given back as any other.
+    // Said once; and the queue can be armed, polled and destroyed as any other.
     world.verbs.req_notify(bad.cq, Notify::Any).unwrap();
     assert!(world.poll(bad.cq).is_empty() && world.events().is_empty());
     world.verbs.destroy_id(bad.id, world.now).unwrap();
@@ -488,7 +488,7 @@ fn a_registration_that_is_not_given_back_keeps_its_memory() {
             }
         }
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (3, 2), "both registrations hold it");
-        // What the device gives back later is given back.
+        // A later call may succeed.
         world.fake.fail("dereg_mr", 0);
         world.verbs.remote_keys().unwrap().invalidate(region.id).unwrap();
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (2, 1), "the remote key is gone");
@@ -535,7 +535,7 @@ fn a_queue_pair_that_is_not_destroyed_is_reported() {
     let (srq, cq, device) = shared(&mut world);
     let (id, _) = world.resolved(1);
     let own = world.connect(id, device, None, None);
-    // A queue pair on a shared queue is destroyed at once when it has given its last receive back.
+    // A queue pair on a shared queue is destroyed immediately when its last receive has completed.
     let (id, _) = world.resolved(1);
     let on_shared = world.connect(id, device, Some(srq), Some(cq));
     world.verbs.disconnect(on_shared.id, world.now).unwrap();
@@ -558,7 +558,7 @@ fn a_queue_pair_that_is_not_destroyed_is_reported() {
 }
 
 /// A shared receive queue that the device does not destroy has the receives that are posted to it, so `destroy_srq` fails, each
-/// time, and the device stays open. What the kernel has torn down is gone.
+/// time, and the device stays open. After the kernel has torn it down, the queue is gone.
 #[test]
 fn a_shared_queue_that_is_not_destroyed_is_reported() {
     for (error, repeats) in [(libc::EBUSY, true), (libc::EIO, false)] {

@@ -210,7 +210,7 @@ impl RawDevice {
         std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::wake_fd))
     }
 
-    /// Gives the device back to the kernel although the library keeps the numbers of its descriptors: the null device is put
+    /// Releases the device to the kernel although the library keeps the numbers of its descriptors: the null device is put
     /// under these numbers, so that the library may close them later without harm. While the context_owner lives the library has the
     /// context open, so that no other file can be under them.
     fn release_files(&self) {

@@ -2,7 +2,7 @@
 //!
 //! librdmacm opens a device once per process, so all providers share its context and the one queue of asynchronous events
 //! behind it. A new event makes an edge for every provider that watches the queue, but a provider that looks after another has
-//! read the event sees no edge any more: epoll asks the queue again, and finds it empty. So whoever reads an event puts a
+//! read the event sees no edge any more: epoll asks the queue again, and finds it empty. So the provider that reads an event puts a
 //! copy into the queue of every provider that has the device open, and rings its wake, a descriptor of the provider's own.
 
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ fn subscribers() -> MutexGuard<'static, Subscribers> {
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes an edge on a wake. Each write makes one, whether or not the number is ever read.
+/// Signals an eventfd: makes an edge on a wake. Each write makes one, whether or not the number is ever read.
 fn signal(wake: &OwnedFd) {
     let one = 1_u64;
     // SAFETY: writes eight bytes of a number to an open descriptor.

@@ -124,7 +124,9 @@ impl Verbs {
                 let kind = match status {
                     SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
                     SIDR_REJECT => CmEventKind::Rejected { private_data },
-                    other => CmEventKind::ConnectFailed(ConnectFailure::System(format!("the peer refuses with status {other}"))),
+                    other => CmEventKind::ConnectFailed(ConnectFailure::System(format!(
+                        "the peer refuses with status {other}"
+                    ))),
                 };
                 if id.state == IdState::Connecting {
                     id.state = IdState::Closed;

@@ -26,7 +26,7 @@ use crate::qp::QpAttr;
 const LOOPBACK: &str = "127.0.0.1:0";
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What the kernel would show of the device. Removed when it is dropped.
+/// The files by which the kernel would show the device. Removed on drop.
 struct Sysfs(PathBuf);
 
 impl Sysfs {
@@ -241,7 +241,7 @@ fn two_sides_agree_and_part() {
     let notes = world.fake.noted();
     assert!(notes.contains(&"device opened".to_owned()), "{notes:?}");
     assert_eq!(lines_with(&notes, "INIT"), ["INIT port 1 rights 7", "INIT port 1 rights 7"]);
-    // The passive side is ready first. The numbers are those that the entropy of the test gives: 1 and 2 in each octet.
+    // The passive side is ready first. The numbers are those that the entropy of the test gives: 1 and 2 in each byte.
     let [passive_rtr, active_rtr] = &lines_with(&notes, "RTR")[..] else { panic!("{notes:?}") };
     assert!(passive_rtr.contains("from 65793 gid 1 class 104 mtu 5 serves 3 rnr timer 12"), "{passive_rtr}");
     assert!(active_rtr.contains("from 131586 gid 1 class 104 mtu 5 serves 4 rnr timer 8"), "{active_rtr}");
@@ -325,7 +325,7 @@ fn an_iwarp_device_has_no_exchange() {
     assert_eq!(lines_with(&world.fake.noted(), "device"), ["device opened", "device closed"]);
 }
 
-/// Octets that are no message, a message that is not due, and one with a field that is wrong: the peer is dropped, and nobody else
+/// Bytes that are no message, an unexpected message, and one with a field that is wrong: the peer is dropped, and nobody else
 /// notices.
 #[test]
 fn garbage_leaves_nothing() {
@@ -383,7 +383,7 @@ fn silent_peers_give_way() {
     drop(silent);
 }
 
-/// An attempt at a server that accepts the stream and says nothing ends at its deadline; one where nobody listens ends at once.
+/// An attempt at a server that accepts the stream and says nothing ends at its deadline; one where nobody listens ends immediately.
 #[test]
 fn a_silent_server_is_given_up() {
     let mut world = ExchangeTest::new();

@@ -62,7 +62,7 @@ struct FakeState {
     registering: usize,
     /// The calls that fail, by name, each with its error.
     failing: BTreeMap<&'static str, c_int>,
-    /// What the last destroyed queue pair has left.
+    /// The address of the queue pair that was destroyed last.
     freed: Option<usize>,
     /// The read ends of the completion channels, which are pipes.
     channels: Vec<c_int>,
@@ -356,7 +356,7 @@ impl Fake {
         self.released.notify_all();
     }
 
-    /// Whether a registration is waiting.
+    /// Returns true if a registration is waiting.
     pub(crate) fn is_registering(&self) -> bool {
         self.state().registering > 0
     }
@@ -366,12 +366,12 @@ impl Fake {
         self.state().failing.insert(call, error);
     }
 
-    /// What a call returns: the error with which it fails, or 0.
+    /// Returns the result of a call: the error with which it fails, or 0.
     fn returns(&self, call: &'static str) -> c_int {
         self.state().failing.get(call).copied().unwrap_or(0)
     }
 
-    /// Keys of the registrations that were not given back.
+    /// Returns the keys of the registrations that were not released.
     pub(crate) fn registered(&self) -> Vec<u32> {
         self.state().regions.keys().copied().collect()
     }
@@ -388,7 +388,7 @@ impl Fake {
         }
     }
 
-    /// The library closes the device, and another thread opens the same file at once, which gets the number.
+    /// The library closes the device, and another thread opens the same file immediately, which gets the number.
     fn close_device(&self) {
         // SAFETY: descriptors of the fake.
         unsafe {
@@ -731,7 +731,7 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let (fake, key) = unsafe { (fake_of((*mr).context), (*mr).lkey) };
     let rc = fake.returns("dereg_mr");
     if rc == 0 {
-        assert!(fake.state().regions.remove(&key).is_some(), "given back once");
+        assert!(fake.state().regions.remove(&key).is_some(), "released once");
     }
     rc
 }

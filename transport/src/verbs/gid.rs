@@ -1,5 +1,5 @@
 //! The tables of GIDs of this host's ports, as the kernel shows them in `/sys/class/infiniband`, and the entry that a connection
-//! by exchange uses. An entry of another address or of RoCE version 1 would send packets that the peer never gets.
+//! by exchange uses. With an entry of another address or of RoCE version 1, the peer would not receive the packets.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ use crate::error::{Error, Result};
 use crate::exchange::message::Network;
 use crate::mem;
 
-/// Where the kernel shows the devices.
+/// The folder in which the kernel shows the devices.
 pub(super) const SYSFS: &str = "/sys/class/infiniband";
 
-/// What an iWARP device lacks.
+/// The error of an iWARP device, which has no exchange.
 pub(super) const IWARP: Error = Error::Unsupported {
     provider: NAME,
     feature: "exchange on an iWARP device, whose queue pairs connect by rdma_cm only",
 };
 
-/// A port, and the entry of its table that a queue pair uses.
+/// A port, and the GID of its table that a queue pair uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PortGid {
     pub(super) device: String,
@@ -32,7 +32,7 @@ pub(super) struct PortGid {
     pub(super) gid: [u8; 16],
 }
 
-/// An address as the entry of a table.
+/// Returns the GID of an IP address.
 pub(super) fn gid_of(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -40,7 +40,7 @@ pub(super) fn gid_of(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The port of a device, and what its table says.
+/// A port of a device, with the folder of its attributes.
 struct Port<'a> {
     folder: PathBuf,
     device: &'a str,
@@ -69,7 +69,7 @@ impl<'a> Port<'a> {
         line(&self.folder.join("link_layer")).is_some_and(|layer| layer == "Ethernet")
     }
 
-    /// The GID of an entry; `None` if the entry is empty.
+    /// Returns the GID of an entry; `None` if the entry is empty.
     fn gid(&self, index: u8) -> Option<[u8; 16]> {
         let text = line(&self.folder.join("gids").join(index.to_string()))?;
         let gid = text.parse::<Ipv6Addr>().ok()?;
@@ -81,14 +81,14 @@ impl<'a> Port<'a> {
         line(&of).is_some_and(|text| text == "RoCE v2")
     }
 
-    /// Whether an entry belongs to the network interface of this number; 0 stands for any.
+    /// Returns true if an entry belongs to the network interface with this index; 0 stands for any.
     fn is_of(&self, index: u8, interface: u32) -> bool {
         let name = || line(&self.folder.join("gid_attrs/ndevs").join(index.to_string()));
         let number = |name: String| line(&Path::new("/sys/class/net").join(name).join("ifindex"))?.parse().ok();
         interface == 0 || name().and_then(number) == Some(interface)
     }
 
-    /// The entries that are not empty.
+    /// Returns the entries that are not empty.
     fn entries(&self) -> impl Iterator<Item = (u8, [u8; 16])> + '_ {
         let mut indexes: Vec<u8> =
             names(&self.folder.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
@@ -96,7 +96,7 @@ impl<'a> Port<'a> {
         indexes.into_iter().filter_map(|index| Some((index, self.gid(index)?)))
     }
 
-    /// The entries of RoCE version 2.
+    /// Returns the entries of RoCE version 2.
     fn usable(&self) -> impl Iterator<Item = (u8, [u8; 16])> + '_ {
         self.entries().filter(|entry| self.is_roce_v2(entry.0))
     }
@@ -105,7 +105,7 @@ impl<'a> Port<'a> {
         PortGid { device: self.device.into(), port: self.number, network, gid_index, gid }
     }
 
-    /// Whether an address of this host is on a network interface of this port (IPoIB).
+    /// Returns true if this port has the network interface with this index (IPoIB).
     fn has(&self, root: &Path, interface: u32) -> bool {
         let interfaces = root.join(self.device).join("device/net");
         names(&interfaces).iter().any(|name| {
@@ -137,7 +137,7 @@ impl<'a> Port<'a> {
             return Ok(None);
         }
         let Some(index) = options.gid_index else {
-            // A device on another network than the stream: an address of the same family, and none that is good for one link.
+            // The device is on another network than the stream: prefer an address of the same family, and never a link-local one.
             let same_family = |gid: [u8; 16]| source.is_none_or(|source| is_v4(gid) == source.is_ipv4());
             let by_family = || {
                 let wide = |gid: [u8; 16]| !Ipv6Addr::from(gid).is_unicast_link_local();
@@ -183,14 +183,14 @@ fn is_v4(gid: [u8; 16]) -> bool {
     Ipv6Addr::from(gid).to_ipv4_mapped().is_some()
 }
 
-/// The number of the network interface that has an address.
+/// Returns the index of the network interface that has an address.
 fn interface_of(address: IpAddr) -> Option<u32> {
     let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     Some(mem::interface_of(socket.as_fd(), address).ok()?.index)
 }
 
-/// The hardware address of the network interface that has an address.
+/// Returns the hardware address of the network interface that has an address.
 fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
     let (wanted, interfaces) = (interface_of(address)?, Path::new("/sys/class/net"));
     let is_it =
@@ -199,18 +199,18 @@ fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
     line(&interfaces.join(name).join("address"))?.split(':').map(|octet| u8::from_str_radix(octet, 16).ok()).collect()
 }
 
-/// The address of this host from which the system would send to `peer`.
+/// Returns the local address from which the system sends to `peer`.
 pub(super) fn source_for(peer: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
-    // Sends nothing.
+    // A UDP socket sends nothing when it connects.
     socket.connect(peer)?;
     socket.local_addr()
 }
 
 /// Returns the port and the GID of a connection by exchange. `source` is the address of this host on its stream, if it has one.
 pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
-    // A stream of IPv4 may have an address of IPv6 that stands for it.
+    // A stream of IPv4 may have an IPv4-mapped address.
     let source = source.map(|source| match source.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), 0),
         IpAddr::V6(_) => source,
@@ -257,7 +257,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
 }
 
 impl PortGid {
-    /// Whether the table still has the entry.
+    /// Returns true if the table still has the entry.
     pub(super) fn holds(&self, root: &Path) -> bool {
         let port = Port {
             folder: root.join(&self.device).join("ports").join(self.port.to_string()),
@@ -268,7 +268,7 @@ impl PortGid {
             && (self.network == Network::InfiniBand || port.is_roce_v2(self.gid_index))
     }
 
-    /// The address that the GID stands for.
+    /// Returns the IP address of the GID.
     pub(super) fn address(&self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::from(self.gid)).to_canonical()
     }

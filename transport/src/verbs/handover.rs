@@ -1,8 +1,8 @@
 //! Connect requests that move from one provider to another, with `rdma_migrate_id`(3).
 //!
-//! Nobody may read an event channel while an id leaves it, and each channel is read by the thread of its provider. So the
-//! id travels on a channel of its own: the thread of the old provider moves the id there, and the thread of the new one moves
-//! the id from there to its own channel. Events that come meanwhile travel along.
+//! No thread may read an event channel while an id leaves it, and the thread of a provider reads its channel. So the id moves through
+//! a private channel: the thread of the old provider moves the id there, and the thread of the new one moves it to its own channel.
+//! Events that arrive meanwhile move along.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::cm::{CmId, Detached, ReadDepth};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 
-/// A connect request on its way. It has no queue pair yet.
+/// A detached connect request of rdma_cm. It has no queue pair yet.
 #[derive(Debug)]
 struct DetachedId {
     id: RawId,
@@ -60,7 +60,7 @@ impl Verbs {
         let mut entry = IdEntry::new(Arc::new(id), IdState::RequestReceived);
         entry.read_depth = read_depth;
         let key = self.add(entry);
-        // Events that came along made no edge on this provider's channel.
+        // Events that moved along made no edge on this provider's channel.
         self.event_set.channel = true;
         self.connector.wake();
         match self.assign_device(key) {

@@ -1,4 +1,4 @@
-//! [`RawId`]: the one owner of a connection-manager id and its queue pair.
+//! [`RawId`]: the sole owner of a connection-manager id and its queue pair.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
@@ -32,20 +32,20 @@ pub(super) enum Service {
     Datagram,
 }
 
-/// How the peer of an id is reached.
+/// The method by which an id connects.
 #[derive(Debug)]
 enum ConnectMethod {
-    /// By the connection manager.
+    /// The connection manager connects the id.
     RdmaCm { raw: *mut rdma_cm_id, _channel: Arc<EventChannel> },
-    /// By exchange over a stream; the port is 0 while it is not known.
+    /// The id connects by exchange over a stream; the port is 0 while it is unknown.
     Exchange { port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr> },
 }
 
-/// Owns an id and its queue pair, and a share in everything that these depend on.
+/// Owns an id and its queue pair, and shares the ownership of the objects that these depend on.
 #[derive(Debug)]
 pub(super) struct RawId {
     method: ConnectMethod,
-    /// Set when nobody waits for this id any more: no call is to be started on it.
+    /// Set when the program has destroyed the id: no call may start on it.
     abandoned: AtomicBool,
     /// The queue pair, and the queues that it uses.
     qp: OnceLock<(*mut ibv_qp, Queues)>,
@@ -79,7 +79,7 @@ impl RawId {
         Self::with_method(ConnectMethod::RdmaCm { raw, _channel: Arc::clone(channel) })
     }
 
-    /// An id whose peer is reached by exchange, on a port of a device.
+    /// Returns an id that connects by exchange, on a port of a device.
     pub(super) fn for_exchange(port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
         Self::with_method(ConnectMethod::Exchange { port, local, peer })
     }
@@ -88,15 +88,15 @@ impl RawId {
         Self { method, abandoned: AtomicBool::new(false), qp: OnceLock::new(), device: OnceLock::new() }
     }
 
-    /// The id of the connection manager.
+    /// Returns the id of the connection manager.
     ///
     /// # Errors
-    /// The peer is reached by exchange.
+    /// The id connects by exchange.
     fn cm_id(&self) -> Result<*mut rdma_cm_id> {
         match self.method {
             ConnectMethod::RdmaCm { raw, .. } => Ok(raw),
             ConnectMethod::Exchange { .. } => {
-                Err(Error::InvalidState { call: "a call of rdma_cm", state: "by exchange" })
+                Err(Error::InvalidState { call: "a call of rdma_cm", state: "connecting by exchange" })
             }
         }
     }
@@ -114,7 +114,7 @@ impl RawId {
         }
     }
 
-    /// Joins a group; `number` comes back in the events about it.
+    /// Joins a group; its events carry `number`.
     pub(super) fn join(&self, group: IpAddr, number: usize) -> Result<()> {
         let raw = self.cm_id()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
@@ -161,7 +161,7 @@ impl RawId {
         self.cm_id().unwrap_or(ptr::null_mut())
     }
 
-    /// Context of the device that the id is on; null while it is on none.
+    /// Returns the context of the id's device; null while it has no device.
     pub(super) fn context(&self) -> *mut ibv_context {
         match self.method {
             // SAFETY: the id is live.
@@ -170,7 +170,7 @@ impl RawId {
         }
     }
 
-    /// Number of the device's port that the id is on, from 1; 0 while it is on none.
+    /// Returns the number of the device's port, from 1; 0 while the id has no device.
     pub(super) fn port(&self) -> u8 {
         match self.method {
             // SAFETY: the id is live.
@@ -212,22 +212,22 @@ impl RawId {
         check("rdma_set_option", rc)
     }
 
-    /// Lets a listener take an address that closed connections still occupy.
+    /// Allows a listener to use an address that closed connections still occupy.
     pub(super) fn reuse_address(&self) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_REUSEADDR, 1_i32)
     }
 
-    /// Keeps an IPv6 listener from taking IPv4 (`false` makes it take both).
+    /// Restricts an IPv6 listener to IPv6; with `false` it accepts IPv4, too.
     pub(super) fn ipv6_only(&self, only: bool) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_AFONLY, i32::from(only))
     }
 
-    /// Sets the type of service of what is sent: on RoCE the traffic class, on iWARP that of the TCP connection.
+    /// Sets the type of service of the packets: on RoCE the traffic class, on iWARP that of the TCP connection.
     pub(super) fn set_type_of_service(&self, value: u8) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_TOS, value)
     }
 
-    /// Sets the time after which the device sends a request again, as a code: 4.096 us times two to its power.
+    /// Sets the code of the ack timeout: the device retransmits after 4.096 us times 2 to the power of the code.
     pub(super) fn set_ack_timeout(&self, code: u8) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, code)
     }
@@ -285,14 +285,14 @@ impl RawId {
         check("rdma_disconnect", unsafe { rdma_disconnect(raw) })
     }
 
-    /// Tells the connection manager that data has come before the word that the connection is up.
+    /// Notifies the connection manager that data has arrived before the event that establishes the connection.
     pub(super) fn notify_established(&self) -> Result<()> {
         let raw = self.cm_id()?;
         // SAFETY: a live id.
         check("rdma_notify", unsafe { rdma_notify(raw, ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
-    /// Makes the queue pair with `attr`, which names the given queues.
+    /// Creates the queue pair with `attr`, which names `queues`.
     pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: Queues) -> Result<*mut ibv_qp> {
         let Some(device) = self.device.get() else {
             return Err(Error::InvalidState { call: "create_qp", state: "on no device" });
@@ -339,15 +339,14 @@ impl RawId {
         self.modify((attr, ibv_qp_attr_mask::IBV_QP_STATE))
     }
 
-    /// Sets how long a peer waits that found no receive here, as a code. The connection manager leaves the longest time there
-    /// is.
+    /// Sets the code of the receiver-not-ready timer. The connection manager leaves the longest time.
     pub(super) fn set_min_rnr_timer(&self, code: u8) -> Result<()> {
         let mut attr = transitions::none();
         attr.min_rnr_timer = code;
         self.modify((attr, ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER))
     }
 
-    /// Asks the queue pair for its attributes; `None` when the id has none.
+    /// Queries the attributes of the queue pair; `None` if the id has no queue pair.
     pub(super) fn query(&self, mask: ibv_qp_attr_mask) -> Result<Option<ibv_qp_attr>> {
         let Some(qp) = self.qp() else { return Ok(None) };
         let mut attr = transitions::none();
@@ -374,13 +373,13 @@ fn modify(qp: *mut ibv_qp, (mut attr, mask): Change) -> Result<()> {
 }
 
 impl RawId {
-    /// Destroys an id that nobody else holds, and its queue pair. Fails if the device keeps the queue pair. An id that a thread
-    /// still holds is destroyed by that thread; then `stopped` says whether its queue pair is in the error state.
+    /// Destroys an id that has no other owner, and its queue pair. Fails if the device keeps the queue pair. If a thread still shares
+    /// the id, that thread destroys it; then the result is `stopped`: `Ok` if the queue pair is in the error state.
     pub(super) fn destroy(this: Arc<Self>, stopped: Result<()>) -> Result<()> {
         Arc::into_inner(this).map_or(stopped, |mut id| id.destroy_qp())
     }
 
-    /// Destroys the queue pair. If the device keeps it, what it uses is kept, too, until the process ends.
+    /// Destroys the queue pair. If the device keeps it, the objects that it uses are kept until the process ends, too.
     fn destroy_qp(&mut self) -> Result<()> {
         let Some((qp, queues)) = self.qp.take() else { return Ok(()) };
         // SAFETY: the queue pair is live, and goes before what it depends on; its asynchronous events are acknowledged as they
@@ -422,19 +421,19 @@ pub(super) struct Queues {
     pub(super) shared: Option<Arc<RawSrq>>,
 }
 
-/// What one side of a connection offers.
+/// The parameters that one side of a connection offers.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectOffer {
     pub(super) private_data: Box<[u8]>,
     pub(super) read_depth: ReadDepth,
-    /// How often the device sends a request again that is not answered, 0 to 7.
+    /// The number of retransmissions of an unanswered request, 0 to 7.
     pub(super) retry_count: u8,
-    /// How often it does when the peer has no receive posted, 0 to 6; 7 is for ever.
+    /// The number of retransmissions to a peer without a posted receive, 0 to 6; 7 stands for no limit.
     pub(super) rnr_retry_count: u8,
 }
 
 impl ConnectOffer {
-    /// The parameters, which borrow the private data: use them while `self` lives.
+    /// Returns the parameters, which point to the private data: use them while `self` lives.
     fn param(&self) -> rdma_conn_param {
         // SAFETY: all fields are numbers and a pointer, for which null is good.
         let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };

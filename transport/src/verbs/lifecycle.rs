@@ -1,4 +1,4 @@
-//! Ids on devices: how an id gets on a device, how it is destroyed, and what is closed when the last one of a device is gone.
+//! The lifecycle of ids on devices: assigning a device, destroying an id, and closing a removed device after its last id.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::qp::QpId;
 use crate::slab::Key;
 
 impl Verbs {
-    /// Notes which device an id is on. The device is opened when this is the first id there.
+    /// Records the device of an id, and opens the device if the id is the first one on it.
     pub(super) fn assign_device(&mut self, key: Key) -> Result<DeviceId> {
         let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
         let device = self.device_of(&raw)?;
@@ -36,7 +36,7 @@ impl Verbs {
         Ok(device)
     }
 
-    /// The device that an id is on. It is opened when the provider does not have it yet.
+    /// Returns the device of an id, and opens it if the provider has not opened it yet.
     pub(super) fn device_of(&mut self, id: &RawId) -> Result<DeviceId> {
         let context = id.context();
         if context.is_null() {
@@ -46,7 +46,7 @@ impl Verbs {
         if let Some(index) = self.devices.iter().position(known) {
             return Ok(DeviceId(index as u32));
         }
-        // An id of our own comes first, at the same address: it keeps the context open, and hears of the device's removal.
+        // A private id at the same address comes first: it keeps the context open, and receives the event of the device's removal.
         let address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
         let watch = Arc::new(RawId::create(self.manager()?, Service::Connected)?);
         watch.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0)))?;
@@ -63,7 +63,7 @@ impl Verbs {
         Ok(handle)
     }
 
-    /// Takes in a device that was opened, and has its events watched.
+    /// Adds an open device to the table, and registers its descriptors.
     fn add_device(&mut self, device: Device) -> Result<DeviceId> {
         let index = self.devices.len();
         for fd in device.live()?.event_fds() {
@@ -75,8 +75,8 @@ impl Verbs {
         Ok(DeviceId(index as u32))
     }
 
-    /// The device of a connection by exchange. The connection manager opens it if it can, as the removal of a device is then
-    /// noticed; else the provider does.
+    /// Returns the device of a port. The connection manager opens it if it can, because then the provider is notified of its removal;
+    /// otherwise the provider opens it.
     pub(super) fn device_of_port(&mut self, port_gid: &PortGid) -> Result<DeviceId> {
         let known = |device: &Device| device.info.name == port_gid.device && device.live().is_ok();
         if let Some(index) = self.devices.iter().position(known) {
@@ -98,7 +98,7 @@ impl Verbs {
         self.add_device(device)
     }
 
-    /// The device that has an address of this host.
+    /// Returns the device that has an address of this host.
     pub(super) fn device_at_address(&mut self, address: IpAddr) -> Result<DeviceId> {
         if self.manager().is_err() {
             return self.device_at_gid(address);
@@ -107,12 +107,14 @@ impl Verbs {
         id.bind(&RawAddress::new(SocketAddr::new(address, 0)))
             .map_err(|error| Error::NoDevice { reason: format!("the address {address}: {error}") })?;
         if id.context().is_null() {
-            return Err(Error::NoDevice { reason: format!("{address} is on none: say the address of a device") });
+            return Err(Error::NoDevice {
+                reason: format!("{address} is not on an RDMA device: use the address of one"),
+            });
         }
         self.device_up(&id)?.map_err(|reason| Error::NoDevice { reason })
     }
 
-    /// The device that has an address, if there is no connection manager to ask.
+    /// Returns the device that has an address, without a connection manager.
     fn device_at_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
         let options = ExchangeOptions::default();
         let port_gid = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
@@ -121,8 +123,8 @@ impl Verbs {
         Ok(device)
     }
 
-    /// Watches every device that has an address. librdmacm opens them all when it looks for removed ones, and a device that it
-    /// has opened and that nobody watches could not be removed in its turn.
+    /// Puts a private id on every device that has an address. librdmacm opens all devices when it lists them, and without an id the
+    /// provider would not be notified of their removal.
     fn watch_all(&mut self) {
         let Ok(manager) = self.manager().cloned() else { return };
         for address in ffi::local_addresses() {
@@ -144,19 +146,19 @@ impl Verbs {
         }
     }
 
-    /// Destroys an id with its queue pair. The id is gone afterwards. Fails if the device may go on using what the queue pair was
-    /// given: then its port_gid on its completion queue and on its shared queue stays taken.
+    /// Destroys an id with its queue pair. The id is invalid afterwards. Fails if the device may still use the memory of its work
+    /// requests: then its entries of the completion queue and of the shared queue stay reserved.
     pub(super) fn remove(&mut self, key: Key) -> Result<()> {
         self.leave_all(key);
         let Some(mut id) = self.ids.remove(key) else { return Ok(()) };
         let exchange = id.exchange.take();
         let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
         let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
-        // A queue pair on a shared queue stops first, so that the receive that it works on completes. One that a thread still
-        // holds is destroyed later, and touches no memory from now on.
+        // A queue pair on a shared queue stops first, so that its receive in progress completes. One that a thread still
+        // shares is destroyed later, and accesses no memory from now on.
         let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
         if let Some(qp) = on_shared {
-            // Some libraries drop completions with the queue pair, and the shared queue would count their receives for ever.
+            // Some libraries drop completions with the queue pair, and the shared queue would count their receives forever.
             self.stash_completions(key, qp);
         }
         if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
@@ -196,7 +198,7 @@ impl Verbs {
         ended
     }
 
-    /// Closes a removed device that has no ids any more, with everything on it, so that the kernel can let it go.
+    /// Closes a removed device that has no ids any more, with all its objects, so that the kernel can finish the removal.
     pub(super) fn close_if_unused(&mut self, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         if !entry.removed || entry.ids > 0 || entry.raw.is_none() {
@@ -234,7 +236,7 @@ impl Verbs {
         }
         for fd in raw.iter().flat_map(|raw| raw.event_fds()) {
             if let Err(error) = self.event_set.poll.registry().deregister(&mut SourceFd(&fd)) {
-                log::debug!("forgetting a device: {error}");
+                log::debug!("deregistering a device: {error}");
             }
         }
         if let Some(watch) = watch {

@@ -1,12 +1,12 @@
 //! Memory regions.
 //!
 //! A region that a peer may reach is registered twice: once for the program's own work requests, under the local key, and
-//! once for peers, under the remote key. Taking the remote key back is giving the second registration back: a device has no
-//! other way to do that from user space that works on all of them, and the local key stays good. Such a region counts twice
+//! once for peers, under the remote key. Invalidating the remote key deregisters the second registration: user space has no
+//! other way that works on all devices, and the local key stays valid. Such a region counts twice
 //! towards RLIMIT_MEMLOCK.
 //!
-//! A registration that the device refuses to give back stays valid: peers may go on writing there. It is kept, together with
-//! its share of the memory, so that the memory is neither freed nor taken for private.
+//! A registration that the device refuses to release stays valid, and peers may still write there. The provider keeps it, with its
+//! share of the memory, so that the memory is neither freed nor treated as private.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -28,14 +28,14 @@ use crate::registrar::{Registrar, Registration};
 /// Owns a registration, and a share of the memory that it covers.
 #[derive(Debug)]
 pub(super) struct RawRegion {
-    /// Null once it was given back.
+    /// Null once it was released.
     raw: *mut ibv_mr,
     /// `None` for a dma-buf, which the kernel keeps alive.
     memory: Option<Arc<Memory>>,
     device: Arc<RawDevice>,
 }
 
-// SAFETY: a registration belongs to no thread; it is read, and given back once, by its owner.
+// SAFETY: a registration belongs to no thread; it is read, and released once, by its owner.
 unsafe impl Send for RawRegion {}
 
 impl RawRegion {
@@ -93,13 +93,12 @@ impl RawRegion {
 }
 
 impl RawRegion {
-    /// Gives the registration back. A failure leaves it as it was: the device may still reach the memory, and the call may be
-    /// repeated.
+    /// Releases the registration. After an error it is unchanged: the device may still access the memory, and the call may be repeated.
     fn deregister(&mut self) -> Result<()> {
         if self.raw.is_null() {
             return Ok(());
         }
-        // SAFETY: a live registration, which nobody names any more once this has succeeded.
+        // SAFETY: a live registration, which has no user once this has succeeded.
         let rc = unsafe { ibv_dereg_mr(self.raw) };
         let rc = if cfg!(planted = "a-failed-dereg-mr-counts-as-success") { 0 } else { rc };
         self.device.given_back("ibv_dereg_mr", rc)?;
@@ -130,7 +129,7 @@ pub(super) struct DmaBuf<'a> {
 #[derive(Debug)]
 pub(super) struct RegionEntry {
     local: Option<RawRegion>,
-    /// The registration for peers, until it is taken back.
+    /// The registration for peers, until it is invalidated.
     remote: Option<RawRegion>,
     pub(super) device: u32,
 }
@@ -149,7 +148,7 @@ impl RegionEntry {
             return Err(Error::OutOfRange { what: "end of the region", value, range });
         }
         if !access.contains(Access::ON_DEMAND) {
-            // All of it is about to be pinned, touched or not.
+            // All pages are about to be pinned, even those that were never touched.
             memory.prefer_huge_pages();
             if let Some(node) = device.numa_node {
                 memory.prefer_node(node);
@@ -179,12 +178,12 @@ impl RegionEntry {
         Ok((Self { local: Some(local), remote, device }, keys.0, keys.1))
     }
 
-    /// Takes the remote key back: when this has succeeded, the device touches nothing for a peer.
+    /// Invalidates the remote key. After it has succeeded, the device accesses no memory for a peer.
     pub(super) fn invalidate(&mut self) -> Result<()> {
         release(&mut self.remote)
     }
 
-    /// Gives both registrations back. What the device keeps stays here.
+    /// Releases both registrations. A registration that the device keeps stays in the entry.
     pub(super) fn deregister(&mut self) -> Result<()> {
         let (remote, local) = (self.invalidate(), release(&mut self.local));
         remote.and(local)
@@ -215,7 +214,7 @@ impl DeviceRegistrar {
     }
 }
 
-/// A registration that no provider's table has yet.
+/// A registration that is in no provider's table yet.
 #[derive(Debug)]
 pub(super) struct PreparedRegion {
     pub(super) region: RegionEntry,
@@ -232,15 +231,14 @@ impl Registrar for DeviceRegistrar {
     }
 }
 
-/// The flags of a registration. `iwarp`: there the answer to a Read is a write of the peer, and adapters demand the right for
-/// it (the kernel's drivers/infiniband/core/rw.c does the same for its own Reads).
+/// Returns the flags of a registration. On iWARP the response to a Read is a write of the peer, and adapters require that right (the kernel's drivers/infiniband/core/rw.c does the same for its own Reads).
 fn access_flags(access: Access, iwarp: bool) -> ibv_access_flags {
     use ibv_access_flags as flags;
     let local_and_remote_write = flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_WRITE;
     let mut all = ibv_access_flags(0);
     for (ours, theirs) in [
         (Access::LOCAL_WRITE, flags::IBV_ACCESS_LOCAL_WRITE),
-        // Devices demand the local right with the remote one.
+        // Devices require the local right with the remote one.
         (Access::REMOTE_WRITE, local_and_remote_write),
         (Access::REMOTE_READ, flags::IBV_ACCESS_REMOTE_READ),
         (Access::REMOTE_ATOMIC, flags::IBV_ACCESS_REMOTE_ATOMIC | flags::IBV_ACCESS_LOCAL_WRITE),
@@ -261,7 +259,7 @@ fn registration_error(device: &RawDevice, bytes: usize) -> Error {
     Error::Memory { bytes, source }
 }
 
-/// Says which limit a registration met, and the cure.
+/// Adds the limit on locked memory, and its cure, to the error of a registration.
 fn explain(error: io::Error) -> io::Error {
     if !matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM)) {
         return error;

@@ -1,4 +1,4 @@
-//! Opening the provider, and whether it is the right one for an address.
+//! Opening the provider, and the search for a device that leads to an address.
 
 use std::ffi::{CStr, CString, c_int};
 use std::io;
@@ -20,28 +20,28 @@ use crate::slab::Key;
 
 const NODES: &str = "/dev/infiniband";
 
-/// Whether an RDMA device leads to an address.
+/// The answer to the question if an RDMA device leads to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It does.
+    /// An RDMA device leads there.
     Yes {
-        /// Name of the device.
+        /// The name of the device.
         device: String,
     },
-    /// It does not.
+    /// No RDMA device leads there.
     No {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
 impl Verbs {
-    /// Opens the connection manager. Devices are opened when the first connection or listener is on them. Where rdma_cm cannot be
-    /// used, the provider opens all the same: it can connect by [`Exchange`](crate::roles::Exchange) then, if it has entropy
+    /// Opens the connection manager. A device is opened for its first connection or listener. If rdma_cm cannot be used,
+    /// the provider opens without it: then it can connect only by [`Exchange`](crate::roles::Exchange), which needs entropy
     /// ([`Verbs::with_entropy`]).
     ///
     /// # Errors
-    /// [`Error::NoLibrary`] when the libraries are not installed or too old; [`Error::NoDevice`] when a device, a kernel module or
+    /// [`Error::NoLibrary`] if the libraries are missing or too old; [`Error::NoDevice`] if a device, a kernel module or
     /// a permission is missing. Both name the cure.
     pub fn open() -> Result<Self> {
         sys::load().map_err(|missing| Error::NoLibrary { reason: missing.to_string() })?;
@@ -57,17 +57,17 @@ impl Verbs {
         Self::on_channel(manager)
     }
 
-    /// Why queue pairs can be connected by exchange only, if so.
+    /// Returns the reason why rdma_cm cannot be used, so that queue pairs connect by exchange only. `None` if rdma_cm can be used.
     #[must_use]
     pub fn rdma_cm_error(&self) -> Option<String> {
         self.manager().err().map(|error| error.to_string())
     }
 
-    /// Whether one of the devices leads to `peer`. Resolves its address, for at most `timeout`, and **blocks** so long:
-    /// to be asked before the loop runs.
+    /// Finds out if one of the devices leads to `peer`. Resolves its address, and **blocks** for at most `timeout`: call it before the
+    /// event loop runs.
     ///
     /// # Errors
-    /// When there are no resources to find out.
+    /// rdma_cm cannot be used, or the system lacks resources.
     pub fn reaches(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Reach> {
         self.manager()?;
         if peer.ip().is_loopback() {
@@ -94,10 +94,10 @@ impl Verbs {
         }
     }
 
-    /// Whether a listener on `address` would be on a device. The unspecified addresses are on all of them.
+    /// Finds out if a listener on `address` would be on a device. An unspecified address is on all devices.
     ///
     /// # Errors
-    /// When there are no resources to find out.
+    /// rdma_cm cannot be used, or the system lacks resources.
     pub fn serves(&mut self, address: SocketAddr) -> Result<Reach> {
         self.manager()?;
         if address.ip().is_unspecified() {
@@ -121,9 +121,9 @@ impl Verbs {
         })
     }
 
-    /// The device of an id; the reason if the port of the id is not up.
+    /// Returns the device of an id, or the reason why the port of the id is not active.
     pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
-        // Opened as for a connection, so that the removal of the device is noticed.
+        // Opened as for a connection, so that the provider is notified of the device's removal.
         let device = self.device_of(id)?;
         let entry = &self.devices[device.0 as usize];
         let (name, port) = (&entry.info.name, id.port());
@@ -133,7 +133,7 @@ impl Verbs {
         })
     }
 
-    /// Whether there is a device that an unspecified address would be on, with a port that is up.
+    /// Finds a device with an address of this host and an active port.
     fn serves_any(&mut self) -> Result<Reach> {
         let mut reason = "no address of this host is on an RDMA device".to_owned();
         for address in local_addresses() {
@@ -161,7 +161,7 @@ fn unreachable(error: Error) -> Result<Reach> {
     }
 }
 
-/// Whether there is a device that this process may open.
+/// Checks that this process may open at least one device.
 fn check_devices() -> Result<()> {
     let mut count: c_int = 0;
     // SAFETY: a place for the count.
@@ -182,7 +182,7 @@ fn check_devices() -> Result<()> {
             name.to_string_lossy().into_owned()
         })
         .collect();
-    // SAFETY: given back once; what was in it is copied.
+    // SAFETY: freed once; the names are copied.
     unsafe { ibv_free_device_list(list) }
     if names.is_empty() {
         return Err(Error::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
@@ -193,10 +193,10 @@ fn check_devices() -> Result<()> {
     Ok(())
 }
 
-/// The devices that this process may not open, with the reasons: in a container often all but one.
+/// Returns the devices that this process may not open, with the reasons: in a container often all but one.
 ///
 /// # Errors
-/// It may open none.
+/// The process may open none of them.
 fn refusals(names: &[String], usable: impl Fn(&Path) -> io::Result<()>) -> Result<Vec<String>> {
     let mut refusals = Vec::new();
     for name in names {
@@ -208,7 +208,7 @@ fn refusals(names: &[String], usable: impl Fn(&Path) -> io::Result<()>) -> Resul
     if refusals.len() < names.len() { Ok(refusals) } else { Err(Error::NoDevice { reason: refusals.join(", ") }) }
 }
 
-/// The devices that the kernel has, whether or not the library has a driver for them.
+/// Returns the devices of the kernel, also those for which the library has no driver.
 fn in_kernel() -> Vec<String> {
     let Ok(list) = std::fs::read_dir("/sys/class/infiniband") else { return Vec::new() };
     let mut names: Vec<String> = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -216,7 +216,7 @@ fn in_kernel() -> Vec<String> {
     names
 }
 
-/// The environment variable that tells libibverbs which drivers to load, if it is set, with its value.
+/// Returns the environment variable that selects the drivers of libibverbs, with its value, if it is set.
 fn drivers_variable() -> Option<String> {
     ["RDMAV_DRIVERS", "IBV_DRIVERS"].iter().find_map(|name| {
         let value = std::env::var_os(name)?;
@@ -224,7 +224,7 @@ fn drivers_variable() -> Option<String> {
     })
 }
 
-/// Why the library finds no device. `kernel` is what the kernel has.
+/// Returns the reason why the library finds no device. `kernel` has the devices of the kernel.
 fn no_devices(kernel: &[String], variable: Option<&str>) -> String {
     if kernel.is_empty() {
         return "the kernel has none; `rdma link` shows what it has, and `rdma link add` makes a software one".into();
@@ -239,7 +239,7 @@ fn no_devices(kernel: &[String], variable: Option<&str>) -> String {
     reason
 }
 
-/// Whether this process may read and write a file.
+/// Checks that this process may read and write a file.
 fn usable(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_encoded_bytes())?;
     // SAFETY: a string that ends in zero.

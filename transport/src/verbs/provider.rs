@@ -40,7 +40,7 @@ use crate::wr::{RecvWr, SendWr};
 
 const STALE_REGION: Error = Error::Stale { object: "memory region" };
 
-/// How long a peer on iWARP has to close its side, before this side resets the connection.
+/// The time that a peer on iWARP has to close, before the local side resets the connection.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {
@@ -65,7 +65,7 @@ impl Verbs {
         MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
     }
 
-    /// Puts the queue pair of an id into the error state, if its peer has been waited for until now.
+    /// Moves the queue pair of an id that waits for its peer to close into the error state.
     pub(super) fn flush_closing(&mut self, id: CmId) {
         let Ok(entry) = self.id_mut(id) else { return };
         if let IdState::Disconnecting { flush_at: Some(_) } = entry.state {
@@ -80,9 +80,9 @@ impl Verbs {
 // SAFETY: 1. to 3. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3), `ibv_modify_qp`(3)): devices use
 // what a work request names until its completion, complete work in order, and use nothing of a queue pair that is in the error
 // state or destroyed. `destroy_id` brings about one of the two, or fails: an id that is kept for its last shared receive, for its
-// port or for a thread is in the error state. So no queue pair takes a receive from a shared queue once `destroy_srq` has
-// succeeded, which refuses while one could, and fails if the device keeps the queue. 4. Regions own a share of their memory, in `mr`, and give it up after `ibv_dereg_mr`
-// of each registration has succeeded, or never. 5. Objects are owned by the provider and destroyed before it; what a device keeps
+// port or for a thread is in the error state. So no queue pair consumes a receive of a shared queue once `destroy_srq` has
+// succeeded, which refuses while one could, and fails if the device keeps the queue. 4. Regions own a share of their memory, in
+// `mr`, and release it after `ibv_dereg_mr` of each registration has succeeded, or never. 5. Objects are owned by the provider and destroyed before it; what a device keeps
 // is kept with all that it depends on. 6. Handles are keys of slabs, which never reuse one.
 unsafe impl Provider for Verbs {
     fn name(&self) -> &'static str {
@@ -191,7 +191,7 @@ unsafe impl Provider for Verbs {
         entry.read_depth = offer.read_depth;
         entry.state = IdState::Accepting;
         if entry.raw.service() == Service::Datagram {
-            // There is nothing to wait for, and no event.
+            // The answer has no further events.
             entry.state = IdState::Established;
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
             self.push(id.0, CmEventKind::Established { private_data, read_depth });
@@ -217,7 +217,7 @@ unsafe impl Provider for Verbs {
             return Ok(());
         }
         if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
-            // The peer may have gone before.
+            // The peer may have left before.
             log::debug!("{error}");
         }
         self.discard(id.0);
@@ -241,7 +241,7 @@ unsafe impl Provider for Verbs {
             // On iWARP the call would wait for the end of the handshake; destroying the id ends that.
             IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
             IdState::Established => entry.raw.service() == Service::Connected,
-            // The peer was first: this answers it, and may be too late.
+            // The peer has disconnected first: this answers it, and may be too late.
             IdState::Closed => entry.qp.is_some() && !entry.handshaking,
             IdState::RequestReceived => {
                 if up {
@@ -359,7 +359,7 @@ unsafe impl Provider for Verbs {
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         let entry = self.devices.get_mut(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
-        // A queue that is not armed raises no event: then the system need not be asked.
+        // A queue that is not armed raises no event, so no system call is needed.
         while entry.armed > 0 {
             let Some(raw) = &entry.raw else { break };
             let cqs = &self.cqs;

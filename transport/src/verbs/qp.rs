@@ -1,4 +1,4 @@
-//! [`Qp`]: a queue pair as the provider uses it: its limits, and what is posted to it.
+//! [`Qp`]: the provider's entry of a queue pair: its limits, and the posts.
 
 use std::ptr;
 
@@ -25,7 +25,7 @@ pub(super) struct Qp {
     pub(super) attr: QpAttr,
     /// The shared queue that its receives come from, if it has no receive queue of its own.
     pub(super) srq: Option<SrqId>,
-    /// Set when an event has said that its last shared receive came back.
+    /// True once an event has reported that its last shared receive has completed.
     pub(super) last_receive: bool,
     inline: InlineLimits,
     features: Features,
@@ -44,7 +44,7 @@ fn recv_sge(attr: &QpAttr, capabilities: &Capabilities) -> u32 {
     if attr.max_recv_sge == 0 { capabilities.max_sge } else { attr.max_recv_sge.min(capabilities.max_sge) }
 }
 
-/// The attributes that a queue pair is made with.
+/// Returns the attributes for the creation of a queue pair.
 pub(super) fn init_attr(
     service: Service,
     attr: &QpAttr,
@@ -148,7 +148,7 @@ impl Qp {
             let rc = unsafe { ibv_post_send(self.raw, first, &raw mut bad) };
             posted(rc, first, bad, taken.len(), "ibv_post_send", "send", self.attr.max_send_wr)?;
         }
-        // The completions of an adapter take longer than a poll that would find none.
+        // An adapter completes nothing during the post.
         refused.map_or(Ok(Posted::Pending), |error| Err(PostError { posted: taken.len(), error }))
     }
 

@@ -1,10 +1,10 @@
-//! The queue pairs of a device by their number, which is what a completion names.
+//! The queue pairs of a device by their number, which completions carry.
 
 use crate::qp::QpId;
 use crate::slab::Key;
 
-/// Finds the queue pair of a number with two array accesses and no search. QpNumbers are 24 bits wide and mostly dense. A wider
-/// number is not kept: its completions name no queue pair.
+/// Finds the queue pair of a number with two array accesses and no search. Numbers have 24 bits and are mostly dense. A larger
+/// number is not stored: its completions name no queue pair.
 #[derive(Debug, Default)]
 pub(super) struct QpNumbers {
     pages: Vec<Option<Box<[QpId; Self::PAGE]>>>,
@@ -27,7 +27,7 @@ impl QpNumbers {
         self.pages[page].get_or_insert_with(|| Box::new([Self::NONE; Self::PAGE]))[number % Self::PAGE] = qp;
     }
 
-    /// Forgets a number, unless it names another queue pair by now.
+    /// Removes a number, unless it already names another queue pair.
     pub(super) fn remove(&mut self, number: u32, qp: QpId) {
         if let Some(Some(page)) = self.pages.get_mut(number as usize / Self::PAGE) {
             let entry = &mut page[number as usize % Self::PAGE];

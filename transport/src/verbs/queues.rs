@@ -1,4 +1,4 @@
-//! Queues: each is made within the limits of its device, with room on its completion queue for everything that can complete there.
+//! Queues: each is created within the limits of its device, with entries on its completion queue for all work requests that can complete there.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::wc::{WcOpcode, WorkCompletion};
 
 const NO_SRQ: Error = Error::Unsupported { provider: NAME, feature: "shared receive queues on this device" };
 
-/// Completions set aside at a time.
+/// The number of completions that one poll moves to the stash.
 const BATCH: usize = 64;
 
 impl Verbs {
@@ -137,7 +137,7 @@ impl Verbs {
         Ok(handle)
     }
 
-    /// Keeps room for receives where they complete. A shared queue needs it once.
+    /// Reserves entries for receives on their completion queue. A shared queue needs them once.
     fn reserve_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) -> Result<()> {
         let cq = self.cqs.get_mut(attr.recv_cq.0).ok_or(STALE_CQ)?;
         let Some(srq) = srq else { return cq.reserve(attr.max_recv_wr) };
@@ -149,7 +149,7 @@ impl Verbs {
         Ok(())
     }
 
-    /// Takes the room back when the queue pair could not be made. A shared queue keeps its room.
+    /// Releases the entries after the queue pair could not be created. A shared queue keeps its entries.
     fn cancel_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) {
         match srq {
             Some(srq) => {
@@ -184,7 +184,7 @@ impl Verbs {
         let name = QueueName::new(id.0);
         let mut made = init_attr(service, attr, capabilities, &queues, name);
         let raw = match id_raw.create_qp(&mut made, queues.clone()) {
-            // Room for inline data is a wish: with so many entries it may be too much.
+            // Inline data is optional: with so many entries it may exceed a limit of the device.
             Err(_) if attr.max_inline > 0 => {
                 made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, name);
                 let raw = id_raw.create_qp(&mut made, queues).map_err(|error| error.on(&open.name))?;
@@ -196,7 +196,7 @@ impl Verbs {
         Ok(Qp::new((raw, name), &made, attr, attr.srq, capabilities, device.limits.driver))
     }
 
-    /// Gives up the room of a queue pair that completes nothing any more but what is in its completion queues.
+    /// Releases the entries of a queue pair whose remaining completions are all in its completion queues.
     pub(super) fn release_entries(&mut self, qp: &Qp) {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
             cq.release(qp.attr.max_send_wr);
@@ -212,8 +212,8 @@ impl Verbs {
         }
     }
 
-    /// Polls the queue on which a queue pair completes its shared receives, and keeps what is in it for the next polls of the
-    /// user. To be called before the queue pair is destroyed and after.
+    /// Polls the queue on which a queue pair completes its shared receives, and stashes the completions for the next polls
+    /// of the program. Call it before the queue pair is destroyed and after.
     pub(super) fn stash_completions(&mut self, key: Key, gone: &Qp) {
         let cq = gone.attr.recv_cq;
         let Some(entry) = self.cqs.get(cq.0) else { return };
@@ -232,8 +232,7 @@ impl Verbs {
         }
     }
 
-    /// Gives the places of polled receives back to the shared queues that they came from. `gone` is a queue pair that is in the
-    /// table no more.
+    /// Returns the slots of polled receives to their shared queues. `gone` is a queue pair that is not in the table any more.
     pub(super) fn count_shared(&mut self, cq: CqId, polled: &[WorkCompletion], gone: Option<(QpId, &Qp)>) {
         for wc in polled {
             if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate) {
@@ -251,7 +250,7 @@ impl Verbs {
         }
     }
 
-    /// Polls a queue for the user. A queue that fails is not polled again, and its connections are told.
+    /// Polls a queue for the program. A queue that fails is not polled again, and its connections end.
     pub(super) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
         let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;

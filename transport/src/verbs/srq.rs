@@ -12,7 +12,7 @@ use crate::provider::{CqId, PostError};
 use crate::slab::Key;
 use crate::wr::RecvWr;
 
-/// The one owner of a shared receive queue.
+/// The sole owner of a shared receive queue.
 #[derive(Debug)]
 pub(super) struct RawSrq {
     raw: *mut ibv_srq,
@@ -45,7 +45,7 @@ impl RawSrq {
 }
 
 impl RawSrq {
-    /// Destroys the queue. A failure leaves it as it was: the device may still use the receives that are posted, and the call may be
+    /// Destroys the queue. After an error it is unchanged: the device may still use the receives that are posted, and the call may be
     /// repeated.
     fn destroy(&mut self) -> Result<()> {
         if self.raw.is_null() {
@@ -83,7 +83,7 @@ pub(super) struct Srq {
 }
 
 impl Srq {
-    /// An entry without the queue itself, which is made with the key of this entry.
+    /// Returns an entry without the queue, which is created with the key of this entry.
     pub(super) const fn new(device: u32, max_wr: u32, max_sge: u32) -> Self {
         Self { raw: None, device, max_wr, max_sge, outstanding: 0, targets: Vec::new() }
     }
@@ -96,12 +96,12 @@ impl Srq {
         self.targets.iter().any(|target| target.1 > 0)
     }
 
-    /// The completion queues that keep room for it.
+    /// Returns the completion queues that have reserved entries for it.
     pub(super) fn targets(&self) -> impl Iterator<Item = CqId> {
         self.targets.iter().map(|target| target.0)
     }
 
-    /// Adds a queue pair that completes its receives on `cq`; returns whether room must be made there.
+    /// Adds a queue pair that completes its receives on `cq`; returns true if entries must be reserved there.
     pub(super) fn attach(&mut self, cq: CqId) -> bool {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 += 1;
@@ -111,7 +111,7 @@ impl Srq {
         true
     }
 
-    /// Takes a queue pair away that is gone. The room on the completion queue stays, for the completions that it left there,
+    /// Removes a destroyed queue pair. The entries of the completion queue stay reserved for its remaining completions,
     /// until the shared queue is destroyed.
     pub(super) fn detach(&mut self, cq: CqId) {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
@@ -127,12 +127,12 @@ impl Srq {
         Ok(())
     }
 
-    /// Takes an attachment back when there was no room for it.
+    /// Reverts an attachment whose entries could not be reserved.
     pub(super) fn forget(&mut self, cq: CqId) {
         self.targets.retain(|target| target.0 != cq);
     }
 
-    /// Notes that the completion of one receive was polled.
+    /// Records that the completion of one receive was polled.
     pub(super) fn polled(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
     }

@@ -7,7 +7,7 @@ use super::sys::{ibv_wc_opcode as opcode, ibv_wc_status as status, rdma_cm_event
 use crate::cm::{CmEventKind, ConnectFailure};
 use crate::wc::{WcOpcode, WcStatus};
 
-/// Why no device reaches the loopback, which every machine can connect to.
+/// The reason why no device leads to a loopback address.
 pub(super) const NO_LOOPBACK: &str = "the loopback is on no RDMA device";
 
 /// Reject reasons of InfiniBand's connection manager (`ib_cm.h`).
@@ -43,7 +43,7 @@ pub(super) const fn wc_opcode(code: opcode::Type) -> WcOpcode {
     }
 }
 
-/// The reason for the failure of a connect attempt, from the error of a call or an event.
+/// Returns the failure of a connect attempt, from the error of a call or an event.
 pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED) => ConnectFailure::Refused,
@@ -55,7 +55,7 @@ pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// Whether an error means that no route or no device of this host leads to an address.
+/// Returns true if an error means that no route or no device of this host leads to an address.
 pub(super) fn is_unreachable(error: &io::Error) -> bool {
     const CODES: [i32; 9] = [
         libc::ENODEV,
@@ -71,7 +71,7 @@ pub(super) fn is_unreachable(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
-/// How an active connect ended without a connection; `None` for an event that does not say that.
+/// Returns the event by which an active connect fails; `None` for an event of another kind.
 pub(super) fn connect_outcome(event: cm::Type, status: i32, private_data: Box<[u8]>) -> Option<CmEventKind> {
     // Events carry negative errors, or the positive reject reason of InfiniBand.
     let error = io::Error::from_raw_os_error(status.saturating_abs());
@@ -87,7 +87,7 @@ pub(super) fn connect_outcome(event: cm::Type, status: i32, private_data: Box<[u
             REJECT_CONSUMER => CmEventKind::Rejected { private_data },
             REJECT_INVALID_SERVICE => failed(ConnectFailure::Refused),
             REJECT_TIMEOUT => failed(ConnectFailure::Timeout),
-            // On iWARP a reject ends the handshake, and is told as a reset. With private data it comes from the peer.
+            // On iWARP a reject ends the handshake, and is reported as a reset. With private data it is from the peer.
             _ if status == -libc::ECONNREFUSED && private_data.is_empty() => failed(ConnectFailure::Refused),
             _ if status <= 0 => CmEventKind::Rejected { private_data },
             reason => failed(ConnectFailure::System(format!("the peer's connection manager refuses: reason {reason}"))),

@@ -1,4 +1,4 @@
-//! The attributes with which a queue pair that connects by exchange gets from one state to the next (InfiniBand Architecture
+//! The attributes for the state transitions of a queue pair that connects by exchange (InfiniBand Architecture
 //! Specification, volume 1, 10.3.1; `ibv_modify_qp`(3)).
 
 use super::gid::PortGid;
@@ -8,10 +8,10 @@ use crate::cm::ReadDepth;
 use crate::datagram::Route;
 use crate::exchange::message::{Endpoint, Network};
 
-/// Attributes, and which of them are set.
+/// Attributes, and the mask of those that are set.
 pub(super) type Change = (ibv_qp_attr, mask);
 
-/// What the two sides of a connection have agreed on, as one side uses it.
+/// The negotiated attributes of a connection, as one side uses them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Negotiated {
     pub(super) mtu: u8,
@@ -22,7 +22,7 @@ pub(super) struct Negotiated {
     pub(super) read_depth: ReadDepth,
 }
 
-/// Routers between the two sides at most.
+/// The largest number of routers between the two sides.
 const HOP_LIMIT: u8 = 64;
 
 pub(super) fn none() -> ibv_qp_attr {
@@ -34,7 +34,7 @@ fn narrow(depth: u16) -> u8 {
     u8::try_from(depth).unwrap_or(u8::MAX)
 }
 
-/// To INIT, where receives may be posted. The rights are those that a region may give; each region gives its own.
+/// Returns the transition to INIT, where receives may be posted. The rights are an upper bound; each region grants its own.
 pub(super) fn init(port: u8, atomics: bool) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_INIT;
@@ -47,7 +47,7 @@ pub(super) fn init(port: u8, atomics: bool) -> Change {
     (attr, mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS)
 }
 
-/// To RTR, where the queue pair receives from the peer.
+/// Returns the transition to RTR, where the queue pair receives from the peer.
 pub(super) fn ready_to_receive(port_gid: &PortGid, peer: &Endpoint, agreed: &Negotiated) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_RTR;
@@ -81,14 +81,14 @@ pub(super) fn ready_to_receive(port_gid: &PortGid, peer: &Endpoint, agreed: &Neg
     (attr, set)
 }
 
-/// To RTS, where the queue pair sends, too. `psn` is the number of its first packet.
+/// Returns the transition to RTS, where the queue pair sends, too. `psn` is the number of its first packet.
 pub(super) fn ready_to_send(psn: u32, peer: &Endpoint, agreed: &Negotiated) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_RTS;
     attr.sq_psn = psn;
     attr.timeout = agreed.ack_timeout;
     attr.retry_cnt = agreed.retry_count;
-    // The peer says how often it is to be asked again.
+    // Each side decides how often its peer retransmits.
     attr.rnr_retry = peer.rnr_retry_count;
     attr.max_rd_atomic = narrow(agreed.read_depth.initiator_depth);
     let set = mask::IBV_QP_STATE
