@@ -1,6 +1,6 @@
 //! The messages between connections: greetings, headers, and the payloads of the reactor's own messages.
 
-use crate::frame::{FrameHeader, Immediate, MessageKind, Offer, HandshakePart, TransferProgress};
+use crate::frame::{FrameHeader, HandshakePart, Immediate, MessageKind, Offer, TransferProgress};
 use crate::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
 
@@ -59,7 +59,9 @@ pub fn message(octets: &[u8]) {
                 assert_eq!(progress.emit(), payload);
             }
         }
-        MessageKind::Hello | MessageKind::Credit | MessageKind::Ping | MessageKind::Pong | MessageKind::Goodbye => assert!(payload.is_empty()),
+        MessageKind::Hello | MessageKind::Credit | MessageKind::Ping | MessageKind::Pong | MessageKind::Goodbye => {
+            assert!(payload.is_empty())
+        }
         MessageKind::Data | MessageKind::Fetched | MessageKind::Refused | MessageKind::Fragment => {}
     }
 }

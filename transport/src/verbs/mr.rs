@@ -231,7 +231,8 @@ impl Registrar for DeviceRegistrar {
     }
 }
 
-/// Returns the flags of a registration. On iWARP the response to a Read is a write of the peer, and adapters require that right (the kernel's drivers/infiniband/core/rw.c does the same for its own Reads).
+/// Returns the flags of a registration. On iWARP the response to a Read is a write of the peer, and adapters require the right
+/// for that (the kernel's drivers/infiniband/core/rw.c does the same for its own Reads).
 fn access_flags(access: Access, iwarp: bool) -> ibv_access_flags {
     use ibv_access_flags as flags;
     let local_and_remote_write = flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_WRITE;

@@ -1,4 +1,5 @@
-//! Queues: each is created within the limits of its device, with entries on its completion queue for all work requests that can complete there.
+//! Queues: each is created within the limits of its device,
+//! with entries on its completion queue for all work requests that can complete there.
 
 use std::sync::Arc;
 

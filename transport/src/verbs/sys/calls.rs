@@ -1,12 +1,12 @@
 //! The functions of libibverbs and librdmacm: their types, the table of their addresses, and how it is filled.
 //!
-//! `dlsym` takes no symbol version, and gives the default one (`ibv_create_cq@@IBVERBS_1.1`): the one that a program links
+//! `dlsym` has no argument for the symbol version, and returns the default one (`ibv_create_cq@@IBVERBS_1.1`): the one that a program links
 //! with. Its structures are those declared here. libibverbs also keeps versions for programs from before 2007 (`@IBVERBS_1.0`),
-//! with other structures; these are hidden, and neither glibc nor musl gives a hidden version. Functions that came later than
+//! with other structures; these are hidden, and neither glibc nor musl returns a hidden version. Functions from after
 //! 2010 are optional: without one of them its feature is missing.
 //!
-//! The libraries stay loaded until the process ends (`RTLD_NODELETE`), whatever else in it opens and closes them: they have
-//! threads' data, handlers for `fork` and open devices that nothing takes back.
+//! The libraries stay loaded until the process ends (`RTLD_NODELETE`), even if other parts of it open and close them: they have
+//! thread-local data, handlers for `fork` and open devices, which are never released.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
@@ -22,21 +22,21 @@ use super::ibv::{
 };
 use libc::sockaddr;
 
-/// Why the libraries cannot be used.
+/// The reason why the libraries cannot be used.
 #[derive(Clone, Debug)]
 pub enum LibraryError {
-    /// A library is not there, or the system cannot load it.
+    /// A library is missing, or the system cannot load it.
     Library {
-        /// Its file name.
+        /// The file name of the library.
         name: &'static str,
-        /// The loader's message.
+        /// The message of the loader.
         why: String,
     },
-    /// A library is there, and lacks a function.
+    /// A library lacks a function.
     Function {
-        /// File name of the library.
+        /// The file name of the library.
         library: &'static str,
-        /// Name of the function.
+        /// The name of the function.
         name: &'static str,
     },
 }
@@ -66,7 +66,7 @@ fn open(name: &'static str) -> Result<Library, LibraryError> {
     library.map_err(|error| LibraryError::Library { name, why: reason(&error) })
 }
 
-/// The loader's message, without the name of its own call.
+/// Returns the message of the loader, without the name of its call.
 fn reason(error: &libloading::Error) -> String {
     let text = error.to_string();
     text.strip_prefix("dlopen failed: ").map_or(text.clone(), str::to_owned)
@@ -114,7 +114,7 @@ macro_rules! functions {
 
         $(
             /// # Safety
-            /// [`load`] has succeeded; and what the manual page asks for.
+            /// [`load`] has succeeded, and the requirements of the manual page hold.
             #[inline]
             pub unsafe fn $name($($arg: $type),*) $(-> $result)? {
                 // SAFETY: the caller's promise.
@@ -123,7 +123,7 @@ macro_rules! functions {
         )*
 
         $(
-            /// The function, if the library is new enough to have it.
+            /// Returns the function; `None` if the library is too old to have it.
             pub fn $oname() -> Option<unsafe extern "C" fn($($otype),*) $(-> $oresult)?> {
                 calls().$oname
             }
@@ -279,7 +279,7 @@ pub fn load() -> Result<(), LibraryError> {
     LOADED.get_or_init(Calls::load).as_ref().map(|_| ()).map_err(Clone::clone)
 }
 
-/// Puts a table of a test's functions in the place of the libraries, for the whole process.
+/// Replaces the libraries by a table of a test's functions, for the whole process.
 #[cfg(test)]
 pub fn install(calls: Calls) {
     LOADED.get_or_init(|| Ok(calls)).as_ref().expect("no test loads the libraries");

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::declare::{constants, structures};
 
-/// A function that is never called from here. Only its place in a table counts.
+/// A function that this crate never calls. Only its offset in a table matters.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
 /// A wrong type that the comparison of the bindings has to find (tests/layout.sh).

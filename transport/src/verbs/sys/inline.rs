@@ -13,10 +13,10 @@ use super::{
     ibv_qp, ibv_query_port, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_td, ibv_td_init_attr, ibv_wc, verbs_context,
 };
 
-/// Takes up to `num_entries` completions (`ibv_poll_cq`(3)).
+/// Polls up to `num_entries` completions (`ibv_poll_cq`(3)).
 ///
 /// # Safety
-/// `cq` is live, and there is room for so many completions at `wc`.
+/// `cq` is live, and `wc` points to memory for `num_entries` completions.
 #[inline]
 pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: a live queue has a live context; the rest is the caller's promise.
@@ -46,7 +46,7 @@ pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mu
 /// Posts receives (`ibv_post_recv`(3)).
 ///
 /// # Safety
-/// As for sends.
+/// As for [`ibv_post_send`].
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: as for sends.
@@ -56,14 +56,14 @@ pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mu
 /// Posts receives to a shared queue (`ibv_post_srq_recv`(3)).
 ///
 /// # Safety
-/// As for sends.
+/// As for [`ibv_post_send`].
 #[inline]
 pub unsafe fn ibv_post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: a live shared queue has a live context; the rest is the caller's promise.
     unsafe { (*(*srq).context).ops.post_srq_recv.map_or(libc::EOPNOTSUPP, |call| call(srq, wr, bad)) }
 }
 
-/// The extended context around `context`, if it reaches to the field that lies `offset` bytes from its start. It grows at the
+/// Returns the extended context of `context`, if it includes the field at `offset` bytes from its start. It grows at the
 /// front: an older one is shorter. (The crate rdma-sys compares the marker with 32 bits where it has 64.)
 ///
 /// # Safety
@@ -79,7 +79,7 @@ unsafe fn extended(context: *mut ibv_context, offset: usize) -> Option<*mut verb
     (unsafe { (*whole).sz } >= size_of::<verbs_context>() - offset).then_some(whole)
 }
 
-/// A function of the extended context, if it is there.
+/// Returns a function of the extended context, if it exists.
 macro_rules! extension {
     ($context:expr, $name:ident) => {
         // SAFETY: the callers below promise a live context; the field was found to be there.
@@ -87,10 +87,10 @@ macro_rules! extension {
     };
 }
 
-/// Asks what a port is like (`ibv_query_port`(3)).
+/// Queries a port (`ibv_query_port`(3)).
 ///
 /// # Safety
-/// `context` is live, and `attr` is a place for the result.
+/// `context` is live, and `attr` points to memory for the result.
 pub unsafe fn query_port(context: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr) -> c_int {
     match extension!(context, query_port) {
         // SAFETY: the caller's promise.
@@ -103,10 +103,10 @@ pub unsafe fn query_port(context: *mut ibv_context, port_num: u8, attr: *mut ibv
     }
 }
 
-/// Asks what a device can do beyond the classic attributes (`ibv_query_device_ex`(3)).
+/// Queries the capabilities of a device beyond the classic attributes (`ibv_query_device_ex`(3)).
 ///
 /// # Safety
-/// `context` is live, and `attr` is a place for the result.
+/// `context` is live, and `attr` points to memory for the result.
 pub unsafe fn query_device_ex(context: *mut ibv_context, attr: *mut ibv_device_attr_ex) -> c_int {
     match extension!(context, query_device_ex) {
         // SAFETY: the caller's promise.
@@ -129,7 +129,7 @@ pub unsafe fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int
     }
 }
 
-/// Makes a thread domain (`ibv_alloc_td`(3)); null, with `errno`, when there is none.
+/// Allocates a thread domain (`ibv_alloc_td`(3)). Returns null, with `errno`, if the device has none.
 ///
 /// # Safety
 /// `context` and `attr` are live.
@@ -141,10 +141,10 @@ pub unsafe fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -
     }
 }
 
-/// Gives a thread domain back (`ibv_dealloc_td`(3)).
+/// Deallocates a thread domain (`ibv_dealloc_td`(3)).
 ///
 /// # Safety
-/// `td` is live, and used by nothing any more.
+/// `td` is live and unused.
 pub unsafe fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: a live thread domain has a live context.
     let context = unsafe { (*td).context };
@@ -155,11 +155,11 @@ pub unsafe fn dealloc_td(td: *mut ibv_td) -> c_int {
     }
 }
 
-/// Makes a protection domain around another and a thread domain (`ibv_alloc_parent_domain`(3)); null, with `errno`, when
-/// there is none.
+/// Allocates a parent domain of a protection domain and a thread domain (`ibv_alloc_parent_domain`(3)). Returns null, with `errno`,
+/// if the device has none.
 ///
 /// # Safety
-/// `context` and what `attr` names are live.
+/// `context` and the domains in `attr` are live.
 pub unsafe fn alloc_parent_domain(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd {
     match extension!(context, alloc_parent_domain) {
         // SAFETY: the caller's promise.

@@ -1,13 +1,13 @@
-//! The crate rdma-sys in place of the declarations: the program is linked with the libraries.
+//! The crate rdma-sys instead of the declarations: the program is linked with the libraries.
 
-#![allow(clippy::missing_safety_doc, reason = "as the functions of the other binding, which say it")]
+#![allow(clippy::missing_safety_doc, reason = "documented at the functions of the other binding")]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
 
 pub use rdma_sys::*;
 
-/// Never: the system does not start a program whose libraries are not there.
+/// An error that never occurs: the system does not start a program whose libraries are missing.
 #[derive(Clone, Copy, Debug)]
 pub enum LibraryError {}
 
@@ -17,14 +17,14 @@ impl fmt::Display for LibraryError {
     }
 }
 
-/// The libraries were loaded with the program.
+/// Returns `Ok`: the libraries were loaded with the program.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding can fail")]
 pub const fn load() -> Result<(), LibraryError> {
     Ok(())
 }
 
-/// The types of asynchronous events as plain numbers: the crate has a Rust enumeration, in which a type that it does not
-/// know would be undefined behaviour.
+/// The types of asynchronous events as plain numbers: the crate has a Rust enumeration, in which an unknown type
+/// would be undefined behaviour.
 pub mod ibv_event_type {
     use rdma_sys::ibv_event_type as ty;
     pub type Type = std::ffi::c_uint;
@@ -47,9 +47,9 @@ pub mod ibv_event_type {
 }
 
 /// # Safety
-/// As `rdma_notify`(3) asks.
+/// The requirements of `rdma_notify`(3) hold.
 pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type::Type) -> c_int {
-    // The only event that it is for.
+    // The only event that the call supports.
     debug_assert_eq!(event, ibv_event_type::IBV_EVENT_COMM_EST);
     // SAFETY: the caller's promise.
     unsafe { rdma_sys::rdma_notify(id, rdma_sys::ibv_event_type::IBV_EVENT_COMM_EST) }
@@ -57,7 +57,7 @@ pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type::Type) -> c
 
 type RegMrIova2 = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
 
-/// As in the other binding, where an old library may not have it.
+/// Returns the function. In the other binding an old library may lack it.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
     Some(rdma_sys::ibv_reg_mr_iova2)
@@ -65,7 +65,7 @@ pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
 
 type RegDmabufMr = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
 
-/// As in the other binding, where an old library may not have it.
+/// Returns the function. In the other binding an old library may lack it.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_dmabuf_mr() -> Option<RegDmabufMr> {
     Some(rdma_sys::ibv_reg_dmabuf_mr)

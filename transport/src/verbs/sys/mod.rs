@@ -1,8 +1,8 @@
-//! The binding to libibverbs and librdmacm. Nothing outside of this folder knows which one it is.
+//! The binding to libibverbs and librdmacm. No module outside of this folder depends on the choice of the binding.
 //!
-//! As a rule it is the declarations in `ibv`, `cma` and `calls`: written from the interface that the headers
+//! By default it consists of the declarations in `ibv`, `cma` and `calls`: written from the interface that the headers
 //! `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` fix for every version of rdma-core, the same on x86_64 and aarch64, and
-//! needing neither headers nor libraries to be built. The libraries are loaded when the first device is wanted
+//! needing neither headers nor libraries to be built. The libraries are loaded when the provider is opened
 //! ([`load`]); a machine without them gets an error that says so.
 //!
 //! With the feature `rdma-sys` it is the crate of that name instead, generated from the installed headers and linked as
@@ -47,9 +47,9 @@ pub use linked::*;
 pub const RDMA_OPTION_ID: c_int = 0;
 /// One byte: the type of service.
 pub const RDMA_OPTION_ID_TOS: c_int = 0;
-/// An `int`: take an address that closed connections still occupy.
+/// An `int`: bind to an address that closed connections still occupy.
 pub const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
-/// An `int`: an IPv6 listener takes no IPv4.
+/// An `int`: an IPv6 listener accepts no IPv4.
 pub const RDMA_OPTION_ID_AFONLY: c_int = 2;
 /// One byte: the code of the ack timeout.
 pub const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
