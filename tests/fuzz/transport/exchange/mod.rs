@@ -1,4 +1,4 @@
-//! The fuzz target of the exchange: messages, and conversations with a peer that sends any octets. It is compiled as a part of
+//! The fuzz target of the exchange: messages, and conversations with a peer that sends any bytes. It is compiled as a part of
 //! `transport/src/exchange`, because neither has a public name.
 
 use super::conversation::{Conversation, ConversationEvent};
@@ -8,9 +8,9 @@ use crate::iwarp::fuzz::Tape;
 /// The largest number of messages that a peer may send until the conversation ends.
 const MAX_EVENTS: usize = 6;
 
-/// Reads the message at the beginning of `octets`, if one is there, and its length.
-fn message(octets: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
-    let (header, body) = octets.split_first_chunk()?;
+/// Reads the message at the beginning of `bytes`, if one is there, and its length.
+fn message(bytes: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
+    let (header, body) = bytes.split_first_chunk()?;
     let header = ExchangeHeader::parse(*header).ok()?;
     assert!(header.body() <= MAX_MESSAGE - HEADER_LEN, "a header announces too long a body: {header:?}");
     let message = header.message(body.get(..header.body())?).ok()?;
@@ -20,8 +20,8 @@ fn message(octets: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
 /// The course of one conversation: the events, the bytes that were sent, and the number of bytes that were consumed.
 type Played = (Vec<ConversationEvent>, Vec<u8>, usize);
 
-/// Feeds a conversation with `octets` in pieces of at most `piece`. The local side sends what `own` holds in its turn.
-fn play(own: &ExchangeMessage<'_>, octets: &[u8], piece: usize) -> Played {
+/// Feeds a conversation with `bytes` in pieces of at most `piece`. The local side sends what `own` holds in its turn.
+fn play(own: &ExchangeMessage<'_>, bytes: &[u8], piece: usize) -> Played {
     let (ExchangeMessage::Request(endpoint, data) | ExchangeMessage::Accept(endpoint, data)) = *own else {
         return Played::default();
     };
@@ -33,12 +33,12 @@ fn play(own: &ExchangeMessage<'_>, octets: &[u8], piece: usize) -> Played {
     let (mut events, mut sent, mut at) = (Vec::new(), Vec::new(), 0);
     loop {
         let wanted = conversation.wanted();
-        assert!(wanted <= MAX_MESSAGE, "{wanted} octets are wanted");
-        let len = wanted.min(piece).min(octets.len() - at);
+        assert!(wanted <= MAX_MESSAGE, "{wanted} bytes are wanted");
+        let len = wanted.min(piece).min(bytes.len() - at);
         if len == 0 {
             break;
         }
-        let event = conversation.received(&octets[at..at + len]);
+        let event = conversation.received(&bytes[at..at + len]);
         at += len;
         match event {
             Some(ConversationEvent::Requested(_, ref asked)) if asked.first() == Some(&0) => {
@@ -66,22 +66,22 @@ fn play(own: &ExchangeMessage<'_>, octets: &[u8], piece: usize) -> Played {
     (events, sent, at)
 }
 
-/// Reads a message of the local side from the tape and has it converse with a peer that sends the remaining octets; the first octet
+/// Reads a message of the local side from the tape and has it converse with a peer that sends the remaining bytes; the first byte
 /// is the length of the pieces.
 ///
 /// # Panics
-/// If a message is not read as it was written, a cut changes what happens, or the local side sends octets that are no message.
-pub fn exchange(octets: &[u8]) {
-    let mut tape = Tape::new(octets);
+/// If a message is not read as it was written, a cut changes what happens, or the local side sends bytes that are no message.
+pub fn exchange(bytes: &[u8]) {
+    let mut tape = Tape::new(bytes);
     let piece = 1 + usize::from(tape.byte() & 63);
-    let octets = tape.rest();
-    let Some((own, len)) = message(octets) else { return };
+    let bytes = tape.rest();
+    let Some((own, len)) = message(bytes) else { return };
     let mut written = Vec::new();
     own.emit(&mut written);
     assert!(written.len() <= MAX_MESSAGE);
     assert_eq!(message(&written), Some((own, len)), "a message is not read as it was written");
-    let whole = play(&own, &octets[len..], usize::MAX);
-    assert_eq!(whole, play(&own, &octets[len..], piece), "a cut changes what happens");
+    let whole = play(&own, &bytes[len..], usize::MAX);
+    assert_eq!(whole, play(&own, &bytes[len..], piece), "a cut changes what happens");
     let mut sent = whole.1.as_slice();
     while !sent.is_empty() {
         let Some((message, len)) = message(sent) else { panic!("no message: {sent:02x?}") };
