@@ -19,7 +19,7 @@ guests=${GUESTS:-2}
 [ ! -e /dev/infiniband ] || guests=1
 
 # One build for all steps: cargo runs one build at a time.
-tests=(verbs rdma rdma_contract rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden rdma_wire)
+tests=(verbs rdma rdma_contract rdma_faults rdma_witnessed rdma_auto rdma_without_siw rdma_hidden rdma_wire rdma_exchange rdma_exchange_wire)
 [ -z "$*" ] || tests+=(rdma_queues rdma_scale rdma_secured rdma_churn interop_siw misbehaviour_siw)
 tests/vm/build.sh "${tests[@]}" >/dev/null || exit 1
 
