@@ -109,7 +109,7 @@ impl AsyncConnection {
     /// the next turn. If the future is dropped before it is done, the message is not sent.
     ///
     /// # Errors
-    /// As [`Context::send`], without `WouldBlock`.
+    /// Those of [`Context::send`], without `WouldBlock`.
     pub async fn send(&self, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let mut wait = RoomWait::new(self);
         poll_fn(|task| wait.attempt(task, AttemptKind::Message(payload.len()), |cx| cx.send(self.id(), payload))).await

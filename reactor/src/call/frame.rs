@@ -1,8 +1,8 @@
-//! The header of a frame: the first 16 octets of each message, before the payload. `docs/wire.md` has the layout.
+//! The header of a frame: the first 16 bytes of each message, before the payload. `docs/wire.md` has the layout.
 
 use std::time::Duration;
 
-/// Length of the header, octets.
+/// The length of the header, bytes.
 pub(super) const HEADER: usize = 16;
 
 /// The longest time that a header can hold, about 71 minutes.
@@ -49,8 +49,8 @@ pub enum Violation {
     /// The kind of the frame is unknown.
     #[error("a frame of the unknown kind {0}")]
     Kind(u8),
-    /// A reserved octet is not zero.
-    #[error("a frame with a reserved octet that is not zero")]
+    /// A reserved byte is not zero.
+    #[error("a frame with a reserved byte that is not zero")]
     Reserved,
 }
 

@@ -108,7 +108,7 @@ impl ThreadedReactor {
     /// queued messages is bounded by 64 per connection instead, or fewer if [`Config::max_connections`] is above 240,000.
     ///
     /// # Errors
-    /// As [`Reactor::new`]; [`Error::Thread`].
+    /// Those of [`Reactor::new`], and [`Error::Thread`].
     pub fn start(config: Config) -> Result<Self, Error> {
         let config = config.quiet_sends(true).handle_queue(COMMAND_QUEUE);
         let depth =

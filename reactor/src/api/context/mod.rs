@@ -75,9 +75,9 @@ impl Context<'_> {
         self.driver.close_listener(listener);
     }
 
-    /// Takes a stream that the program has accepted, as if it had come to a listener for exchange ([`ListenOptions::exchange`]). It is a stream
-    /// socket, of TCP or another kind; it is made non-blocking, and belongs to the connection from now on. `on_connect_request` follows when the
-    /// peer has said what it wants, for which it has 10 s.
+    /// Accepts a connection by exchange on `stream`, as if a listener for exchange ([`ListenOptions::exchange`]) had accepted the stream.
+    /// `stream` is a stream socket, of TCP or another kind. The connection owns it from now on, and makes it non-blocking. The reactor
+    /// calls `on_connect_request` when the peer has sent its request. The peer has 10 s for that.
     ///
     /// ```
     /// use std::os::unix::net::UnixStream;
