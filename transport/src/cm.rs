@@ -159,8 +159,8 @@ impl ListenOptions {
     }
 }
 
-/// The port and the GID of a queue pair that connects by exchange ([`Exchange`](crate::roles::Exchange)). What is `None` follows
-/// from the address that this host has on the stream.
+/// The port and the GID of a queue pair that connects by exchange ([`Exchange`](crate::roles::Exchange)). The provider derives
+/// each field that is `None` from the local address of the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeOptions {
     /// The device by its name, such as `mlx5_0`: needed where the stream is on another network than the device, or on none.

@@ -116,7 +116,8 @@ impl Station {
         self.provider.post_send(qp, &chain)
     }
 
-    /// Writes a part of the memory to the peer's at once, as [`write_now`](crate::roles::ImmediateSends::write_now) does; `false` if the provider cannot do so now.
+    /// Writes a part of the memory to the peer's memory immediately, as [`write_now`](crate::roles::ImmediateSends::write_now) does.
+    /// Returns `false` if the provider cannot do so now.
     ///
     /// # Errors
     /// The part is outside of the memory.

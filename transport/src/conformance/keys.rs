@@ -176,5 +176,5 @@ pub(super) fn a_region_lies_within_its_memory(harness: &mut Harness) {
     // The region keeps the memory alive until it is deregistered.
     assert!(std::sync::Arc::strong_count(&memory) > 1);
     harness.provider(ACTIVE).deregister(region.id).expect("a deregister");
-    assert_eq!(std::sync::Arc::strong_count(&memory), 1, "the share of the region is given back");
+    assert_eq!(std::sync::Arc::strong_count(&memory), 1, "the share of the region is released");
 }

@@ -13,7 +13,7 @@ use super::packets;
 pub struct Interface {
     /// The index of the interface.
     pub index: u32,
-    /// The longest IP packet that it carries, octets.
+    /// The longest IP packet that it carries, bytes.
     pub mtu: u32,
 }
 

@@ -18,13 +18,13 @@
 //! All unsafe code of the embedded provider is in this folder, and rests on one rule. At any time, each aligned word of
 //! 8 bytes of a [`Memory`] is used in one of two ways:
 //!
-//! - *By one user alone.* The program has a reference to it, or a work request has it by an entry of [`Sge::new`]. The
-//!   code that makes the reference or the entry promises that nobody else uses the word in that time; making it is
-//!   unsafe.
-//! - *By anybody.* The program uses it through the functions of [`Memory`], on any thread; peers and work requests use
-//!   it through a device, which is the embedded provider or the kernel here. All these accesses are atomic on whole
-//!   words, or are not accesses of this program, so they are no data race. A copy that is made while somebody else
-//!   writes is a mixture: each of its words is the value that was there at some moment.
+//! - *One user alone has the word.* The program has a reference to it, or a work request has it by an entry of
+//!   [`Sge::new`]. The code that makes the reference or the entry promises that nobody else uses the word in that time;
+//!   making it is unsafe.
+//! - *Any number of users share the word.* The program uses it through the functions of [`Memory`], on any thread;
+//!   peers and work requests use it through a device, which is the embedded provider or the kernel here. All these
+//!   accesses are atomic on whole words, or are not accesses of this program, so they are no data race. A copy that is
+//!   made while somebody else writes is a mixture: each of its words is the value that was there at some moment.
 
 use std::io;
 use std::ops::Range;

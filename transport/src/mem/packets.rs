@@ -15,7 +15,7 @@ const FEW: usize = 4;
 #[derive(Debug)]
 pub struct Packets {
     octets: Vec<u8>,
-    /// The size of a buffer, and the offset in it of a received packet, octets.
+    /// The size of a buffer, and the offset in it of a received packet, bytes.
     stride: usize,
     headroom: usize,
     filled: Vec<(Range<usize>, SocketAddr)>,
@@ -31,8 +31,8 @@ impl Default for Packets {
 }
 
 impl Packets {
-    /// Makes a batch without packets, with buffers of `stride` octets. Received packets are placed behind the first
-    /// `headroom` octets of a buffer.
+    /// Makes a batch without packets, with buffers of `stride` bytes. Received packets are placed behind the first
+    /// `headroom` bytes of a buffer.
     pub(crate) fn new(stride: usize, headroom: usize) -> Self {
         let headroom = headroom.min(stride);
         let (octets, filled) = (vec![0; BATCH * stride], Vec::with_capacity(BATCH));
@@ -77,8 +77,8 @@ impl Packets {
         self.filled.push((place.start.min(end)..end, peer));
     }
 
-    /// Adds a packet that has come, for implementations of [`Net`](crate::iwarp::Net). What is longer than any packet of RoCE is cut, and so
-    /// it is dropped.
+    /// Adds a received packet, for implementations of [`Net`](crate::iwarp::Net). A packet that is longer than any packet of RoCE is cut to
+    /// the length of a buffer, and later dropped.
     pub fn arrive(&mut self, peer: SocketAddr, octets: &[u8]) {
         let start = self.headroom;
         self.push(peer, |buffer| {
@@ -92,7 +92,7 @@ impl Packets {
         &mut self.octets[nth * self.stride..][..self.stride]
     }
 
-    /// Returns the octets of a packet, and the address of the other end.
+    /// Returns the bytes of a packet, and the address of the other end.
     #[must_use]
     pub fn read(&self, nth: usize) -> Option<(&[u8], SocketAddr)> {
         let (place, peer) = self.filled.get(nth)?;
@@ -144,7 +144,7 @@ fn name(address: SocketAddr) -> (SocketName, libc::socklen_t) {
             size_of::<libc::sockaddr_in6>()
         }
     };
-    // SAFETY: all fields are numbers, and all octets are initialised.
+    // SAFETY: all fields are numbers, and all bytes are initialised.
     (unsafe { name.assume_init() }, len as libc::socklen_t)
 }
 
@@ -153,7 +153,7 @@ pub(super) fn address(name: &SocketName) -> Option<SocketAddr> {
     let place = ptr::from_ref(name);
     match libc::c_int::from(name.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the storage is larger, aligned and initialised, and any octets are a valid address.
+            // SAFETY: the storage is larger, aligned and initialised, and any bytes are a valid address.
             let of = unsafe { &*place.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(of.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(of.sin_port)).into())
@@ -186,7 +186,7 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
         count += 1;
     }
     let fd = socket.as_raw_fd();
-    // SAFETY: the kernel only reads the `count` headers, and the address and the octets that each of them names.
+    // SAFETY: the kernel only reads the `count` headers, and the address and the bytes that each of them names.
     let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT as _) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
@@ -211,7 +211,7 @@ pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> 
         count += 1;
     }
     let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT as _);
-    // SAFETY: each of the `count` headers names room for an address and for the octets of a packet, which the kernel
+    // SAFETY: each of the `count` headers names room for an address and for the bytes of a packet, which the kernel
     // writes only during the call.
     let received = unsafe { libc::recvmmsg(fd, messages.as_mut_ptr().cast(), count as u32, flags, ptr::null_mut()) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?.min(count);

@@ -13,7 +13,7 @@ use crate::mr::LocalKey;
 /// or peers and the program itself through the functions of [`super::Memory`] ([`super::Memory::shared_entry`]). The
 /// embedded provider copies from an entry of the first kind with plain accesses, and sends its large payloads without a
 /// copy. It copies from an entry of the second kind with atomic operations, and sends a copy if the payload has a CRC,
-/// so that the CRC matches the octets that are sent. Devices do not distinguish the kinds.
+/// so that the CRC matches the bytes that are sent. Devices do not distinguish the kinds.
 #[derive(Clone, Copy, Debug)]
 pub struct Sge {
     base: NonNull<u8>,

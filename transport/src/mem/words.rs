@@ -63,8 +63,8 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes at `from` to `to`. Bytes beside them in the same words keep their value, whoever writes them at
-/// the same time. The exception is a peer that writes such a word more than [`ROUNDS`] times during the call.
+/// Copies `len` bytes at `from` to `to`. Bytes beside them in the same words keep their value, even if others write
+/// them at the same time. The exception is a peer that writes such a word more than [`ROUNDS`] times during the call.
 ///
 /// # Safety
 /// Each word that holds one of the bytes at `to` is as [`word`] demands until the call returns. The caller may read the
@@ -208,7 +208,7 @@ unsafe fn transfer_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
 /// Copies `count` words by one instruction. A side that others use must be aligned.
 ///
 /// # Safety
-/// As for [`load_words`], [`store_words`] or [`transfer_words`].
+/// The caller keeps the promises of [`load_words`], [`store_words`] or [`transfer_words`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
     // SAFETY: both sides are valid for `count` words and do not overlap. The instruction accesses each aligned word as

@@ -7,15 +7,15 @@
 
 use crate::slab::Key;
 
-/// The first octets of a hello, and the last of an offer.
+/// The first bytes of a hello, and the last bytes of an offer.
 const MAGIC: [u8; 4] = *b"RDXS";
 /// The version of the layouts.
 const VERSION: u8 = 1;
-/// The length of a Unix socket's name without its first octet, which is zero: the name is abstract (`unix`(7)).
+/// The length of a Unix socket's name without its first byte, which is zero: the name is abstract (`unix`(7)).
 pub(crate) const NAME_LEN: usize = 16;
-/// The length of an offer, octets.
+/// The length of an offer, bytes.
 pub(crate) const OFFER_LEN: usize = 48;
-/// The length of a hello, octets.
+/// The length of a hello, bytes.
 pub(crate) const HELLO_LEN: usize = 32;
 
 /// The secret of an offer, which the hello must repeat: 128 random bits.
@@ -33,14 +33,14 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Returns the octets of the offer.
+    /// Returns the bytes of the offer.
     pub(crate) fn emit(&self) -> [u8; OFFER_LEN] {
         let mut out = [0; OFFER_LEN];
         out[..16].copy_from_slice(&self.name);
         out[16..32].copy_from_slice(&self.secret);
         out[32..36].copy_from_slice(&self.key.slot().to_le_bytes());
         out[36..40].copy_from_slice(&self.key.generation().to_le_bytes());
-        // Version and magic are the last octets, so that `split` finds them at the end of the private data.
+        // Version and magic are the last bytes, so that `split` finds them at the end of the private data.
         out[43] = VERSION;
         out[44..].copy_from_slice(&MAGIC);
         out
@@ -67,7 +67,7 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
-    /// Returns the octets of the hello.
+    /// Returns the bytes of the hello.
     pub(crate) fn emit(&self) -> [u8; HELLO_LEN] {
         let mut out = [0; HELLO_LEN];
         out[..4].copy_from_slice(&MAGIC);

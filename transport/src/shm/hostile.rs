@@ -38,7 +38,7 @@ struct Victim {
     /// The work requests that were posted and have not completed.
     open: BTreeSet<u64>,
     next: u64,
-    /// The memory of receives. Each is between octets that nobody may write.
+    /// The memory of receives. Each is between bytes that nobody may write.
     inbox: Memory,
     out: Memory,
     regions: Vec<Arc<Memory>>,

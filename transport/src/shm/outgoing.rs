@@ -25,7 +25,7 @@ use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 pub(super) const INLINE: usize = 1 << 10;
 /// The longest payload of one record in a window, bytes.
 pub(super) const MAX_PIECE: usize = 1 << 20;
-/// The length of the staging buffer, and of the largest part that is copied there at once, bytes.
+/// The length of the staging buffer, and of the largest part that is copied there in one step, bytes.
 const STAGING: usize = 256 << 10;
 const STAGING_PIECE: usize = STAGING / 4;
 /// The alignment of parts in the staging buffer, bytes.

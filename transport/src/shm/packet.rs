@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::mem::Memory;
 use crate::mr::Access;
 
-/// The length of the longest packet, octets.
+/// The length of the longest packet, bytes.
 pub(crate) const MAX_PACKET: usize = 40;
 
 /// An announcement of the peer, which was not checked.
@@ -35,9 +35,9 @@ const CALL: u8 = 0;
 const ACCEPTED: u8 = 1;
 const WINDOW: u8 = 2;
 
-/// The octets of a call.
+/// The bytes of a call.
 pub(crate) const CALL_PACKET: [u8; 1] = [CALL];
-/// The octets of the packet that accepts a segment.
+/// The bytes of the packet that accepts a segment.
 pub(crate) const ACCEPTED_PACKET: [u8; 1] = [ACCEPTED];
 
 impl Packet {
@@ -70,7 +70,7 @@ impl Announcement {
         self.file.as_ref().map(AsFd::as_fd).or_else(|| self.memory.file())
     }
 
-    /// Returns the octets of the packet.
+    /// Returns the bytes of the packet.
     pub(crate) fn emit(&self) -> [u8; MAX_PACKET] {
         let mut out = [0; MAX_PACKET];
         (out[0], out[1]) = (WINDOW, self.slot);

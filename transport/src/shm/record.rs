@@ -1,4 +1,4 @@
-//! The records in a ring. Each begins with a word: the kind in the lowest octet, then flags, a slot, zero, and a length
+//! The records in a ring. Each begins with a word: the kind in the lowest byte, then flags, a slot, zero, and a length
 //! in the upper half. The words of its kind follow, then the payload, or a word with the offset of the payload in a
 //! window.
 

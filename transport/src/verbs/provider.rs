@@ -82,8 +82,9 @@ impl Verbs {
 // state or destroyed. `destroy_id` brings about one of the two, or fails: an id that is kept for its last shared receive, for its
 // port or for a thread is in the error state. So no queue pair consumes a receive of a shared queue once `destroy_srq` has
 // succeeded, which refuses while one could, and fails if the device keeps the queue. 4. Regions own a share of their memory, in
-// `mr`, and release it after `ibv_dereg_mr` of each registration has succeeded, or never. 5. The provider owns all objects, and destroys them before itself; an
-// object that a device keeps is kept with everything that it depends on. 6. Handles are keys of slabs, which never reuse one.
+// `mr`, and release it after `ibv_dereg_mr` of each registration has succeeded, or never. 5. The provider owns all objects, and
+// destroys them before itself; an object that a device keeps is kept with everything that it depends on. 6. Handles are keys of
+// slabs, which never reuse one.
 unsafe impl Provider for Verbs {
     fn name(&self) -> &'static str {
         NAME

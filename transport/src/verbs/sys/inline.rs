@@ -46,7 +46,7 @@ pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mu
 /// Posts receives (`ibv_post_recv`(3)).
 ///
 /// # Safety
-/// As for [`ibv_post_send`].
+/// The caller keeps the promises of [`ibv_post_send`].
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: as for sends.
@@ -56,7 +56,7 @@ pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mu
 /// Posts receives to a shared queue (`ibv_post_srq_recv`(3)).
 ///
 /// # Safety
-/// As for [`ibv_post_send`].
+/// The caller keeps the promises of [`ibv_post_send`].
 #[inline]
 pub unsafe fn ibv_post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: a live shared queue has a live context; the rest is the caller's promise.
