@@ -1,4 +1,4 @@
-//! Bonds of network devices: when one fails over, ids on it are told that their address has moved.
+//! Bonds of network devices. After a failover, each id on the bond receives [`CmEventKind::AddressChange`].
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl Bond {
 }
 
 impl Bond {
-    /// Takes all of it away. The kernel waits until the provider has let the device go, so that is driven meanwhile.
+    /// Removes the devices. The kernel waits until the provider has released the RDMA device, so this drives the provider meanwhile.
     fn remove(self, world: &mut World) {
         let start = Instant::now();
         let mut removal = Command::new("rdma").args(["link", "del", &self.device]).spawn().unwrap();
@@ -52,7 +52,8 @@ impl Bond {
     }
 }
 
-/// A listener that is not told would wait for ever on a device that nobody reaches. Made anew, it is reached again.
+/// A listener receives the failover of its bond. Without this event it would wait forever on a device that no peer reaches. A new listener
+/// on the same address is reached.
 fn a_failover_is_told_to_the_listener(kind: Kind) {
     let bond = Bond::new(kind);
     let mut world = World::new();
@@ -62,7 +63,7 @@ fn a_failover_is_told_to_the_listener(kind: Kind) {
     assert!(matches!(event.kind, CmEventKind::AddressChange) && event.id == listener, "{event:?}");
     world.provider.destroy_id(listener, Instant::now()).unwrap();
     if kind == Kind::Siw {
-        // Siw knows the hardware address that it began with, and nothing can be bound under another: back to that.
+        // Siw keeps the hardware address that it started with, and no id can be bound under another one. So the bond returns to the first.
         run("ip link set bond9 type bond active_slave f0");
     }
     let (listener, to) = world.listen(bond.address);

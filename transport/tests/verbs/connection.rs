@@ -1,4 +1,4 @@
-//! Connections: how they come, carry messages, and end.
+//! Connections: resolution, refusals, repeated connects, and every address family.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn open_and_reach(kind: Kind) {
 
 fn no_route(kind: Kind) {
     let mut world = World::new();
-    // The first is in no network of this host, the second is in one but is nobody.
+    // The first address is in no network of this host. The second is in one of them, but no host has it.
     let beside = kind.variable("ADDR").rsplit_once('.').map(|(net, _)| format!("{net}.77")).unwrap();
     for nowhere in ["192.0.2.1".to_string(), beside] {
         let peer = SocketAddr::new(nowhere.parse().unwrap(), 9);

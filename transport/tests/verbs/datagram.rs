@@ -1,4 +1,4 @@
-//! Datagrams and multicast groups: on rxe; siw has none and says so.
+//! Datagrams and multicast groups on rxe. Siw has neither, and the provider refuses them there.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::world::*;
 
 pub(crate) const ROOM: usize = GRH_LEN + 4096;
 
-/// One end for datagrams, with receives posted.
+/// An endpoint for datagrams, with receives posted.
 pub(crate) struct Datagrams {
     pub(crate) id: CmId,
     pub(crate) device: DeviceId,
@@ -62,7 +62,7 @@ impl World {
 
     pub(crate) fn tell(&mut self, end: &Datagrams, op: SendOp, payload: &[u8]) {
         for (at, &byte) in payload.iter().enumerate() {
-            // SAFETY: within the memory, of which nothing is posted.
+            // SAFETY: the byte is within the memory, no part of which is posted.
             unsafe { end.sent.memory.as_ptr().add(at).write(byte) }
         }
         let sges = SgeList::one(end.sent.sge(0, payload.len()));
@@ -70,14 +70,14 @@ impl World {
         self.provider.post_send(end.qp, &[wr]).unwrap();
     }
 
-    /// The next datagram of an end, which posts the receive again.
+    /// Returns the next datagram that `end` receives: its completion, its route header and its payload. Posts the receive again.
     pub(crate) fn hear(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>, Vec<u8>) {
         loop {
             let mut heard = None;
             for wc in self.completions(end.cq) {
                 assert_eq!(wc.status, WcStatus::Success);
                 if wc.opcode == WcOpcode::Recv {
-                    assert!(heard.is_none(), "one at a time");
+                    assert!(heard.is_none(), "more than one datagram");
                     let at = wc.wr_id as usize * ROOM;
                     let bytes = &end.received.bytes()[at..at + wc.byte_len as usize];
                     heard = Some((wc, bytes[..GRH_LEN].to_vec(), bytes[GRH_LEN..].to_vec()));
@@ -110,7 +110,7 @@ impl World {
 fn a_question_an_answer_and_a_talk(kind: Kind) {
     let mut world = World::new();
     let (id, device) = if kind == Kind::Siw {
-        // Whether it resolves is the system's affair; a queue pair there is none.
+        // It depends on the system whether the address resolves. In both cases siw has no queue pair for datagrams.
         let to = SocketAddr::new(kind.address(), 9);
         let id = world.provider.datagrams().unwrap().resolve_datagram(to, None, Instant::now() + TIMEOUT);
         println!("{id:?}");
@@ -179,7 +179,7 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
         assert!(wc.source.has_route_header());
         assert_eq!(wc.source.qp_number, world.provider.datagrams().unwrap().qp_number(active.qp).unwrap());
         assert_eq!(world.completion(active.cq).status, WcStatus::Success);
-        // The way back is in the datagram.
+        // The datagram contains the route to its sender.
         let back = *back.get_or_insert_with(|| {
             let route = world
                 .provider
@@ -238,7 +238,7 @@ fn nobody_there_and_a_no(kind: Kind) {
     }
 }
 
-/// What this file says of siw elsewhere: here it is asked of the device.
+/// Returns true if the siw device reports neither datagrams nor multicast. Also checks that it refuses to join a group.
 fn siw_has_none() -> bool {
     let mut world = World::new();
     let (id, device) = {
@@ -281,11 +281,11 @@ fn groups_reach_everyone_in_them(kind: Kind) {
         for end in &ends[1..] {
             assert_eq!(world.hear(end).2, [round; 100]);
         }
-        // Its own, and its send.
+        // The sender is in the group, too: it receives its own datagram, besides the completion of its send.
         while world.hear(&ends[0]).2 != [round; 100] {}
         let _ = world.poll(ends[0].cq);
     }
-    // Who has left hears nothing more; the others do.
+    // An endpoint that has left receives nothing more; the others still do.
     world.provider.datagrams().unwrap().leave(ends[2].id, group).unwrap();
     assert!(matches!(world.provider.datagrams().unwrap().leave(ends[2].id, group), Err(Error::InvalidState { .. })));
     world.tell(&ends[0], SendOp::Datagram(there), b"the rest of us");
@@ -295,7 +295,7 @@ fn groups_reach_everyone_in_them(kind: Kind) {
     assert!(world.poll(ends[2].cq).is_empty());
     let _: AddressId = there.address;
     world.provider.datagrams().unwrap().destroy_address(there.address).unwrap();
-    // Two are still in the group when they go.
+    // Two endpoints are still in the group when they are destroyed.
     for end in ends {
         world.forget(end);
     }

@@ -1,4 +1,5 @@
-//! Datagrams with librdmacm's own programs, `udaddy` and `mckey`, in both roles each. They are for RoCE: rxe only.
+//! Datagrams between this library and the programs of librdmacm, `udaddy` and `mckey`, each in both roles. The programs need RoCE, so these
+//! tests run on rxe only.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
@@ -15,14 +16,14 @@ use rdma_transport::{
 use crate::datagram::Datagrams;
 use crate::world::*;
 
-/// Both send so many, of so many bytes.
+/// The number of datagrams that each program sends, and their length in bytes.
 const COUNT: usize = 20;
 const SIZE: usize = 300;
-/// The port of udaddy, which cannot be changed.
+/// The port of udaddy, which no option changes.
 const UDADDY: u16 = 7174;
 const GROUP: &str = "239.77.2.30";
 
-/// Starts a program, which is killed when the test fails.
+/// A program of librdmacm. It is killed when this is dropped.
 struct Theirs(Child);
 
 impl Theirs {
@@ -37,11 +38,11 @@ impl Theirs {
         Self(child)
     }
 
-    /// Waits until it says something.
+    /// Waits until the program prints a line that contains `what`.
     fn says(&mut self, what: &str) {
         let mut lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
         loop {
-            let line = lines.next().expect("it says more").unwrap();
+            let line = lines.next().expect("another line of the program").unwrap();
             println!("they say: {line}");
             if line.contains(what) {
                 break;
@@ -64,20 +65,21 @@ impl Drop for Theirs {
 }
 
 impl World {
-    /// Receives what they send; the last of it. The number of their queue pair comes as immediate data.
+    /// Receives all datagrams of the program. Returns the completion and the route header of the last one. Each carries the number of the
+    /// program's queue pair as immediate data.
     fn take_all(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>) {
         let mut last = None;
         for _ in 0..COUNT {
             let (wc, header, payload) = self.hear_one(end);
             assert_eq!(payload.len(), SIZE);
-            let number = wc.immediate.expect("they say who they are");
+            let number = wc.immediate.expect("the number of the queue pair");
             assert_eq!(wc.source.qp_number, number);
             last = Some((wc, header));
         }
         last.unwrap()
     }
 
-    /// As [`World::hear`], of many that may come at once.
+    /// Returns the next datagram, as [`World::hear`] does, if several may have arrived. Leaves the others in the queue.
     fn hear_one(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>, Vec<u8>) {
         loop {
             let mut out = Vec::new();
@@ -125,7 +127,7 @@ fn udaddy_asks() {
     let (wc, header) = world.take_all(&end);
     let route = world.provider.datagrams().unwrap().route_back(end.id, &wc, header[..].try_into().unwrap()).unwrap();
     let qp_number = wc.source.qp_number;
-    // The key of every queue pair that librdmacm makes.
+    // The queue key of every queue pair that librdmacm creates (`RDMA_UDP_QKEY`).
     world.send_all(&end, &DatagramPeer { route, qp_number, queue_key: 0x0123_4567 });
     theirs.ends_well();
 }
@@ -141,11 +143,11 @@ fn udaddy_answers() {
         world.provider.connect(id, &ConnectParam::default()).unwrap();
         match world.news() {
             CmEvent { kind: CmEventKind::Reached { peer, .. }, .. } => break (end, peer),
-            // It does not listen yet.
+            // The program does not listen yet.
             CmEvent { kind: CmEventKind::ConnectFailed(ConnectFailure::Refused), .. } => world.forget(end),
             other => panic!("{other:?}"),
         }
-        assert!(Instant::now() < until, "they do not listen");
+        assert!(Instant::now() < until, "udaddy does not listen");
         thread::sleep(Duration::from_millis(50));
     };
     world.send_all(&end, &peer);
@@ -156,7 +158,7 @@ fn udaddy_answers() {
     theirs.ends_well();
 }
 
-/// An end of ours that is in the group.
+/// Creates an endpoint of this library, and joins it to the group.
 fn member(world: &mut World) -> (Datagrams, DatagramPeer) {
     let from = Some(SocketAddr::new(Kind::Rxe.address(), 0));
     let (id, device) = world.resolved_datagram(SocketAddr::new(group(), 0), from);

@@ -1,4 +1,4 @@
-//! Memory regions: what a peer may do to them, how that is taken back, and what it is told that may not.
+//! Memory regions: the rights of a peer, their revocation, and the refusal of operations without the right.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn connected(kind: Kind) -> (World, End, End) {
 }
 
 impl World {
-    /// Both sides hear of the end of the connection.
+    /// Waits until both ends have received the end of the connection.
     fn both_end(&mut self, active: &End, passive: &End) {
         let mut ends = vec![active.id, passive.id];
         while !ends.is_empty() {
@@ -31,13 +31,13 @@ impl World {
         }
     }
 
-    /// An operation that the peer must refuse: nothing of it arrives, and the connection ends. What the completion says
-    /// differs by device: this is the table.
+    /// Posts an operation that the peer must refuse. Checks the status of its completion, which differs by device, and that the connection
+    /// ends. The caller checks that the memory is unchanged.
     fn refused(&mut self, kind: Kind, active: &End, passive: &End, op: SendOp, sge: rdma_transport::Sge) {
         let wc = self.done(active, op, SgeList::one(sge), SendFlags::empty());
         println!("{op:?}: {:?}", wc.status);
         match (kind, op) {
-            // A write is done when it was sent, unless the end of the connection was faster.
+            // A write completes when it is sent, unless the connection ends earlier.
             (Kind::Siw, SendOp::Write(_)) => {}
             (Kind::Siw, _) => assert!(!wc.status.is_success()),
             (Kind::Rxe, _) => assert_eq!(wc.status, WcStatus::RemoteAccessError),
@@ -45,7 +45,7 @@ impl World {
         if kind == Kind::Siw {
             self.both_end(active, passive);
         } else {
-            // The target hears nothing until somebody disconnects.
+            // The target receives no event until an end disconnects.
             assert!(self.event_within(Duration::from_millis(50)).is_none_or(|event| event.id == active.id));
             self.provider.disconnect(active.id, Instant::now()).unwrap();
             loop {
@@ -80,13 +80,13 @@ fn what_a_peer_may_not(kind: Kind) {
         ("write without the right", |read, _| SendOp::Write(read.remote(0))),
         ("read without the right", |_, write| SendOp::Read(write.remote(0))),
     ];
-    // Siw of Linux 6.1 never asks for the right to read.
+    // Siw of Linux 6.1 never checks the right to read.
     let checks_reads = kind == Kind::Rxe;
     for (what, op) in cases {
         println!("-- {what}");
         let (mut world, active, passive) = connected(kind);
         let areas = rights.map(|access| {
-            // The first two cases need a region that would allow it.
+            // In the cases that are not about rights, the region would allow the operation.
             let access = if what.contains("right") { access } else { EVERYTHING };
             world.area(&passive, 4096, access)
         });
@@ -99,9 +99,9 @@ fn what_a_peer_may_not(kind: Kind) {
         }
         world.refused(kind, &active, &passive, op(&areas[0], &areas[1]), local.sge(0, 64));
         for area in &areas {
-            assert!(area.bytes().iter().all(|&byte| byte == 0), "{what}: the target is untouched");
+            assert!(area.bytes().iter().all(|&byte| byte == 0), "{what}: the target has changed");
         }
-        assert_eq!(local.bytes()[..64], before, "{what}: and so is the sink");
+        assert_eq!(local.bytes()[..64], before, "{what}: the local memory has changed");
     }
     if kind == Kind::Rxe {
         let (mut world, active, passive) = connected(kind);
@@ -113,8 +113,8 @@ fn what_a_peer_may_not(kind: Kind) {
     }
 }
 
-/// On iWARP a peer may give a key back that it was given. InfiniBand allows that for memory windows only: there it ends
-/// the connection, and the key stays.
+/// On iWARP a peer may invalidate a key that it has received. InfiniBand allows this for memory windows only: on rxe the Send with
+/// Invalidate ends the connection, and the key stays valid.
 fn send_with_invalidate(kind: Kind) {
     let (mut world, active, passive) = connected(kind);
     let features = world.provider.device(active.device).unwrap().capabilities.features;
@@ -125,16 +125,16 @@ fn send_with_invalidate(kind: Kind) {
     local.fill(9);
     let op = SendOp::SendInvalidate(area.region.remote_key);
     let sent = world.done(&active, op, SgeList::one(local.sge(0, 10)), SendFlags::empty());
-    assert_eq!(sent.status, WcStatus::Success, "it was delivered");
+    assert_eq!(sent.status, WcStatus::Success, "the send is delivered");
     let got = world.completions(passive.cq).remove(0);
     if kind == Kind::Rxe {
         assert_eq!(got.status, WcStatus::RemoteInvalidRequest);
         return;
     }
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 10));
-    println!("the receiver is told: {:?}", got.invalidated);
+    println!("the receiver sees the invalidated key {:?}", got.invalidated);
     assert!(got.invalidated.is_none_or(|key| key == area.region.remote_key));
-    // Still good for the program itself.
+    // The program itself can still use the region.
     passive.write(DEPTH as usize, b"x");
     world.good(&passive, SendOp::Send, area.sge(0, 100));
     world.completion(active.cq);
@@ -142,9 +142,9 @@ fn send_with_invalidate(kind: Kind) {
     assert!(area.bytes().iter().all(|&byte| byte == 0));
 }
 
-/// A peer that writes without end while the key is taken back: what is there when the call returns stays. On siw the part of a
-/// frame that is being placed on another processor at that moment still is, so that what is there stays from the end of the
-/// connection on, which the refused write brings about.
+/// A key is invalidated while a peer keeps writing with it: the memory does not change after the call has returned. On siw, a part of a
+/// frame that another processor is placing at that moment still arrives. There the memory does not change after the end of the connection,
+/// which the refused write causes.
 fn nothing_is_touched_after_invalidate(kind: Kind) {
     let (mut world, active, passive) = connected(kind);
     let area = world.area(&passive, 1 << 20, EVERYTHING);
@@ -159,12 +159,12 @@ fn nothing_is_touched_after_invalidate(kind: Kind) {
         })
         .collect();
     world.provider.post_send(active.qp, &chain).unwrap();
-    // They are under way.
+    // The writes are in progress once the first have completed.
     let first = world.completions(active.cq);
     println!("{} writes before", first.len());
     world.provider.remote_keys().unwrap().invalidate(area.region.id).unwrap();
     if kind == Kind::Siw {
-        // All writes may have been done before, so that one more is tried; the connection may have ended meanwhile.
+        // All writes may have completed before the call, so another one is posted. It fails if the connection has ended meanwhile.
         let _ = world.provider.post_send(active.qp, &chain[..1]);
         world.both_end(&active, &passive);
     }
@@ -178,7 +178,7 @@ fn nothing_is_touched_after_invalidate(kind: Kind) {
     assert!(area.bytes().iter().all(|&byte| byte == 0));
 }
 
-/// A process that may lock little is told the limit and the cure.
+/// The error of a process that may lock little memory names the limit and the way to raise it.
 fn too_little_memory_may_be_locked(kind: Kind) {
     if let Some(address) = other_process() {
         return lock_too_much(address);
@@ -199,7 +199,7 @@ fn too_little_memory_may_be_locked(kind: Kind) {
     assert!(said.contains("64 KiB (RLIMIT_MEMLOCK)") && said.contains("ulimit -l"), "{said}");
 }
 
-/// The other process.
+/// The part of the other process, which may lock 64 KiB.
 fn lock_too_much(address: std::net::IpAddr) {
     let mut world = World::new();
     let (_, to) = world.listen(address);

@@ -1,4 +1,4 @@
-//! Operations on the memory of the peer, and what else a send queue carries.
+//! One-sided operations, sends, immediate data and atomics: every operation of a send queue.
 
 use rdma_transport::provider::PostError;
 use rdma_transport::wr::RemoteAddress;
@@ -18,7 +18,7 @@ fn connected(kind: Kind) -> (World, End, End) {
     (world, active, passive)
 }
 
-/// Up to three entries that together name the first `len` bytes.
+/// Returns up to three entries that together name the first `len` bytes.
 fn pieces(area: &Area, len: usize) -> SgeList {
     let cut = [0, len / 3, len / 2 + len % 2, len];
     let mut list = SgeList::default();
@@ -48,14 +48,14 @@ fn every_size_both_ways(kind: Kind) {
         let beyond = target.bytes()[len..].to_vec();
         let wc = world.done(&active, SendOp::Write(target.remote(0)), pieces(&source, len), SendFlags::empty());
         assert_eq!((wc.status, wc.opcode), (WcStatus::Success, WcOpcode::Write), "{len}");
-        // The read is behind the write, on this side and on that.
+        // The read follows the write at both ends, so it sees the bytes of the write.
         let into = if entries == 1 { SgeList::one(back.sge(0, len)) } else { pieces(&back, len) };
         let wc = world.done(&active, SendOp::Read(target.remote(0)), into, SendFlags::empty());
         let opcode = if len == 0 { WcOpcode::Write } else { WcOpcode::Read };
         assert_eq!((wc.status, wc.opcode), (WcStatus::Success, opcode), "{len}");
         assert!(back.bytes()[..len] == source.bytes()[..len], "{len} bytes read");
         assert!(target.bytes()[..len] == source.bytes()[..len], "{len} bytes written");
-        assert!(target.bytes()[len..] == beyond, "nothing behind {len} bytes");
+        assert!(target.bytes()[len..] == beyond, "bytes behind the first {len} have changed");
     }
 }
 
@@ -64,7 +64,7 @@ fn sends_of_every_size(kind: Kind) {
     let largest = SIZES[SIZES.len() - 1];
     let source = world.area(&active, largest, Access::LOCAL_WRITE);
     let target = world.area(&passive, largest, Access::LOCAL_WRITE);
-    // What the ends have posted comes first.
+    // Consume the receives that `pair` has posted, which are ahead of those of this test.
     for slot in 0..DEPTH as usize {
         world.provider.post_send(active.qp, &[active.send(DEPTH as usize, 1)]).unwrap();
         assert_eq!(world.completion(passive.cq).wr_id, slot as u64);
@@ -153,7 +153,7 @@ fn atomics(kind: Kind) {
     assert!(target.bytes()[..64].iter().all(|&byte| byte == 0));
 }
 
-/// More reads than may be outstanding wait their turn, and complete in order.
+/// Both ends agree on the depth of reads. Reads beyond it wait in the send queue, and all complete in order.
 fn read_depth_is_agreed_and_kept(kind: Kind) {
     for (asked, wanted) in [(1, 1), (3, 3), (0, 0)] {
         let mut world = World::new();
@@ -172,7 +172,7 @@ fn read_depth_is_agreed_and_kept(kind: Kind) {
         let CmEventKind::ConnectRequest { device, read_depth, .. } = event.kind else { panic!("{event:?}") };
         println!("asked {asked}: requested {read_depth:?}");
         let passive = world.equip(event.id, device);
-        // It would give more: it gives what was asked for.
+        // The passive end could grant more by default; it grants the requested depth.
         world.provider.accept(event.id, &rdma_transport::ConnectParam::default(), std::time::Instant::now()).unwrap();
         let mut depths = [ReadDepth::default(); 2];
         for _ in 0..2 {

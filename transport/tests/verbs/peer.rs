@@ -1,4 +1,4 @@
-//! Peers that die or say nothing.
+//! Peers that are killed, and peers that never answer.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -10,7 +10,7 @@ use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcOpc
 
 use crate::world::*;
 
-/// Starts this program again as a peer that echoes one connection and waits to be killed.
+/// Starts this program again as a peer that echoes the messages of one connection until it is killed. Returns the process and its address.
 fn peer(kind: Kind) -> (Child, SocketAddr) {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program)
@@ -21,7 +21,7 @@ fn peer(kind: Kind) -> (Child, SocketAddr) {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let address = loop {
-        let line = lines.next().expect("the peer says where it listens").unwrap();
+        let line = lines.next().expect("the address that the peer listens on").unwrap();
         if let Some(at) = line.find("listening ") {
             break line[at + 10..].trim().parse().unwrap();
         }
@@ -30,7 +30,7 @@ fn peer(kind: Kind) -> (Child, SocketAddr) {
     (child, address)
 }
 
-/// The other process: it never returns.
+/// The part of the other process, which never returns.
 fn peer_process(address: IpAddr) {
     let mut world = World::new();
     let (_, to) = world.listen(address);
@@ -88,9 +88,9 @@ fn killed_peer(kind: Kind) {
     child.wait().unwrap();
 }
 
-/// A peer that takes the TCP connection and never answers, and one whose SYN is lost: nothing may block meanwhile.
+/// No call blocks while one peer accepts the TCP connection and never answers, and the SYN to another peer is lost.
 fn a_silent_peer_blocks_nothing(kind: Kind) {
-    // The library opens a device once and keeps it.
+    // The library opens a device once and keeps it open, so its descriptors are part of the first count.
     World::new().provider.reaches(SocketAddr::new(kind.address(), 9), TIMEOUT).unwrap();
     let before = descriptors();
     let mut world = World::new();
@@ -111,7 +111,7 @@ fn a_silent_peer_blocks_nothing(kind: Kind) {
     }
     let early = world.event_within(Duration::from_secs(1));
     assert!(early.is_none(), "{early:?}");
-    // Others go on as if nothing was. The kernel may have given the silent ones up by then.
+    // Other connections work as usual. The kernel may have given up on the silent peers by then, so their events are ignored.
     world.ignored.extend(ends.iter().map(|end| end.id));
     let (_, to) = world.listen(kind.address());
     quick("another connection", || world.pair(to));
@@ -122,13 +122,13 @@ fn a_silent_peer_blocks_nothing(kind: Kind) {
     }
     quick("drop", || drop(world));
     drop(silent);
-    // What still waited in the kernel ends, too: the lost SYN is interrupted, the handshake has a time limit there.
+    // The kernel ends its part, too: it interrupts the connect with the lost SYN, and it has a time limit for the handshake.
     let dropped = Instant::now();
     while descriptors() > before {
         assert!(dropped.elapsed() < TIMEOUT, "{} of {before}", descriptors());
         thread::sleep(Duration::from_millis(20));
     }
-    println!("all is given back after {:?}", dropped.elapsed());
+    println!("all descriptors are closed after {:?}", dropped.elapsed());
 }
 
 on_each_device! {

@@ -1,4 +1,4 @@
-//! Ports that go down and come back, and what devices say of themselves.
+//! Ports that go down and come up again, and the events of devices.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -21,7 +21,7 @@ fn why_not(reach: Reach) -> String {
     }
 }
 
-/// A port that is down serves nobody: whoever chooses a provider is told that, and the events come and go with it.
+/// A port that is down is not chosen: `serves` and `reaches` return the reason, and the device reports the port's changes as events.
 fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     let mut world = World::new();
     let device = kind.variable("DEV");
@@ -35,10 +35,10 @@ fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     assert_eq!(port, 1);
     let reason = why_not(world.provider.serves(here).unwrap());
     assert!(reason.contains(&device) && reason.contains("down"), "{reason}");
-    // Whether the address resolves at all then is the system's affair.
+    // It depends on the system whether the address resolves while the port is down; the answer is no in both cases.
     let reason = why_not(world.provider.reaches(here, Duration::from_secs(1)).unwrap());
     println!("{reason}");
-    // The other device is there for a listener on all of them.
+    // A listener on all devices can use the other device.
     let other = if kind == Kind::Siw { Kind::Rxe } else { Kind::Siw };
     let any = "0.0.0.0:0".parse().unwrap();
     assert_eq!(world.provider.serves(any).unwrap(), Reach::Yes { device: other.variable("DEV") });
@@ -51,12 +51,12 @@ fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     }
     world.device_event(|event| matches!(event.kind, DeviceEventKind::PortActive { port: 1 }).then_some(()));
     assert_eq!(world.provider.serves(here).unwrap(), Reach::Yes { device });
-    // Addresses of IPv6 went with the link.
+    // The kernel has removed the IPv6 addresses with the link.
     restore_addresses(kind);
     restore_addresses(other);
 }
 
-/// Two providers of one process share the queue of a device's events: each hears that a port goes and comes, every time.
+/// The providers of a process share the queue of a device's events. Each of them receives every change of the port.
 fn every_provider_hears_of_its_port(kind: Kind) {
     let mut worlds = [World::new(), World::new(), World::new()];
     let here = SocketAddr::new(kind.address(), 0);
@@ -73,12 +73,12 @@ fn every_provider_hears_of_its_port(kind: Kind) {
         for world in &mut worlds {
             world.device_event(|event| matches!(event.kind, DeviceEventKind::PortActive { port: 1 }).then_some(()));
         }
-        println!("round {round}: all were told");
+        println!("round {round}: all providers have received the events");
     }
     restore_addresses(kind);
 }
 
-/// Setting a link down takes its IPv6 addresses away.
+/// Adds the IPv6 addresses of a network device again, which the kernel removes when its link goes down.
 fn restore_addresses(kind: Kind) {
     for which in ["ADDR6", "PEER6"] {
         let address = format!("{}/64", kind.variable(which));

@@ -1,4 +1,4 @@
-//! Several providers, and devices that go.
+//! Several providers in one process, and the removal of devices.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -10,7 +10,7 @@ use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcSta
 
 use crate::world::*;
 
-/// Two providers of one process share the library's device, and its asynchronous events.
+/// Two providers of one process share the library's device and its asynchronous events, and connect with each other.
 fn two_providers(kind: Kind) {
     let (mut first, mut second) = (World::new(), World::new());
     for (here, there) in [(&mut first, &mut second), (&mut World::new(), &mut World::new())] {
@@ -31,7 +31,7 @@ fn two_providers(kind: Kind) {
     }
 }
 
-/// Both lose the device; the last one lets it go. Then the other device goes, too, which nobody has used.
+/// Two providers lose the same device, and the last one releases it. Then the other device, which neither has used, is removed, too.
 fn removal_under_two_providers(kind: Kind) {
     let mut worlds = [World::new(), World::new()];
     let other = if kind == Kind::Siw { Kind::Rxe } else { Kind::Siw };
@@ -53,7 +53,7 @@ fn removal_under_two_providers(kind: Kind) {
                 let _ = world.event_within(Duration::from_millis(20));
             }
         }
-        println!("{device}: gone after {:?}", start.elapsed());
+        println!("{device}: removed after {:?}", start.elapsed());
     }
     for kind in [kind, other] {
         add_device(kind);
@@ -81,7 +81,7 @@ fn removal_with_everything_open(kind: Kind) {
             told.extend([active.id, passive.id]);
             ends = vec![active, passive];
         } else {
-            // Only what the provider keeps for itself is left: regions, queues.
+            // Only objects without an id are left: regions and completion queues.
             let (active, passive) = world.pair(to);
             for id in [active.id, passive.id, listener] {
                 world.provider.destroy_id(id, Instant::now()).unwrap();
@@ -98,7 +98,7 @@ fn removal_with_everything_open(kind: Kind) {
                 other => panic!("{other:?}"),
             }
         }
-        println!("{device}: told after {:?}", start.elapsed());
+        println!("{device}: all ids have received the removal after {:?}", start.elapsed());
         for end in &ends {
             quick("disconnect", || world.provider.disconnect(end.id, Instant::now())).unwrap();
             quick("destroy_id", || world.provider.destroy_id(end.id, Instant::now()).unwrap());
@@ -106,14 +106,14 @@ fn removal_with_everything_open(kind: Kind) {
         if round < 2 {
             quick("destroy_id", || world.provider.destroy_id(listener, Instant::now()).unwrap());
         }
-        // The loop goes on, and the removal ends while this process lives.
+        // The removal ends while this process runs, because the loop drives the provider.
         while removal.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < TIMEOUT, "the device is not released");
             let _ = world.event_within(Duration::from_millis(20));
         }
-        println!("{device}: gone after {:?}", start.elapsed());
+        println!("{device}: removed after {:?}", start.elapsed());
         for end in &ends {
-            // Handles of what went with the device are still good to be given back, and queues are empty.
+            // The handles of objects that were removed with the device are still valid: polls are empty, and destroying them succeeds.
             assert!(world.poll(end.cq).is_empty());
             world.provider.req_notify(end.cq, Notify::Any).unwrap();
             world.provider.destroy_cq(end.cq).unwrap();
@@ -122,7 +122,7 @@ fn removal_with_everything_open(kind: Kind) {
         world.memories.clear();
         world.watched.clear();
         add_device(kind);
-        // The wildcard listener serves the device that came back.
+        // The wildcard listener serves the device that was added again.
         let (active, passive) = world.pair(SocketAddr::new(kind.address(), port));
         world.drop_end(&active);
         world.drop_end(&passive);

@@ -1,4 +1,4 @@
-//! What programs set: each with the value read back from the queue pair, the wire, or the call.
+//! The settings of programs. Each test reads the value back from the queue pair or the wire, or checks the result of the call.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -28,13 +28,13 @@ fn resolved_with(
     }
 }
 
-/// Reads the types of service of the IPv4 packets that pass on an interface, until it is dropped.
+/// A packet socket that captures the packets of an interface until it is dropped.
 struct Capture(OwnedFd);
 
 impl Capture {
     fn on(netdev: &str) -> Self {
         const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: makes a descriptor.
+        // SAFETY: the call only creates a descriptor.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, ALL.into()) };
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
         // SAFETY: made above, for this owner.
@@ -44,22 +44,22 @@ impl Capture {
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         to.sll_family = libc::AF_PACKET as u16;
         to.sll_protocol = ALL;
-        // SAFETY: a string that ends in zero.
+        // SAFETY: the name ends in zero.
         to.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as i32;
         let len = size_of_val(&to) as u32;
-        // SAFETY: an address of this length.
+        // SAFETY: `to` is an address of this length.
         let rc = unsafe { libc::bind(std::os::fd::AsRawFd::as_raw_fd(&fd), (&raw const to).cast(), len) };
         assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
         Self(fd)
     }
 
-    /// Types of service of the TCP segments with a payload that came from or to `port`.
+    /// Returns the types of service of the captured IPv4 packets with TCP segments from or to `port`.
     fn of_tcp(&self, port: u16) -> Vec<u8> {
         let mut seen = Vec::new();
         let mut packet = [0_u8; 2048];
         loop {
             let fd = std::os::fd::AsRawFd::as_raw_fd(&self.0);
-            // SAFETY: a place of this length.
+            // SAFETY: the buffer has this length.
             let len = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
             let Ok(len) = usize::try_from(len) else { return seen };
             if len < 40 || packet[0] >> 4 != 4 || packet[9] != 6 {
@@ -86,8 +86,8 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     match kind {
         Kind::Rxe => check_agreed(&here, &there),
         Kind::Siw => {
-            // The queue pair of iWARP has none of it; the TCP connection could have the type of service. Siw of Linux 6.1 takes
-            // the setting and does not use it; a kernel that does uses it for every segment.
+            // An iWARP queue pair has none of these attributes, but its TCP connection can have a type of service. Siw of Linux 6.1
+            // accepts the setting and does not use it. A kernel that uses it does so for every segment.
             assert_eq!(here.port, 1);
             let seen = capture.of_tcp(to.port());
             println!("types of service on the wire: {seen:x?}");
@@ -96,7 +96,8 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     }
 }
 
-/// By exchange both sides agree on the same as by the connection manager, which is there and opens the device.
+/// Two ends that connect by exchange agree on the same attributes as those that connect by the connection manager. On iWARP an exchange is
+/// refused.
 fn an_exchange_agrees_on_the_same(kind: Kind) {
     let mut world = World::new();
     let options = ListenOptions { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenOptions::default() };
@@ -112,7 +113,7 @@ fn an_exchange_agrees_on_the_same(kind: Kind) {
         return;
     }
     let id = resolved.unwrap();
-    let CmEventKind::Resolved { device } = world.news().kind else { panic!("it is resolved") };
+    let CmEventKind::Resolved { device } = world.news().kind else { panic!("no `Resolved` event") };
     let [here, there] = agreed(&mut world, id, device);
     check_agreed(&here, &there);
 }
@@ -121,16 +122,16 @@ fn check_agreed(here: &PathState, there: &PathState) {
     assert_eq!((here.type_of_service, there.type_of_service), (TOS, TOS));
     assert_eq!(here.ack_timeout, 14);
     assert_eq!(there.ack_timeout, 15);
-    // Each side says how often the other tries again; the active side alone says how often without an answer.
+    // Each end sets the `rnr_retry_count` of the other one. The active end alone sets `retry_count`, for both.
     assert_eq!((here.retry_count, here.rnr_retry_count, here.min_rnr_timer), (3, 6, 8));
     assert_eq!((there.retry_count, there.rnr_retry_count, there.min_rnr_timer), (3, 5, 9));
-    // Rxe rounds the first up to a power of two.
+    // Rxe rounds `responder_resources` up to a power of two.
     assert_eq!((here.responder_resources, here.initiator_depth), (4, 2));
     assert_eq!((there.responder_resources, there.initiator_depth), (2, 4));
     assert_eq!((here.port, here.mtu), (1, 1024));
 }
 
-/// Connects, sends a message, and returns what the two queue pairs use.
+/// Connects, sends a message, and returns the path attributes of both queue pairs, the active one first.
 fn agreed(world: &mut World, id: CmId, device: DeviceId) -> [PathState; 2] {
     let active = world.equip(id, device);
     let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
@@ -157,7 +158,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
     let peer: IpAddr = kind.variable("PEER").parse().unwrap();
     let name = kind.variable("DEV");
     let from = |source| PathOptions { source, ..PathOptions::default() };
-    // The address beside the one that the routes would choose.
+    // A source address other than the one that the routes would choose.
     let (id, _) = resolved_with(&mut world, to, &from(Source::Address(peer)));
     assert_eq!(world.provider.local_address(id).unwrap().ip(), peer);
     for port in [None, Some(1)] {
@@ -165,7 +166,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
         assert_eq!(world.provider.device(device).unwrap().name, name);
         world.provider.destroy_id(id, Instant::now()).unwrap();
     }
-    // What is not there is refused by name.
+    // A missing device, port or address is refused, and the error names it.
     for (source, wanted) in [
         (Source::Device { name: "mlx5_9".into(), port: None }, "mlx5_9"),
         (Source::Device { name: name.clone(), port: Some(2) }, "port 2 of"),
@@ -174,7 +175,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
         let refused = world.provider.resolve(to, &from(source), Instant::now() + TIMEOUT).unwrap_err();
         assert!(matches!(refused, Error::NoDevice { .. }) && refused.to_string().contains(wanted), "{refused}");
     }
-    // A message takes that way.
+    // A connection from the chosen device and port carries a message.
     let (id, device) = resolved_with(&mut world, to, &from(Source::Device { name, port: Some(1) }));
     let active = world.equip(id, device);
     world.provider.connect(id, &ConnectParam::default()).unwrap();
@@ -194,7 +195,7 @@ fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
         let options = ListenOptions { ipv6_only: Some(only), ..ListenOptions::default() };
         let listener = world.provider.listen("[::]:0".parse().unwrap(), &options).unwrap();
         let port = world.provider.local_address(listener).unwrap().port();
-        // Siw takes IPv6 alone, whatever it is told.
+        // Siw accepts IPv6 only, regardless of the option.
         let both = !only && kind == Kind::Rxe;
         for (address, taken) in [(kind.variable("ADDR"), both), (kind.variable("ADDR6"), true)] {
             let to = SocketAddr::new(address.parse().unwrap(), port);
@@ -215,7 +216,7 @@ fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
     }
 }
 
-/// Every vector raises its events, and there is none beyond the last.
+/// Every completion vector raises events, and a vector beyond the last is refused.
 fn events_come_on_every_completion_vector(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
@@ -239,7 +240,7 @@ fn events_come_on_every_completion_vector(kind: Kind) {
         }
         world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 5));
         assert_eq!(world.completion(passive.cq).byte_len, 5);
-        // Another pair, whose passive end completes on this vector.
+        // Connect another pair, whose passive end completes on this vector.
         world.drop_end(&active);
         world.disconnected(passive.id, &rdma_transport::DisconnectCause::Peer);
         world.drop_end(&passive);
@@ -266,7 +267,7 @@ fn events_come_on_every_completion_vector(kind: Kind) {
             assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
         }
         world.provider.post_send(active.qp, &[active.send(DEPTH as usize, 6)]).unwrap();
-        // Slept for, on the channel's edge.
+        // This sleeps until the completion channel is readable, so the vector has raised its event.
         assert_eq!(world.completion(cq).byte_len, 6);
         world.drop_end(&active);
         while world.event_within(std::time::Duration::from_millis(50)).is_some() {}
@@ -275,7 +276,8 @@ fn events_come_on_every_completion_vector(kind: Kind) {
     }
 }
 
-/// A queue pair made for receives of one piece refuses others; adapters have smaller queue entries for them.
+/// A queue pair for receives with one scatter/gather entry refuses receives with two. Adapters use smaller queue entries for such queue
+/// pairs.
 fn receives_of_one_piece_take_one(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
@@ -291,7 +293,7 @@ fn receives_of_one_piece_take_one(kind: Kind) {
     assert!(matches!(refused, Error::OutOfRange { value: 2, .. }), "{refused}");
 }
 
-/// Depths past the device's are used as the device has them; ranges that no device has are refused.
+/// A depth of reads beyond the device's limit is reduced to that limit. Values that no device supports are refused.
 fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
     let mut world = World::new();
     world.read_depth = ReadDepth { responder_resources: 10_000, initiator_depth: 10_000 };
@@ -315,8 +317,8 @@ fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
     assert!(matches!(refused, Err(Error::OutOfRange { value: 99, .. })), "{refused:?}");
 }
 
-/// Memory registered by another thread is a region like any other; so are regions with hints for the bus, sinks of Reads, and
-/// those whose pages are not pinned, where there are such.
+/// RDMA Reads work into every kind of region: registered by another thread, a sink of Reads, with relaxed ordering on the bus, and with
+/// on-demand paging if the device supports it.
 fn every_kind_of_region_is_read_into(kind: Kind) {
     const LEN: usize = 1 << 20;
     let mut world = World::new();
@@ -352,7 +354,7 @@ fn every_kind_of_region_is_read_into(kind: Kind) {
     }
 }
 
-/// Memory that other processes see, and memory of the program's own, are regions like any other.
+/// RDMA Writes work into memory that is shared with other processes and into memory that the program has allocated itself.
 fn foreign_memory_is_read_and_written(kind: Kind) {
     const LEN: usize = 1 << 16;
     let mut world = World::new();
@@ -372,7 +374,7 @@ fn foreign_memory_is_read_and_written(kind: Kind) {
         let region = world.provider.register(passive.device, memory, 0..LEN, Access::REMOTE_WRITE).unwrap();
         let target = Area { memory: Arc::clone(memory), region };
         world.good(&active, SendOp::Write(target.remote(0)), source.sge(0, LEN));
-        // A write without a message behind it is there when a message that follows it is.
+        // The write has arrived when the message that follows it has.
         world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 1));
         world.completion(passive.cq);
         assert!(target.bytes() == source.bytes());
@@ -381,15 +383,15 @@ fn foreign_memory_is_read_and_written(kind: Kind) {
     let mut seen = vec![0; LEN];
     assert!(other.copy_out(0, &mut seen) && seen == source.bytes());
     drop((shared, raw));
-    assert_ne!(own[100], 0, "the program has its memory back");
+    assert_ne!(own[100], 0, "the bytes of the write are missing from the program's memory");
 }
 
-/// The software devices reach no memory of others; they say so by name.
+/// The software devices cannot use the memory of other devices. The error names `dma-buf`.
 fn a_dma_buf_is_refused_by_name(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
     let (_, device) = world.resolved(to);
-    // SAFETY: a name that ends in zero; the result is checked.
+    // SAFETY: the name ends in zero, and the result is checked.
     let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), 0) };
     assert!(fd >= 0);
     // SAFETY: made above, for this owner.
@@ -404,8 +406,8 @@ fn a_dma_buf_is_refused_by_name(kind: Kind) {
     assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("dma-buf"), "{refused}");
 }
 
-/// A Send with Invalidate of few bytes, on a queue pair that copies few bytes at post time. On siw it must not be copied: the
-/// kernel refuses that, and the queue is stuck afterwards.
+/// A short Send with Invalidate works on a queue pair that sends short payloads inline. On siw the provider must not post it inline: the
+/// kernel refuses that, and the send queue stalls afterwards.
 fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
     let mut world = World::new();
     (world.max_inline, world.access) = (64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -424,7 +426,7 @@ fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
         world.good(&active, SendOp::Write(target.remote(0)), active.sge(DEPTH as usize, len));
         assert_eq!(target.bytes()[len - 1], len as u8);
     }
-    // Asked for a copy that cannot be made, the provider says so before the device is asked.
+    // The provider refuses an explicit inline Send with Invalidate on siw before it reaches the device.
     if kind == Kind::Siw {
         let wr = rdma_transport::SendWr {
             flags: SendFlags::INLINE,

@@ -1,4 +1,4 @@
-//! One end, a pair, and the loop that a reactor would be.
+//! The helpers of all tests: devices, ends, connected pairs, memory, and a loop in place of a reactor.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
@@ -22,10 +22,10 @@ use rdma_transport::{
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 pub(crate) const DEPTH: u32 = 32;
 pub(crate) const SLOT: usize = 256;
-/// Receives of an end, then its sends.
+/// The length of an end's memory, bytes: the slots of its receives, then those of its sends.
 pub(crate) const MEMORY: usize = 2 * DEPTH as usize * SLOT;
 
-/// A kind of device, as `tests/vm/run.sh` names it.
+/// A kind of device, named as in `tests/vm/run.sh`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Siw,
@@ -45,7 +45,7 @@ impl Kind {
         std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run this with tests/vm/run.sh"))
     }
 
-    /// Name of a test on this kind of device, to run it in another process.
+    /// Returns the full name of a test on this kind of device, to run it in another process.
     pub(crate) fn test(self, module: &str, test: &str) -> String {
         format!("{module}::{}::{test}", self.name().to_lowercase())
     }
@@ -55,19 +55,20 @@ impl Kind {
     }
 }
 
-/// The address that another process of a test works with; `None` in the process that was started by hand.
+/// Returns the address that this process uses if a test has started it; `None` if it was started by hand.
 pub(crate) fn other_process() -> Option<IpAddr> {
     Some(std::env::var("RDMA_TEST_PEER").ok()?.parse().unwrap())
 }
 
-/// One test at a time: they share the context of a device, count descriptors, and remove devices.
+/// Waits until no other test runs, and holds others off until the guard is dropped. Tests share the context of a device, count descriptors,
+/// and remove devices.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _ = env_logger_free();
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Warnings of the library go to standard error.
+/// Sends the library's warnings to standard error, or the levels up to that in `RDMA_TEST_LOG`.
 pub(crate) fn env_logger_free() -> Result<(), log::SetLoggerError> {
     struct Stderr;
     impl log::Log for Stderr {
@@ -100,17 +101,17 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn sge(&self, slot: usize, len: usize) -> Sge {
         assert!((slot + 1) * SLOT <= MEMORY && len <= SLOT);
-        // SAFETY: within the end's memory, which lives as long as the world; the tests leave posted slots alone.
+        // SAFETY: the slot is within the end's memory, which lives as long as the world. The tests do not use posted slots.
         unsafe { Sge::new(self.base.add(slot * SLOT), len as u32, self.region.local_key) }
     }
 
     pub(crate) fn write(&self, slot: usize, bytes: &[u8]) {
-        // SAFETY: within the slot, which is not posted.
+        // SAFETY: the bytes are within the slot, which is not posted.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.sge(slot, bytes.len()).address(), bytes.len()) }
     }
 
     pub(crate) fn read(&self, slot: usize, len: usize) -> Vec<u8> {
-        // SAFETY: within the slot, whose receive has completed.
+        // SAFETY: the bytes are within the slot, whose receive has completed.
         unsafe { std::slice::from_raw_parts(self.sge(slot, len).address(), len) }.to_vec()
     }
 
@@ -138,7 +139,7 @@ pub(crate) struct Area {
 impl Area {
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         assert!(offset + len <= self.memory.len());
-        // SAFETY: within the memory, which the region keeps alive; the tests leave it alone while it is posted.
+        // SAFETY: the entry is within the memory, which the region keeps alive. The tests do not use it while it is posted.
         unsafe { Sge::new(NonNull::new(self.memory.as_ptr().add(offset)).unwrap(), len as u32, self.region.local_key) }
     }
 
@@ -146,17 +147,17 @@ impl Area {
         RemoteAddress { address: self.memory.as_ptr() as u64 + offset as u64, key: self.region.remote_key }
     }
 
-    /// What is in it. Nobody may have it posted.
+    /// Returns the bytes of the memory, no part of which may be posted.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: as for `sge`.
+        // SAFETY: the region keeps the memory alive, and no part of it is posted.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.len()) }
     }
 
-    /// Fills it with bytes that tell one place, and one seed, from another.
+    /// Fills the memory with bytes that depend on their offset and on `seed`.
     pub(crate) fn fill(&self, seed: u32) {
         for at in 0..self.memory.len() {
             let byte = (at as u32 ^ seed).wrapping_mul(0x9E37_79B1) >> 24;
-            // SAFETY: within the memory, which nobody has posted.
+            // SAFETY: the byte is within the memory, no part of which is posted.
             unsafe { self.memory.as_ptr().add(at).write(byte as u8) }
         }
     }
@@ -167,12 +168,12 @@ impl Area {
 
     pub(crate) fn set_word(&self, offset: usize, value: u64) {
         assert!(offset + 8 <= self.memory.len());
-        // SAFETY: within the memory, which nobody has posted.
+        // SAFETY: the word is within the memory, no part of which is posted.
         unsafe { self.memory.as_ptr().add(offset).cast::<u64>().write_unaligned(value) }
     }
 }
 
-/// A provider, and the loop that a reactor would be.
+/// A provider, and a loop in place of a reactor.
 pub(crate) struct World {
     pub(crate) provider: Verbs,
     pub(crate) poll: Poll,
@@ -181,9 +182,9 @@ pub(crate) struct World {
     pub(crate) watched: Vec<DeviceId>,
     pub(crate) access: Access,
     pub(crate) max_inline: u32,
-    /// What both sides ask for.
+    /// The depth of reads that both ends request.
     pub(crate) read_depth: ReadDepth,
-    /// Ids whose events [`World::news`] leaves out.
+    /// The ids whose events [`World::news`] skips.
     pub(crate) ignored: Vec<CmId>,
 }
 
@@ -207,7 +208,7 @@ impl World {
         }
     }
 
-    /// The next event, slept for on the channel's edge.
+    /// Returns the next event; `None` if there is none within `timeout`. Sleeps until the channel is readable.
     pub(crate) fn event_within(&mut self, timeout: Duration) -> Option<CmEvent> {
         let until = Instant::now() + timeout;
         loop {
@@ -223,7 +224,7 @@ impl World {
         self.event_within(TIMEOUT).expect("an event within the time limit")
     }
 
-    /// The next event that is not about old connections, nor about the ids that a test takes no interest in.
+    /// Returns the next event that is neither `TimewaitExit` nor of an id in `ignored`.
     pub(crate) fn news(&mut self) -> CmEvent {
         loop {
             let event = self.event();
@@ -261,7 +262,7 @@ impl World {
         }
     }
 
-    /// Gives an id a queue pair of its own memory and completion queue, and posts receives.
+    /// Creates a queue pair for `id`, with its own memory and completion queue, and posts receives.
     pub(crate) fn equip(&mut self, id: CmId, device: DeviceId) -> End {
         self.watch(device);
         let memory = Arc::new(Memory::new(MEMORY).unwrap());
@@ -294,7 +295,7 @@ impl World {
         }
     }
 
-    /// A connection, active end first.
+    /// Connects to `to`, and accepts. Returns both ends, the active one first.
     pub(crate) fn pair(&mut self, to: SocketAddr) -> (End, End) {
         let (id, device) = self.resolved(to);
         let active = self.equip(id, device);
@@ -321,7 +322,7 @@ impl World {
         (active, passive)
     }
 
-    /// Posts one send of an end and waits for its completion, which may be an error.
+    /// Posts an operation of `end` and returns its completion, which may be an error.
     pub(crate) fn done(&mut self, end: &End, op: SendOp, sges: SgeList, flags: SendFlags) -> WorkCompletion {
         let wr = SendWr { wr_id: 4711, op, sges, flags: SendFlags::SIGNALED | flags };
         self.provider.post_send(end.qp, &[wr]).unwrap();
@@ -335,13 +336,13 @@ impl World {
         }
     }
 
-    /// As [`World::done`], and it must go well.
+    /// Posts an operation of `end`, as [`World::done`] does, and fails unless it succeeds.
     pub(crate) fn good(&mut self, end: &End, op: SendOp, sge: Sge) {
         let wc = self.done(end, op, SgeList::one(sge), SendFlags::empty());
         assert_eq!(wc.status, WcStatus::Success, "{op:?}");
     }
 
-    /// Memory of its own, registered.
+    /// Allocates and registers memory on the device of `end`.
     pub(crate) fn area(&mut self, end: &End, len: usize, access: Access) -> Area {
         self.area_on(end.device, len, access)
     }
@@ -352,7 +353,7 @@ impl World {
         Area { memory, region }
     }
 
-    /// The next event of the device that `wanted` knows.
+    /// Returns the result of `wanted` for the first event of a device for which it is `Some`.
     pub(crate) fn device_event<T>(&mut self, wanted: impl Fn(DeviceEvent) -> Option<T>) -> T {
         let until = Instant::now() + TIMEOUT;
         loop {
@@ -362,7 +363,7 @@ impl World {
                     return found;
                 }
             }
-            assert!(Instant::now() < until, "the device says nothing of it");
+            assert!(Instant::now() < until, "the device does not report the event");
             let _ = self.event_within(Duration::from_millis(10));
         }
     }
@@ -373,7 +374,7 @@ impl World {
         out
     }
 
-    /// Completions of one queue, slept for on the completion channel's edge.
+    /// Returns at least one completion of `cq`. Sleeps until the completion channel is readable.
     pub(crate) fn completions(&mut self, cq: CqId) -> Vec<WorkCompletion> {
         let until = Instant::now() + TIMEOUT;
         loop {
@@ -394,7 +395,7 @@ impl World {
         }
     }
 
-    /// Sleeps until a queue may have something, or a little while: what came before it was armed raises no edge.
+    /// Sleeps until `cq` may have completions, for at most 20 ms: completions from before the queue was armed raise no event.
     pub(crate) fn await_completion(&mut self, cq: CqId) {
         self.provider.req_notify(cq, Notify::Any).unwrap();
         self.poll.poll(&mut self.events, Some(Duration::from_millis(20))).unwrap();
@@ -409,7 +410,7 @@ impl World {
         all.remove(0)
     }
 
-    /// Every work request of an end that was disconnected; fails when one is missing or comes twice.
+    /// Returns the completions of all `wanted` work requests of a disconnected end. Fails if one is missing or completes twice.
     pub(crate) fn flushed(&mut self, end: &End, wanted: usize) -> Vec<WorkCompletion> {
         let mut out = Vec::new();
         while out.len() < wanted {
@@ -440,8 +441,8 @@ impl World {
     }
 }
 
-/// A call that waits for no peer: when it does, the kernel takes five seconds and more to give up. The time in which this thread had work
-/// to do does not count, with a processor or without one: on a busy machine that may be as long.
+/// Runs `call`, and fails if it slept for 4.5 s: if a call waits for a peer, the kernel gives up only after five seconds or more. The time
+/// for which this thread waited for a processor does not count, because that may be as long on a busy machine.
 pub(crate) fn quick<T>(what: &str, call: impl FnOnce() -> T) -> T {
     let (start, before) = (Instant::now(), busy());
     let result = call();
@@ -450,7 +451,7 @@ pub(crate) fn quick<T>(what: &str, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The time that this thread has had a processor or waited for one.
+/// Returns the time for which this thread has run or waited for a processor.
 fn busy() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     let times = text.split_whitespace().take(2).map(|word| word.parse::<u64>().unwrap());
