@@ -106,7 +106,8 @@ fn nothing_is_accepted_behind_a_failed_operation() {
         let conn = p.connect();
         gate.fail_completion(FAILURE);
         for _ in 0..5 {
-            p.client.context().send(conn, b"in vain").expect("room");
+            // A short message would end with its post.
+            p.client.context().send(conn, &[7; 4096]).expect("room");
         }
         p.until("the end", |p| disconnect(&p.c).is_some());
         assert!(p.c.count(|event| matches!(event, Event::Sent(_, _, Outcome::Failed(_)))) > 0, "{:?}", p.c);
@@ -124,7 +125,8 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
         let conn = p.connect();
         let device = p.client.context().device(conn).expect("it is on a device").to_owned();
         gate.fail_completion(FAILURE);
-        p.client.context().send(conn, b"in vain").expect("room");
+        // A short message would end with its post.
+        p.client.context().send(conn, &[7; 4096]).expect("room");
         p.until("the end", |p| disconnect(&p.c).is_some());
         let reason = disconnect(&p.c).expect("just seen");
         assert_eq!(reason, DisconnectReason::WorkRequest { device: device.clone(), failure: FAILURE });

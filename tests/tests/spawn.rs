@@ -63,7 +63,7 @@ fn the_cure_is_in_the_first_message() {
             "fn f(listener: rdma_reactor::aio::AsyncListener) { spawn(async move { listener.accept().await.is_some() }); }",
         ),
         ("reactor", "fn f(net: rdma_reactor::aio::AsyncReactor) { spawn(async move { net.run(async {}) }); }"),
-        ("stream", "fn f(stream: rdma_reactor::aio::Stream) { spawn(async move { drop(stream) }); }"),
+        ("stream", "fn f(stream: rdma_reactor::aio::AsyncStream) { spawn(async move { drop(stream) }); }"),
     ] {
         let messages = compile(name, program).expect("a library with `aio` was built with this test");
         let first = messages.split("\nerror").next().expect("a first part");

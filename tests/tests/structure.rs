@@ -65,7 +65,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         "this side may owe the peer a ping and a pong at the same time",
     ),
     (
-        "Entry",
+        "SendQueueEntry",
         &["quiet", "answered"],
         "a read holds a region and waits for an answer; a large message's piece does both, too; a message is quiet or not",
     ),
@@ -75,7 +75,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         &["wants_signal", "has_carrier", "is_awaited", "immediate"],
         "three facts about the chain: what the peer waits for may carry a grant, and need a signal; what the provider can",
     ),
-    ("Batch", &["full", "early"], "a batch that was polled before its stage may have left some in the queue"),
+    ("CompletionBatch", &["full", "early"], "a batch that was polled before its stage may have left some in the queue"),
     ("Device", &["has_events", "removed"], "a device may be removed while its channel has events"),
     (
         "CompletionQueue",
@@ -99,7 +99,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // The embedded provider.
     ("IwarpConfig", &["retry_v1", "markers", "extensions"], "three settings of the program"),
     (
-        "Endpoint",
+        "CmEndpoint",
         &["announced", "readable", "closed", "queued", "unfinished"],
         "two directions of a socket, a list, and an event",
     ),
@@ -107,8 +107,8 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("QueuePair", &["extensions", "live", "dead"], "a stream may end before or after it has begun"),
     ("Receiver", &["crc", "seen"], "what was agreed on, and what has come"),
     ("Agreement", &["crc", "markers"], "the peer asks for each on its own"),
-    ("Asked", &["crc", "markers", "local"], "the peer asks for each on its own"),
-    ("Terms", &["crc", "markers", "local"], "two settings, and where the peer is"),
+    ("RequestTerms", &["crc", "markers", "local"], "the peer asks for each on its own"),
+    ("StartupTerms", &["crc", "markers", "local"], "two settings, and where the peer is"),
     ("Stream", &["crc", "markers"], "the peer asks for each on its own"),
     (
         "Transmitter",

@@ -53,7 +53,7 @@ pub(crate) struct Claimant {
 }
 
 #[derive(Debug)]
-struct QueuedRequest {
+struct QueuedClaim {
     claimant: Claimant,
     bytes: usize,
     /// The number of requests of others that were granted meanwhile.
@@ -80,7 +80,7 @@ pub(crate) struct Budget {
     used_by_small: usize,
     /// The memory of messages that are not small, by host; no entry is 0.
     hosts: BTreeMap<Host, usize>,
-    line: VecDeque<QueuedRequest>,
+    line: VecDeque<QueuedClaim>,
 }
 
 impl Budget {
@@ -168,7 +168,7 @@ impl Budget {
         } else if let Some(waiting) = self.line.iter_mut().find(|waiting| waiting.claimant.who == claimant.who) {
             (waiting.claimant, waiting.bytes, waiting.over_share) = (claimant, bytes, over_share);
         } else {
-            self.line.push_back(QueuedRequest { claimant, bytes, passed: 0, over_share });
+            self.line.push_back(QueuedClaim { claimant, bytes, passed: 0, over_share });
         }
         granted
     }
@@ -213,7 +213,7 @@ impl Budget {
         first
     }
 
-    fn shortage(&self, waiting: &QueuedRequest) -> Option<MemoryShortage> {
+    fn shortage(&self, waiting: &QueuedClaim) -> Option<MemoryShortage> {
         let (Claimant { who, host, own }, bytes) = (waiting.claimant, waiting.bytes);
         if self.is_too_much(bytes, own) {
             return None;

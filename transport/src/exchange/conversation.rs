@@ -11,7 +11,7 @@
 //! A conversation reads no bytes past the next message, and a peer may send at most six messages. So a peer can neither fill the
 //! memory nor keep the reader busy.
 
-use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, HEADER_LEN, MAX_MESSAGE, Refusal, Violation};
+use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Violation};
 
 /// The state of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) enum ConversationEvent {
     /// The peer accepts.
     Accepted(Endpoint, Box<[u8]>),
     /// The peer refuses.
-    Refused(Refusal, Box<[u8]>),
+    Refused(ExchangeRefusal, Box<[u8]>),
     /// The queue pair of the peer can send and receive.
     Ready,
     /// The peer has disconnected.
@@ -91,7 +91,7 @@ impl Conversation {
         self.send(ConversationState::AcceptSent, &ExchangeMessage::Accept(own, private_data));
     }
 
-    pub(crate) fn refuse(&mut self, refusal: Refusal, private_data: &[u8]) {
+    pub(crate) fn refuse(&mut self, refusal: ExchangeRefusal, private_data: &[u8]) {
         self.goodbye_sent = true;
         self.send(ConversationState::Closed, &ExchangeMessage::Refuse(refusal, private_data));
     }
@@ -246,9 +246,9 @@ mod tests {
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
         active.request(endpoint(), b"");
         pass(&mut active, &mut passive, 7);
-        passive.refuse(Refusal::Program, b"no");
+        passive.refuse(ExchangeRefusal::Program, b"no");
         passive.disconnect();
-        let wanted = [ConversationEvent::Refused(Refusal::Program, b"no".as_slice().into())];
+        let wanted = [ConversationEvent::Refused(ExchangeRefusal::Program, b"no".as_slice().into())];
         assert_eq!(pass(&mut passive, &mut active, 7), wanted);
         assert!(passive.unsent().is_empty(), "a refusal needs no goodbye");
     }

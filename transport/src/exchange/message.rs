@@ -49,7 +49,7 @@ pub(crate) struct Endpoint {
 
 /// The reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum ExchangeRefusal {
     /// The program refuses; the private data is its answer.
     Program,
     /// No port of the passive side has the local address of the stream.
@@ -64,7 +64,7 @@ pub(crate) enum Refusal {
     Other(u8),
 }
 
-impl Refusal {
+impl ExchangeRefusal {
     const fn code(self) -> u8 {
         match self {
             Self::Program => 1,
@@ -110,7 +110,7 @@ pub(crate) enum ExchangeMessage<'a> {
     /// The passive side accepts: its queue pair can send and receive.
     Accept(Endpoint, &'a [u8]),
     /// The passive side refuses.
-    Refuse(Refusal, &'a [u8]),
+    Refuse(ExchangeRefusal, &'a [u8]),
     /// The active side's queue pair can send and receive, too.
     Ready,
     /// The sender disconnects.
@@ -167,7 +167,7 @@ impl ExchangeHeader {
             }
             3 => body
                 .split_first()
-                .map(|(code, data)| ExchangeMessage::Refuse(Refusal::from_code(*code), data))
+                .map(|(code, data)| ExchangeMessage::Refuse(ExchangeRefusal::from_code(*code), data))
                 .ok_or(short),
             4 => Ok(ExchangeMessage::Ready),
             _ => Ok(ExchangeMessage::Goodbye),
@@ -334,8 +334,8 @@ pub(super) mod tests {
             ExchangeMessage::Request(endpoint(), b"hello"),
             ExchangeMessage::Request(infiniband, &[7; MAX_PRIVATE_DATA]),
             ExchangeMessage::Accept(endpoint(), b""),
-            ExchangeMessage::Refuse(Refusal::Program, b"no"),
-            ExchangeMessage::Refuse(Refusal::Other(77), b""),
+            ExchangeMessage::Refuse(ExchangeRefusal::Program, b"no"),
+            ExchangeMessage::Refuse(ExchangeRefusal::Other(77), b""),
             ExchangeMessage::Ready,
             ExchangeMessage::Goodbye,
         ] {

@@ -21,7 +21,7 @@ use super::entry::{IdEntry, IdState, RetiringQp};
 use super::ffi::check;
 use super::gid::{PortGid, SYSFS};
 use super::id::ConnectOffer;
-use super::mr::RegionEntry;
+use super::mr::RegisteredRegion;
 use super::srq::Srq;
 use super::sys::ibv_fork_init;
 use crate::cm::{CmId, ConnectParam, ExchangeOptions, ReadDepth};
@@ -88,7 +88,7 @@ pub struct Verbs {
     pub(super) ids: Slab<IdEntry>,
     pub(super) cqs: Slab<Cq>,
     pub(super) srqs: Slab<Srq>,
-    pub(super) regions: Slab<RegionEntry>,
+    pub(super) regions: Slab<RegisteredRegion>,
     pub(super) addresses: Slab<Address>,
     /// The number of joins of multicast groups so far.
     pub(super) joins: usize,

@@ -18,7 +18,7 @@ use crate::cm::{
     CmEventKind, CmId, ConnectFailure, Detached, ExchangeOptions, ListenOptions, PathOptions, ReadDepth, Source,
 };
 use crate::error::{Error, Result};
-use crate::exchange::message::{Endpoint, Network, Refusal};
+use crate::exchange::message::{Endpoint, ExchangeRefusal, Network};
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
@@ -253,7 +253,7 @@ impl Verbs {
     }
 
     /// Refuses a request, and destroys its id.
-    pub(super) fn refuse_exchange(&mut self, key: Key, refusal: Refusal, private_data: &[u8]) {
+    pub(super) fn refuse_exchange(&mut self, key: Key, refusal: ExchangeRefusal, private_data: &[u8]) {
         if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.conversation.refuse(refusal, private_data);
         }
@@ -281,7 +281,7 @@ impl Verbs {
         }
         if let Some(stream) = entry.stream_mut() {
             if was == IdState::RequestReceived {
-                stream.conversation.refuse(Refusal::Program, &[]);
+                stream.conversation.refuse(ExchangeRefusal::Program, &[]);
             }
             stream.conversation.disconnect();
             if let Err(error) = stream.flush() {

@@ -12,7 +12,7 @@ use super::id::RawId;
 use super::status::connect_failure;
 use crate::cm::{CmEventKind, CmId, ConnectFailure, DisconnectCause, ReadDepth};
 use crate::exchange::conversation::ConversationEvent;
-use crate::exchange::message::{Endpoint, Refusal};
+use crate::exchange::message::{Endpoint, ExchangeRefusal};
 use crate::newcomers::Host;
 use crate::slab::Key;
 
@@ -148,7 +148,7 @@ impl Verbs {
             return self.discard(key);
         };
         if listening.waiting >= listening.options.backlog.max(1) {
-            return self.refuse_exchange(key, Refusal::Busy, &[]);
+            return self.refuse_exchange(key, ExchangeRefusal::Busy, &[]);
         }
         let (exchange, ack_timeout) = (listening.exchange.clone(), listening.options.ack_timeout);
         let source = local.map(|mut local| {
@@ -164,12 +164,12 @@ impl Verbs {
             Ok(assigned) => assigned,
             Err(error) => {
                 log::warn!("{from} is refused: {error}");
-                return self.refuse_exchange(key, Refusal::NoPort, &[]);
+                return self.refuse_exchange(key, ExchangeRefusal::NoPort, &[]);
             }
         };
         if port_gid.network != peer.network {
-            log::warn!("{from} is refused: {}", Refusal::OtherNetwork.reason());
-            return self.refuse_exchange(key, Refusal::OtherNetwork, &[]);
+            log::warn!("{from} is refused: {}", ExchangeRefusal::OtherNetwork.reason());
+            return self.refuse_exchange(key, ExchangeRefusal::OtherNetwork, &[]);
         }
         let read_depth = ReadDepth {
             responder_resources: peer.initiator_depth.into(),
@@ -204,7 +204,7 @@ impl Verbs {
         let Some(stream) = id.stream_mut() else { return };
         let Some(own) = stream.own else { return };
         if own.network != peer.network {
-            let why = Refusal::OtherNetwork.reason().into();
+            let why = ExchangeRefusal::OtherNetwork.reason().into();
             return self.fail_attempt(key, ConnectFailure::Protocol(why));
         }
         match self.connect_qp(key, &own, peer, true) {
@@ -226,12 +226,12 @@ impl Verbs {
         }
     }
 
-    fn refused(&mut self, key: Key, refusal: Refusal, private_data: Box<[u8]>) {
+    fn refused(&mut self, key: Key, refusal: ExchangeRefusal, private_data: Box<[u8]>) {
         if self.ids.get(key).is_none_or(|id| id.state != IdState::Connecting) {
             return;
         }
         match refusal {
-            Refusal::Program => {
+            ExchangeRefusal::Program => {
                 if let Some(id) = self.ids.get_mut(key) {
                     id.state = IdState::Closed;
                 }

@@ -18,7 +18,7 @@ use crate::cm::{
 };
 use crate::cq::CqAttr;
 use crate::error::Error;
-use crate::exchange::message::{Endpoint, ExchangeMessage, MAX_MESSAGE, Network, Refusal};
+use crate::exchange::message::{Endpoint, ExchangeMessage, ExchangeRefusal, MAX_MESSAGE, Network};
 use crate::patience::until;
 use crate::provider::{DeviceId, Provider};
 use crate::qp::QpAttr;
@@ -504,9 +504,11 @@ fn a_refusal_has_its_reason() {
     let (id, CmEventKind::Rejected { private_data }) = event else { panic!("{event:?}") };
     assert_eq!((id, &private_data[..]), (active, &b"not today"[..]));
     // A port on another kind of network, and a listener that has no port for the address.
-    for (refusal, wanted) in
-        [(Refusal::OtherNetwork, "InfiniBand"), (Refusal::NoPort, "device"), (Refusal::Other(9), "reason")]
-    {
+    for (refusal, wanted) in [
+        (ExchangeRefusal::OtherNetwork, "InfiniBand"),
+        (ExchangeRefusal::NoPort, "device"),
+        (ExchangeRefusal::Other(9), "reason"),
+    ] {
         let server = TcpListener::bind(LOOPBACK).unwrap();
         let id = world.connect(server.local_addr().unwrap());
         let mut stream = server.accept().unwrap().0;
@@ -528,7 +530,7 @@ fn a_refusal_has_its_reason() {
         }) > 0
     );
     client.set_nonblocking(false).unwrap();
-    assert_eq!(read(&mut client), octets(&ExchangeMessage::Refuse(Refusal::OtherNetwork, b"")));
+    assert_eq!(read(&mut client), octets(&ExchangeMessage::Refuse(ExchangeRefusal::OtherNetwork, b"")));
     world.nothing_is_left(&[active, listener], 0);
 }
 

@@ -127,14 +127,14 @@ pub(super) struct DmaBuf<'a> {
 
 /// A region in the provider's table. One on a device that was removed has no registration any more.
 #[derive(Debug)]
-pub(super) struct RegionEntry {
+pub(super) struct RegisteredRegion {
     local: Option<RawRegion>,
     /// The registration for peers, until it is invalidated.
     remote: Option<RawRegion>,
     pub(super) device: u32,
 }
 
-impl RegionEntry {
+impl RegisteredRegion {
     /// Registers a part of a memory, and returns its keys. Blocks while the pages are pinned.
     pub(super) fn register(
         device: &Arc<RawDevice>,
@@ -217,7 +217,7 @@ impl DeviceRegistrar {
 /// A registration that is in no provider's table yet.
 #[derive(Debug)]
 pub(super) struct PreparedRegion {
-    pub(super) region: RegionEntry,
+    pub(super) region: RegisteredRegion,
     pub(super) device: Arc<RawDevice>,
     pub(super) local_key: LocalKey,
     pub(super) remote_key: RemoteKey,
@@ -226,7 +226,7 @@ pub(super) struct PreparedRegion {
 impl Registrar for DeviceRegistrar {
     fn register(&self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<Registration> {
         let device = Arc::clone(&self.device);
-        let (region, local_key, remote_key) = RegionEntry::register(&device, self.number, memory, range, access)?;
+        let (region, local_key, remote_key) = RegisteredRegion::register(&device, self.number, memory, range, access)?;
         Ok(Registration::new(NAME, PreparedRegion { region, device, local_key, remote_key }))
     }
 }

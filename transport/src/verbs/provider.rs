@@ -13,7 +13,7 @@ use super::entry::IdState;
 use super::exchange_socket::{ExchangeStream, adopt};
 use super::ffi::QueueName;
 use super::id::Service;
-use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegionEntry};
+use super::mr::{DeviceRegistrar, DmaBuf, PreparedRegion, RegisteredRegion};
 use super::status::connect_failure;
 use super::sys::ibv_qp_attr_mask as mask;
 use crate::caps::Features;
@@ -24,7 +24,7 @@ use crate::cq::{CqAttr, Notify};
 use crate::datagram::{AddressId, GRH_LEN, Route};
 use crate::error::{Error, Result};
 use crate::event::DeviceEvent;
-use crate::exchange::message::Refusal;
+use crate::exchange::message::ExchangeRefusal;
 use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, MemoryRegion, MrId, RemoteKey};
 use crate::provider::{Channel, CqId, DeviceId, DeviceInfo, Drive, PostError, Posted, Provider};
@@ -61,7 +61,7 @@ impl Verbs {
         Ok(())
     }
 
-    fn add_region(&mut self, (region, local_key, remote_key): (RegionEntry, LocalKey, RemoteKey)) -> MemoryRegion {
+    fn add_region(&mut self, (region, local_key, remote_key): (RegisteredRegion, LocalKey, RemoteKey)) -> MemoryRegion {
         MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
     }
 
@@ -214,7 +214,7 @@ unsafe impl Provider for Verbs {
         }
         let (raw, device) = (Arc::clone(&entry.raw), entry.device);
         if raw.uses_exchange() {
-            self.refuse_exchange(id.0, Refusal::Program, private_data);
+            self.refuse_exchange(id.0, ExchangeRefusal::Program, private_data);
             return Ok(());
         }
         if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
@@ -296,7 +296,7 @@ unsafe impl Provider for Verbs {
     ) -> Result<MemoryRegion> {
         self.check_access(device, access)?;
         let open = self.live_device(device)?.live()?;
-        let region = RegionEntry::register(open, device.0, memory, range, access)?;
+        let region = RegisteredRegion::register(open, device.0, memory, range, access)?;
         Ok(self.add_region(region))
     }
 
@@ -549,7 +549,8 @@ impl ForeignMemory for Verbs {
     ) -> Result<MemoryRegion> {
         self.check_access(device, access)?;
         let open = self.live_device(device)?.live()?;
-        let region = RegionEntry::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
+        let region =
+            RegisteredRegion::register_dmabuf(open, device.0, &DmaBuf { buffer, offset, len, address }, access)?;
         Ok(self.add_region(region))
     }
 }

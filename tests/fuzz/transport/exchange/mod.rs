@@ -2,7 +2,7 @@
 //! `transport/src/exchange`, because neither has a public name.
 
 use super::conversation::{Conversation, ConversationEvent};
-use super::message::{ExchangeHeader, ExchangeMessage, HEADER_LEN, MAX_MESSAGE, MAX_PRIVATE_DATA, Refusal};
+use super::message::{ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, MAX_PRIVATE_DATA};
 use crate::iwarp::fuzz::Tape;
 
 /// The largest number of messages that a peer may send until the conversation ends.
@@ -42,7 +42,7 @@ fn play(own: &ExchangeMessage<'_>, bytes: &[u8], piece: usize) -> Played {
         at += len;
         match event {
             Some(ConversationEvent::Requested(_, ref asked)) if asked.first() == Some(&0) => {
-                conversation.refuse(Refusal::Program, data);
+                conversation.refuse(ExchangeRefusal::Program, data);
             }
             Some(ConversationEvent::Requested(..)) => conversation.accept(endpoint, data),
             Some(ConversationEvent::Accepted(..)) => conversation.ready(),

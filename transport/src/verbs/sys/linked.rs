@@ -3,19 +3,11 @@
 #![allow(clippy::missing_safety_doc, reason = "documented at the functions of the other binding")]
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::fmt;
 
 pub use rdma_sys::*;
 
 /// An error that never occurs: the system does not start a program whose libraries are missing.
-#[derive(Clone, Copy, Debug)]
-pub enum LibraryError {}
-
-impl fmt::Display for LibraryError {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {}
-    }
-}
+pub use std::convert::Infallible as LibraryError;
 
 /// Returns `Ok`: the libraries were loaded with the program.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding can fail")]
