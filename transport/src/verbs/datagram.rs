@@ -33,7 +33,7 @@ impl Verbs {
             other => other,
         })?;
         if raw.context().is_null() {
-            let reason = format!("{} is not on an RDMA device: datagrams need the address of one", address.ip());
+            let reason = format!("{} is not on an RDMA device: datagrams need the address of a device", address.ip());
             return Err(Error::NoDevice { reason });
         }
         let key = self.add(IdEntry::new(Arc::new(raw), IdState::Bound));
