@@ -107,17 +107,19 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         if let Some((id, arrived)) = self.driver.next_arrived() {
             self.message(id, arrived);
         }
-        loop {
-            while let Some((id, event)) = self.driver.next_event() {
-                self.progressed = true;
-                self.event(id, event);
-            }
-            #[cfg(feature = "datagram")]
-            if let Some(event) = self.endpoints.next_event() {
-                self.datagram_event(event);
-                continue;
-            }
-            return;
+        self.connection_events();
+        #[cfg(feature = "datagram")]
+        while let Some(event) = self.endpoints.next_event() {
+            self.datagram_event(event);
+            self.connection_events();
+        }
+    }
+
+    #[inline]
+    fn connection_events(&mut self) {
+        while let Some((id, event)) = self.driver.next_event() {
+            self.progressed = true;
+            self.event(id, event);
         }
     }
 
