@@ -118,8 +118,8 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ("StartupHeader", &["markers", "crc", "reject", "enhanced"], "flags on the wire, as they came"),
     ("Enhanced", &["peer_to_peer", "rtr_send", "rtr_write", "rtr_read"], "flags on the wire, as they came"),
     // Shared memory.
-    ("Incoming", &["writing", "holds"], "a write that is not whole, and payload that is to be released"),
-    ("Received", &["news", "more", "unknown_window"], "something may have come, be left, and wait for a packet"),
+    ("Incoming", &["writing", "release_due"], "a write that is not whole, and payload that is to be released"),
+    ("ReceiveProgress", &["news", "more", "unknown_window"], "something may have come, be left, and wait for a packet"),
     ("Link", &["extensions", "dead"], "what was agreed on, and the end"),
     ("Outgoing", &["immediate_next", "answer_next"], "an answer may be next when immediate data is due"),
     // The provider on devices.
