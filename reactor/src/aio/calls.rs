@@ -48,7 +48,7 @@ use crate::call::{AnswerError, CallError, CallId, RefusedCall, RequestId};
 ///     let client = AsyncCalls::from(net.connect(address).await?);
 ///     let server = AsyncCalls::from(listener.accept().await.ok_or("drained")?);
 ///     let asked = async {
-///         let answer = ask(&client).await;
+///         let answer = request(&client).await;
 ///         drop(client);
 ///         answer
 ///     };
