@@ -47,9 +47,10 @@ fn either_side_speaks() {
 fn what_was_not_agreed_is_noticed() {
     for (server, client, words) in [
         ("-n 1 -s 16", "-n 1 -s 15", "a message of 15 bytes where 16 were expected"),
-        // The server speaks first. A client's message that is too long may end
+        ("-n 1 -s 15", "-n 1 -s 16", "a message of 16 bytes where 15 were expected"),
+        // The server speaks first. A client's message that does not fit may end
         // the connection before the server is notified that it was established.
-        ("--speak-first -n 1 -s 16", "--echo -n 1 -s 15", "Message too long for available buffer"),
+        ("--speak-first -n 1 -s 17", "--echo -n 1 -s 15", "Message too long for available buffer"),
         ("-n 2 -s 16", "-n 1 -s 16", "1 of 2 received"),
         ("-n 1 -s 16", "-n 2 -s 16", "more than 1 messages arrived"),
     ] {

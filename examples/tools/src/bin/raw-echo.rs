@@ -119,7 +119,9 @@ impl TalkArgs {
         let depth = self.depth(count);
         Config::default()
             .provider(self.provider.into())
-            .buffer_size(self.size.unwrap_or(MAX_SIZE))
+            // A message that is one byte too long fits, and is refused by its size. If it did not fit, the error of the device could
+            // end the connection before the program knows of it.
+            .buffer_size(self.size.map_or(MAX_SIZE, |size| size.saturating_add(1)))
             .receive_depth(depth.max(5))
             .send_depth(depth)
             .completions(|c| c.queue = (2 * depth + 16).max(16 << 10))
