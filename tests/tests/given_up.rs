@@ -100,7 +100,7 @@ impl World {
         self.until("the device is given up", |_| gate.objects().completion_queues == 0);
         self.gate.heal();
         self.gate.plug_in();
-        // A listener whose device was removed is created again within a second.
+        // A listener whose device was removed is created again within a second. The test waits for two.
         let calm = lock(&self.fabric).now() + 2_000_000_000;
         let fabric = self.fabric.clone();
         self.until("a listener", |_| lock(&fabric).now() > calm);

@@ -233,7 +233,7 @@ impl World {
         times
     }
 
-    /// Checks that all resources of a connection are released, and that it has ended once.
+    /// Checks that the nodes hold no resources any more, and that each was notified of at most one end.
     fn check(&self, nodes: &[usize]) {
         for &node in nodes {
             let book = self.books[node].borrow();

@@ -90,7 +90,7 @@ impl fmt::Debug for Message<'_> {
 
 /// A received message that the program keeps past its callback. It can be sent to another thread. Dropping it on any
 /// thread returns the buffer to the pool and the credit to the peer. It stays readable after its connection, its device
-/// or the reactor was dropped; then the memory is released with the last message or send buffer in it.
+/// or the reactor was dropped. In that case the memory is freed with the last message or send buffer that lies in it.
 pub struct DetachedMessage {
     connection: ConnectionId,
     content: DetachedContent,

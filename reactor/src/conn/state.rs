@@ -232,7 +232,8 @@ impl State {
         opened.then_some(early)
     }
 
-    /// Changes the state once the program has closed the connection.
+    /// Changes to `Draining`, once the program has closed the connection. Returns false if the present state does not lead
+    /// there.
     pub(super) fn drain(&mut self) -> bool {
         self.advance(StateKind::Draining, |_| Self::Draining)
     }

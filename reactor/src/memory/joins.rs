@@ -32,7 +32,7 @@ impl Joins {
         self.idle = self.idle.min(self.kept.len());
         memory.clear();
         if memory.capacity() < len {
-            // Messages of about the same length can share it.
+            // Rounded up, so that a later message of about this length can reuse it.
             memory.reserve_exact(len.checked_next_power_of_two().unwrap_or(len));
         }
         memory

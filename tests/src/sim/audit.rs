@@ -222,7 +222,7 @@ pub fn cookie_of(data: &[u8]) -> Option<u64> {
 }
 
 impl Pair {
-    /// Returns the disturbances of the connection's links.
+    /// Returns the events that may have disturbed the connection: faults of its links, pauses of its nodes, and trespass.
     #[must_use]
     pub fn disturbances(&self, fabric: &Fabric) -> u32 {
         let links = self.initiators.iter().fold(0, |all, &initiator| all | fabric.disturbances(initiator));

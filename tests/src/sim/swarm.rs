@@ -188,7 +188,7 @@ pub enum Call {
     SendBuffer,
     /// `buffer`; the buffer is sent or dropped later.
     HoldBuffer,
-    /// `close` of the connection of the callback.
+    /// `close` on the connection that the callback is about.
     CloseSelf,
     /// `close` of any other connection.
     CloseOther,

@@ -220,8 +220,8 @@ impl HarnessSide {
         place
     }
 
-    /// Makes work requests name their memory by the key of a region. Returns the key of the region over the whole
-    /// memory.
+    /// Makes later work requests use the local key of `region`. Returns the key of the region over the whole memory, to
+    /// switch back to it.
     pub(super) fn use_key(&mut self, region: MemoryRegion) -> LocalKey {
         self.station.use_key(region.local_key);
         self.key

@@ -60,7 +60,7 @@ pub(super) fn connections_share_receives(harness: &mut Harness) {
         let [active, passive] = &pairs[turn % 3];
         harness.message(active, passive, format!("message {turn}").as_bytes());
     }
-    // The queue pair has no receives of its own.
+    // A queue pair with a shared receive queue refuses receives of its own.
     let own = harness.side(PASSIVE).station.post_recvs(passive.qp, [(1 << 60, place)]);
     assert!(own.is_err_and(|error| matches!(error.error, Error::InvalidState { .. })));
     end_sharing(harness, &pairs, srq);

@@ -134,7 +134,7 @@ unsafe fn merge(to: NonNull<u8>, from: *const u8, len: usize) {
     unsafe { value.as_mut_ptr().add(within).copy_from_nonoverlapping(from, len) };
     let (value, mask) = (u64::from_ne_bytes(value), u64::from_ne_bytes(mask));
     let mut old = word.load(Ordering::Relaxed);
-    // A further round means that somebody else has written the word.
+    // A further round means that somebody else has written the word, or that the exchange failed spuriously.
     for _ in 0..ROUNDS {
         match word.compare_exchange_weak(old, old & !mask | value, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => return,

@@ -80,7 +80,7 @@ impl Outcome {
         format!("{}: {}ours: {ours} ({distance})", self.name, theirs.unwrap_or_default())
     }
 
-    /// Returns the rounds at a distance.
+    /// Returns the rounds in which the two processors were at this distance.
     #[must_use]
     pub fn at(&self, distance: Distance) -> &[Round] {
         self.rounds.get(&distance).map_or(&[], Vec::as_slice)

@@ -48,7 +48,7 @@ impl Finding {
         Self::new(Level::Ok, topic, text)
     }
 
-    /// Makes a finding that something is missing that is not needed.
+    /// Makes a finding that something optional is missing.
     pub fn note(topic: &'static str, text: impl Into<String>) -> Self {
         Self::new(Level::Note, topic, text)
     }

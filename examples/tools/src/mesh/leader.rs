@@ -57,7 +57,8 @@ impl Leader {
         self.coordinator.results()
     }
 
-    /// Returns true if everything is done and every live rank was ordered to end. A busy rank may take a while to read.
+    /// Returns true if the run is over and no order is queued any more. A busy rank may take a while to read its orders, so
+    /// this can come later than the end of the run.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.coordinator.is_over() && self.controls.iter().flatten().all(|control| control.outbox.is_empty())

@@ -142,7 +142,7 @@ fn post(
     end.post(wr_id, op, sges, flags | SendFlags::SIGNALED).unwrap();
 }
 
-/// Moves some bytes of a pipe.
+/// Transmits up to `window` bytes of `from` into the pipe, and delivers at most `cut` bytes of the pipe to `to`.
 fn pump(from: &mut TestQueuePair, to: &mut TestQueuePair, pipe: &mut Vec<u8>, cut: usize, window: usize) {
     from.transmit(window);
     pipe.append(&mut from.wire);
