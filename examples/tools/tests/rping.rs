@@ -344,7 +344,7 @@ fn a_server_notices_what_a_client_does_wrong() {
         ),
         (
             &[OFFER, |peer, cx, conn, _| say(cx, conn, peer.name().part(0, 63).unwrap())],
-            "ends 64 bytes into a region of 63",
+            "the range ends at byte 64 of a region of 63 bytes",
         ),
         (
             &[|peer, cx, conn, _| {
