@@ -10,7 +10,7 @@ use std::time::Duration;
 use rdma_reactor::transport;
 use rdma_reactor::{
     ConnectRequest, ConnectionId, Context, Decision, DisconnectReason, Error, ExchangeOptions, Handler, ListenOptions,
-    Message, Outcome, Reactor, Region, SendId,
+    Message, Outcome, Reactor, Region, SendErrorKind, SendId,
 };
 
 use super::address;
@@ -164,6 +164,8 @@ struct Session {
     /// The number of data messages of this round, and below it of all rounds.
     received: u64,
     total: u64,
+    /// The reply with the processor time, while the send queue is too full for it.
+    report: Option<Frame>,
 }
 
 #[derive(Debug)]
@@ -219,7 +221,15 @@ impl Session {
                 }
             }
         };
-        Ok(Self { connection, role, received: 0, total: 0 })
+        Ok(Self { connection, role, received: 0, total: 0, report: None })
+    }
+
+    /// Sends the reply with the processor time, if the client waits for it. `on_writable` follows if the send queue is full.
+    fn send_report(&mut self, cx: &mut Context<'_>) {
+        let Some(report) = self.report else { return };
+        if !matches!(cx.send(self.connection, &report.control()), Err(SendErrorKind::WouldBlock(_))) {
+            self.report = None;
+        }
     }
 
     /// Handles a message. Returns `false` if the message is not part of the job.
@@ -312,8 +322,8 @@ impl Handler for JobServer {
         } else if Frame::read(&message, self.job.size) == Some(Frame::Ask) {
             let spent = processor::time().saturating_sub(self.client.spent_before);
             let spent = Frame::Spent(u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX));
-            // Nothing else is sent now, so the send queue is not full; otherwise the client does without.
-            let _ = cx.send(connection, &spent.control());
+            session.report = Some(spent);
+            session.send_report(cx);
         } else {
             log::warn!("{connection}: a message that is not part of its job");
             cx.close(connection);
@@ -338,6 +348,7 @@ impl Handler for JobServer {
                 SessionRole::Sink { stream } | SessionRole::Lender { stream, .. } => stream.unblock(),
             }
             session.proceed(cx);
+            session.send_report(cx);
         }
     }
 
