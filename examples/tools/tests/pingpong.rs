@@ -69,6 +69,9 @@ fn all_sizes_are_an_array_and_json_has_standard_output_for_itself() {
     let providers: Vec<_> = results.as_array().unwrap().iter().map(|result| result["provider"].as_str()).collect();
     assert_eq!(providers, [[Some("iwarp"); 21], [Some("shm"); 21]].concat());
     assert!(results.as_array().unwrap().iter().all(|result| result["wait"] == "event"));
+    for result in results.as_array().unwrap() {
+        assert!(number(result, "/processor_seconds/server") >= 0.0, "the server's report is there: {result}");
+    }
     assert!(finished.stderr.contains("t_typical[usec]"), "the tables are on standard error: {finished:?}");
 }
 
