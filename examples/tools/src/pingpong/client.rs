@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rdma_reactor::{
     ConnectError, ConnectOptions, ConnectionId, Context, DisconnectReason, Handler, Message, Outcome, RemoteRegion,
-    SendId, SendKind, TimerId,
+    SendErrorKind, SendId, SendKind, TimerId,
 };
 
 use super::dial::{Dial, DialDecision};
@@ -288,10 +288,13 @@ impl Client<'_> {
             return cx.close(connection);
         }
         self.processors.client = processor::time().saturating_sub(self.spent_before);
-        self.asked = true;
-        match cx.send(connection, &Frame::Ask.control()) {
+        let sent = cx.send(connection, &Frame::Ask.control());
+        // The last message may still occupy the send queue: `on_writable` follows.
+        self.asked = !matches!(sent, Err(SendErrorKind::WouldBlock(_)));
+        match sent {
             Ok(_) => _ = cx.set_timer(ANSWER, GIVE_UP),
-            Err(_) => cx.close(connection),
+            Err(_) if self.asked => cx.close(connection),
+            Err(_) => {}
         }
     }
 }
