@@ -14,7 +14,7 @@ case $* in '' | --full) ;; *) echo "usage: all.sh [--full]" >&2; exit 2 ;; esac
 trap 'trap - TERM; kill 0' INT TERM HUP
 own=${CARGO_TARGET_DIR:-target}/vm
 mkdir -p "$own"
-rm -f "$own/kernel-defects"
+rm -f "$own/kernel-defects" "$own/failed-steps"
 guests=${GUESTS:-2}
 [ ! -e /dev/infiniband ] || guests=1
 
@@ -31,6 +31,7 @@ step() { # NAME COMMAND...: runs a step, then prints what it has said
         flock 9
         cat "$log"
         echo "==== $1: $([ $status = 0 ] && echo ok || echo "FAILED, status $status"), $((SECONDS - start)) s"
+        [ $status = 0 ] || echo "$1" >>"$own/failed-steps"
     ) 9>"$own/output.lock"
     return $status
 }
@@ -64,4 +65,9 @@ while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
 
 echo "steps repeated because the guest's kernel has a known defect: $(cat "$own/kernel-defects" 2>/dev/null | wc -l)"
 [ ! -s "$own/kernel-defects" ] || sort "$own/kernel-defects" | uniq -c
+# Once more, where the last lines of a long output show it.
+[ ! -s "$own/failed-steps" ] || while read -r name; do
+    echo "==== $name FAILED. Its last lines:"
+    tail -n 60 "$own/$name.log"
+done <"$own/failed-steps"
 exit $failed

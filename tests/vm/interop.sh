@@ -116,8 +116,11 @@ exchange() {
         return
     fi
     failed=$((failed + 1))
-    for log in server client; do sed "s/^/    $log: /" "$logs/$log"; done
-    rdma resource show qp | sed 's/^/    /'
+    {
+        printf '%s  %-6s %4d %6d %6d  %s\n' "$line" $result $ours $theirs $(((${EPOCHREALTIME/./} - began) / 1000)) "$words"
+        for log in server client; do tail -n 50 "$logs/$log" | sed "s/^/    $log: /"; done
+        rdma resource show qp | sed 's/^/    /'
+    } >>"$logs/failed"
 }
 
 # both DEVICE PROVIDER OUR-ADDRESS THEIR-ADDRESS [FLAG...]: all four, then the harder ones.
@@ -263,6 +266,8 @@ plain rxe fd77:2::9 "$RDMA_RXE_ADDR6" ff15::4d:42 apart
 [ -z "${INTEROP_CAPTURE:-}" ] || { kill -INT $capture; wait $capture; }
 ip -n apart link set "$own_end" netns 1 && ip link set "$own_end" up
 ip netns del apart
+# At the end, where the last lines of a long output show them.
+[ $failed = 0 ] || { echo "what failed:"; cat "$logs/failed"; }
 echo "$ran exchanges, $failed failed"
 [ $ran -gt 0 ] || { echo "nothing matches $pattern" >&2; exit 1; }
 [ $failed = 0 ]
