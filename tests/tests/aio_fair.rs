@@ -371,6 +371,47 @@ fn a_dropped_send_passes_its_turn_on() {
     }
 }
 
+thread_local! {
+    /// Sends whose only owners are their wakers.
+    static OWNED: RefCell<Vec<Option<Pin<Box<dyn Future<Output = ()>>>>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The waker of a task that was cancelled while it waited: it owns the future, and drops it when it wakes.
+struct Owner(usize);
+
+impl Wake for Owner {
+    fn wake(self: Arc<Self>) {
+        drop(OWNED.with_borrow_mut(|owned| owned[self.0].take()));
+    }
+}
+
+/// Wakers that drop the sends that they wake pass their turns on to a task that was not notified before.
+#[test]
+fn a_waker_that_drops_its_send_passes_the_turn_on() {
+    let config = || Config::default().receive_depth(8).send_depth(8);
+    let mut world = World::new(Order::FirstWokenFirst, config(), config());
+    let (here, there) = world.pair();
+    let filled = fill(&mut world, &here);
+    for task in 0..filled as usize {
+        let conn = here.clone();
+        let mut send: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move { drop(conn.send(b"cancelled").await) });
+        assert!(send.as_mut().poll(&mut Task::from_waker(&Waker::from(Arc::new(Owner(task))))).is_pending());
+        OWNED.with_borrow_mut(|owned| owned.push(Some(send)));
+    }
+    let conn = here.clone();
+    let last = world.begin(async move { drop(conn.send(b"last").await) });
+    world.settle();
+    let receiver = there.clone();
+    world.wait("room", async move {
+        for _ in 0..filled {
+            receiver.recv().await.unwrap();
+        }
+    });
+    world.until("the last message", || last.borrow().is_some());
+    let got = world.wait("a message", async move { there.recv().await.unwrap().to_vec() });
+    assert_eq!(got, b"last");
+}
+
 /// Waiting tasks get the room first; a send that does not wait gets the remaining room.
 #[test]
 fn room_for_tasks_that_wait_is_theirs() {

@@ -176,8 +176,11 @@ impl OneThreadOnly_UseSpawnLocal {
             (result, std::mem::take(&mut handler.ready))
         };
         ready.drain(..).for_each(Waker::wake);
-        // Keeps the memory of the list.
-        self.inner.borrow_mut().handler.ready = ready;
+        // Keeps the memory of the list. A waker may have dropped a task whose turn passed to the next one: that one is notified later.
+        let notified = &mut self.inner.borrow_mut().handler.ready;
+        if notified.is_empty() {
+            *notified = ready;
+        }
         result
     }
 
