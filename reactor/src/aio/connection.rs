@@ -428,7 +428,7 @@ impl<'a> RoomWait<'a> {
 impl Drop for RoomWait<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !cfg!(planted = "a-dropped-future-stays-in-shared") {
+        if !cfg!(planted = "a-dropped-future-stays-in-line") {
             self.conn.stop_waiting(&mut self.ticket);
         }
     }

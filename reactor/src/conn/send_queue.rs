@@ -221,6 +221,7 @@ impl SendQueue {
     /// other sends.
     #[inline]
     fn takes_immediate(&self, told: bool) -> bool {
+        let told = told && !cfg!(planted = "an-immediate-end-is-told-first");
         let before = if told { self.entries.len() } else { self.chain.len() };
         let first = before == 0 || cfg!(planted = "an-immediate-send-overtakes");
         self.immediate && first && self.next.is_empty() && self.unrung < self.slots

