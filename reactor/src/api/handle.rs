@@ -1,4 +1,4 @@
-//! The handle through which other threads use a reactor.
+//! The handle through which other threads send messages and requests to a reactor.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,28 +11,31 @@ use crate::id::ConnectionId;
 use crate::seam::sync::AtomicUsize;
 use crate::seam::wake::WakeFlag;
 
-/// The reason why a reactor did not accept something from another thread, with the rejected value.
+/// The reason why a reactor did not accept a message or a send from another thread. It contains the rejected value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError<T> {
     /// The reactor was dropped.
     #[error("the reactor was dropped")]
     Gone(T),
-    /// `Config::handle_queue` messages and sends are queued already. Try again later.
+    /// The queue is full: `Config::handle_queue` messages and sends are queued already. Try again later.
     #[error("the reactor's queue for other threads is full: wait, or raise handle_queue")]
     Full(T),
 }
 
-/// A request of another thread.
+/// A message or a send that another thread has queued.
 #[derive(Debug)]
 pub(crate) enum HandleCommand<M> {
     Message(M),
     Send(ConnectionId, Vec<u8>),
 }
 
-/// A handle to a reactor for other threads. It can be cloned and sent. No method blocks. If the reactor was dropped,
-/// the methods that return a `Result` return [`HandleError::Gone`], and the others do nothing. A sleeping reactor is
-/// woken by one system call for all requests until it processes them. If the reactor's thread has a real-time priority,
-/// see "Real-time priorities" in [the loop](crate::guide::the_loop).
+/// A handle to a reactor for other threads. It can be cloned and moved to another thread. No method blocks. If the
+/// reactor was dropped, the methods that return a `Result` return [`HandleError::Gone`], and the other methods do
+/// nothing.
+///
+/// A call wakes a sleeping reactor by one system call. Further calls make no system call until the reactor has
+/// processed the requests. If the reactor's thread has a real-time priority, see "Real-time priorities" in [the
+/// loop](crate::guide::the_loop).
 ///
 /// ```
 /// use rdma_reactor::{Config, Context, Handler, ProviderChoice, Reactor};
@@ -61,7 +64,7 @@ pub(crate) enum HandleCommand<M> {
 pub struct ReactorHandle<M = ()> {
     flag: Arc<WakeFlag>,
     commands: Sender<HandleCommand<M>>,
-    /// Number of commands that the reactor has not finished.
+    /// Number of commands in the queue: those that the reactor has not processed yet.
     queued: Arc<AtomicUsize>,
     limit: usize,
 }
@@ -80,10 +83,10 @@ impl<M> fmt::Debug for ReactorHandle<M> {
 }
 
 impl<M> ReactorHandle<M> {
-    /// Queues a message, for which the reactor calls [`crate::Handler::on_wake`].
+    /// Queues a message for the program of the reactor, which calls [`crate::Handler::on_wake`] with it.
     ///
     /// # Errors
-    /// The reactor was dropped, or its queue is full. The error has the message.
+    /// The reactor was dropped, or its queue is full. The error contains the message.
     pub fn post(&self, message: M) -> Result<(), HandleError<M>> {
         self.command(HandleCommand::Message(message)).map_err(|error| {
             error.map(|command| match command {
@@ -93,10 +96,12 @@ impl<M> ReactorHandle<M> {
         })
     }
 
-    /// Queues a message to send on a connection. Messages of one thread are sent in the order of its calls. While the
-    /// connection's window is closed, the message waits. The reactor drops it, and counts it in
-    /// [`crate::MessageStats::handle_sends_dropped`], if the connection is closed, or if it is longer than the peer
-    /// accepts. After the reactor has sent it, `on_send_complete` follows as for any send.
+    /// Queues a message to send on a connection. The reactor sends the messages of one thread in the order of its
+    /// calls. A message waits while the peer's window is full. After the reactor has sent it, `on_send_complete`
+    /// follows as for any send.
+    ///
+    /// The reactor drops the message if the connection is closed, or if the message is longer than the peer accepts.
+    /// Then it increments [`crate::MessageStats::handle_sends_dropped`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, ReactorHandle};
@@ -112,7 +117,7 @@ impl<M> ReactorHandle<M> {
     /// ```
     ///
     /// # Errors
-    /// The reactor was dropped, or its queue is full. The error has the bytes.
+    /// The reactor was dropped, or its queue is full. The error contains the bytes.
     pub fn send(&self, conn: ConnectionId, payload: impl Into<Vec<u8>>) -> Result<(), HandleError<Vec<u8>>> {
         self.command(HandleCommand::Send(conn, payload.into())).map_err(|error| {
             error.map(|command| match command {
@@ -122,19 +127,19 @@ impl<M> ReactorHandle<M> {
         })
     }
 
-    /// Makes [`crate::Reactor::run`] return after its current turn; if it does not run, the next call returns
-    /// immediately. A program that calls [`crate::Reactor::turn`] gets no notice of it: use [`ReactorHandle::drain`]
-    /// and [`crate::Reactor::is_drained`] instead.
+    /// Makes [`crate::Reactor::run`] return after its current turn. If `run` is not being called now, its next call
+    /// returns immediately. A program that calls [`crate::Reactor::turn`] itself is not notified of the stop. Such a
+    /// program uses [`ReactorHandle::drain`] and [`crate::Reactor::is_drained`] instead.
     pub fn stop(&self) {
         self.flag.stop();
     }
 
-    /// Drains the reactor, see [`crate::Context::drain`]. Ignored if it is draining already.
+    /// Drains the reactor, as [`crate::Context::drain`] does. Ignored if the reactor is draining already.
     pub fn drain(&self, deadline: Duration) {
         self.flag.drain(deadline);
     }
 
-    /// Wakes the reactor if it sleeps, so that it takes a turn.
+    /// Wakes the reactor if it sleeps. The reactor then runs a turn.
     pub fn wake(&self) {
         self.flag.wake();
     }
@@ -142,7 +147,8 @@ impl<M> ReactorHandle<M> {
     fn command(&self, command: HandleCommand<M>) -> Result<(), HandleError<HandleCommand<M>>> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
-            // The commands that a dropped reactor has left are never finished, so its queue stays full.
+            // A reactor that was dropped with a full queue never processes the queued commands. The limit is then
+            // reached for ever, so the channel's own error below is never seen.
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }
@@ -159,7 +165,7 @@ impl<M> ReactorHandle<M> {
 }
 
 impl<T> HandleError<T> {
-    /// Returns the rejected value.
+    /// Returns the value that the reactor did not accept.
     pub fn into_inner(self) -> T {
         match self {
             Self::Gone(value) | Self::Full(value) => value,
@@ -174,7 +180,7 @@ impl<T> HandleError<T> {
     }
 }
 
-/// The reactor's end of the queue that its [`ReactorHandle`]s fill.
+/// The receiving end of a reactor's command queue. [`ReactorHandle`]s are its sending ends.
 pub(crate) struct Commands<M> {
     remote: ReactorHandle<M>,
     receiver: Receiver<HandleCommand<M>>,
@@ -210,12 +216,13 @@ impl<M> Commands<M> {
         self.remote.clone()
     }
 
-    /// Returns the next command. Commands of one thread come in their order.
+    /// Returns the next queued command; `None` if the queue is empty. Commands of one thread come in the order of its
+    /// calls.
     pub(crate) fn next(&self) -> Option<HandleCommand<M>> {
         self.receiver.try_recv().ok()
     }
 
-    /// Notes that the reactor has finished a command, which makes room for another one.
+    /// Notes that the reactor has processed a command, so that handles may queue another one.
     pub(crate) fn done(&self) {
         self.remote.queued.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The callbacks that a program implements.
+//! The callbacks that a program implements, and the types that they receive and return.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,17 +19,17 @@ use crate::memory::list::TransferEnd;
 use crate::seam::poller::Readiness;
 use crate::security::PeerIdentity;
 
-/// A connect request of a peer. Nothing is allocated for it yet.
+/// A connect request of a peer. The reactor has not allocated anything for the connection yet.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ConnectRequest<'a> {
     /// The listener that received the request.
     pub listener: ListenerId,
-    /// Index of the listening reactor in its group; 0 without a group.
+    /// Index of the reactor that listens, in its group of reactors; 0 without a group.
     pub reactor: usize,
-    /// The peer's address.
+    /// The address of the peer that requests the connection.
     pub peer: SocketAddr,
-    /// The private data of the peer. It is not authenticated.
+    /// The private data in the peer's request. It is not authenticated, so it proves nothing about the peer.
     pub private_data: &'a [u8],
 }
 
@@ -39,23 +39,24 @@ impl<'a> ConnectRequest<'a> {
     }
 }
 
-/// The answer to a connect request.
+/// The answer of the program to a connect request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Decision {
     /// Accept the connection.
     #[default]
     Accept,
-    /// Accept the connection, and send private data to the peer: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes. If it
-    /// is longer, the reactor rejects the connection ([`crate::RejectReason::Refused`]) and logs an error.
+    /// Accept the connection, and send this private data to the peer: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    /// If the data is longer, the reactor rejects the connection instead ([`crate::RejectReason::Refused`]) and logs an
+    /// error.
     AcceptWith(Vec<u8>),
-    /// Reject the connection, and send private data to the peer: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes. If it
-    /// is longer, none is sent.
+    /// Reject the connection, and send this private data to the peer: at most [`crate::MAX_USER_PRIVATE_DATA`] bytes.
+    /// If the data is longer, the reactor sends none.
     Reject(Vec<u8>),
 }
 
-/// The callbacks of a reactor. The thread that calls [`crate::Reactor::turn`] or [`crate::Reactor::run`] runs them, one
-/// at a time. Each of them may call any method of [`Context`]. A callback that takes long delays all others. Every
-/// callback has a default, so a program implements only those that it needs:
+/// The callbacks of a reactor. The reactor calls them sequentially, on the thread that calls [`crate::Reactor::turn`]
+/// or [`crate::Reactor::run`]. Each of them may call any method of [`Context`]. A callback that takes long delays all
+/// others. Every callback has a default, so a program implements only those that it needs:
 ///
 /// | a program that | implements |
 /// |---|---|
@@ -70,12 +71,12 @@ pub enum Decision {
 /// | uses a group of reactors | also `on_place` |
 /// | uses datagrams (feature `datagram`) | also `datagrams`, which returns a `DatagramHandler` |
 ///
-/// For each connection, `on_connect` is called first. `on_disconnect` is called last and once, after every accepted
-/// send has had its `on_send_complete`. A connection that was never established has `on_connect_error` instead if the
-/// local side opened it, and no callback otherwise.
+/// For each connection, `on_connect` is the first callback, and `on_disconnect` is the last. Before `on_disconnect`,
+/// every accepted send has had its `on_send_complete`. If a connection is never established, the side that opened it
+/// gets `on_connect_error`, and the side that accepted it gets neither of these callbacks.
 ///
 /// `M` is the type of the messages that other threads send through a [`crate::ReactorHandle`]. A program without such
-/// messages leaves it out.
+/// messages omits `M`.
 ///
 /// ```
 /// use rdma_reactor::{Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor};
@@ -114,58 +115,69 @@ pub enum Decision {
 /// ```
 #[allow(unused_variables)]
 pub trait Handler<M = ()> {
-    // Messages.
+    // Messages on connections.
 
-    /// A connection is established, opened by either side. From now on the program may send.
+    /// A connection is established. Either side may have opened it. From now on the program may send.
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
-    /// A message has arrived.
+    /// A message from the peer has arrived.
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {}
 
-    /// A message or a one-sided operation has ended. Calls are in the order of sending, with two exceptions: a message
-    /// past one buffer ends when the peer has fetched it, which may be after later sends; and when the connection ends,
-    /// it may end after later sends that were not sent. With [`Config::quiet_sends`](crate::Config::quiet_sends),
-    /// messages that were copied do not cause this call, unless the peer refuses one.
+    /// The send of a message, or a one-sided operation, has ended with `outcome`. The calls are in the order of
+    /// sending, with two exceptions:
+    ///
+    /// - A message that the peer fetches (longer than one buffer) ends when the peer has fetched it. Later sends may
+    ///   end earlier.
+    /// - When the connection ends, the reactor may report later sends that were never sent before such a message.
+    ///
+    /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that were copied do not cause this call,
+    /// except if the peer refuses one.
     fn on_send_complete(&mut self, cx: &mut Context<'_>, conn: ConnectionId, send: SendId, outcome: Outcome) {}
 
-    /// One or more sends were refused with `WouldBlock`, and at least one of them would be accepted now. This is called
-    /// once after the refusals, and again after the next refusal. A queued send of another thread
-    /// ([`crate::ReactorHandle::send`]) counts as refused while it waits, so this may be called when the handler itself
-    /// has nothing to send.
+    /// The connection was not writable, and is writable again: it has refused one or more sends with `WouldBlock`, and
+    /// would accept at least one of them now. This is called once after the refusals, and again after the next refusal.
+    /// A send of another thread ([`crate::ReactorHandle::send`]) that waits counts as a refused one. So this may also
+    /// be called when the handler itself has nothing to send.
     fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {}
 
-    /// A connection has ended. The id is stale when this returns.
+    /// A connection has ended. Its id is stale when this callback returns.
     fn on_disconnect(&mut self, cx: &mut Context<'_>, conn: ConnectionId, reason: DisconnectReason) {}
 
     /// A timer of [`Context::set_timer`] has expired.
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
 
-    /// The peer offers a message past one buffer. The message is still in the peer's memory. Within this call,
-    /// [`Context::land`] has it read into the program's memory, and [`Context::refuse_offer`] refuses it. Without
-    /// either, it is delivered by `on_recv`. An offer is reported when it arrives, before earlier messages of the same
-    /// peer that are still being fetched. Messages that are sent in several buffers are not offered
+    /// The peer offers a message that is longer than one buffer. The bytes are still in the peer's memory. Within this
+    /// callback the program may answer the offer: [`Context::land`] reads the message into the program's memory, and
+    /// [`Context::refuse_offer`] refuses it. If the program does neither, the reactor fetches the message and calls
+    /// `on_recv`.
+    ///
+    /// The reactor reports an offer when it arrives. Earlier messages of the same peer may still be fetched then, and
+    /// their callbacks follow later. Messages that are sent in several buffers are not offered
     /// ([`LargeMessageSettings::eager_limit`](crate::LargeMessageSettings::eager_limit)).
     fn on_offer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered) {}
 
-    /// A message is in the memory that [`Context::land`] chose, in order with the other messages, and the region
-    /// belongs to the program again. If `result` is an error, the connection ended first, and the contents of that
-    /// memory are unspecified; this call comes before `on_disconnect`. Called once for each accepted [`Context::land`].
+    /// An offered message has arrived in the memory that [`Context::land`] chose, and the program may use the region
+    /// again. This is called once for each successful [`Context::land`], in order with the other messages. If `result`
+    /// is an error, the connection has ended before the message was complete, and the contents of that memory are
+    /// unspecified. Then `on_disconnect` follows.
     fn on_landed(&mut self, cx: &mut Context<'_>, conn: ConnectionId, offer: Offered, result: Result<(), Failure>) {}
 
-    // Connecting and accepting.
+    // Connecting and accepting connections.
 
-    /// A connection of [`Context::connect`] was not established. The id is stale when this returns.
+    /// A connection that the program has opened was not established. Its id is stale when this callback returns.
     fn on_connect_error(&mut self, cx: &mut Context<'_>, conn: ConnectionId, error: ConnectError) {}
 
-    /// A peer requests a connection. Default: accepts it.
+    /// A peer requests a connection. Returns the answer to the peer. The default accepts the connection.
     fn on_connect_request(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Decision {
         Decision::Accept
     }
 
-    /// The peer of a connection with [`crate::Security`] has proven its identity, and the program decides whether to
-    /// accept it. This is called on both sides, before `on_connect`. If it returns an error, the connection is not
-    /// established, and the text goes to the peer in the clear, at most 200 bytes of it. Nothing can be sent on the
-    /// connection yet. [`Context::postpone_judgement`] postpones the decision. Default: accepts the peer.
+    /// Decides if the program accepts the peer of a secured connection ([`crate::Security`]), which has just proven its
+    /// identity. The reactor calls this on both sides, before `on_connect`. Nothing can be sent on the connection yet.
+    /// [`Context::postpone_judgement`] postpones the decision. The default accepts the peer.
+    ///
+    /// If this returns an error, the connection is not established. The reactor sends the error's text to the peer
+    /// without encryption, at most 200 bytes.
     ///
     /// # Errors
     /// The reason why the program does not accept the peer.
@@ -175,44 +187,46 @@ pub trait Handler<M = ()> {
 
     // Remote memory.
 
-    /// The peer has written to a local region, with immediate data. Everything that the peer wrote before is in place.
+    /// The peer has written to a region of the local side, with immediate data. The bytes of this write, and of all
+    /// earlier writes of the peer, are in place.
     fn on_immediate(&mut self, cx: &mut Context<'_>, conn: ConnectionId, immediate: Immediate) {}
 
-    /// A transfer of a list ([`Context::transfer`]) has ended. This is called once for each transfer. The regions are
-    /// free again, and `end` has the list and the state of its pieces. The call comes before `on_disconnect`, also for
-    /// a transfer that ended with its connection.
+    /// A transfer of a list of pieces ([`Context::transfer`]) has ended. This is called once for each transfer, and
+    /// before `on_disconnect` if the connection ends. The program may use the regions again. `end` contains the list
+    /// and the state of its pieces.
     fn on_transfer(&mut self, cx: &mut Context<'_>, conn: ConnectionId, transfer: TransferId, end: TransferEnd) {}
 
-    // Descriptors and other threads.
+    // File descriptors, and messages of other threads.
 
-    /// A descriptor of [`Context::register_io`] has become ready. This is edge-triggered: read, write or accept until
-    /// `WouldBlock`. A program that stops earlier is not notified of the rest.
+    /// A file descriptor that [`Context::register_io`] watches has become ready. Readiness is edge-triggered: read,
+    /// write or accept until `WouldBlock`. A program that stops earlier is not called again for the remaining data.
     fn on_io_ready(&mut self, cx: &mut Context<'_>, io: IoId, readiness: Readiness) {}
 
-    /// Another thread has sent a message, see [`crate::ReactorHandle::post`]. Messages of one thread come in their
-    /// order.
+    /// Another thread has sent a message with [`crate::ReactorHandle::post`]. The messages of one thread arrive in the
+    /// order of its calls.
     fn on_wake(&mut self, cx: &mut Context<'_>, message: M) {}
 
-    // The reactor itself.
+    // Events of the reactor itself.
 
-    /// A device in use, or one of its ports, has changed. The end of a connection because of that is reported
-    /// separately, by `on_disconnect`.
+    /// A device that the reactor uses, or one of its ports, has changed. If connections end because of that,
+    /// `on_disconnect` reports each of them separately.
     fn on_device_event(&mut self, cx: &mut Context<'_>, event: &DeviceEvent) {}
 
-    /// The reactor is draining, see [`Context::drain`]. Default: closes all connections and endpoints. A handler with
-    /// work to finish sends its last messages here, and closes its connections before `deadline`; the reactor cuts off
-    /// the rest.
+    /// The reactor has begun to drain, see [`Context::drain`]. The default closes all connections and endpoints. A
+    /// handler with unfinished work sends its last messages here, and closes its connections before `deadline` has
+    /// passed. At that time the reactor aborts the remaining ones.
     fn on_drain(&mut self, cx: &mut Context<'_>, deadline: Duration) {
         cx.close_all();
     }
 
-    /// Chooses the reactor for a connect request. This is called on the listening reactor of a group, before
-    /// `on_connect_request` is called on the chosen reactor. Default: the least loaded one.
+    /// Chooses the reactor that handles a connect request. This is called on the reactor of a group that listens. Then
+    /// `on_connect_request` is called on the chosen reactor. The default chooses the least loaded one.
     fn on_place(&mut self, cx: &mut Context<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }
 
-    /// Returns the callbacks for datagrams. Default: `None`, and then received datagrams are dropped.
+    /// Returns the implementation of the callbacks for datagrams. The default returns `None`; the reactor then drops
+    /// received datagrams.
     #[cfg(feature = "datagram")]
     fn datagrams(&mut self) -> Option<&mut dyn DatagramHandler> {
         None

@@ -1,6 +1,6 @@
-//! Model checks of the state that threads share with a reactor, in every order in which the threads can run (`make
-//! loom`). The model checker reports a reactor that sleeps while a thread waits for it as a deadlock, and bytes that
-//! two threads use at the same time as a race.
+//! Model checks of the state that other threads share with a reactor (`make loom`). The model checker runs each test in
+//! every order in which the threads can interleave. It reports a deadlock if a reactor sleeps although a thread has
+//! posted, and a race if two threads access bytes at the same time.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use super::handle::{Commands, HandleCommand, HandleError, ReactorHandle};
 use crate::memory::region_memory::{RegionBytes, RegionMemory};
 use crate::seam::wake::{Wake, WakeFlag};
 
-/// A model of an eventfd that a reactor sleeps on: it stays readable until a sleep has consumed it.
+/// A model of the eventfd on which a reactor sleeps. It becomes readable on a wake-up, and stays readable until a sleep
+/// has consumed the wake-up.
 #[derive(Debug, Default)]
 struct FakeEventFd {
     readable: Mutex<bool>,
@@ -39,7 +40,8 @@ impl Wake for FakeEventFd {
     }
 }
 
-/// A model of a reactor: the parts that other threads use, with a loop that processes them as the stages of a turn do.
+/// A model of a reactor. It has the real parts that other threads use, and a loop that processes them in the order of
+/// the stages of a turn.
 struct ModelReactor {
     eventfd: Arc<FakeEventFd>,
     flag: Arc<WakeFlag>,
@@ -60,7 +62,7 @@ impl ModelReactor {
         self.commands.handle()
     }
 
-    /// Runs the stages from the sleep on. Calls `on_wake` for each message.
+    /// Runs the part of a turn that begins with the sleep. Calls `on_wake` for each message of another thread.
     fn turn(&mut self, sleeps: bool, mut on_wake: impl FnMut(u32)) {
         self.flag.enter();
         if sleeps && !self.flag.is_pending() {
@@ -78,7 +80,7 @@ impl ModelReactor {
         self.flag.leave();
     }
 
-    /// Runs a turn for a caller that sleeps on the descriptor itself between turns.
+    /// Runs a turn without a sleep, for a caller that itself sleeps on the eventfd between turns.
     fn turn_of_another_loop(&mut self) {
         self.turn(false, |_| {});
         if self.flag.is_pending() {
@@ -99,7 +101,7 @@ fn join<T>(threads: [thread::JoinHandle<T>; 2]) -> [T; 2] {
     threads.map(|thread| thread.join().unwrap())
 }
 
-/// A reactor that sleeps whenever it may receives all messages of two threads.
+/// A reactor that sleeps whenever no request is pending still receives all messages of two threads.
 #[test]
 fn every_post_wakes() {
     loom::model(|| {
@@ -112,7 +114,8 @@ fn every_post_wakes() {
     });
 }
 
-/// A callback posts to its own reactor without a system call, while another thread posts too.
+/// A callback posts to its own reactor while another thread posts too. The reactor receives all messages, although the
+/// callback's post makes no system call.
 #[test]
 fn a_callback_posts_to_its_own_reactor() {
     loom::model(|| {
@@ -131,7 +134,7 @@ fn a_callback_posts_to_its_own_reactor() {
     });
 }
 
-/// A reactor in an outer loop, which sleeps on the descriptor between turns, is woken.
+/// A program that runs the reactor in its own loop, and sleeps on the eventfd between turns, is woken by each post.
 #[test]
 fn another_loop_is_woken() {
     loom::model(|| {
@@ -145,7 +148,7 @@ fn another_loop_is_woken() {
     });
 }
 
-/// A stop takes effect, also while a message is in flight.
+/// The reactor notices a stop, even if another thread posts a message at the same time.
 #[test]
 fn a_stop_is_seen() {
     loom::model(|| {
@@ -159,7 +162,8 @@ fn a_stop_is_seen() {
     });
 }
 
-/// A queue for one message accepts one at a time, refuses the others, and accepts again after each.
+/// A queue of length 1 accepts one message at a time and refuses others. It accepts another one when the reactor has
+/// processed the first.
 #[test]
 fn a_full_queue_refuses() {
     loom::model(|| {
@@ -176,8 +180,8 @@ fn a_full_queue_refuses() {
     });
 }
 
-/// A device writes a region while the owner, on another thread, requests the bytes: the owner gets them only after the
-/// write.
+/// A device writes to a region while the owner, on another thread, asks for a reference to the bytes. The owner gets
+/// the reference only after the write has ended.
 #[test]
 fn bytes_are_lent_behind_the_write() {
     loom::model(|| {
@@ -185,18 +189,18 @@ fn bytes_are_lent_behind_the_write() {
         let memory = Arc::new(rdma_transport::mem::Memory::new(64).unwrap());
         let mut region = RegionMemory::new(RegionBytes::Own(memory), 64);
         let (_, hold) = region.lend_mut(0..8, key).unwrap();
-        // The bytes, as a cell that the model checker watches.
+        // A stand-in for the bytes of the region: a cell whose accesses the model checker observes.
         let bytes = Arc::new(UnsafeCell::new(0));
         let device = {
             let bytes = Arc::clone(&bytes);
             thread::spawn(move || {
-                // SAFETY: the model checker reports every concurrent use of the value.
+                // SAFETY: the model checker reports every concurrent access to the value.
                 bytes.with_mut(|bytes| unsafe { *bytes = 7 });
                 hold.done();
             })
         };
         if region.bytes_mut().is_some() {
-            // SAFETY: as above.
+            // SAFETY: the model checker reports every concurrent access to the value.
             assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
         }
         device.join().unwrap();

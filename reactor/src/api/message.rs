@@ -1,4 +1,5 @@
-//! Buffers that the program holds: a message during its callback, a message that is kept, a send that is being filled.
+//! Message buffers that the program holds: a received message, a message that it keeps, and a message that it fills to
+//! send.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,18 +12,18 @@ use crate::id::ConnectionId;
 use crate::limits::HEADER_LEN;
 use crate::memory::region::Region;
 
-/// A received message, in the registered buffer that it arrived in.
+/// A received message. The program reads it in the registered buffer in which it has arrived.
 ///
-/// A message derefs to its bytes. When the callback returns, the reactor posts the buffer again and returns the credit
-/// to the peer, unless [`Message::detach`] kept the message.
+/// A message dereferences to its bytes. When the callback returns, the reactor posts the buffer as a receive again, and
+/// returns the credit to the peer. It does neither if [`Message::detach`] has kept the message.
 pub struct Message<'a> {
     pub(crate) connection: ConnectionId,
     pub(crate) content: Content<'a>,
 }
 
-/// The memory that has the bytes of a message.
+/// The memory that contains the bytes of a message.
 pub(crate) enum Content<'a> {
-    /// A buffer of the pool.
+    /// A receive buffer of the pool. The message is in the bytes from `start` to `end`.
     Pooled {
         start: usize,
         end: usize,
@@ -30,22 +31,25 @@ pub(crate) enum Content<'a> {
         slabs: &'a Arc<Slabs>,
         channel: &'a Arc<ReturnChannel>,
     },
-    /// Separate memory.
+    /// Separate memory, for a message that is longer than one buffer.
     Large(LargeContent<'a>),
 }
 
-/// The separate memory of a message past one buffer.
+/// The separate memory of a message that is longer than one buffer.
 pub(crate) enum LargeContent<'a> {
-    /// Memory into which a message of several buffers was copied.
+    /// Memory into which the reactor has copied the parts of a message that arrived in several buffers.
     Joined { joined: &'a mut Option<JoinedMessage>, channel: &'a Arc<ReturnChannel> },
-    /// The region into which the message was fetched.
+    /// The region into which the reactor has fetched the message by RDMA Read.
     Region(&'a mut Option<Box<Region>>),
 }
 
 impl Message<'_> {
-    /// Keeps the message past the callback, without a copy. The peer has one credit less until the message is dropped.
-    /// A message past `Config::buffer_size` uses up `LargeMessageSettings::memory` instead; if that is used up, a
-    /// message that arrived in several buffers takes a credit for each of them.
+    /// Keeps the message after the callback has returned, without a copy. The peer has one credit less until the kept
+    /// message is dropped.
+    ///
+    /// A message that is longer than `Config::buffer_size` is in separate memory. It counts towards
+    /// `LargeMessageSettings::memory` instead, and costs no credit. If that memory is used up, a message that arrived
+    /// in several buffers costs one credit for each of them.
     #[must_use = "a message that is dropped immediately need not be detached"]
     pub fn detach(self) -> DetachedMessage {
         let content = match self.content {
@@ -88,15 +92,16 @@ impl fmt::Debug for Message<'_> {
     }
 }
 
-/// A received message that the program keeps past its callback. It can be sent to another thread. Dropping it on any
-/// thread returns the buffer to the pool and the credit to the peer. It stays readable after its connection, its device
-/// or the reactor was dropped. In that case the memory is freed with the last message or send buffer that lies in it.
+/// A received message that the program keeps after its callback. It can be moved to another thread. A drop, on any
+/// thread, returns the buffer to the pool and the credit to the peer. The message stays readable after its connection,
+/// its device or the reactor was dropped. The pool's memory then exists until its last message or send buffer is
+/// dropped.
 pub struct DetachedMessage {
     connection: ConnectionId,
     content: DetachedContent,
 }
 
-/// The memory that has the bytes of a detached message.
+/// The memory that contains the bytes of a kept message.
 enum DetachedContent {
     Pooled { start: usize, end: usize, buffer: Option<Buffer>, slabs: Arc<Slabs>, channel: Arc<ReturnChannel> },
     Joined { joined: Option<JoinedMessage>, channel: Arc<ReturnChannel> },
@@ -110,13 +115,13 @@ impl DetachedMessage {
         self.connection
     }
 
-    /// Returns the region that the message was fetched into. A message is fetched if it was longer than the peer's
-    /// [`crate::LargeMessageSettings::eager_limit`], or if there were not enough credits or send-queue slots for all
-    /// its parts. On a device with `Features::OPEN_READ_SINKS`, as on iWARP adapters, the region is a copy that is not
-    /// registered.
+    /// Returns the region into which the message was fetched. The reactor fetches a message if it is longer than the
+    /// peer's [`crate::LargeMessageSettings::eager_limit`], or if the peer had too few credits or send-queue slots to
+    /// send it in several buffers. On a device with `Features::OPEN_READ_SINKS`, such as an iWARP adapter, the region
+    /// is a copy, and is not registered.
     ///
     /// # Errors
-    /// The message, unchanged, if it arrived in one or several buffers of the pool.
+    /// The unchanged message, if it was not fetched but arrived in one or several buffers of the pool.
     pub fn into_region(mut self) -> Result<Region, Self> {
         match &mut self.content {
             DetachedContent::Region(region) => region.take().map(|region| *region).ok_or(self),
@@ -124,8 +129,9 @@ impl DetachedMessage {
         }
     }
 
-    /// Takes the buffer out if `belongs_here` says that it belongs to the calling reactor. Otherwise the drop returns
-    /// it.
+    /// Takes the buffer out of the message, if the message is in one buffer and if `belongs_here` returns true for the
+    /// buffer's return channel. Returns its pool, the buffer and the connection. Otherwise returns `None`, and the drop
+    /// of the message returns the buffer to its own reactor.
     pub(crate) fn take_buffer(
         &mut self,
         belongs_here: impl FnOnce(&ReturnChannel) -> bool,
@@ -151,7 +157,7 @@ impl Deref for DetachedMessage {
     }
 }
 
-/// Converts without a copy. The buffer returns to the pool when the last of the `Bytes` is dropped.
+/// Converts the message without a copy. The buffer returns to the pool when the last clone of the `Bytes` is dropped.
 #[cfg(feature = "bytes")]
 impl From<DetachedMessage> for bytes::Bytes {
     fn from(message: DetachedMessage) -> Self {
@@ -189,8 +195,8 @@ impl Drop for DetachedMessage {
     }
 }
 
-/// A registered buffer of the pool, to fill in place and send without a copy. Its length is 0 at first. Bytes that were
-/// not written are unspecified.
+/// A registered buffer of the pool. The program fills it in place, and sends it without a copy. Its length is 0 at
+/// first. The contents of bytes that the program has not written are unspecified.
 pub struct SendBuffer {
     len: usize,
     capacity: usize,
@@ -204,13 +210,14 @@ impl SendBuffer {
         Self { len: 0, capacity, buffer: Some(buffer), slabs, channel }
     }
 
-    /// Returns the capacity of the buffer, bytes.
+    /// Returns the largest length of a message in this buffer, in bytes.
     #[must_use]
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Sets the length of the message, bytes. A length of more than [`SendBuffer::capacity`] is reduced to it.
+    /// Sets the length of the message, in bytes. A `len` above [`SendBuffer::capacity`] sets the length to the
+    /// capacity.
     pub fn set_len(&mut self, len: usize) {
         self.len = len.min(self.capacity);
     }
@@ -219,7 +226,8 @@ impl SendBuffer {
         &self.channel
     }
 
-    /// Takes the buffer out, to send it.
+    /// Takes the pool's buffer out, to send it. Returns `None` if it was taken before. After this call, a drop returns
+    /// nothing.
     pub(crate) fn take(&mut self) -> Option<Buffer> {
         self.buffer.take()
     }
@@ -258,12 +266,12 @@ impl Drop for SendBuffer {
     }
 }
 
-/// A send that was refused, with its buffer.
+/// The error of a send that was refused. It returns the buffer to the program.
 #[derive(Debug)]
 pub struct SendError {
-    /// The reason.
+    /// The reason why the send was refused.
     pub kind: SendErrorKind,
-    /// The buffer, unchanged.
+    /// The buffer of the send, unchanged.
     pub buffer: SendBuffer,
 }
 

@@ -1,5 +1,5 @@
-//! The types that a program uses: the handler that it implements, the context of a callback, messages and buffers, and
-//! handles for other threads.
+//! The public types with which a program uses a reactor: the handler that it implements, the context that a callback
+//! receives, messages and buffers, and handles for other threads.
 
 pub(crate) mod context;
 pub(crate) mod handle;

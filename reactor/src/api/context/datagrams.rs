@@ -1,4 +1,4 @@
-//! The operations on datagram endpoints, and their callbacks.
+//! The callbacks for datagram endpoints, and the operations on them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,21 +12,24 @@ use crate::driver::Driver;
 use crate::error::{ConnectError, DisconnectReason, Error, Outcome, SendErrorKind};
 use crate::id::SendId;
 
-/// The callbacks for datagrams. [`crate::datagram`] describes datagrams. A [`crate::Handler`] that opens endpoints
-/// returns itself, or a part of itself, from its `datagrams`. Each callback may call any method of [`Context`].
+/// The callbacks for datagrams, which [`crate::datagram`] describes. If a program opens datagram endpoints,
+/// [`crate::Handler::datagrams`] of its handler returns an implementation of this trait: the handler itself or a part
+/// of it. Each callback may call any method of [`Context`].
 #[allow(unused_variables)]
 pub trait DatagramHandler {
     /// A datagram has arrived.
     fn on_datagram(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, datagram: Datagram<'_>) {}
 
-    /// A send of a datagram has ended. Called once for each accepted datagram, in the order of sending.
+    /// The send of a datagram has ended with `outcome`. This is called once for each accepted datagram, in the order of
+    /// sending.
     fn on_datagram_sent(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, send: SendId, outcome: Outcome) {}
 
-    /// A datagram was refused with `WouldBlock`, and one would be accepted now. Called once after a refusal.
+    /// A datagram can be sent again. This is called once after the endpoint has refused one or more datagrams with
+    /// `WouldBlock`, as soon as it would accept one.
     fn on_datagram_writable(&mut self, cx: &mut Context<'_>, endpoint: EndpointId) {}
 
-    /// [`DatagramContext::find_peer`] has ended. `found` is the peer to send to, or the reason why `address` cannot be
-    /// reached.
+    /// The search of [`DatagramContext::find_peer`] has ended. `found` is the peer to send to, or the reason why
+    /// `address` cannot be reached.
     fn on_peer(
         &mut self,
         cx: &mut Context<'_>,
@@ -36,8 +39,9 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// [`DatagramContext::join`] has ended. `joined` is the peer that stands for the group, or the reason why the endpoint is
-    /// not, or no longer, a member.
+    /// The attempt of [`DatagramContext::join`] to join a group has ended. If it succeeded, `joined` is the id to send to the group with.
+    /// Otherwise it is the reason why the endpoint is not a member of the group. A member that loses its membership later gets another
+    /// call.
     fn on_join(
         &mut self,
         cx: &mut Context<'_>,
@@ -47,8 +51,8 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// An endpoint has ended, together with its peers: it was closed, or its device failed or was removed. This is its
-    /// last callback; the id is stale when it returns.
+    /// An endpoint has ended: it was closed, or its device failed or was removed. The ids of its peers are stale, too.
+    /// This is the last callback of the endpoint; its id is stale when the callback returns.
     fn on_endpoint_closed(&mut self, cx: &mut Context<'_>, endpoint: EndpointId, reason: DisconnectReason) {}
 }
 
@@ -68,8 +72,8 @@ impl DatagramContext<'_> {
         self.endpoints.info(endpoint.key(self.driver.tag())?)
     }
 
-    /// Opens a datagram endpoint at an address of a device. Port 0 selects a free port, see [`DatagramContext::address`]. The
-    /// endpoint receives immediately. `on_endpoint_closed` is its last callback.
+    /// Opens a datagram endpoint at `local`, an address of an RDMA device. Port 0 selects a free port, which [`DatagramContext::address`]
+    /// returns. The endpoint receives datagrams immediately. `on_endpoint_closed` is its last callback.
     ///
     /// ```no_run
     /// use rdma_reactor::{Config, Context, Datagram, DatagramHandler, EndpointId, EndpointOptions, Handler, Reactor};
@@ -103,32 +107,36 @@ impl DatagramContext<'_> {
     /// ```
     ///
     /// # Errors
-    /// The provider or the device does not support datagrams ([`rdma_transport::Error::Unsupported`], which names it),
-    /// the address belongs to no device or is in use, the device has no free resources, or the reactor is draining.
+    /// One of these:
+    ///
+    /// - The provider or the device does not support datagrams ([`rdma_transport::Error::Unsupported`] names it).
+    /// - The address belongs to no device, or is in use.
+    /// - The device has no free resources.
+    /// - The reactor is draining.
     pub fn open(&mut self, local: SocketAddr, options: EndpointOptions) -> Result<EndpointId, Error> {
         self.endpoints.open(self.driver, local, options)
     }
 
-    /// Returns the address at which peers find an endpoint; `None` if the endpoint is closed.
+    /// Returns the address to which peers send datagrams for this endpoint; `None` if the endpoint is closed.
     #[must_use]
     pub fn address(&self, endpoint: EndpointId) -> Option<SocketAddr> {
         self.info(endpoint).map(|(address, ..)| address)
     }
 
-    /// Returns the number of an endpoint's queue pair, which some programs send as immediate data; `None` if the
-    /// endpoint is closed.
+    /// Returns the number of an endpoint's queue pair; `None` if the endpoint is closed. Some protocols send this
+    /// number to the peer as immediate data.
     #[must_use]
     pub fn qp_number(&self, endpoint: EndpointId) -> Option<u32> {
         self.info(endpoint).map(|(_, qp_number, ..)| qp_number)
     }
 
-    /// Returns the largest payload of a datagram, bytes; `None` if the endpoint is closed.
+    /// Returns the largest payload of a datagram on this endpoint, in bytes; `None` if the endpoint is closed.
     #[must_use]
     pub fn max_datagram(&self, endpoint: EndpointId) -> Option<usize> {
         self.info(endpoint).map(|(.., max)| max)
     }
 
-    /// Returns the capabilities of an endpoint's device, such as multicast; `None` if the endpoint is closed or the
+    /// Returns the capabilities of an endpoint's device, for example multicast; `None` if the endpoint is closed or the
     /// device was removed.
     #[must_use]
     pub fn capabilities(&self, endpoint: EndpointId) -> Option<Capabilities> {
@@ -137,7 +145,8 @@ impl DatagramContext<'_> {
         Some(self.driver.providers().get_of_device(index).device(device.id)?.capabilities)
     }
 
-    /// Resolves the endpoint at `address`. `on_peer` follows, with a peer to send to.
+    /// Resolves the endpoint of a peer at `address`. The reactor calls `on_peer` with the id to send to, or with an
+    /// error.
     ///
     /// ```
     /// use rdma_reactor::{Context, Datagram, DatagramHandler, EndpointId, Error, PeerId};
@@ -152,45 +161,48 @@ impl DatagramContext<'_> {
     /// ```
     ///
     /// # Errors
-    /// The endpoint is closed, or the provider returned an error. No callback follows.
+    /// The endpoint is closed, or the provider returned an error. After an error, `on_peer` is not called.
     pub fn find_peer(&mut self, endpoint: EndpointId, address: SocketAddr) -> Result<(), Error> {
         let key = self.key(endpoint)?;
         self.endpoints.find_peer(self.driver, key, address)
     }
 
-    /// Returns the sender of a received datagram as a peer to send to. This takes a system call: keep the result, by
-    /// [`Origin`], instead of calling it for each datagram, and [forget](DatagramContext::forget_peer) the peer in the end.
+    /// Returns the sender of a received datagram as a peer to send to. Each call makes a system call. To answer many datagrams of one
+    /// sender, keep the returned id, with the [`Origin`] as its key. Call [`forget_peer`](DatagramContext::forget_peer) when the id is not
+    /// needed any more.
     ///
     /// Example: [`DatagramContext::open`].
     ///
     /// # Errors
-    /// The endpoint is closed; or the datagram was sent to a group, which does not name a local address to answer from:
-    /// resolve the sender by its address instead.
+    /// The endpoint is closed, or the datagram was sent to a multicast group. A datagram to a group does not name the
+    /// local address to answer from: resolve the sender by its address instead ([`DatagramContext::find_peer`]).
     pub fn peer_of(&mut self, endpoint: EndpointId, origin: &Origin) -> Result<PeerId, Error> {
         let key = self.key(endpoint)?;
         self.endpoints.peer_of(self.driver, key, origin)
     }
 
-    /// Releases a peer. Datagrams that were accepted for it before are still sent. A stale id is ignored.
+    /// Releases a peer that is not needed any more. Datagrams to the peer that were accepted before are still sent. A
+    /// stale id is ignored.
     pub fn forget_peer(&mut self, peer: PeerId) {
         if let Some(peer) = peer.key(self.driver.tag()) {
             self.endpoints.forget_peer(self.driver, peer);
         }
     }
 
-    /// Sends a copy of `payload`. The datagram is posted at the end of the turn. `on_datagram_sent` follows.
+    /// Sends a copy of `payload` to a peer. The reactor posts the datagram at the end of the turn, and calls
+    /// `on_datagram_sent` when the send has ended.
     ///
     /// Example: [`DatagramContext::open`].
     ///
     /// # Errors
-    /// `TooLong`; `NoPeer` if the peer does not belong to this endpoint; `Closed`; `WouldBlock`, after which
+    /// `TooLong`; `NoPeer` if the peer was not found through this endpoint; `Closed`; `WouldBlock`, after which
     /// `on_datagram_writable` follows once.
     pub fn send(&mut self, endpoint: EndpointId, peer: PeerId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let key = self.key(endpoint).map_err(|_| SendErrorKind::Closed)?;
         self.endpoints.send(self.driver, key, peer, payload, None)
     }
 
-    /// As [`DatagramContext::send`], with 32 bits of immediate data.
+    /// Sends a copy of `payload` like [`DatagramContext::send`], with 32 bits of immediate data.
     ///
     /// ```
     /// use rdma_reactor::{Context, EndpointId, PeerId, SendErrorKind};
@@ -202,7 +214,7 @@ impl DatagramContext<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`DatagramContext::send`].
+    /// The errors of [`DatagramContext::send`].
     pub fn send_with_immediate(
         &mut self,
         endpoint: EndpointId,
@@ -214,8 +226,8 @@ impl DatagramContext<'_> {
         self.endpoints.send(self.driver, key, peer, payload, Some(immediate))
     }
 
-    /// Joins a multicast group. `on_join` follows, with the peer that stands for the group. Datagrams to the group are
-    /// received from then on.
+    /// Joins a multicast group. The reactor calls `on_join` with the id to send to the group with, or with an error.
+    /// After a success, the endpoint receives the datagrams that are sent to the group.
     ///
     /// ```
     /// use rdma_reactor::{Context, EndpointId, Error};
@@ -235,7 +247,8 @@ impl DatagramContext<'_> {
         self.endpoints.join(self.driver, key, group)
     }
 
-    /// Leaves a group, or cancels joining it. No `on_join` follows. The group's peer is forgotten.
+    /// Leaves a multicast group, or cancels an attempt to join it. `on_join` is not called. The id of the group is
+    /// stale afterwards.
     ///
     /// Example: [`DatagramContext::join`].
     ///
@@ -246,8 +259,8 @@ impl DatagramContext<'_> {
         self.endpoints.leave(self.driver, key, group)
     }
 
-    /// Closes an endpoint after all accepted datagrams were sent, within `Timeouts::close`. `on_endpoint_closed`
-    /// follows. Nothing is received any more. A stale id is ignored.
+    /// Closes an endpoint. The reactor first sends all accepted datagrams, for at most `Timeouts::close`, and then
+    /// calls `on_endpoint_closed`. The endpoint receives no more datagrams. A stale id is ignored.
     pub fn close(&mut self, endpoint: EndpointId) {
         if let Some(key) = endpoint.key(self.driver.tag()) {
             self.endpoints.end(self.driver, key, DisconnectReason::Local { complete: false }, false);

@@ -1,4 +1,4 @@
-//! Messages past one buffer that are read into the program's own memory.
+//! Offered messages, which are read directly into the program's own memory. They are longer than one buffer.
 
 use std::ops::Range;
 
@@ -8,10 +8,11 @@ use crate::id::{ConnectionId, OfferId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Has an offered message read into a region, from `offset` on, without a copy by this library. It is called within
-    /// [`Handler::on_offer`](crate::Handler::on_offer). [`Handler::on_landed`](crate::Handler::on_landed) follows once,
-    /// and until then the region is lent. A region that is dropped before that is deregistered afterwards. The memory
-    /// does not count towards the library's budget for large messages.
+    /// Accepts an offered message into a region, from `offset` on. The device reads the bytes from the peer's memory
+    /// directly into the region. Call this within [`Handler::on_offer`](crate::Handler::on_offer). The reactor calls
+    /// [`Handler::on_landed`](crate::Handler::on_landed) once, when the message has arrived or the connection has
+    /// ended. Until then the region is lent: the program can drop it, but it is deregistered only afterwards. The
+    /// memory does not count towards [`crate::LargeMessageSettings::memory`].
     ///
     /// ```
     /// use rdma_reactor::{
@@ -64,12 +65,13 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// - [`SendErrorKind::NoOffer`] outside of the offer's `on_offer`, and if it was answered before.
+    /// - [`SendErrorKind::NoOffer`] if the call is not within `on_offer` for this offer, or if the offer was answered
+    ///   before.
     /// - [`SendErrorKind::OutOfBounds`] if the message does not fit into the region from `offset` on.
-    /// - [`SendErrorKind::Unsupported`] on a secured connection, whose messages have to be decrypted first.
-    /// - [`SendErrorKind::NotASink`] and [`SendErrorKind::ForeignRegion`] as for a read.
+    /// - [`SendErrorKind::Unsupported`] on a secured connection, because the reactor has to decrypt the message first.
+    /// - [`SendErrorKind::NotASink`] and [`SendErrorKind::ForeignRegion`] for the same reasons as [`Context::read`].
     ///
-    /// After an error, the offer can still be answered.
+    /// After an error, the program can still answer the offer in another way.
     pub fn land(
         &mut self,
         conn: ConnectionId,
@@ -80,22 +82,22 @@ impl Context<'_> {
         self.driver.land(conn, offer, region, offset)
     }
 
-    /// Refuses an offered message, within [`Handler::on_offer`](crate::Handler::on_offer). The message is not read, and
-    /// its send ends as [`Outcome::Refused`](crate::Outcome::Refused) at the peer.
+    /// Refuses an offered message. Call this within [`Handler::on_offer`](crate::Handler::on_offer). The reactor does
+    /// not read the message, and the peer's send ends with [`Outcome::Refused`](crate::Outcome::Refused).
     ///
     /// Example: [`Context::land`].
     ///
     /// # Errors
-    /// [`SendErrorKind::NoOffer`] as for [`Context::land`]; [`SendErrorKind::Unsupported`] if the peer has a version
-    /// without refusals.
+    /// [`SendErrorKind::NoOffer`] for the same reasons as [`Context::land`]; [`SendErrorKind::Unsupported`] if the peer
+    /// runs a version of this library that has no refusals.
     pub fn refuse_offer(&mut self, conn: ConnectionId, offer: OfferId) -> Result<(), SendErrorKind> {
         self.driver.refuse_offer(conn, offer)
     }
 
-    /// Sends a part of a region as a message that the peer reads from there, even if it is short, with a tag that the
-    /// peer's [`Handler::on_offer`](crate::Handler::on_offer) receives. `on_send_complete` follows when the peer has
-    /// read it, and until then these bytes are lent. A peer with a version without tags receives the message without
-    /// one.
+    /// Offers a part of a region as a message, even if it is short. The peer's device reads the message directly from
+    /// the region. The peer's [`Handler::on_offer`](crate::Handler::on_offer) receives `tag`. The reactor calls
+    /// `on_send_complete` when the peer has read the message; until then the program cannot change these bytes. If the
+    /// peer runs a version of this library without tags, it receives the message without the tag.
     ///
     /// Example: [`Context::land`].
     ///

@@ -1,4 +1,4 @@
-//! Remote memory: regions, and one-sided operations on them.
+//! Regions of memory that peers can access, and the one-sided operations: RDMA Read, RDMA Write and atomics.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -16,10 +16,11 @@ use crate::memory::material::{Material, PreparedRegion, RegionMaker};
 use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 
 impl Context<'_> {
-    /// Registers `len` bytes of zeroed memory with the device of a connection: 1 byte up to the limit of the device. A
-    /// peer has only the access that `options` give. The region outlives the connection; the rights of its peer do not.
-    /// On a device this call **blocks** while the memory is pinned, for about a quarter of a second per gibibyte. So
-    /// register once and use often; for large memory see [`Context::region_maker`].
+    /// Registers `len` bytes of zeroed memory with the device of a connection. `len` is 1 up to the limit of the
+    /// device. The options say which access the peer has. The region may outlive the connection; the rights of the peer
+    /// end with the connection. On an RDMA device this call **blocks** while the system pins the memory, about a
+    /// quarter of a second per gibibyte. So register once and use the region often. For large memory see
+    /// [`Context::region_maker`].
     ///
     /// ```
     /// use rdma_reactor::{
@@ -72,34 +73,35 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The connection does not exist any more, the provider does not support the options, or the system refuses. If the
-    /// reason is the limit on locked memory, the error says how to raise it.
+    /// The connection does not exist any more, the provider does not support the options, or the system refuses to
+    /// register the memory. If the reason is the limit on locked memory, the error says how to raise it.
     pub fn register(&mut self, conn: ConnectionId, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = options.memory(len)?;
         self.driver.register(conn, Material::Own(memory, len), options)
     }
 
-    /// As [`Context::register`], on the device that has the address `local` of this host. No connection is needed, so a
-    /// server can register its memory before the first client connects. Rights of peers need
-    /// [`RegionOptions::any_peer`]. With `ProviderChoice::Auto` the address selects the provider, as that of a listener
-    /// does. The embedded provider accepts any address.
+    /// Registers memory like [`Context::register`], but on the device that has the address `local` of this host. This
+    /// needs no connection, so a server can register its memory before the first client connects. Options that give
+    /// rights to peers must include [`RegionOptions::any_peer`]. With `ProviderChoice::Auto` the address selects the
+    /// provider, as the address of a listener does. The embedded provider accepts any address.
     ///
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Error::NoPeer`] for rights without `any_peer`; [`Error::Transport`] for an address that belongs to no RDMA
-    /// device; [`Error::Drained`]; as [`Context::register`].
+    /// [`Error::NoPeer`] if the options give rights to peers without `any_peer`; [`Error::Transport`] if no RDMA device
+    /// has the address; [`Error::Drained`]; the errors of [`Context::register`].
     pub fn register_at(&mut self, local: IpAddr, len: usize, options: &RegionOptions) -> Result<Region, Error> {
         let memory = options.memory(len)?;
         self.driver.register_at(local, Material::Own(memory, len), options)
     }
 
-    /// As [`Context::register`], for memory of the program. The region owns it from now on.
+    /// Registers the memory of a vector, like [`Context::register`] does for new memory. The region owns the memory
+    /// from now on.
     ///
     /// Example: [`Context::read`].
     ///
     /// # Errors
-    /// As [`Context::register`]; the memory is freed.
+    /// The errors of [`Context::register`]. After an error, the memory is freed.
     pub fn register_vec(
         &mut self,
         conn: ConnectionId,
@@ -111,11 +113,14 @@ impl Context<'_> {
         self.driver.register(conn, Material::Own(memory, len), options)
     }
 
-    /// As [`Context::register`], for memory that the program keeps a share of, and that others may use as well: a
-    /// memory file that other processes map (`Memory::new_file` and `Memory::map_file` of [`crate::transport`]), or
-    /// memory of another library (`Memory::from_raw`). The bytes of such a region are never borrowed, only copied:
-    /// [`Region::bytes`] returns `None`. The region releases its share when the region was dropped and its last
-    /// operation has ended; then `Arc::strong_count` is one less.
+    /// Registers memory that the program shares with the region, for example:
+    ///
+    /// - a memory file that other processes map (`Memory::new_file` and `Memory::map_file` of [`crate::transport`]);
+    /// - memory of another library (`Memory::from_raw`).
+    ///
+    /// The program can only copy the bytes of such a region: [`Region::bytes`] returns `None`, because others may
+    /// change the bytes at any time. The region releases its share of the memory, so `Arc::strong_count` decreases by
+    /// one, when the region was dropped and its last operation has ended. Otherwise as [`Context::register`].
     ///
     /// ```
     /// use std::sync::Arc;
@@ -130,7 +135,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::register`].
+    /// The errors of [`Context::register`].
     pub fn register_memory(
         &mut self,
         conn: ConnectionId,
@@ -140,13 +145,14 @@ impl Context<'_> {
         self.driver.register(conn, Material::Shared(memory), options)
     }
 
-    /// As [`Context::register_memory`], on the device that has the address `local` of this host, without a connection,
-    /// as [`Context::register_at`]. It is for memory that several reactors of a program register, each on its device.
+    /// Registers shared memory like [`Context::register_memory`], but on the device that has the address `local` of
+    /// this host, without a connection. Use this if several reactors of a program register the same memory, each on its
+    /// device.
     ///
     /// Example: [the guide](crate::guide::remote_memory).
     ///
     /// # Errors
-    /// As [`Context::register_at`].
+    /// The errors of [`Context::register_at`].
     pub fn register_memory_at(
         &mut self,
         local: IpAddr,
@@ -156,9 +162,10 @@ impl Context<'_> {
         self.driver.register_at(local, Material::Shared(memory), options)
     }
 
-    /// As [`Context::register_memory`], for `len` bytes at `base`, which the program has allocated by other means. The
-    /// address and the length are multiples of 8. Also returns a share of the memory. The bytes belong to the program
-    /// alone again when the region was dropped and `Arc::strong_count` of the share is 1.
+    /// Registers `len` bytes at `base`, which the program has allocated by other means. The address and the length must
+    /// be multiples of 8. Returns the region and a share of the memory. When the region was dropped and
+    /// `Arc::strong_count` of the share is 1, the library does not use the bytes any more. Otherwise as
+    /// [`Context::register_memory`].
     ///
     /// ```
     /// use std::ptr::NonNull;
@@ -176,12 +183,14 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::register`]; the address or the length is not a multiple of 8.
+    /// The errors of [`Context::register`]. Also if the address or the length is not a multiple of 8.
     ///
     /// # Safety
-    /// The rules of [`Memory::from_raw`] apply. Until the bytes belong to the program alone again, they stay mapped for
-    /// reading and writing. Until then the program accesses them only through the region, through the share, or with
-    /// atomic operations on whole aligned words of 8 bytes.
+    /// The rules of [`Memory::from_raw`] apply. As long as the library uses the bytes:
+    ///
+    /// - The bytes stay mapped for reading and writing.
+    /// - The program accesses them only through the region, through the share, or with atomic operations on whole
+    ///   aligned words of 8 bytes.
     pub unsafe fn register_raw(
         &mut self,
         conn: ConnectionId,
@@ -189,16 +198,17 @@ impl Context<'_> {
         len: usize,
         options: &RegionOptions,
     ) -> Result<(Region, Arc<Memory>), Error> {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller of `register_raw` promises that the rules of `Memory::from_raw` hold.
         let memory = unsafe { Memory::from_raw(base, len) };
         let memory = Arc::new(memory.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?);
         Ok((self.register_memory(conn, Arc::clone(&memory), options)?, memory))
     }
 
-    /// As [`Context::register`], for `len` bytes of a dma-buf from `offset` on: memory of a GPU or another device,
-    /// which its driver has exported. Operations read and write it like any region, and messages can be sent from it
-    /// ([`Context::send_region`]). The program cannot access the bytes, so [`Region::copy_to`] and similar methods
-    /// panic. The descriptor may be closed afterwards.
+    /// Registers `len` bytes of a dma-buf, beginning at `offset`. A dma-buf is memory of a GPU or another device that
+    /// its driver has exported. One-sided operations read and write such a region like any other, and
+    /// [`Context::send_region`] can send messages from it. The program cannot access the bytes, so [`Region::copy_to`]
+    /// and similar methods panic. The program may close the descriptor after this call. Otherwise as
+    /// [`Context::register`].
     ///
     /// ```
     /// use std::os::fd::BorrowedFd;
@@ -212,8 +222,8 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::register`]; `Unsupported` names the provider or device that does not support such regions. The
-    /// embedded provider, siw and rxe do not.
+    /// The errors of [`Context::register`]. `Unsupported` names the provider or device that does not support a dma-buf,
+    /// such as the embedded provider, siw and rxe.
     pub fn register_dmabuf(
         &mut self,
         conn: ConnectionId,
@@ -225,10 +235,10 @@ impl Context<'_> {
         self.driver.register(conn, Material::DmaBuf(buffer, offset, len), options)
     }
 
-    /// Returns a [`RegionMaker`], which prepares regions with these options on other threads, for the device of a
-    /// connection. So the slow part, such as pinning gigabytes, does not block the loop. [`Context::adopt`] makes a
-    /// region of the result, without blocking. On the embedded provider registration takes no time, and happens in
-    /// `adopt`.
+    /// Returns a [`RegionMaker`]: other threads use it to prepare regions with these options, for the device of a
+    /// connection. So the slow part, such as pinning gigabytes, does not block the reactor's thread. [`Context::adopt`]
+    /// then makes a region of the prepared memory, without blocking. On the embedded provider registration takes no
+    /// time, so [`Context::adopt`] does all of it.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -275,32 +285,34 @@ impl Context<'_> {
         self.driver.region_maker(conn, options.clone())
     }
 
-    /// Makes a region of memory that a [`RegionMaker`] of this reactor has prepared for the device of a connection. The
-    /// peer of this connection gets the rights of the options.
+    /// Makes a region of memory that a [`RegionMaker`] of this reactor has prepared for the device of this connection.
+    /// The peer of the connection gets the rights of the [`RegionOptions`] that the maker was created with.
     ///
     /// Example: [`Context::region_maker`].
     ///
     /// # Errors
-    /// [`Error::ForeignDevice`] for another device or reactor; as [`Context::register`].
+    /// [`Error::ForeignDevice`] if the memory was prepared for another device or reactor; the errors of
+    /// [`Context::register`].
     pub fn adopt(&mut self, conn: ConnectionId, prepared: PreparedRegion) -> Result<Region, Error> {
         self.driver.adopt(conn, prepared)
     }
 
-    /// Revokes the rights of all peers to a region, immediately. After `Ok`, no peer's access touches the memory, with
-    /// one exception: a device with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) places the
-    /// rest of the frame that it is placing. A peer that tries to access the region gets an error, and loses its
-    /// connection. Revoking twice is harmless.
+    /// Revokes the rights of all peers to a region, immediately. A peer that tries to access the region afterwards gets
+    /// an error and loses its connection. After `Ok`, no access of a peer changes the memory, with one exception: a
+    /// device with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) completes the frame that it
+    /// is placing. Revoking twice is harmless.
     ///
     /// # Errors
-    /// The device failed to invalidate the key, or cannot invalidate keys: peers may go on using the memory until the
-    /// region is dropped and deregistered ([`crate::MemoryStats::unrevoked`]). [`Error::Gone`]: the region belongs to
-    /// another reactor, or its device was removed without releasing it.
+    /// The device failed to invalidate the remote key, or cannot invalidate keys. Peers may then access the memory
+    /// until the region is dropped and deregistered; [`crate::MemoryStats::unrevoked`] counts these errors.
+    /// [`Error::Gone`]: the region belongs to another reactor, or its device was removed without releasing it.
     pub fn revoke(&mut self, region: &Region) -> Result<(), Error> {
         self.driver.revoke(region)
     }
 
-    /// Reads the beginning of `remote` into `range` of `local`. `on_send_complete` follows, in the order of sends. If
-    /// it reports [`crate::Outcome::Sent`], the bytes are in place. A read uses no credit.
+    /// Reads from the beginning of `remote` as many bytes as `range` has, into `range` of `local`. The reactor calls
+    /// `on_send_complete` for the read, in the order of sends. If it reports [`crate::Outcome::Sent`], the bytes are in
+    /// `local`. A read uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{
@@ -354,7 +366,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
+    /// See [`SendErrorKind`]. After `WouldBlock`, `on_writable` follows once.
     pub fn read(
         &mut self,
         conn: ConnectionId,
@@ -365,7 +377,8 @@ impl Context<'_> {
         self.driver.read(conn, remote, &mut [(local, range)])
     }
 
-    /// As [`Context::read`], into several consecutive ranges: 1 to 4, and no more than `Config::send_depth`.
+    /// Reads from the beginning of `remote` into 1 to 4 ranges, and fills them in the order of the list. The number of
+    /// ranges must not exceed `Config::send_depth`. Otherwise as [`Context::read`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -383,7 +396,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::read`].
+    /// The errors of [`Context::read`].
     pub fn read_vectored(
         &mut self,
         conn: ConnectionId,
@@ -393,9 +406,9 @@ impl Context<'_> {
         self.driver.read(conn, remote, locals)
     }
 
-    /// Writes `range` of `local` to the beginning of `remote`. `on_send_complete` follows when the memory of `local` is
-    /// free again. The peer gets no notice; a message that is sent afterwards arrives after the bytes are in place. A
-    /// write uses no credit.
+    /// Writes `range` of `local` to the beginning of `remote`. The reactor calls `on_send_complete` when the program
+    /// may change `local` again. The peer is not notified; a message that is sent afterwards arrives after the bytes
+    /// are in place. A write uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -408,7 +421,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::read`].
+    /// The errors of [`Context::read`].
     pub fn write(
         &mut self,
         conn: ConnectionId,
@@ -419,7 +432,7 @@ impl Context<'_> {
         self.driver.write(conn, remote, &[(local, range)], None)
     }
 
-    /// As [`Context::write`], from several consecutive ranges: 1 to 4.
+    /// Writes 1 to 4 ranges to the beginning of `remote`, one behind the other. Otherwise as [`Context::write`].
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -436,7 +449,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::read`].
+    /// The errors of [`Context::read`].
     pub fn write_vectored(
         &mut self,
         conn: ConnectionId,
@@ -446,14 +459,16 @@ impl Context<'_> {
         self.driver.write(conn, remote, locals, None)
     }
 
-    /// As [`Context::write`]. In addition, the peer's `on_immediate` is called with 32 bits when the bytes are in
-    /// place. It uses a credit, as a message does. If the device has no such operation, the reactor sends a write and a
-    /// small message instead, which needs a `Config::send_depth` of at least 2.
+    /// Writes like [`Context::write`], and notifies the peer: its `on_immediate` receives the 32 bits of `immediate`
+    /// when the bytes are in place. The operation uses a credit, as a message does. Some devices have no Write with
+    /// Immediate. On these the reactor sends a write and a small message instead, which needs a `Config::send_depth` of
+    /// at least 2.
     ///
     /// Example: [`Context::register`].
     ///
     /// # Errors
-    /// As [`Context::read`]; with [`crate::Framing::Raw`], `Unsupported` if the device has no such operation.
+    /// The errors of [`Context::read`]. With [`crate::Framing::Raw`] also `Unsupported`, if the device has no Write
+    /// with Immediate.
     pub fn write_with_immediate(
         &mut self,
         conn: ConnectionId,
@@ -465,8 +480,9 @@ impl Context<'_> {
         self.driver.write(conn, remote, &[(local, range)], Some(immediate))
     }
 
-    /// Atomically replaces the 8 bytes at the beginning of `remote` by `swap` if they equal `expected`. The old value
-    /// is stored at `offset` of `local`; read it with [`Region::load`] after `on_send_complete`.
+    /// Atomically compares the 8 bytes at the beginning of `remote` with `expected`, and replaces them by `swap` if
+    /// they are equal. The device stores their old value at `offset` of `local`. Read it with [`Region::load`] after
+    /// `on_send_complete`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -484,8 +500,8 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::read`]; `Unsupported` if the device has no atomics; `Misaligned` if the 8 bytes do not begin at a
-    /// multiple of 8 on both sides.
+    /// The errors of [`Context::read`]. Also `Unsupported` if the device has no atomics, and `Misaligned` if the
+    /// address of the 8 bytes is not a multiple of 8 on both sides.
     pub fn compare_swap(
         &mut self,
         conn: ConnectionId,
@@ -499,8 +515,8 @@ impl Context<'_> {
         self.driver.atomic(conn, remote, (local, offset), op, SendKind::CompareSwap)
     }
 
-    /// Atomically adds `add` to the 8 bytes at the beginning of `remote`. The old value is stored as with
-    /// [`Context::compare_swap`].
+    /// Atomically adds `add` to the 8 bytes at the beginning of `remote`. The device stores their old value at `offset`
+    /// of `local`. Read it with [`Region::load`] after `on_send_complete`.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, RemoteRegion, SendErrorKind};
@@ -517,7 +533,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::compare_swap`].
+    /// The errors of [`Context::compare_swap`].
     pub fn fetch_add(
         &mut self,
         conn: ConnectionId,
@@ -530,8 +546,9 @@ impl Context<'_> {
         self.driver.atomic(conn, remote, (local, offset), op, SendKind::FetchAdd)
     }
 
-    /// Fences the next send of any kind: it waits until the reads and atomics before it have completed. Without a
-    /// fence, a write may be executed before the response to an earlier read is in place (RFC 5040, section 5.5).
+    /// Fences the next send of any kind: the device does not begin it before all earlier reads and atomics of the
+    /// connection have completed. Without a fence, the device may execute a write before the response to an earlier
+    /// read has arrived (RFC 5040, section 5.5).
     pub fn fence(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().fence_next());
     }

@@ -1,4 +1,4 @@
-//! Sending messages, and flow control.
+//! Operations that send messages, and flow control.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,10 +11,13 @@ use crate::id::{ConnectionId, SendId};
 use crate::memory::region::Region;
 
 impl Context<'_> {
-    /// Sends a copy of `payload`, which may be empty. The message is posted at the end of the turn. `on_send_complete`
-    /// follows. A message that is longer than [`Context::buffer_size`] is sent in several buffers if it is not longer
-    /// than [`crate::LargeMessageSettings::eager_limit`] and if there are credits and send-queue slots for all of them.
-    /// Any other one is copied to separate memory, from which the peer fetches it.
+    /// Sends a copy of `payload`, which may be empty. The reactor posts the message at the end of the turn, and calls
+    /// `on_send_complete` when the send has ended. A message that is longer than [`Context::buffer_size`] is sent in
+    /// one of two ways:
+    ///
+    /// - In several buffers of the peer, if it is not longer than [`crate::LargeMessageSettings::eager_limit`], and if
+    ///   there are enough credits and send-queue slots for all of them.
+    /// - Otherwise the reactor copies it to separate memory, and the peer fetches it from there by RDMA Read.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, Config, ConnectionId, Context, Handler, Message, ProviderChoice, Reactor, SendErrorKind};
@@ -69,20 +72,21 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
+    /// See [`SendErrorKind`]. After `WouldBlock`, `on_writable` follows once.
     #[inline]
     pub fn send(&mut self, conn: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         self.driver.send(conn, payload)
     }
 
-    /// Returns a registered buffer of the pool, to fill and send without a copy. `None` if the connection is not open,
-    /// or the pool has reached `Config::max_memory`.
+    /// Returns a registered buffer of the pool, which the program fills and then sends without a copy. Returns `None`
+    /// if the connection is not open, or if the pool has reached `Config::max_memory`.
     pub fn buffer(&mut self, conn: ConnectionId) -> Option<SendBuffer> {
         let (capacity, buffer, slabs, channel) = self.driver.send_buffer_for(conn)?;
         Some(SendBuffer::new(capacity, buffer, slabs, channel))
     }
 
-    /// Sends a buffer of [`Context::buffer`]. The message is posted at the end of the turn. `on_send_complete` follows.
+    /// Sends a buffer that [`Context::buffer`] has returned, without a copy. The reactor posts the message at the end
+    /// of the turn, and calls `on_send_complete` when the send has ended.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context};
@@ -100,9 +104,9 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::send`]; the error has the buffer. `ForeignBuffer` for a buffer of another reactor or device, or of
-    /// this device before it failed or was removed.
-    // The error returns the buffer by value, on purpose.
+    /// The errors of [`Context::send`]. `ForeignBuffer` if the buffer belongs to another reactor or device, or to this
+    /// device before it failed or was removed. The error contains the buffer.
+    // The error is large because it contains the buffer, which the program may need again.
     #[allow(clippy::result_large_err)]
     pub fn send_buffer(&mut self, conn: ConnectionId, mut buffer: SendBuffer) -> Result<SendId, SendError> {
         let len = buffer.len();
@@ -113,11 +117,13 @@ impl Context<'_> {
         sent.unwrap_or(Err(SendErrorKind::Closed)).map_err(|kind| SendError { kind, buffer })
     }
 
-    /// Sends a part of a region without a copy. If the message is longer than [`Context::buffer_size`], the region must
-    /// be registered with [`crate::Access::REMOTE_READ`] for this peer or for any, because the peer may fetch the
-    /// message: it fetches messages that are longer than [`crate::LargeMessageSettings::eager_limit`], and those for
-    /// which there are not enough credits or send-queue slots. The memory is lent to the device for reading until
-    /// `on_send_complete`.
+    /// Sends a part of a region without a copy. The device reads the memory until `on_send_complete`; the program
+    /// cannot change it before that.
+    ///
+    /// A message that is longer than [`Context::buffer_size`] may be fetched by the peer. The peer fetches it if it is
+    /// longer than [`crate::LargeMessageSettings::eager_limit`], or if there are not enough credits or send-queue
+    /// slots. So the region of such a message must be registered with [`crate::Access::REMOTE_READ`], for this peer or
+    /// for any peer.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Region, SendErrorKind};
@@ -129,7 +135,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// See [`SendErrorKind`]; after `WouldBlock`, `on_writable` follows once.
+    /// See [`SendErrorKind`]. After `WouldBlock`, `on_writable` follows once.
     pub fn send_region(
         &mut self,
         conn: ConnectionId,
@@ -139,10 +145,10 @@ impl Context<'_> {
         self.driver.send_region(conn, region, range)
     }
 
-    /// Appends bytes to the last message that is not posted yet, or to a new one. It is for byte streams, in which
-    /// message boundaries have no meaning. `fill` receives a slice of at least one byte in a registered buffer, and
-    /// returns the number of bytes that it has written there. The buffer is posted at the end of the turn. Returns the
-    /// number of bytes written. Nothing is sent if that is 0.
+    /// Appends bytes to the last message that is not posted yet, or to a new message. Use this for byte streams, in
+    /// which message boundaries have no meaning. `fill` receives a slice of at least one byte in a registered buffer,
+    /// writes there, and returns the number of bytes written. `append` returns the same number. If it is 0, nothing is
+    /// sent. The reactor posts the buffer at the end of the turn.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind};
@@ -159,7 +165,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::send`]; then `fill` is not called.
+    /// The errors of [`Context::send`]. After an error, `fill` was not called.
     pub fn append(
         &mut self,
         conn: ConnectionId,
@@ -168,8 +174,8 @@ impl Context<'_> {
         self.driver.input(conn, |conn, env| conn.append(fill, env)).unwrap_or(Err(SendErrorKind::Closed))
     }
 
-    /// Releases a message that [`crate::Message::detach`] kept. Unlike a drop, it returns the buffer immediately, not
-    /// in the next turn. A message of another reactor is dropped.
+    /// Releases a message that [`crate::Message::detach`] has kept. A drop of the message would return its buffer to
+    /// the pool in the next turn; this call returns it immediately. A message of another reactor is dropped.
     #[inline]
     pub fn release(&mut self, mut message: DetachedMessage) {
         let driver = &mut *self.driver;
@@ -178,8 +184,9 @@ impl Context<'_> {
         }
     }
 
-    /// Calls `begin`. Each message that `begin` sends on the connection causes `on_send_complete`, also with
-    /// [`crate::Config::quiet_sends`]. Sends that are not copied always do.
+    /// Calls `begin`, and returns its result. Each message that `begin` sends on the connection causes
+    /// `on_send_complete`, even with [`crate::Config::quiet_sends`]. Sends of regions, which are not copied, cause it
+    /// always.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, SendErrorKind, SendId};
@@ -196,10 +203,11 @@ impl Context<'_> {
         result
     }
 
-    /// Requests `on_writable` for when `missing` is available again, as after a send that was refused for that reason.
-    /// For [`Blocked::Queue`] that means free slots of the send queue; for every other reason it means that a message
-    /// is accepted. It is for programs that call [`Context::writable`] or [`Context::free_slots`] before they send.
-    /// Returns `false` if the connection is not open; then no call follows.
+    /// Requests a call of `on_writable` when `missing` is available again, as if a send had been refused for that
+    /// reason. Use this in programs that call [`Context::writable`] or [`Context::free_slots`] before they send. For
+    /// [`Blocked::Queue`] the call follows when the send queue has free slots. For every other reason it follows when
+    /// `send` would accept a message. Returns `true` if the call will follow, and `false` if the connection is not
+    /// open.
     ///
     /// ```
     /// use rdma_reactor::{Blocked, ConnectionId, Context};
@@ -218,21 +226,21 @@ impl Context<'_> {
         self.driver.input(conn, |conn, env| conn.await_room(need, env)).unwrap_or(false)
     }
 
-    /// Returns the number of free slots in a connection's send queue. A read needs one for each range that it fills.
-    /// Most other operations, and messages in one buffer, need one. [`Context::writable`] also considers the peer's
-    /// window.
+    /// Returns the number of free slots in a connection's send queue; 0 if the connection is not open. A read needs one
+    /// slot for each range that it fills. Most other operations, and a message in one buffer, need one slot. A message
+    /// also needs a credit of the peer: [`Context::writable`] considers both.
     #[must_use]
     pub fn free_slots(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.places())
     }
 
-    /// Returns the number of messages of at most [`Context::buffer_size`] bytes that `send` accepts now.
+    /// Returns the number of messages that `send` would accept now, each of at most [`Context::buffer_size`] bytes.
     #[must_use]
     pub fn writable(&self, conn: ConnectionId) -> usize {
         self.driver.connections().get(conn).map_or(0, |slot| slot.conn.writable())
     }
 
-    /// Returns `true` if `send` accepts a message of `len` bytes now.
+    /// Returns `true` if `send` would accept a message of `len` bytes now.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context};
@@ -249,45 +257,51 @@ impl Context<'_> {
         self.driver.is_writable_for(conn, len)
     }
 
-    /// Returns the largest message that the peer accepts in one buffer, bytes; `None` before `on_connect` and after
-    /// `on_disconnect`.
+    /// Returns the length of the largest message that the peer accepts in one buffer, in bytes. Returns `None` before
+    /// `on_connect` and after `on_disconnect`.
     #[must_use]
     pub fn buffer_size(&self, conn: ConnectionId) -> Option<usize> {
         self.driver.announced(conn).map(|conn| conn.terms().buffer_size)
     }
 
-    /// Returns the largest message that the peer accepts, bytes; `None` before `on_connect` and after `on_disconnect`.
+    /// Returns the length of the largest message that the peer accepts, in bytes, in one buffer or not. Returns `None`
+    /// before `on_connect` and after `on_disconnect`.
     #[must_use]
     pub fn max_message(&self, conn: ConnectionId) -> Option<u64> {
         let terms = self.driver.announced(conn)?.terms();
         Some(terms.max_message.max(terms.buffer_size as u64))
     }
 
-    /// Sends the next message in one buffer, or the next write with immediate data, as a solicited event, which wakes a
-    /// peer that armed its completion queue for solicited completions only. It is for peers that use plain verbs;
-    /// reactors arm for all completions.
+    /// Marks the next message in one buffer, or the next write with immediate data, as a solicited event. It wakes a
+    /// peer that has armed its completion queue for solicited completions only, as a program with plain verbs may do. A
+    /// peer that is a reactor does not need this, because it arms its queues for all completions.
     pub fn solicit(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
     }
 
-    /// Gathers the sends of a connection over several turns, until [`Context::flush`]. A program that knows that more
-    /// sends follow gets fewer and longer chains. The gathered sends are posted earlier, in one chain, if they fill
-    /// half of the send queue, if a send was refused, if the reactor has to send a control message (credits, keepalive,
-    /// a large message), or if the connection is closed. The connection stays corked after that. Ignored if the
-    /// connection does not exist any more.
+    /// Holds back the sends of a connection until [`Context::flush`], if necessary over several turns. The reactor then
+    /// posts them in one chain, which costs fewer doorbells. Use this if more sends will follow. The reactor posts the
+    /// chain earlier in these cases:
+    ///
+    /// - The sends fill half of the send queue.
+    /// - A send was refused.
+    /// - The reactor has to send a control message: credits, a keepalive, or a part of a large message's protocol.
+    /// - The connection is closed.
+    ///
+    /// The connection stays corked after an earlier post. Ignored if the connection does not exist any more.
     pub fn cork(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.cork());
     }
 
-    /// Posts the sends of a connection immediately, not at the end of the turn, and ends [`Context::cork`]. This costs
-    /// one doorbell. It is for sends that cannot wait for the rest of a long callback. Ignored if the connection does
-    /// not exist any more.
+    /// Posts the sends of a connection immediately, instead of at the end of the turn, and ends [`Context::cork`]. This
+    /// costs one doorbell. Use this for sends that cannot wait until a long callback returns. Ignored if the connection
+    /// does not exist any more.
     pub fn flush(&mut self, conn: ConnectionId) {
         self.driver.post_sends_of(conn);
     }
 
-    /// Returns the time during which sends of a connection were refused: the sum of all periods from a first refusal to
-    /// the `on_writable` that followed. `None` if the connection does not exist any more.
+    /// Returns the total time during which the connection refused sends: the sum of all periods from a refusal to the
+    /// `on_writable` that followed. Returns `None` if the connection does not exist any more.
     #[must_use]
     pub fn stall_time(&self, conn: ConnectionId) -> Option<Duration> {
         self.driver.connections().get(conn).map(|slot| slot.conn.stall_time(self.driver.now()))

@@ -1,5 +1,5 @@
-//! The operations of a callback, by noun: connections and listeners here, [`messages`], [`memory`], [`landing`],
-//! [`transfers`], [`time`], and datagrams in `DatagramContext`.
+//! The operations that a callback may call. This file has those on connections, listeners and the reactor. The other
+//! files: [`messages`], [`memory`], [`landing`], [`transfers`], [`time`], and datagrams in `DatagramContext`.
 
 #[cfg(feature = "datagram")]
 mod datagrams;
@@ -25,9 +25,9 @@ use crate::options::{ConnectOptions, ListenOptions};
 use crate::security::PeerIdentity;
 use crate::stats::Stats;
 
-/// The operations of a reactor, in a callback or from [`crate::Reactor::context`]. No method calls a callback: the
-/// events that it causes are reported later, from the loop. No method blocks, except those that register memory or open
-/// connections on devices, as their documentation says.
+/// The operations of a reactor, for use in a callback or through [`crate::Reactor::context`]. No method calls a
+/// callback directly: the reactor's loop reports the resulting events later. No method blocks, except those that
+/// register memory or open connections on devices, as their documentation says.
 #[derive(Debug)]
 pub struct Context<'a> {
     pub(crate) driver: &'a mut Driver,
@@ -35,17 +35,17 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    // Listening.
+    // Operations on listeners.
 
-    /// Listens on an address. Port 0 selects a free port, see [`Context::local_address`].
+    /// Listens for connections on an address. Port 0 selects a free port; [`Context::local_address`] returns it.
     ///
     /// # Errors
-    /// The address is in use or does not belong to this host; the reactor is draining.
+    /// The address is in use or does not belong to this host, or the reactor is draining.
     pub fn listen(&mut self, address: SocketAddr) -> Result<ListenerId, Error> {
         self.driver.listen(address, ListenOptions::default())
     }
 
-    /// As [`Context::listen`], with options.
+    /// Listens like [`Context::listen`], with options.
     ///
     /// ```
     /// use rdma_reactor::{Config, ListenOptions, ProviderChoice, Reactor};
@@ -59,7 +59,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::listen`]; an option is out of its range.
+    /// The errors of [`Context::listen`]. Also if an option is out of its range.
     pub fn listen_with(&mut self, address: SocketAddr, options: ListenOptions) -> Result<ListenerId, Error> {
         self.driver.listen(address, options)
     }
@@ -75,9 +75,10 @@ impl Context<'_> {
         self.driver.close_listener(listener);
     }
 
-    /// Accepts a connection by exchange on `stream`, as if a listener for exchange ([`ListenOptions::exchange`]) had accepted the stream.
-    /// `stream` is a stream socket, of TCP or another kind. The connection owns it from now on, and makes it non-blocking. The reactor
-    /// calls `on_connect_request` when the peer has sent its request. The peer has 10 s for that.
+    /// Accepts a connection on `stream`, a stream socket of TCP or another kind that the program has accepted itself. Both sides exchange
+    /// the parameters of their queue pairs over the stream, as with a listener that has [`ListenOptions::exchange`]. The connection owns
+    /// the descriptor from now on, and makes it non-blocking. The peer has 10 s to send its request; then the reactor calls
+    /// `on_connect_request`.
     ///
     /// ```
     /// use std::os::unix::net::UnixStream;
@@ -91,23 +92,25 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The descriptor is no stream socket; the listener is gone, or does not listen for exchange.
+    /// The descriptor is no stream socket, the listener is closed, or the listener does not have
+    /// [`ListenOptions::exchange`].
     pub fn accept_over(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
         self.driver.look_at_clock();
         self.driver.take_stream(listener, stream)
     }
 
-    // Connections.
+    // Operations on connections.
 
-    /// Opens a connection. `on_connect` or `on_connect_error` follows.
+    /// Opens a connection to `peer`. The reactor calls `on_connect` when the connection is established, or
+    /// `on_connect_error`.
     ///
     /// # Errors
-    /// A limit has been reached, or the provider returned an error. No callback follows.
+    /// A limit has been reached, or the provider returned an error. After an error, no callback follows.
     pub fn connect(&mut self, peer: SocketAddr) -> Result<ConnectionId, Error> {
         self.connect_with(peer, ConnectOptions::default())
     }
 
-    /// As [`Context::connect`], with options.
+    /// Opens a connection like [`Context::connect`], with options.
     ///
     /// ```
     /// use rdma_reactor::{Config, ConnectOptions, ProviderChoice, Reactor};
@@ -125,16 +128,16 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::connect`]; the private data is too long, an option is out of its range, or the provider cannot
-    /// choose the source address.
+    /// The errors of [`Context::connect`]. Also if the private data is too long, an option is out of its range, or the
+    /// provider cannot choose the source address.
     pub fn connect_with(&mut self, peer: SocketAddr, options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.connect_any(&[peer], options)
     }
 
-    /// Opens a connection by exchange over a stream that the program has connected, such as one through a proxy or a Unix
-    /// socket. The peer's program passes the other end to [`Context::accept_over`]. The descriptor must be a stream socket. It
-    /// is made non-blocking, and belongs to the connection from now on. Name the device ([`ConnectOptions::exchange`]) if the
-    /// stream has no address of it.
+    /// Opens a connection over a stream that the program has connected, such as a Unix socket or a stream through a proxy. Both sides
+    /// exchange the parameters of their queue pairs over this stream. The program of the peer passes the other end of the stream to
+    /// [`Context::accept_over`]. The descriptor must be a stream socket. The connection owns it from now on, and makes it non-blocking. If
+    /// no address of the stream identifies the device, name the device with [`ConnectOptions::exchange`].
     ///
     /// ```
     /// use std::os::unix::net::UnixStream;
@@ -148,18 +151,20 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::connect_with`]. Also if the descriptor is no stream socket, and if no provider connects by exchange, or
-    /// none has the port.
+    /// The errors of [`Context::connect_with`]. Also if the descriptor is no stream socket, if no provider supports such connections, or if
+    /// no RDMA device has the requested port.
     pub fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.driver.look_at_clock();
         self.driver.connect_over(stream, options)
     }
 
-    /// Opens a connection to the first address of a peer that works, such as those of its adapters. If an address is
-    /// refused, unreachable or silent for `Timeouts::attempt`, the next one is tried, under the same id; the last one
-    /// has `Timeouts::connect`. If the peer itself rejects the connection, no other address is tried. `on_connect`
-    /// follows, and [`Context::peer_address`] returns the address that worked; or `on_connect_error` follows, with the
-    /// error of the last address.
+    /// Opens a connection to the first of several addresses of one peer that works, such as the addresses of its
+    /// adapters. The reactor tries the addresses in order, under one connection id. It tries the next one if an address
+    /// is refused, unreachable or silent for `Timeouts::attempt`. The last address has `Timeouts::connect`. If the peer
+    /// itself rejects the connection, the reactor tries no other address.
+    ///
+    /// If an address works, the reactor calls `on_connect`, and [`Context::peer_address`] returns that address.
+    /// Otherwise it calls `on_connect_error`, with the error of the last address.
     ///
     /// ```
     /// use rdma_reactor::{ConnectOptions, ConnectionId, Context, Error};
@@ -172,17 +177,19 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::connect_with`]; [`Error::NoAddress`] if `peers` is empty.
+    /// The errors of [`Context::connect_with`]. Also [`Error::NoAddress`] if `peers` is empty.
     pub fn connect_any(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.driver.look_at_clock();
         self.driver.connect(peers, options)
     }
 
-    /// As [`Context::connect_any`], for the name of a host, such as `localhost` or `storage.example.org`, or an address
-    /// in text form. Another thread looks the name up (`getaddrinfo`(3)), four names at a time. The addresses are tried
-    /// sequentially in the order in which the system returns them, except that IPv6 and IPv4 alternate (RFC 8305,
-    /// section 4). [`Context::peer_address`] is `0.0.0.0` until the name is resolved. If the name is unknown,
-    /// `on_connect_error` follows with [`crate::ConnectError::Lookup`]; if it is not resolved in time, with
+    /// Opens a connection to the first address of a host that works, like [`Context::connect_any`]. `host` is a name,
+    /// such as `localhost` or `storage.example.org`, or an address in text form. Another thread resolves the name
+    /// (`getaddrinfo`(3)), at most four names at a time. The reactor tries the addresses in the order in which the
+    /// system returns them, except that IPv6 and IPv4 alternate (RFC 8305, section 4).
+    ///
+    /// [`Context::peer_address`] is `0.0.0.0` until the name is resolved. If the name is unknown, `on_connect_error`
+    /// reports [`crate::ConnectError::Lookup`]. If the name is not resolved in time, it reports
     /// [`crate::ConnectError::Timeout`].
     ///
     /// ```
@@ -194,84 +201,88 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::connect_with`], except for errors of the provider; [`Error::Lookup`] if the system cannot start a
-    /// thread.
+    /// The errors of [`Context::connect_with`] that do not come from a provider. Also [`Error::Lookup`] if the system
+    /// cannot start a thread.
     pub fn connect_host(&mut self, host: &str, port: u16, options: ConnectOptions) -> Result<ConnectionId, Error> {
         self.driver.look_at_clock();
         self.driver.connect_host(host, port, options)
     }
 
-    /// Closes a connection after all accepted sends were sent, for which there is `Timeouts::close`. `on_send_complete`
-    /// reports for each whether it was. `on_disconnect` follows. No message is delivered any more, not even one that
-    /// the peer has sent before. A stale id is ignored.
+    /// Closes a connection. The reactor first sends the accepted sends, for at most `Timeouts::close`. It calls
+    /// `on_send_complete` for each of them, with an outcome that says if the send succeeded, and then `on_disconnect`.
+    /// From now on the reactor delivers no message of this connection, not even one that the peer has sent before. A
+    /// stale id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
         self.driver.look_at_clock();
         self.driver.close(conn);
     }
 
-    /// Closes a connection immediately. Accepted sends may not be sent. Otherwise as [`Context::close`].
+    /// Closes a connection immediately. Sends that were accepted and not sent yet may be discarded. Otherwise as
+    /// [`Context::close`].
     pub fn abort(&mut self, conn: ConnectionId) {
         self.driver.abort(conn);
     }
 
-    /// Closes every connection as [`Context::close`] does, and every endpoint as `DatagramContext::close` does.
+    /// Closes every connection like [`Context::close`], and every datagram endpoint like `DatagramContext::close`.
     pub fn close_all(&mut self) {
         self.driver.look_at_clock();
         self.endpoints.close_all(self.driver, false);
         self.driver.close_all();
     }
 
-    /// Returns the connections that have had `on_connect` but not yet `on_disconnect`.
+    /// Returns the ids of the established connections: those that have had `on_connect` but not yet `on_disconnect`.
     pub fn connection_ids(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         let announced = |slot: &&crate::driver::table::ConnectionSlot| slot.conn.state().is_announced();
         self.driver.connections().iter().filter(announced).map(|slot| slot.conn.id())
     }
 
-    /// Returns the number of connections in any state.
+    /// Returns the number of all connections of this reactor: established, being opened, and being closed.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.driver.connections().len()
     }
 
-    /// Returns the address of the peer; `None` if the connection does not exist any more.
+    /// Returns the address of a connection's peer; `None` if the connection does not exist any more.
     #[must_use]
     pub fn peer_address(&self, conn: ConnectionId) -> Option<SocketAddr> {
         self.driver.connections().get(conn).map(|slot| slot.conn.peer())
     }
 
-    /// Returns the listener that accepted a connection. It may be closed, or belong to another reactor of the group.
-    /// `None` if the connection does not exist any more, or was opened by the local side.
+    /// Returns the listener that accepted a connection. The listener may be closed by now, or belong to another reactor
+    /// of the group. Returns `None` if the local side opened the connection, or if the connection does not exist any
+    /// more.
     #[must_use]
     pub fn listener(&self, conn: ConnectionId) -> Option<ListenerId> {
         self.driver.connections().get(conn)?.conn.listener()
     }
 
-    /// Returns the private data that the peer sent while connecting; empty if there was none or the connection does not
-    /// exist any more.
+    /// Returns the private data that the peer sent with its connect request or its answer. Returns an empty slice if
+    /// the peer sent none, or if the connection does not exist any more.
     #[must_use]
     pub fn private_data(&self, conn: ConnectionId) -> &[u8] {
         self.driver.announced(conn).map_or(&[], |conn| conn.private_data())
     }
 
-    /// Returns the identity that the peer of a secured connection has proven. `None` without [`crate::Security`],
-    /// before [`crate::Handler::on_identity`], and if the connection does not exist any more.
+    /// Returns the identity that the peer of a secured connection has proven. Returns `None` without
+    /// [`crate::Security`], before [`crate::Handler::on_identity`], and if the connection does not exist any more.
     #[must_use]
     pub fn identity(&self, conn: ConnectionId) -> Option<&PeerIdentity> {
         self.driver.identity(conn)
     }
 
-    /// Postpones the decision of [`crate::Handler::on_identity`], within which it is called. The `Ok` that
-    /// `on_identity` returns is ignored, and [`Context::judge`] decides later. Until then the connection is not
-    /// established. It ends after `Timeouts::handshake`, or after `Timeouts::connect` on the side that connects.
+    /// Postpones the decision about the peer's identity. Call this within [`crate::Handler::on_identity`]; the reactor
+    /// then ignores the `Ok` that `on_identity` returns. The connection is established only after [`Context::judge`]
+    /// accepts the peer. If no decision is made in time, the connection ends: after `Timeouts::connect` on the side
+    /// that connects, and after `Timeouts::handshake` on the other.
     ///
     /// Example: [`Context::judge`].
     pub fn postpone_judgement(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.postpone_judgement());
     }
 
-    /// Makes the decision that [`Context::postpone_judgement`] has postponed, with the same meaning as the result of
-    /// [`crate::Handler::on_identity`]. Returns `false` if the connection waits for no decision: it does not exist any
-    /// more, is ending, or has had its decision.
+    /// Makes the decision that [`Context::postpone_judgement`] has postponed. `answer` has the meaning of the result of
+    /// [`crate::Handler::on_identity`]. Returns `true` if the decision was pending. Returns `false` if the connection
+    /// does not exist any more, is ending, or has had its decision already.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, Handler, PeerIdentity};
@@ -294,15 +305,15 @@ impl Context<'_> {
         self.driver.input(conn, |conn, env| conn.judged_late(answer.err(), env)).unwrap_or(false)
     }
 
-    /// Attaches a number to a connection. Ignored if the connection does not exist any more.
+    /// Attaches a number of the program's choice to a connection. Ignored if the connection does not exist any more.
     ///
     /// Example: [`Context::connect_with`].
     pub fn set_user(&mut self, conn: ConnectionId, value: u64) {
         self.driver.input(conn, |conn, _| conn.set_user(value));
     }
 
-    /// Returns the number that is attached to a connection, 0 at first; `None` if the connection does not exist any
-    /// more.
+    /// Returns the number that [`Context::set_user`] has attached to a connection, or 0 if none was attached. Returns
+    /// `None` if the connection does not exist any more.
     #[must_use]
     pub fn user(&self, conn: ConnectionId) -> Option<u64> {
         self.driver.connections().get(conn).map(|slot| slot.conn.user())
@@ -329,14 +340,15 @@ impl Context<'_> {
         self.driver.carrier(conn)
     }
 
-    // The reactor.
+    // Operations on the reactor itself.
 
-    /// Returns the same context with a shorter lifetime, to pass on.
+    /// Returns the same context with a shorter lifetime, to pass to another function by value.
     pub fn reborrow(&mut self) -> Context<'_> {
         Context { driver: self.driver, endpoints: self.endpoints }
     }
 
-    /// Returns the time at which this turn began to call back, or a later one.
+    /// Returns the reactor's current time. The reactor reads the clock when a turn begins to call callbacks, and not
+    /// for each call of this method, so the result may lie behind the clock.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.driver.now()
@@ -350,10 +362,10 @@ impl Context<'_> {
     }
 
     /// Drains the reactor. From now on it accepts no connection. Open connections continue, with messages and timers,
-    /// until [`crate::Handler::on_drain`] or the program closes them; the default `on_drain` closes all of them
-    /// immediately. [`crate::Reactor::run`] returns when none is left. After `deadline`, counted in whole milliseconds
-    /// from now, the reactor cuts off the remaining connections and endpoints, each with its usual last callback, and
-    /// nothing new can be opened. Ignored if the reactor is draining already.
+    /// until [`crate::Handler::on_drain`] or the program closes them. The default `on_drain` closes all of them
+    /// immediately. [`crate::Reactor::run`] returns when all connections have ended. After `deadline`, counted in whole
+    /// milliseconds from now, the reactor aborts the remaining connections and endpoints, each with its usual last
+    /// callback. Then nothing new can be opened. Ignored if the reactor is draining already.
     pub fn drain(&mut self, deadline: Duration) {
         self.driver.want_drain(deadline);
     }

@@ -1,4 +1,4 @@
-//! Timers, and descriptors that the program registers.
+//! Timers, and file descriptors that the program registers.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,8 +11,9 @@ use crate::seam::poller::Interest;
 use crate::seam::timer::FOREVER;
 
 impl Context<'_> {
-    /// Sets a timer: `on_timer` is called once with `token`, after `delay` from now, however long the callback has run
-    /// already. While the reactor sleeps, the resolution is about a millisecond.
+    /// Sets a timer. The reactor calls `on_timer` once, with `token`, when `delay` has passed since this call. The time
+    /// that the current callback has already taken does not count. While the reactor sleeps, the resolution is about a
+    /// millisecond.
     ///
     /// ```
     /// use std::time::Duration;
@@ -44,25 +45,28 @@ impl Context<'_> {
     pub fn set_timer(&mut self, delay: Duration, token: u64) -> TimerId {
         self.driver.look_at_clock();
         let now = self.driver.now();
-        // A delay beyond the range of the clock never expires.
+        // The sum overflows for a very long delay: such a timer never expires.
         let at = now.checked_add(delay).unwrap_or(now + FOREVER);
         let key = self.driver.timers_mut().insert(at, TimerPurpose::Program(token));
-        // An outer loop that is waiting has to query the deadline again.
+        // A program that embeds the reactor in its own loop may be waiting for an older deadline. It must query the new
+        // one.
         self.driver.ring();
         TimerId::new(self.driver.tag(), key)
     }
 
-    /// Cancels a timer. Returns `false` if it has expired, was cancelled, or belongs to another reactor.
+    /// Cancels a timer. Returns `true` if it was pending. Returns `false` if it has expired, was cancelled before, or
+    /// belongs to another reactor.
     pub fn cancel_timer(&mut self, timer: TimerId) -> bool {
         let Some(key) = timer.key(self.driver.tag()) else { return false };
         self.driver.timers_mut().cancel(key).is_some()
     }
 
-    /// Watches a descriptor of the program, such as a socket of std or mio, a pipe or a timerfd, edge-triggered:
-    /// `on_io_ready` follows. The descriptor must be non-blocking. On each call, read or write until `WouldBlock`: a
-    /// program that stops earlier is not notified of the rest. A call may be spurious.
+    /// Watches a file descriptor of the program, such as a socket of std or mio, a pipe or a timerfd. The reactor calls
+    /// `on_io_ready` when it becomes ready. The descriptor must be non-blocking. Readiness is edge-triggered: on each
+    /// call, read or write until `WouldBlock`. A program that stops earlier is not called again for the remaining data.
+    /// A call may be spurious.
     ///
-    /// The descriptor still belongs to the program. Call [`Context::deregister_io`] before closing it.
+    /// The program still owns the descriptor. It must call [`Context::deregister_io`] before it closes the descriptor.
     ///
     /// ```
     /// use std::io::{ErrorKind, Read, Write};
@@ -108,7 +112,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// The system's error: the descriptor is registered already, or is a regular file, which `epoll`(7) does not
+    /// The system's error: the descriptor is registered already, or it is a regular file, which `epoll`(7) does not
     /// support. `InvalidInput` if `interest` is empty.
     pub fn register_io(&mut self, source: &impl AsFd, interest: Interest) -> io::Result<IoId> {
         let tag = self.driver.tag();
@@ -116,8 +120,8 @@ impl Context<'_> {
         os.io.add(&mut *os.poller, source.as_fd(), interest).map(|key| IoId::new(tag, key))
     }
 
-    /// Stops watching a descriptor. No `on_io_ready` follows. Returns `false` if the descriptor was not watched any
-    /// more.
+    /// Stops watching a file descriptor. `on_io_ready` is not called for it any more. Returns `true` if the descriptor
+    /// was watched until now, and `false` otherwise.
     pub fn deregister_io(&mut self, io: IoId) -> bool {
         let Some(key) = io.key(self.driver.tag()) else { return false };
         let os = self.driver.os_mut();

@@ -1,4 +1,4 @@
-//! Transfers: reads and writes of lists of pieces, with one callback at the end.
+//! Transfers: each reads or writes a list of pieces of memory, and has one callback at its end.
 
 use super::Context;
 use crate::error::SendErrorKind;
@@ -6,16 +6,18 @@ use crate::id::{ConnectionId, TransferId};
 use crate::memory::list::{Piece, Transfer, TransferOptions};
 
 impl Context<'_> {
-    /// Reads or writes a list of pieces. [`Handler::on_transfer`](crate::Handler::on_transfer) follows once, within the
-    /// time of the options plus `Timeouts::flush`, with the list and the state of its pieces. `on_send_complete` is not
-    /// called.
+    /// Reads or writes a list of pieces. The reactor calls [`Handler::on_transfer`](crate::Handler::on_transfer) once,
+    /// with the list and the state of its pieces. The call follows at the latest when the time of the options plus
+    /// `Timeouts::flush` has passed. `on_send_complete` is not called for a transfer.
     ///
-    /// The list waits outside of the send queue, and its posted pieces use at most two thirds of the queue. So a list
-    /// is never refused because the queue is full, and messages and lists of other connections make progress in the
-    /// meantime. The list takes the memory of `pieces`, 40 bytes each. The lists of a connection are posted in the
-    /// order of these calls. Only the message of the options is in order with the pieces: other messages and operations
-    /// may overtake them. The regions are lent until the end. If the program closes the connection, the reactor
-    /// finishes the list first, within `Timeouts::close`.
+    /// The list waits outside of the send queue, and its posted pieces use at most two thirds of the queue. So the
+    /// reactor never refuses a list because the queue is full, and messages make progress in the meantime. The list
+    /// uses the memory of `pieces`, 40 bytes for each.
+    ///
+    /// The reactor posts the lists of one connection in the order of these calls. Other messages and operations may
+    /// overtake the pieces; only the notification of the options arrives after them. The regions are lent until
+    /// `on_transfer`. If the program closes the connection, the reactor finishes the list first, within
+    /// `Timeouts::close`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -85,7 +87,7 @@ impl Context<'_> {
     /// ```
     ///
     /// # Errors
-    /// See [`SendErrorKind`]; never `WouldBlock`. All pieces are checked here, and none is posted if one is wrong.
+    /// See [`SendErrorKind`], but never `WouldBlock`. All pieces are checked here. If one is wrong, none is posted.
     pub fn transfer(
         &mut self,
         conn: ConnectionId,
@@ -96,9 +98,9 @@ impl Context<'_> {
         self.driver.transfer(conn, transfer, pieces, options)
     }
 
-    /// Stops posting pieces of a transfer. `on_transfer` follows when the posted pieces have ended, with
-    /// [`Done`](crate::TransferOutcome::Done) if all pieces were posted already. Returns `false` if there is no such
-    /// transfer or it has ended.
+    /// Cancels a transfer: the reactor posts no more of its pieces, and calls `on_transfer` when the posted pieces have
+    /// ended. If all pieces were posted already, the outcome is [`Done`](crate::TransferOutcome::Done). Returns `false`
+    /// if the transfer has ended, or if the connection has no such transfer.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, TransferId};
