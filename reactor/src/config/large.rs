@@ -1,28 +1,31 @@
-//! Settings of messages past one buffer.
+//! Settings of messages that are longer than one buffer.
 
-/// The settings of messages past one buffer; see [`Config::large_messages`](crate::Config::large_messages).
+/// The settings of messages that are longer than one buffer ([`Config::buffer_size`](crate::Config::buffer_size)).
+/// Change them with [`Config::large_messages`](crate::Config::large_messages).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LargeMessageSettings {
-    /// Largest message that this reactor accepts, bytes, rounded up to whole KiB: 0 to 1 TiB, at most `memory`. A
-    /// message that fits into one buffer ([`Config::buffer_size`](crate::Config::buffer_size)) is always accepted. A
-    /// longer one arrives in several buffers (`eager_limit`), or the reactor fetches it from the sender's memory by
-    /// RDMA Read. Either way it is delivered as one message. Default: 64 MiB.
+    /// Length of the largest message that this reactor accepts, in bytes, rounded up to whole KiB. Range: 0 to 1 TiB,
+    /// and at most `memory`. A message that fits into one buffer ([`Config::buffer_size`](crate::Config::buffer_size))
+    /// is always accepted. A longer message arrives in several buffers (see `eager_limit`), or the reactor fetches it
+    /// from the sender's memory by RDMA Read. The program receives one message in both cases. Default: 64 MiB.
     pub max_message: u64,
-    /// Largest message that this reactor sends in several buffers of the peer, bytes, if the peer's window and the send
-    /// queue have room for all of it. The peer puts the parts together by a copy. Every other message past the peer's
-    /// [`Config::buffer_size`](crate::Config::buffer_size) is offered, and the peer fetches it, which takes two more
-    /// messages and a Read. 0 offers all of them. Default: 256 KiB.
+    /// Length of the largest message that this reactor sends in several buffers of the peer, in bytes. It does so only
+    /// if the peer's window and the send queue have room for all parts; the peer then copies the parts together. The
+    /// peer fetches every other message that is longer than its [`Config::buffer_size`](crate::Config::buffer_size). A
+    /// fetch costs two more messages and an RDMA Read. With 0, the peer fetches all of them. Default: 256 KiB.
     pub eager_limit: usize,
-    /// Memory for messages past [`Config::buffer_size`](crate::Config::buffer_size), bytes. One such amount is for
-    /// messages that are being fetched or kept here, and a second one is for copies of messages that peers have yet to
-    /// fetch. Messages for which there is no memory wait. Default: 256 MiB.
+    /// Memory for messages that are longer than [`Config::buffer_size`](crate::Config::buffer_size), in bytes. The
+    /// reactor uses up to this much for messages that it fetches, or that the program keeps. It uses up to the same
+    /// amount again for copies of messages that peers have yet to fetch. Messages for which there is no memory wait.
+    /// Default: 256 MiB.
     pub memory: usize,
-    /// Memory of messages past [`Config::buffer_size`](crate::Config::buffer_size) that stays registered when they are
-    /// done, bytes, so that later messages of similar length need no registration. It is in addition to `memory`, in at
-    /// most 256 blocks. A block is returned to the system if it was not needed for
-    /// [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if other memory cannot be registered without that. A
-    /// block may be longer than its message by an eighth. 0 keeps nothing. Default: 256 MiB.
+    /// Memory that stays registered after a message longer than [`Config::buffer_size`](crate::Config::buffer_size) has
+    /// ended, in bytes. Later messages of similar length then need no registration. This memory is in addition to
+    /// `memory`, and consists of at most 256 blocks. A block is longer than its message by at most an eighth or one
+    /// page, whichever is more. The reactor releases a block in two cases: no message has used it for
+    /// [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or registering other memory fails without that. With 0, the
+    /// reactor keeps no blocks. Default: 256 MiB.
     pub cache: usize,
 }
 

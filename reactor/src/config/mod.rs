@@ -1,4 +1,4 @@
-//! The settings of a reactor, each with a default and a range.
+//! The settings of a reactor. Each setting has a default and a range.
 
 mod completions;
 mod large;
@@ -17,28 +17,29 @@ use crate::error::Error;
 use crate::limits::{BUFFER_ALIGN, CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW, buffer_len};
 use crate::security::Security;
 
-/// The choice of the provider that carries the connections.
+/// The provider that carries the connections: RDMA devices, or the embedded provider, which needs none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProviderChoice {
-    /// RDMA devices, and the embedded provider for addresses that they do not reach. The reactor logs which one it
-    /// uses, and why, at `info`.
+    /// Both RDMA devices and the embedded provider, which carries the connections to addresses that no device reaches.
+    /// The reactor logs at `info` which of them it uses, and why.
     ///
-    /// - A listener on an unspecified address accepts connections of both.
+    /// - A listener on an unspecified address, such as `0.0.0.0`, accepts connections on RDMA devices and on the
+    ///   embedded provider.
     /// - A connection uses the embedded provider if no device resolves the address within [`Timeouts::resolve`].
-    /// - Without devices or their libraries, only the embedded provider is used.
-    /// - On the embedded provider, a connection to a process of the same host and the same user moves from TCP to
-    ///   memory that both processes map, if both use `Auto` or `Shm`. [`IwarpConfig::shared_memory`] can turn that off.
-    ///   If the reactor cannot verify these conditions, the connection stays on TCP, and the reactor logs the reason at
-    ///   `debug`.
+    /// - If the host has no devices, or lacks their libraries, the reactor uses only the embedded provider.
+    /// - A connection of the embedded provider begins on TCP. It moves to memory that both processes map if the peer is
+    ///   on the same host and runs as the same user, and if both sides use `Auto` or `Shm`.
+    ///   [`IwarpConfig::shared_memory`] can turn that off. If the reactor cannot verify these conditions, the
+    ///   connection stays on TCP, and the reactor logs the reason at `debug`.
     #[default]
     Auto,
     /// Only RDMA devices, through librdmacm and libibverbs.
     Verbs,
-    /// Only the embedded provider: iWARP in user space over TCP, also for peers on the same host.
+    /// Only the embedded provider with iWARP over TCP in user space, even for peers on the same host.
     Iwarp,
-    /// Only the embedded provider, for peers of the same host and the same user, in memory that both processes map.
-    /// Other peers cannot be reached, and are rejected.
+    /// Only the embedded provider with memory that both processes map, for peers on the same host that run as the same
+    /// user. Connections to other peers fail, and connections of other peers are rejected.
     Shm,
 }
 
@@ -46,35 +47,37 @@ pub enum ProviderChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Polls before sleeping if measurements show that it pays. It has nearly the latency of `Spin` while messages
-    /// follow each other closely, and the processor time of `Event` while they do not. Polling takes at most half of a
-    /// processor more than sleeping would have.
+    /// Polls before sleeping when the reactor's measurements show that polling pays. While messages follow each other
+    /// closely, the latency is nearly that of `Spin`. At other times, the use of processor time is nearly that of
+    /// `Event`. Polling uses at most half of a processor more than sleeping would use.
     #[default]
     Adaptive,
-    /// Sleeps immediately. It takes no processor time while idle, and each burst has the latency of a wake-up.
+    /// Sleeps immediately when there is no work. The reactor uses no processor time while idle, but the first message
+    /// after each sleep has the latency of a wake-up.
     Event,
-    /// Polls for this long before sleeping. It has the lowest latency, and takes one core while messages keep arriving.
-    /// Polling yields the core to other runnable threads every 50 us, so two reactors that share a core do not wait for
-    /// each other's time slices to end.
+    /// Polls for this duration before sleeping. This has the lowest latency, and occupies one core while messages keep
+    /// arriving. Polling yields the core to other runnable threads every 50 us. So two reactors that share a core do
+    /// not wait until the other's time slice ends.
     Spin(Duration),
 }
 
-/// The format of messages.
+/// The format of the messages on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Framing {
-    /// Messages with a header and credits. Both ends must use this library.
+    /// Messages with a header, and with credits for flow control. Both sides must use this library.
     #[default]
     Credits,
-    /// Messages without a header, for peers that use plain verbs. There is no flow control and no keepalive: a side
-    /// that sends more messages than the peer has receives for loses the connection. There is no goodbye either: on an
-    /// iWARP device (siw) a close may lose messages that the peer has not received yet, so the side that receives the
-    /// last message should close.
+    /// Messages without a header, for peers that use plain verbs. There is no flow control and no keepalive. A side
+    /// that sends a message for which the peer has posted no receive loses the connection.
+    ///
+    /// There is no goodbye message before a close either. On an iWARP device (siw), a close may lose messages that the
+    /// peer has not received yet. So the side that receives the last message should close.
     Raw,
 }
 
-/// The settings of a reactor. Start from [`Config::default`] or a preset, and change the settings that matter.
-/// [`crate::Reactor::new`] checks them.
+/// The settings of a reactor. Start from [`Config::default`] or a preset such as [`Config::latency`], and change the
+/// settings that matter. [`crate::Reactor::new`] checks all of them.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub(crate) provider: ProviderChoice,
@@ -134,8 +137,8 @@ impl Default for Config {
     }
 }
 
-/// Returns the defaults of the embedded provider in a reactor. The extensions are on, because the reactors' greetings
-/// negotiate them.
+/// Returns the embedded provider's defaults within a reactor. Its protocol extensions are on, because the greetings of
+/// two reactors negotiate them.
 fn embedded_defaults() -> IwarpConfig {
     let mut defaults = IwarpConfig::default();
     (defaults.extensions, defaults.shared_memory) = (true, SharedMemoryPolicy::Prefer);
@@ -144,29 +147,29 @@ fn embedded_defaults() -> IwarpConfig {
 
 impl Config {
     /// Returns settings for the lowest latency of small messages. The reactor polls for up to 10 ms before it sleeps,
-    /// which takes one processor while messages keep arriving.
+    /// so it occupies one processor while messages keep arriving.
     #[must_use]
     pub fn latency() -> Self {
         Self::default().wait(Wait::Spin(Duration::from_millis(10)))
     }
 
     /// Returns settings for high throughput on few connections: buffers of 64 KiB, and 128 messages in flight in each
-    /// direction. Each connection takes 16 MiB of `max_memory`.
+    /// direction. Each connection uses 16 MiB of `max_memory`.
     #[must_use]
     pub fn throughput() -> Self {
         Self::default().buffer_size(64 << 10).receive_depth(128).send_depth(128)
     }
 
     /// Returns settings for up to 100,000 connections that are idle most of the time: 8 messages in flight in each
-    /// direction, buffers of 4 KiB, and 73 KiB for each connection.
+    /// direction, and buffers of 4 KiB. Each connection uses 73 KiB of `max_memory`.
     #[must_use]
     pub fn many_connections() -> Self {
         let small = Self::default().buffer_size(4 << 10).receive_depth(8).send_depth(8);
         small.max_connections(100_000).max_memory(8 << 30)
     }
 
-    /// Returns settings for little memory: 8 messages of 2 KiB in flight in each direction, up to 64 connections in 4
-    /// MiB of buffers, and 2 MiB for messages of up to 1 MiB.
+    /// Returns settings for little memory: 8 messages of 2 KiB in flight in each direction. The buffers of 64
+    /// connections fit into 4 MiB. Messages of up to 1 MiB that are longer than one buffer have another 2 MiB.
     #[must_use]
     pub fn small() -> Self {
         Self::default()
@@ -188,17 +191,17 @@ impl Config {
         self
     }
 
-    /// Sets the way in which the reactor waits. Default: [`Wait::Adaptive`].
+    /// Sets how the reactor waits for work: by polling, sleeping or both. Default: [`Wait::Adaptive`].
     #[must_use]
     pub const fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
         self
     }
 
-    /// Sets the longest interval at which the reactor checks for everything other than completions while completions
-    /// keep arriving: new connections, descriptors and timers of devices. The first checks come after a twentieth of
-    /// this interval, and the interval doubles as long as they find nothing. A callback that takes longer delays the
-    /// check by its duration. Range: 1 us to 1 s. Default: 1 ms.
+    /// Sets the longest interval between two checks for events other than completions, while completions keep arriving.
+    /// Such events are new connections, ready descriptors, and timers of devices. The reactor first checks after a
+    /// twentieth of this interval. It doubles the time to the next check as long as a check finds nothing, up to this
+    /// interval. A callback that takes longer delays the check by its duration. Range: 1 us to 1 s. Default: 1 ms.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -212,7 +215,7 @@ impl Config {
         self
     }
 
-    /// Sets the largest payload of a message that this reactor accepts in one buffer, bytes. All buffers have this
+    /// Sets the length of the largest payload that this reactor accepts in one buffer, in bytes. All buffers have this
     /// size. Range: 1 to 1 GiB, or the device's largest message if that is less. Default: 8 KiB.
     #[must_use]
     pub const fn buffer_size(mut self, bytes: u32) -> Self {
@@ -220,10 +223,20 @@ impl Config {
         self
     }
 
-    /// Sends copied messages without [`on_send_complete`](crate::Handler::on_send_complete), for success as well as
-    /// failure. The device then reports their completions in batches of a quarter of the send queue, which saves a
+    /// Suppresses [`on_send_complete`](crate::Handler::on_send_complete) for copied messages, whether they succeed or
+    /// fail. The device then reports their completions in batches of a quarter of the send queue, which saves a
     /// completion and a callback per message. If such a message fails, the connection ends, and `on_disconnect` reports
-    /// it.
+    /// that.
+    ///
+    /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
+    /// program needs to know when it may reuse its memory.
+    ///
+    /// The price is memory: up to a quarter of the send queue keeps its buffers until later sends end. The embedded
+    /// provider does not have this price for short messages, because they end when they are posted. (They do so without
+    /// this setting, too, if no earlier send is outstanding.)
+    ///
+    /// `AsyncReactor` always uses this setting, except for messages that `Connection::operate` waits for. Default:
+    /// false.
     ///
     /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
     /// program waits to reuse its memory. The buffers of up to a quarter of the send queue are held until later sends
@@ -241,26 +254,29 @@ impl Config {
         self
     }
 
-    /// Sets the number of receives posted per connection, which is the peer's window: 5 to 32,768 messages. Three of
-    /// them are reserved for control messages. With `shared_receives`, this is the most that one peer is promised.
-    /// Default: 64.
+    /// Sets the number of receives that the reactor posts for each connection, which is the peer's window. Range: 5 to
+    /// 32,768 messages, of which three are reserved for control messages. With `shared_receives`, this is the largest
+    /// number that the reactor promises to one peer. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, messages: u32) -> Self {
         self.receive_depth = messages;
         self
     }
 
-    /// Sets the number of receives that all connections of a device share, instead of `receive_depth` for each: 8 to
-    /// 32,768 messages. It is for many connections that are idle most of the time. Each peer may send at least five
-    /// messages, of which three are reserved for control messages, and more while it is busy, up to `receive_depth`.
-    /// Peers are never promised more receives than are posted, and one eighth is never promised. So `n` receives are
-    /// enough for `7 n / 40` connections; one more is refused (`RejectReason::Busy`, [`crate::ConnectError::Limit`]).
-    /// Connections with `Framing::Raw` have separate receives. If a device does not support shared receive queues,
-    /// connecting fails with [`crate::ConnectError::Unsupported`], and incoming connections are rejected.
+    /// Sets the number of receives that all connections of a device share, instead of `receive_depth` for each
+    /// connection. Range: 8 to 32,768 messages. Use this for many connections that are idle most of the time. Each peer
+    /// may always send five messages, of which three are reserved for control messages. A busy peer may send more, up
+    /// to `receive_depth`.
     ///
-    /// A busy connection is faster with separate receives. A peer that violates the protocol can use receives that were
-    /// promised to others until the reactor detects it; on iWARP devices, a message that finds no receive ends its
-    /// connection. Default: `None`, each connection has separate receives.
+    /// The reactor never promises more receives than are posted, and never promises one eighth of them. So `n` receives
+    /// are enough for `7 n / 40` connections. A further connection is refused (`RejectReason::Busy`,
+    /// [`crate::ConnectError::Limit`]). Connections with `Framing::Raw` have separate receives. If a device does not
+    /// support shared receive queues, connecting fails with [`crate::ConnectError::Unsupported`], and incoming
+    /// connections are rejected.
+    ///
+    /// A busy connection is faster with separate receives. Sharing also has a risk: a peer that violates the protocol
+    /// can use receives that were promised to other peers, until the reactor detects it. On iWARP devices, a message
+    /// that finds no receive ends its connection. Default: `None`, each connection has separate receives.
     #[must_use]
     pub const fn shared_receives(mut self, messages: Option<u32>) -> Self {
         self.shared_receives = messages;
@@ -274,17 +290,17 @@ impl Config {
         self
     }
 
-    /// Sets the largest number of connections of this reactor, incoming and outgoing, established or not. Default:
-    /// 10,000.
+    /// Sets the largest number of connections of this reactor. Incoming and outgoing connections count, whether they
+    /// are established or not. Default: 10,000.
     #[must_use]
     pub const fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections;
         self
     }
 
-    /// Sets the largest number of accepted connections that are not established yet, including failed ones whose
-    /// buffers are not free yet. When this number is reached, a new connection evicts the oldest one of the host that
-    /// has the most, see `SECURITY.md`. If none can be evicted, the new one is rejected with
+    /// Sets the largest number of accepted connections that are not established yet. Failed ones count until their
+    /// buffers are free. When the limit is reached, a new connection evicts another one: among those of the host that
+    /// has the most, the oldest (see `SECURITY.md`). If none can be evicted, the new connection is rejected with
     /// [`crate::RejectReason::Busy`]. Default: 1,024.
     #[must_use]
     pub const fn max_pending(mut self, connections: u32) -> Self {
@@ -292,27 +308,29 @@ impl Config {
         self
     }
 
-    /// Sets the memory limit of the buffer pools, bytes. A connection takes `buffer_size` x (`receive_depth` +
-    /// `send_depth` + 2); with `shared_receives`, only `buffer_size` x (`send_depth` + 2). At least one connection must
-    /// fit. On the embedded provider, untouched pages take no memory. Default: 4 GiB.
+    /// Sets the limit of the memory for buffers, in bytes. A connection uses `buffer_size` x (`receive_depth` +
+    /// `send_depth` + 2). With `shared_receives` it uses only `buffer_size` x (`send_depth` + 2). The limit must have
+    /// room for at least one connection. On the embedded provider, the system provides pages only when they are first
+    /// written. Default: 4 GiB.
     #[must_use]
     pub const fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self
     }
 
-    /// Sets the largest message that is copied into its work request (inline data), so that the device need not fetch
-    /// it, bytes: 0 to 1,024, or the device's limit if that is less. A larger value makes the entries of an adapter's
-    /// send queue longer. Default: 256.
+    /// Sets the length of the largest message that is copied into its work request (inline data), in bytes. The device
+    /// need not fetch such a message from memory. Range: 0 to 1,024, or the device's limit if that is less. A larger
+    /// value makes the entries of an adapter's send queue longer. Default: 256.
     #[must_use]
     pub const fn max_inline(mut self, bytes: u32) -> Self {
         self.max_inline = bytes;
         self
     }
 
-    /// Sets how much of one connection the reactor handles in one turn while other connections have work: completions,
-    /// and bytes received, both at least 1. The rest waits, in order, for the next turn, behind what has arrived on
-    /// other connections. A connection that is alone is not limited. Default: 24 and 64 KiB.
+    /// Sets how much of one connection the reactor handles in one turn while other connections have work: a number of
+    /// completions, and a number of received bytes. Both are at least 1. The remaining work of the connection waits for
+    /// the next turn, and is handled after the work that has arrived on other connections. If only one connection has
+    /// work, there is no limit. Default: 24 completions and 64 KiB.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -327,52 +345,58 @@ impl Config {
         self
     }
 
-    /// Sets the largest number of queued messages and sends of other threads: 1 to 16,777,216. More are refused with
-    /// `HandleError::Full`. Default: 65,536.
+    /// Sets the largest number of messages and sends of other threads that may be queued ([`crate::ReactorHandle`]).
+    /// The reactor refuses more with `HandleError::Full`. Range: 1 to 16,777,216. Default: 65,536.
     #[must_use]
     pub const fn handle_queue(mut self, commands: u32) -> Self {
         self.handle_queue = commands;
         self
     }
 
-    /// Contains a panic of a callback: it ends the connection or endpoint, not the turn. The connection ends as by
-    /// [`crate::Context::abort`], with `DisconnectReason::Internal` and the text of the panic. A connect request is
-    /// rejected. A timer, a descriptor's event, a message of another thread, and an event of a device are dropped.
-    /// [`Stats`](crate::Stats) counts the panics, and each is logged. The handler itself has to repair its own
-    /// half-changed state. This needs `panic = "unwind"`, Rust's default. Default: off; then a panic propagates out of
-    /// the call to the reactor, which can only be dropped afterwards.
+    /// Contains a panic of a callback, so that the turn continues:
+    ///
+    /// - A connection or endpoint ends. The connection ends as after [`crate::Context::abort`], with
+    ///   `DisconnectReason::Internal` and the text of the panic.
+    /// - A connect request is rejected.
+    /// - A timer, a descriptor's event, a message of another thread, or an event of a device is dropped.
+    ///
+    /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each. The panic may have left the handler's
+    /// state half changed; the handler itself has to repair it. This needs `panic = "unwind"`, Rust's default. Default:
+    /// off. Then a panic propagates out of the call to the reactor, and the program can only drop the reactor
+    /// afterwards.
     #[must_use]
     pub const fn contain_panics(mut self, on: bool) -> Self {
         self.contain_panics = on;
         self
     }
 
-    /// Sets the networks that may connect. Connections from other networks are refused before anything is allocated for
-    /// them, and the embedded provider resets them before it reads from them. An address proves no identity. Default:
-    /// `None`, any network may connect.
+    /// Sets the networks whose hosts may connect. The reactor refuses connections from other networks before it
+    /// allocates anything for them. The embedded provider resets them before it reads from them. An address does not
+    /// prove an identity. Default: `None`, hosts of any network may connect.
     #[must_use]
     pub fn allowed_peers(mut self, networks: Option<Vec<IpNet>>) -> Self {
         self.allowed_peers = networks;
         self
     }
 
-    /// Sets the largest number of connections from one host that are in the handshake, at least 1. It limits two things
-    /// separately:
+    /// Sets the largest number of connections from one host that are in the handshake, at least 1. The limit applies to
+    /// two kinds of connections separately:
     ///
-    /// - on the embedded provider, connections that have not sent their request yet; see
+    /// - on the embedded provider, connections that have not sent their connect request yet; see
     ///   `IwarpConfig::max_handshakes_per_peer`;
-    /// - on every provider, accepted connections that are to be secured and are not established yet.
+    /// - on every provider, accepted connections that use [`Security`] and are not established yet.
     ///
-    /// A new connection beyond the limit evicts the oldest one of that host if that has been waiting for 100 ms;
-    /// otherwise the new one is rejected. IPv6 addresses with equal first 64 bits count as one host. Default: `None`,
-    /// half of the respective total, which is half of [`Config::max_pending`] for the second kind.
+    /// If the limit is reached, a new connection evicts the oldest one of that host, provided that the oldest has
+    /// waited for 100 ms. Otherwise the new connection is rejected. IPv6 addresses with equal first 64 bits count as
+    /// one host. Default: `None`, which is half of the limit for all hosts together. For the second kind, that is half
+    /// of [`Config::max_pending`].
     #[must_use]
     pub const fn max_handshakes_per_peer(mut self, connections: Option<usize>) -> Self {
         self.max_handshakes_per_peer = connections;
         self
     }
 
-    /// Changes the timeouts.
+    /// Changes the timeouts, by a closure that receives the current ones.
     ///
     /// ```
     /// use std::time::Duration;
@@ -388,7 +412,7 @@ impl Config {
         self
     }
 
-    /// Changes the settings of messages past one buffer.
+    /// Changes the settings of messages that are longer than one buffer, by a closure that receives the current ones.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -399,12 +423,12 @@ impl Config {
     #[must_use]
     pub fn large_messages(mut self, change: impl FnOnce(&mut LargeMessageSettings)) -> Self {
         change(&mut self.large);
-        // The greeting states the largest message in KiB.
+        // Rounded up, because the greeting states the largest message in KiB.
         self.large.max_message = self.large.max_message.div_ceil(1 << 10).saturating_mul(1 << 10);
         self
     }
 
-    /// Changes the settings of the completion queues.
+    /// Changes the settings of the completion queues, by a closure that receives the current ones.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -418,10 +442,14 @@ impl Config {
         self
     }
 
-    /// Changes the settings of the embedded provider. If its `allowed_peers` or `max_handshakes_per_peer` is not set,
-    /// it uses that of `Config`. If networks are set in both places, a peer must be in both. Its extensions are on by
-    /// default, because the reactors' greetings negotiate them. Its `max_handshakes` is raised to `max_pending`; a
-    /// value below both `max_pending` and its default is an error.
+    /// Changes the settings of the embedded provider, by a closure that receives the current ones. They interact with
+    /// the settings of `Config` in these ways:
+    ///
+    /// - If its `max_handshakes_per_peer` is not set, the embedded provider uses that of `Config`.
+    /// - If its `allowed_peers` is not set, it uses that of `Config`. If both are set, a peer must be in a network of
+    ///   each.
+    /// - Its `max_handshakes` is raised to `max_pending`. A value below both `max_pending` and its default is an error.
+    /// - Its protocol extensions are on by default, because the greetings of two reactors negotiate them.
     ///
     /// ```
     /// use rdma_reactor::Config;
@@ -437,30 +465,31 @@ impl Config {
         self
     }
 
-    /// Sets how connections are secured, unless [`crate::ConnectOptions::security`] or
-    /// [`crate::ListenOptions::security`] overrides it. Datagrams are never secured. Default: [`Security::Plain`].
+    /// Sets the security of connections. [`crate::ConnectOptions::security`] and [`crate::ListenOptions::security`]
+    /// override it. Datagrams are never secured. Default: [`Security::Plain`].
     #[must_use]
     pub fn security(mut self, security: Security) -> Self {
         self.security = security;
         self
     }
 
-    /// Allows one-sided operations, and regions that peers may access, on secured connections. Adapters can neither
-    /// encrypt nor authenticate them: an attacker on the path can read and change the data, and can use the keys of
-    /// regions that it has seen. Default: false, they fail with [`crate::SendErrorKind::PlainRemoteMemory`].
+    /// Allows one-sided operations on secured connections, and regions that their peers may access. Adapters can
+    /// neither encrypt nor authenticate these bytes. An attacker on the path can read and change the data, and can use
+    /// the keys of regions that it has seen. Default: false; such operations fail with
+    /// [`crate::SendErrorKind::PlainRemoteMemory`].
     #[must_use]
     pub const fn allow_plain_remote_memory(mut self, yes: bool) -> Self {
         self.plain_remote_memory = yes;
         self
     }
 
-    /// Returns `true` if a host may connect.
+    /// Returns `true` if `allowed_peers` lets this host connect.
     pub(crate) fn admits(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.allowed_peers.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(&peer)))
     }
 
-    /// Checks every setting against its range.
+    /// Checks that every setting is in its range. The error names the first setting that is not.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         let check = |setting, value: u64, low: u64, high: u64, range| {
             if (low..=high).contains(&value) { Ok(()) } else { Err(Error::Config { setting, value, range }) }
@@ -519,17 +548,18 @@ impl Config {
         Ok(())
     }
 
-    /// Returns the largest message that the reactor fetches, in KiB, the unit of the greeting.
+    /// Returns the setting `max_message` in KiB, the unit in which the greeting states it.
     pub(crate) fn max_message_in_kib(&self) -> u32 {
         u32::try_from(self.large.max_message >> 10).unwrap_or(u32::MAX)
     }
 
-    /// Returns the number of send-queue slots of a connection. Two are reserved for control messages.
+    /// Returns the number of slots of a connection's send queue: `send_depth`, and two that are reserved for control
+    /// messages.
     pub(crate) const fn send_slots(&self) -> u32 {
         self.send_depth + CONTROL_SENDS
     }
 
-    /// Returns the largest number of outstanding completions of a connection.
+    /// Returns the largest number of completions that one connection can have in a completion queue.
     pub(crate) const fn completion_room(&self) -> u32 {
         self.receive_depth + self.send_slots()
     }
@@ -545,7 +575,8 @@ mod tests {
         let error = Config::default().receive_depth(4).validate().unwrap_err().to_string();
         assert_eq!(error, "receive_depth is 4: it must be 5 to 32,768 messages");
         assert!(Config::default().buffer_size(0).validate().is_err());
-        // A pool for exactly one connection: 130 buffers of 8 KiB, each with its header.
+        // Exactly the buffers of one connection: 64 receives and 66 sends, each of 8 KiB and a header, aligned to 64
+        // bytes.
         assert!(Config::default().max_memory(130 * 8256).validate().is_ok());
         let error = Config::default().max_memory(130 * 8256 - 1).validate().unwrap_err().to_string();
         assert!(error.starts_with("max_memory is 1073279: it must be room for"), "{error}");
@@ -572,7 +603,7 @@ mod tests {
         );
     }
 
-    /// Each preset is valid, and takes the memory that its documentation says.
+    /// Each preset is valid, and a connection uses the memory that the preset's documentation states.
     #[test]
     fn presets_are_valid_and_keep_what_a_program_is_told_of() {
         for (preset, connections, each) in [

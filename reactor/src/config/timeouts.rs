@@ -1,51 +1,54 @@
-//! Timeouts.
+//! The timeouts of a reactor.
 
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// The timeouts of a reactor, each 1 ms to 24 h; see [`Config::timeouts`](crate::Config::timeouts).
+/// The timeouts of a reactor, each 1 ms to 24 h. Change them with [`Config::timeouts`](crate::Config::timeouts).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// Time for an outgoing connection until `on_connect`. Default: 10 s.
+    /// Time from the opening of an outgoing connection to `on_connect`. Default: 10 s.
     pub connect: Duration,
-    /// Time for an RDMA device to resolve the address of a peer. After that,
+    /// Time for an RDMA device to resolve the address of a peer. After that time
     /// [`ProviderChoice::Auto`](super::ProviderChoice::Auto) uses the embedded provider for the connection, and the
-    /// reactor logs it at `info`. A path of InfiniBand that was not used for a while may need more than the default.
-    /// The other choices do not use this timeout. Default: 200 ms.
+    /// reactor logs that at `info`. An InfiniBand path that was not used for a while may need more than the default.
+    /// The other values of `ProviderChoice` ignore this timeout. Default: 200 ms.
     pub resolve: Duration,
-    /// Time for one address of a peer to answer, if the peer has further addresses ([`crate::Context::connect_any`],
-    /// [`crate::Context::connect_host`]); then the next one is tried. The last address has `connect`, and no address
-    /// has more than that. Default: 2 s, in which TCP sends two SYNs.
+    /// Time for one address of a peer to answer, if more addresses follow it ([`crate::Context::connect_any`],
+    /// [`crate::Context::connect_host`]). Then the reactor tries the next address. The last address has
+    /// `Timeouts::connect` instead, and no address has more than that. Default: 2 s, in which TCP sends two SYNs.
     pub attempt: Duration,
-    /// Time for an incoming connection from the accept to `on_connect`. Default: 5 s.
+    /// Time for an incoming connection from its acceptance to `on_connect`. Default: 5 s.
     pub handshake: Duration,
-    /// Silence of the peer after which the reactor sends it a keepalive ping. Default: 5 s.
+    /// Time without anything from the peer after which the reactor sends the peer a keepalive ping. Default: 5 s.
     pub keepalive_interval: Duration,
-    /// Silence of the peer after which the reactor ends the connection; longer than `keepalive_interval`. The peer
-    /// answers pings whatever its own settings are. Default: 15 s.
+    /// Time without anything from the peer after which the reactor ends the connection. It must be longer than
+    /// `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
     pub keepalive: Duration,
-    /// Time that a message past [`Config::buffer_size`](crate::Config::buffer_size) may make no progress, in either
-    /// direction, on a connection that is otherwise alive. A peer that neither fetches an offered message nor lets its
-    /// own offer be fetched for so long loses its connection, because others need the memory. Three rules add to this:
+    /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
+    /// in either direction, on a connection that is otherwise alive. The peer stalls a message if it does not fetch an
+    /// offered one, or does not let its own be fetched. After this time the reactor ends the connection, because other
+    /// connections need the memory. Three more rules apply:
     ///
-    /// - While others wait for the memory, a peer that answers no Read for 2 s loses its connection.
-    /// - A peer that waits for memory itself has four times this timeout.
-    /// - A message in several buffers has this timeout as a whole.
+    /// - If a peer answers no RDMA Read for 2 s while other connections wait for memory, the reactor ends the
+    ///   connection.
+    /// - If the peer itself waits for memory, it has four times this timeout.
+    /// - A message in several buffers must be complete within this timeout.
     ///
-    /// The sender gets a report for every 4 MiB that its peer has fetched, so the timeout may be short for long
-    /// messages, too. Default: 30 s.
+    /// The peer reports every 4 MiB that it has fetched to the sender, and each report counts as progress. So the
+    /// timeout may be short even for long messages. Default: 30 s.
     pub transfer: Duration,
-    /// Time for a closed connection to send everything that was accepted, and again for each message, or each 4 MiB of
-    /// one, that the peer has fetched in the meantime. The rest is not sent, and `on_send_complete` reports that.
-    /// On an iWARP device (siw) the connection ends when the peer has received everything, within the same time.
-    /// Default: 2 s.
+    /// Time for a closed connection to send all accepted messages. The time starts again with each message that the
+    /// peer has fetched in the meantime, or with each 4 MiB of one. Messages that are not sent in time are discarded,
+    /// and `on_send_complete` reports that. On an iWARP device (siw) the connection ends when the peer has received
+    /// everything, within the same time. Default: 2 s.
     pub close: Duration,
-    /// Time for a device to flush a connection's queues before the reactor destroys them. Default: 1 s.
+    /// Time for a device to flush the queues of an ended connection. Then the reactor destroys the queues. Default: 1
+    /// s.
     pub flush: Duration,
-    /// Time after which the pool returns memory to the system: slabs whose buffers are all free, and which were not
-    /// needed during that time. The first slab stays. Default: 30 s.
+    /// Time after which the pool returns unused memory to the system. It returns slabs (registered blocks of buffers)
+    /// whose buffers were all free and not needed during that time. The first slab stays. Default: 30 s.
     pub pool_idle: Duration,
 }
 
@@ -67,7 +70,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// Checks each time against its range.
+    /// Checks that each timeout is in its range.
     pub(super) fn validate(&self) -> Result<(), Error> {
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let day = Duration::from_secs(86_400);
