@@ -1,8 +1,9 @@
-//! A completion queue of a device: its claimed entries, and the number of completions handled.
+//! A completion queue of a device. Connections claim entries of it, so that it never overflows. Completions are
+//! counted, so that the reactor knows when it has handled all that a connection left behind.
 
 use rdma_transport::provider::CqId;
 
-/// The index of a device, and the index of a completion queue on it.
+/// The index of a device, and the index of one of its completion queues.
 pub(crate) type CqIndex = (usize, usize);
 
 #[derive(Debug)]
@@ -10,32 +11,33 @@ pub(crate) struct CompletionQueue {
     pub(crate) id: CqId,
     /// Number of entries of the queue.
     size: u32,
-    /// Number of entries that are not claimed.
+    /// Number of entries that no connection or endpoint has claimed, and that are not in `released`.
     free: u32,
-    /// Number of released entries. They become free when the queue was seen empty, because completions of their former
-    /// owner may still be in it.
+    /// Number of entries whose owner has released them. They may still hold completions of that owner, so they become
+    /// free only when the reactor has seen the queue empty.
     released: u32,
-    /// The queue has entries claimed for all receives of the shared receive queue.
+    /// True if this queue has entries claimed for all receives of the device's shared receive queue.
     pub(crate) shared: bool,
-    /// Number of times that the queue was seen empty.
+    /// Number of times that the reactor has seen the queue empty.
     drains: u64,
-    /// Number of completions handled.
+    /// Number of completions of this queue that the reactor has handled.
     handled: u64,
     pub(crate) armed: bool,
-    /// The queue must be seen empty before the reactor sleeps: entries were released, a position was taken, or there
-    /// were completions although the queue is armed.
+    /// True if the reactor must see the queue empty before it sleeps, for one of these reasons: entries were released,
+    /// [`CompletionQueue::mark`] was called, or completions arrived although the queue was armed.
     pub(crate) awaited: bool,
-    /// The queue is on the list of queues to poll.
+    /// True if the queue is in the reactor's list of queues to poll.
     pub(crate) ready: bool,
 }
 
-/// A position in the sequence of a queue's completions. [`CompletionQueue::has_passed`] tells whether all completions
-/// that could be in the queue at that time have been handled.
+/// A position in the sequence of a queue's completions, taken by [`CompletionQueue::mark`].
+/// [`CompletionQueue::has_passed`] returns true when all completions that could be in the queue at that time have been
+/// handled.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CqPosition {
     drains: u64,
-    /// The value of [`CompletionQueue::handled`] at which everything that the queue could hold at that time has been
-    /// handled.
+    /// The value that the queue's count of handled completions must reach. All completions that the queue could hold at
+    /// this position have then been handled.
     handled: u64,
 }
 
@@ -45,28 +47,28 @@ impl CompletionQueue {
         Self { id, size, free: size, released: 0, shared, drains: 0, handled: 0, armed, awaited, ready }
     }
 
-    /// Returns `true` if `entries` entries are free.
+    /// Returns `true` if at least this number of entries is free.
     pub(crate) const fn has_room(&self, entries: u32) -> bool {
         self.free >= entries
     }
 
-    /// Returns `true` if no entry is claimed.
+    /// Returns `true` if all entries of the queue are free.
     pub(crate) const fn is_unused(&self) -> bool {
         self.free == self.size
     }
 
-    /// Claims free entries.
+    /// Claims entries for a new owner. The caller has checked that they are free.
     pub(crate) const fn claim(&mut self, entries: u32) {
         self.free -= entries;
     }
 
-    /// Releases claimed entries.
+    /// Releases the entries of an owner that does not use the queue any more.
     pub(crate) const fn release(&mut self, entries: u32) {
         self.released += entries;
         self.awaited = true;
     }
 
-    /// Notes that the queue was seen empty.
+    /// Notes that the reactor has seen the queue empty. Released entries become free.
     #[inline]
     pub(crate) fn drained(&mut self) {
         self.free += std::mem::take(&mut self.released);
@@ -74,20 +76,20 @@ impl CompletionQueue {
         self.awaited = false;
     }
 
-    /// Counts handled completions.
+    /// Adds to the number of completions that the reactor has handled.
     #[inline]
     pub(crate) const fn handled(&mut self, count: usize) {
         self.handled += count as u64;
     }
 
-    /// Returns the current position.
+    /// Returns the position after all completions that the queue can hold now.
     pub(crate) const fn mark(&mut self) -> CqPosition {
         self.awaited = true;
         CqPosition { drains: self.drains, handled: self.handled + (self.size - self.free) as u64 }
     }
 
-    /// Returns `true` if all completions that could be in the queue at `mark` have been handled: the queue was seen
-    /// empty since, or has returned as many completions as it could have held.
+    /// Returns `true` if the reactor has handled all completions that could be in the queue at `mark`. This is the case
+    /// if it has seen the queue empty since then, or has handled as many completions as there were claimed entries.
     pub(crate) const fn has_passed(&self, mark: CqPosition) -> bool {
         self.drains != mark.drains || self.handled >= mark.handled
     }

@@ -1,5 +1,5 @@
-//! A device as the reactor uses it: its buffers and its completion queues, and the reservations that keep both from
-//! overflowing.
+//! A device as the reactor uses it: its buffers, its completion queues, and the connections' reservations of both,
+//! which keep the queues from overflowing and the buffers from running out.
 
 pub(crate) mod cq;
 pub(crate) mod pool;
@@ -28,21 +28,22 @@ use crate::error::Error;
 use crate::limits::{HEADER_LEN, TAG_ROOM, buffer_len};
 use crate::providers::role;
 
-/// The buffers of a device: the pool, and the receives that connections share.
+/// The buffers of a device: the pool, and the queue of receives that connections share.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     pub(crate) pool: Pool,
-    /// The shared receives; `None` if each connection has separate receives.
+    /// The shared receive queue; `None` if each connection has separate receives.
     pub(crate) shared: Option<SharedReceives>,
 }
 
 impl Buffers {
-    /// Returns an empty set of buffers, for connections that are on no device.
+    /// Returns buffers without any memory, for connections that are on no device.
     pub(crate) fn none() -> Self {
         Self { pool: Pool::new(1, 0), shared: None }
     }
 
-    /// Frees the buffer of a received message. `shared` is `true` if its connection uses shared receives.
+    /// Returns the buffer of a received message: to the shared receive queue if `shared` is true, and otherwise to the
+    /// pool. `shared` says if the message's connection uses the shared receive queue.
     #[inline]
     pub(crate) fn free_receive(&mut self, buffer: Buffer, shared: bool) {
         match &mut self.shared {
@@ -55,9 +56,9 @@ impl Buffers {
 /// The resources of a device that one connection has reserved.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceReservation {
-    /// Index of the completion queue.
+    /// Index of the connection's completion queue on the device.
     pub(crate) cq: usize,
-    /// Number of completion entries, and of buffers.
+    /// Number of completion queue entries that are reserved, and also of buffers: each work request needs one of both.
     pub(crate) entries: u32,
 }
 
@@ -66,38 +67,40 @@ pub(crate) struct Device {
     pub(crate) id: DeviceId,
     pub(crate) name: String,
     pub(crate) buffers: Buffers,
-    /// The registrations of the pool's memory.
+    /// The registrations of the slabs, which are the blocks of memory that contain the pool's buffers.
     slabs: Vec<(LocalKey, MrId)>,
     pub(crate) cqs: Vec<CompletionQueue>,
-    /// The completion channel may have events, so queues that are marked as armed may not be armed any more.
+    /// True if the completion channel may have events. The device may then have disarmed queues that the reactor counts
+    /// as armed.
     pub(crate) has_events: bool,
     pub(crate) return_channel: Arc<ReturnChannel>,
-    /// Largest payload of a message in one buffer, bytes: the configured size, or the device's limit less the header if
-    /// that is smaller.
+    /// Length of the largest payload of a message in one buffer, in bytes. This is the configured size, or what the
+    /// device's limit on messages leaves for the payload, if that is less.
     pub(crate) buffer_size: u32,
-    /// The attributes of the connections' queue pairs, reduced to the device's limits, except for the completion queue.
+    /// The attributes of the connections' queue pairs, reduced to the device's limits. The completion queues in them
+    /// are placeholders: each connection fills in its own.
     pub(crate) queues: QpAttr,
-    /// The completion vector of the completion queues.
+    /// The completion vector on which this device's completion queues raise their events.
     vector: u32,
-    /// Largest number of entries of a completion queue.
+    /// The device's limit on the number of entries of a completion queue.
     max_completion_queue: u32,
-    /// The features of the device, and the length of its longest message, bytes. They are copied here because
-    /// connections check them for each operation.
+    /// The features of the device. They and the length of its longest message (`max_message`, in bytes) are copied
+    /// here, because connections check them for each operation.
     pub(crate) features: Features,
     pub(crate) max_message: u64,
-    /// Number of claims on completion queues, by connections and others.
+    /// Number of connections and datagram endpoints that have claimed entries of completion queues.
     claims: usize,
-    /// The device is being removed or has failed. Nothing new is put on it, and its completion queues are neither
-    /// polled nor armed.
+    /// True if the device has failed or is being removed. It then gets no new connections, and the reactor neither
+    /// polls nor arms its completion queues.
     pub(crate) removed: bool,
 }
 
-/// The objects that a device failed to release.
+/// The numbers of objects that a device failed to release. Their memory stays allocated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unreleased {
-    /// Number of shared receive queues.
+    /// Number of shared receive queues that the device failed to destroy.
     pub(crate) queues: u64,
-    /// Number of registrations.
+    /// Number of registrations of memory that stay.
     pub(crate) registrations: usize,
 }
 
@@ -107,7 +110,7 @@ impl From<Exhausted> for Error {
     }
 }
 
-/// Allocates memory for buffers, and registers it with a device.
+/// Allocates `bytes` of memory for buffers, and registers it with a device. Returns the memory and its local key.
 pub(crate) fn register(
     provider: &mut dyn Provider,
     slabs: &mut Vec<(LocalKey, MrId)>,
@@ -116,13 +119,14 @@ pub(crate) fn register(
 ) -> Result<(Arc<Memory>, LocalKey), Error> {
     let memory = Memory::new(bytes).map_err(|source| rdma_transport::Error::Memory { bytes, source })?;
     let memory = Arc::new(memory);
-    // The memory has local access only, so no peer can ever access a pool.
+    // The registration allows local access only, so no peer can ever access the pool's buffers.
     let region = provider.register(id, &memory, 0..bytes, Access::LOCAL_WRITE)?;
     slabs.push((region.local_key, region.id));
     Ok((memory, region.local_key))
 }
 
-/// Returns the completion vector to use: the configured one, or one derived from the reactor's number.
+/// Returns the completion vector for a device's queues: the configured one (`asked`), or one derived from the number of
+/// the reactor, so that the reactors of a process use different vectors.
 fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 {
     let Some(DeviceInfo { name, capabilities }) = device else { return 0 };
     let vectors = capabilities.completion_vectors.max(1);
@@ -140,13 +144,14 @@ fn vector(asked: Option<u32>, reactor: u32, device: Option<&DeviceInfo>) -> u32 
 
 const SHARED_RECEIVES: &str = "shared receive queues on this device";
 
-/// Destroys a shared receive queue. Returns `false` if the device failed to, and may go on using what is posted there.
+/// Destroys a shared receive queue. Returns `false` if the device failed to do so. It may then still write to the
+/// receives that are posted there.
 fn destroy_srq(provider: &mut dyn Provider, srq: SrqId) -> bool {
     let destroyed = role(provider, Provider::shared_receives, SHARED_RECEIVES).and_then(|role| role.destroy_srq(srq));
     destroyed.inspect_err(|error| log::error!("destroying a shared receive queue failed: {error}")).is_ok()
 }
 
-/// Returns `true` if a completion queue has failed, so that nothing completes on it any more.
+/// Returns `true` if a completion queue has failed. No work request completes on a failed queue any more.
 fn has_failed(provider: &dyn Provider, cq: &CompletionQueue) -> bool {
     provider.adapter().is_some_and(|adapter| adapter.has_failed(cq.id))
 }
@@ -157,7 +162,8 @@ fn destroy_cq(provider: &mut dyn Provider, cq: CqId) {
     }
 }
 
-/// Deregisters memory of buffers. Returns the number of registrations that the device failed to release: 0 or 1.
+/// Deregisters one slab, a block of memory that contains buffers. Returns the number of registrations that the device
+/// failed to release: 0 or 1.
 pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) -> usize {
     let failed = provider.deregister(slab).inspect_err(|error| {
         log::error!("deregistering the memory of buffers failed: {error}");
@@ -166,7 +172,7 @@ pub(crate) fn deregister(provider: &mut dyn Provider, slab: MrId) -> usize {
 }
 
 impl Device {
-    /// Returns the index of the device in the reactor.
+    /// Returns the index of this device in the reactor's table of devices.
     pub(crate) fn index(&self) -> usize {
         self.return_channel.pool.device
     }
@@ -206,7 +212,7 @@ impl Device {
         }
     }
 
-    /// Creates the shared receive queue if it does not exist yet.
+    /// Creates the device's shared receive queue, and posts its receives, if the queue does not exist yet.
     pub(crate) fn share_receives(&mut self, provider: &mut dyn Provider, receives: u32) -> Result<(), Error> {
         if self.buffers.shared.is_some() {
             return Ok(());
@@ -228,8 +234,8 @@ impl Device {
         let pool = &mut self.buffers.pool;
         let mut shared = SharedReceives::new(pool, srq, receives, size);
         let posted = shared.post(provider, pool, &mut Vec::with_capacity(count));
-        // Some receives may be posted already, so their buffers are taken back only if the queue was destroyed. A queue
-        // that the device keeps serves later connections.
+        // If posting failed, some receives may be posted already. So their buffers return to the pool only if the queue
+        // was destroyed. If the device failed to destroy the queue, later connections use it.
         if posted.is_err() && destroy_srq(provider, srq) {
             shared.empty(pool);
             pool.unreserve(count);
@@ -244,8 +250,8 @@ impl Device {
         self.buffers.pool.reserve(count, |bytes| register(provider, slabs, id, bytes))
     }
 
-    /// Reserves buffers and completion entries for a connection. With `shared`, the connection uses a shared receive
-    /// queue of so many receives, and its completion queue must have entries for all of them.
+    /// Reserves buffers and completion queue entries for a connection. If the connection uses the shared receive queue,
+    /// `shared` is the number of its receives: the connection's completion queue must have entries for all of them.
     pub(crate) fn claim(
         &mut self,
         provider: &mut dyn Provider,
@@ -255,7 +261,8 @@ impl Device {
         let QpAttr { max_send_wr, max_recv_wr, .. } = self.queues;
         let entries = if shared.is_some() { max_send_wr } else { max_send_wr + max_recv_wr };
         let cq = match shared {
-            // The entries for the shared receives stay claimed as long as the completion queue exists.
+            // A completion queue claims the entries for the shared receives once, for as long as it exists. So only the
+            // first connection on a queue claims them (`entries + all`).
             Some(all) => match self.with_room(provider, entries, true) {
                 Some(index) => self.claim_of(index, entries),
                 None => {
@@ -278,7 +285,8 @@ impl Device {
         }
     }
 
-    /// Claims completion entries. Returns the index of their queue.
+    /// Claims completion queue entries for a connection or a datagram endpoint. Returns the index of the completion
+    /// queue. If no queue has enough free entries, creates one.
     pub(crate) fn claim_room(
         &mut self,
         provider: &mut dyn Provider,
@@ -292,7 +300,7 @@ impl Device {
                 let attr = CqAttr { entries: size, vector: self.vector, moderation: config.completions.moderation };
                 let id = provider.create_cq(self.id, &attr)?;
                 let new = CompletionQueue::new(id, size);
-                // A failed queue is replaced when nothing uses it any more.
+                // The new queue takes the index of a failed queue that nothing uses any more, if there is one.
                 match self.cqs.iter().position(|cq| cq.is_unused() && has_failed(provider, cq)) {
                     Some(index) => {
                         destroy_cq(provider, std::mem::replace(&mut self.cqs[index], new).id);
@@ -308,8 +316,9 @@ impl Device {
         Ok(self.claim_of(index, entries))
     }
 
-    /// Finds a completion queue that has not failed and has so many free entries. With `shared`, it also has the
-    /// entries for all shared receives.
+    /// Returns the index of a completion queue that has not failed and has this number of free entries. If `shared` is
+    /// true, the queue must also have claimed the entries for all shared receives. Returns `None` if there is no such
+    /// queue.
     fn with_room(&self, provider: &dyn Provider, entries: u32, shared: bool) -> Option<usize> {
         let good = |cq: &CompletionQueue| cq.has_room(entries) && (cq.shared || !shared) && !has_failed(provider, cq);
         self.cqs.iter().position(good)
@@ -321,19 +330,21 @@ impl Device {
         index
     }
 
-    /// Returns the number of receives posted to the shared queue, and the number of those that are not claimed.
+    /// Returns two numbers about the shared receive queue: the receives that are posted, and the receives that no
+    /// connection has claimed. Returns `None` if the device has no such queue.
     pub(crate) fn shared_levels(&self) -> Option<(usize, usize)> {
         let shared = self.buffers.shared.as_ref()?;
         Some((shared.posted(), shared.unclaimed(|cq, mark| self.cqs[cq].has_passed(mark)) as usize))
     }
 
-    /// Posts the shared receives whose buffers are free again, and then takes back the claims of connections that have
-    /// ended. It must not run while completions are being handled, because they may be completions of those
+    /// Posts the receives of the shared queue whose buffers are free again. Then takes back the claims of ended
+    /// connections. This must not run while completions are being handled: among them may be completions of these
     /// connections.
     pub(crate) fn settle_shared(&mut self, provider: &mut dyn Provider, chain: &mut Vec<RecvWr>) {
         let Buffers { pool, shared: Some(shared) } = &mut self.buffers else { return };
         if let Err(error) = shared.post(provider, pool, chain) {
-            // Connections notice the failure when they post something.
+            // Only a warning: if the device has failed, the connections notice that when they post something
+            // themselves.
             log::warn!("{}: posting shared receives failed: {error}", self.name);
             return;
         }
@@ -341,28 +352,32 @@ impl Device {
         shared.settle(|cq, mark| cqs[cq].has_passed(mark));
     }
 
-    /// Releases completion entries.
+    /// Releases the completion queue entries that one connection or endpoint has claimed on the queue with index `cq`.
     pub(crate) fn release_room(&mut self, cq: usize, entries: u32) {
         self.cqs[cq].release(entries);
         self.claims -= 1;
     }
 
-    /// Releases the reservation of a connection. `kept` is the number of the connection's own receive buffers that the
-    /// program holds. They stay counted until they are returned. Buffers of the shared queue never count as a
-    /// connection's own. `lost` is the number of buffers that stay with a queue pair that the device failed to destroy.
-    /// Such a queue pair may go on completing work requests, so its completion entries stay claimed.
+    /// Releases the reservation of a connection that has ended.
+    ///
+    /// - `kept` is the number of the connection's separate receive buffers that the program still holds. They count as
+    ///   lent until the program returns them. Buffers of the shared receive queue never count here.
+    /// - `lost` is `None` if the device has destroyed the queue pair. Otherwise it is the number of buffers that stay
+    ///   with the queue pair. It may go on completing work requests, so its completion queue entries stay claimed.
     pub(crate) fn release(&mut self, room: DeviceReservation, kept: usize, lost: Option<usize>) {
         self.release_room(room.cq, if lost.is_none() { room.entries } else { 0 });
         self.buffers.pool.unreserve(room.entries as usize - lost.unwrap_or(0));
         self.buffers.pool.lend(kept);
     }
 
-    /// Returns `true` if the device is being removed and has no claims left.
+    /// Returns `true` if the device has failed or is being removed, and no connection or endpoint uses its completion
+    /// queues.
     pub(crate) const fn is_abandoned(&self) -> bool {
         self.removed && self.claims == 0
     }
 
-    /// Takes a buffer for the program to fill. The pool grows if all its buffers are reserved.
+    /// Takes a buffer of the pool for the program to fill; `None` if the pool has reached its limit. If all buffers are
+    /// reserved for connections, the pool grows.
     pub(crate) fn take_for_program(&mut self, provider: &mut dyn Provider) -> Option<Buffer> {
         self.reserve(provider, 1).ok()?;
         let pool = &mut self.buffers.pool;
@@ -372,9 +387,9 @@ impl Device {
         Some(buffer)
     }
 
-    /// Adds buffers for the sends of one connection, which its peer maps, so that sends from there are not copied.
-    /// Returns the number of their slab; `None` if the peer is not on this host, or the buffers cannot be allocated,
-    /// registered or mapped.
+    /// Adds a slab of buffers for the sends of one connection whose peer is on this host. The peer maps the slab into
+    /// its own memory, so sends from these buffers are not copied. Returns the number of the slab. Returns `None` if
+    /// the peer is on another host, or if the slab cannot be allocated, registered or mapped.
     pub(crate) fn add_mapped_slab(&mut self, provider: &mut dyn Provider, qp: Option<QpId>) -> Option<u16> {
         let qp = qp.filter(|&qp| provider.shared_memory().is_some_and(|role| role.is_shared(qp)))?;
         let bytes = self.buffers.pool.mapped_slab_len(self.queues.max_send_wr as usize)?;
@@ -392,16 +407,16 @@ impl Device {
         slab
     }
 
-    /// Removes the buffers that the peer of a connection maps, after its queue pair was destroyed. Returns the number
-    /// of registrations that the device failed to release.
+    /// Removes the slab that the peer of a connection has mapped, after the connection's queue pair was destroyed.
+    /// Returns the number of registrations that the device failed to release: 0 or 1.
     pub(crate) fn remove_mapped_slab(&mut self, provider: &mut dyn Provider, slab: u16) -> usize {
         let Some(key) = self.buffers.pool.end_mapped_slab(slab) else { return 0 };
         let Some(at) = self.slabs.iter().position(|&(of, _)| of == key) else { return 0 };
         deregister(provider, self.slabs.swap_remove(at).1)
     }
 
-    /// Returns memory of the pool to the system that was not needed for a while. Returns the number of registrations
-    /// that the device failed to release.
+    /// Returns slabs to the system that were not needed since the last call. Returns the number of registrations that
+    /// the device failed to release.
     pub(crate) fn trim(&mut self, provider: &mut dyn Provider) -> usize {
         let (slabs, mut kept) = (&mut self.slabs, 0);
         self.buffers.pool.trim(|key| {
@@ -412,8 +427,8 @@ impl Device {
         kept
     }
 
-    /// Destroys the queues and deregisters the buffers, after all connections have ended. Returns the objects that the
-    /// device failed to release.
+    /// Destroys the queues of the device, and deregisters its buffers, after all connections have ended. Returns the
+    /// numbers of objects that the device failed to release.
     pub(crate) fn close(&mut self, provider: &mut dyn Provider) -> Unreleased {
         let destroyed = self.buffers.shared.take().is_none_or(|shared| destroy_srq(provider, shared.srq()));
         for cq in self.cqs.drain(..) {
@@ -423,7 +438,8 @@ impl Device {
         if destroyed {
             Unreleased { queues: 0, registrations: slabs.map(|(_, slab)| deregister(provider, slab)).sum() }
         } else {
-            // The device may still write to the posted buffers: they stay registered, so their memory is never freed.
+            // The device may still write to the buffers that are posted in the queue. So they stay registered, and
+            // their memory is never freed.
             Unreleased { queues: 1, registrations: slabs.len() }
         }
     }

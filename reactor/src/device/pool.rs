@@ -1,8 +1,8 @@
-//! The buffer pool of a device: buffers of equal size, in slabs that are registered once.
+//! The buffer pool of a device. It has buffers of equal size, in slabs: large blocks of memory, each registered once.
 //!
 //! A [`Buffer`] is the right to access one buffer. It cannot be copied, so each buffer has one holder at a time: the
-//! pool, a work request ([`Posted`]), a message, or the program. The unsafe code here relies on that, and on the
-//! promises of [`rdma_transport::Provider`] about posted memory.
+//! pool, a work request ([`Posted`]), a message, or the program. The unsafe code in this file relies on that. It also
+//! relies on the promises of [`rdma_transport::Provider`] about memory that is posted to a device.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -15,17 +15,17 @@ use rdma_transport::wr::Sge;
 
 use crate::limits::{BUFFER_ALIGN, HEADER_LEN};
 
-/// Smallest size of the first slab, bytes. The first slab is as large as its first user needs. Each further slab
-/// doubles the pool, by up to [`LARGEST_SLAB`]. So there are few registrations, and little memory is pinned
-/// unnecessarily.
+/// Smallest size of a slab, in bytes. The first slab is as large as its first user needs, but not smaller than this.
+/// Each further slab doubles the pool, but is not larger than [`LARGEST_SLAB`]. So there are few registrations, and
+/// little memory is pinned without need.
 const SMALLEST_SLAB: usize = 256 << 10;
 const LARGEST_SLAB: usize = 4 << 20;
-/// Smallest number of buffers in a slab that the peer of one connection maps.
+/// Smallest number of buffers in a slab that a peer on the same host maps (see `MappedSlab`).
 const MIN_MAPPED_BUFFERS: usize = 4;
-/// Largest number of buffers in one slab: an index has 16 bits.
+/// Largest number of buffers in one slab, because the index of a buffer has 16 bits.
 const PER_SLAB: usize = 1 << 16;
 
-/// The right to access one buffer.
+/// The right to access one buffer: its slab, and its index in the slab.
 #[derive(Debug)]
 #[must_use = "a dropped buffer does not return to its pool"]
 pub(crate) struct Buffer {
@@ -33,29 +33,31 @@ pub(crate) struct Buffer {
     index: u16,
 }
 
-/// A buffer that a work request holds. Nothing in this process accesses it until the work request has completed.
+/// A buffer that belongs to a work request. Nothing in this process accesses the buffer until the work request has
+/// completed.
 #[derive(Debug)]
 #[must_use = "a dropped buffer does not return to its pool"]
 pub(crate) struct Posted(Buffer);
 
 impl Posted {
-    /// Changes bytes of a send that is not posted yet.
+    /// Overwrites bytes of a buffer whose send is prepared but not posted to the device yet.
     pub(crate) fn patch(&mut self, slabs: &Slabs, at: usize, bytes: &[u8]) {
         self.unposted(slabs)[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Returns the whole buffer of a send that is not posted yet.
+    /// Returns the whole buffer of a send that is prepared but not posted to the device yet.
     pub(crate) fn unposted<'a>(&'a mut self, slabs: &'a Slabs) -> &'a mut [u8] {
         slabs.bytes_mut(&mut self.0)
     }
 
-    /// Takes the buffer back from a work request that has completed or was destroyed with its queue pair.
+    /// Returns the buffer of a work request that has completed, or that was destroyed with its queue pair.
     pub(crate) fn done(self) -> Buffer {
         self.0
     }
 }
 
-/// The memory of the buffers. Messages that outlive their callback share it, so it outlives them.
+/// The memory of the pool's buffers. Messages that the program keeps hold a clone of the `Arc`, so the memory stays
+/// readable for them when the pool is gone.
 pub(crate) struct Slabs {
     stride: usize,
     memories: Vec<Arc<Memory>>,
@@ -73,8 +75,8 @@ impl Slabs {
         let memory = &self.memories[usize::from(buffer.slab)];
         let offset = usize::from(buffer.index) * self.stride;
         assert!(offset + self.stride <= memory.len(), "a buffer of another pool");
-        // SAFETY: the offset and the stride bytes behind it are inside the memory, as was just checked, and the start
-        // of a mapping is not null.
+        // SAFETY: the assertion above shows that `stride` bytes from the offset on are inside the memory. The start of
+        // a mapping is not null.
         unsafe { NonNull::new_unchecked(memory.as_ptr().add(offset)) }
     }
 
@@ -82,61 +84,64 @@ impl Slabs {
     #[inline]
     pub(crate) fn bytes<'a>(&'a self, buffer: &'a Buffer, len: usize) -> &'a [u8] {
         let len = len.min(self.stride);
-        // SAFETY: `base` is valid for stride bytes while `self` lives. Holding the Buffer means that no work request
-        // and nobody else writes to it.
+        // SAFETY: `base` is valid for `stride` bytes while `self` lives. The caller holds the `Buffer`, so no work
+        // request and nobody else writes to these bytes.
         unsafe { slice::from_raw_parts(self.base(buffer).as_ptr(), len) }
     }
 
-    /// Returns the whole buffer, to fill.
+    /// Returns all bytes of a buffer, for writing.
     #[inline]
     pub(crate) fn bytes_mut<'a>(&'a self, buffer: &'a mut Buffer) -> &'a mut [u8] {
-        // SAFETY: as in `bytes`. `&mut Buffer` makes this the only reference.
+        // SAFETY: `base` is valid for `stride` bytes while `self` lives. The caller holds the `Buffer`, so no work
+        // request uses these bytes. `&mut Buffer` makes this the only reference.
         unsafe { slice::from_raw_parts_mut(self.base(buffer).as_ptr(), self.stride) }
     }
 }
 
-/// The buffer pool of one device.
+/// The buffer pool of one device. Connections reserve buffers, so that a `take` within their reservation always
+/// succeeds.
 #[derive(Debug)]
 pub(crate) struct Pool {
     slabs: Arc<Slabs>,
     keys: Vec<LocalKey>,
-    /// The free buffers. The last one returned is the first one taken, because it is the most likely to be in a cache.
+    /// The free buffers, used as a stack: the buffer that was returned last is the most likely to be in a processor's
+    /// cache.
     free: Vec<Buffer>,
-    /// Numbers of slabs that were returned to the system. Their entries refer to the memory of the first slab, and they
-    /// have no buffers.
+    /// The numbers of slabs that were returned to the system, for reuse. Such a slab has no buffers. Its entries in
+    /// `memories` and `keys` are those of the first slab.
     vacant: Vec<u16>,
-    /// Number of buffers in each slab.
+    /// Number of buffers in each slab, by the slab's number.
     sizes: Vec<usize>,
-    /// Largest number of buffers that were reserved and lent at one time since the pool was last trimmed.
+    /// Largest sum of `reserved` and `lent` since the last call of [`Pool::trim`].
     high: usize,
-    /// Number of buffers reserved for connections.
+    /// Number of buffers that connections have reserved.
     reserved: usize,
-    /// Number of buffers that the program holds and that no reservation covers.
+    /// Number of buffers that the program holds and that count towards no connection's reservation.
     lent: usize,
     capacity: usize,
     max_buffers: usize,
-    /// For each slab that the peer of a connection maps, its free buffers.
+    /// The mapped slabs, by the slab's number; `None` for an ordinary slab.
     mapped_slabs: Vec<Option<MappedSlab>>,
     mapped_buffers: usize,
 }
 
-/// A slab for the sends of one connection, which the peer of that connection maps. Its buffers are not part of the
-/// pool's capacity.
+/// A slab for the sends of one connection whose peer is on this host. The peer maps the slab into its own memory, and
+/// so receives from it without a copy. Its buffers do not count towards `capacity`.
 #[derive(Debug)]
 struct MappedSlab {
     free: Vec<Buffer>,
     size: usize,
-    /// The connection has ended. The slab is dropped when its last buffer has been returned.
+    /// True if the connection has ended. The slab is dropped when all its buffers have been returned.
     is_ending: bool,
 }
 
-/// The error of a pool that has reached its limit.
+/// The error of a reservation that would exceed the pool's limit.
 #[derive(Debug)]
 pub(crate) struct Exhausted;
 
 impl Pool {
-    /// Creates a pool of buffers of at least `size` bytes each, together at most `max_bytes`. The pool is empty until
-    /// something is reserved.
+    /// Creates a pool of buffers of at least `size` bytes each. All buffers together have at most `max_bytes`. The pool
+    /// has no memory until buffers are reserved.
     pub(crate) fn new(size: usize, max_bytes: usize) -> Self {
         let stride = size.next_multiple_of(BUFFER_ALIGN);
         Self {
@@ -155,13 +160,14 @@ impl Pool {
         }
     }
 
-    /// Returns the memory of the pool. A holder of buffers outside of the pool keeps a clone of it.
+    /// Returns the memory of the pool. Those who hold buffers outside of the pool, such as kept messages, clone this
+    /// `Arc`.
     pub(crate) fn slabs(&self) -> &Arc<Slabs> {
         &self.slabs
     }
 
-    /// Reserves `count` buffers, and adds as many slabs as that needs. `register` allocates a slab and registers it
-    /// with the device.
+    /// Reserves `count` buffers for a connection. If the pool has too few buffers, adds slabs: `register` allocates a
+    /// slab of the given number of bytes and registers it with the device.
     pub(crate) fn reserve<E: From<Exhausted>>(
         &mut self,
         count: usize,
@@ -181,7 +187,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns the number of buffers of the next slab, and the slab's number.
+    /// Returns the number of buffers that the next slab should have, and the slab's number. `missing` is the number of
+    /// buffers that the pool lacks.
     fn next_slab(&self, missing: usize) -> Result<(usize, u16), Exhausted> {
         let slab = match self.vacant.last() {
             Some(&slab) => slab,
@@ -201,7 +208,7 @@ impl Pool {
         self.free.extend((0..buffers).rev().map(|index| Buffer { slab, index: index as u16 }));
     }
 
-    /// Adds the memory of a slab. Returns the number of its buffers.
+    /// Adds a slab's memory under the number `slab`. Returns the number of its buffers.
     fn add_slab(&mut self, slab: u16, buffers: usize, memory: Arc<Memory>, key: LocalKey) -> usize {
         let buffers = buffers.min(memory.len() / self.slabs.stride);
         let mut memories = self.slabs.memories.clone();
@@ -217,10 +224,10 @@ impl Pool {
         buffers
     }
 
-    // Slabs that the peer of a connection maps.
+    // Slabs that the peers of connections map.
 
-    /// Returns the length of a slab of up to `count` buffers for one connection, bytes; `None` if that would exceed the
-    /// pool's limit.
+    /// Returns the length of a mapped slab for one connection, in bytes. The slab has at most `count` buffers. Returns
+    /// `None` if it would exceed the pool's limit.
     pub(crate) fn mapped_slab_len(&self, count: usize) -> Option<usize> {
         let stride = self.slabs.stride;
         let buffers = (LARGEST_SLAB / stride).max(MIN_MAPPED_BUFFERS).min(count).min(PER_SLAB);
@@ -228,7 +235,7 @@ impl Pool {
         (used + buffers <= self.max_buffers && self.next_slab(1).is_ok()).then_some(buffers * stride)
     }
 
-    /// Adds a slab for one connection. Returns its number.
+    /// Adds a mapped slab for one connection. Returns the slab's number; `None` if no number is free.
     pub(crate) fn add_mapped_slab(&mut self, memory: Arc<Memory>, key: LocalKey) -> Option<u16> {
         let slab = self.next_slab(1).ok()?.1;
         let size = self.add_slab(slab, PER_SLAB, memory, key);
@@ -243,12 +250,13 @@ impl Pool {
         self.mapped_slabs.get_mut(usize::from(slab))?.as_mut()
     }
 
-    /// Takes a buffer of a mapped slab.
+    /// Takes a free buffer of a mapped slab; `None` if the slab has none, or is not a mapped one.
     pub(crate) fn take_mapped(&mut self, slab: u16) -> Option<Buffer> {
         self.mapped_slab(slab)?.free.pop()
     }
 
-    /// Drops a mapped slab, immediately or when its last buffer has been returned. Returns its key.
+    /// Drops a mapped slab, immediately or when its last buffer has been returned. Returns the local key of its
+    /// registration; `None` if `slab` is not a mapped slab.
     pub(crate) fn end_mapped_slab(&mut self, slab: u16) -> Option<LocalKey> {
         self.mapped_slab(slab)?.is_ending = true;
         let key = self.keys[usize::from(slab)];
@@ -256,7 +264,8 @@ impl Pool {
         Some(key)
     }
 
-    /// Takes a buffer back when there are mapped slabs.
+    /// Returns a buffer to its mapped slab or to the pool's free buffers. It is slower than the path in [`Pool::give`],
+    /// which is for pools without mapped slabs.
     #[inline(never)]
     fn return_any(&mut self, buffer: Buffer) {
         let slab = buffer.slab;
@@ -269,8 +278,8 @@ impl Pool {
         }
     }
 
-    /// Drops a mapped slab if it is ending and all its buffers were returned. The entry then refers to the memory of
-    /// the first slab.
+    /// Drops a mapped slab if its connection has ended and all its buffers were returned. The slab's entries then refer
+    /// to the memory of the first slab.
     fn drop_mapped_slab(&mut self, slab: u16) {
         let at = usize::from(slab);
         let unused = self.mapped_slabs[at].take_if(|slab| slab.is_ending && slab.free.len() == slab.size);
@@ -283,18 +292,20 @@ impl Pool {
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }
 
-    /// Releases the reservation of `count` buffers. The memory stays for the next connection.
+    /// Releases the reservation of `count` buffers. The pool keeps their memory for later connections, until
+    /// [`Pool::trim`].
     pub(crate) fn unreserve(&mut self, count: usize) {
         self.reserved -= count;
     }
 
-    /// Returns `true` if there is more than one slab, and more buffers than are reserved and lent.
+    /// Returns `true` if [`Pool::trim`] may be able to drop a slab: there is more than one, and some buffers are
+    /// neither reserved nor lent.
     pub(crate) fn is_excessive(&self) -> bool {
         self.sizes.len() - self.vacant.len() > 1 && self.capacity > self.reserved + self.lent
     }
 
-    /// Drops slabs whose buffers are all free. As many buffers stay as were needed at one time since the last trimming.
-    /// `deregister` deregisters a slab.
+    /// Drops slabs whose buffers are all free, and calls `deregister` with the key of each. As many buffers stay as
+    /// were reserved and lent at one time since the last call.
     pub(crate) fn trim(&mut self, mut deregister: impl FnMut(LocalKey)) {
         let mut excess = self.capacity.saturating_sub(self.high);
         self.high = self.reserved + self.lent;
@@ -305,8 +316,8 @@ impl Pool {
         for buffer in &self.free {
             idle[usize::from(buffer.slab)] += 1;
         }
-        // The first slab stays, because the entries of dropped slabs refer to its memory. The last slabs are dropped
-        // first.
+        // The first slab always stays, because the entries of dropped slabs refer to its memory. The loop begins with
+        // the last slab.
         let mut gone = vec![false; self.sizes.len()];
         let mut memories = self.slabs.memories.clone();
         for slab in (1..self.sizes.len()).rev() {
@@ -326,18 +337,19 @@ impl Pool {
             excess -= size;
         }
         self.free.retain(|buffer| !gone[usize::from(buffer.slab)]);
-        // The next buffers are taken from the first slabs, so that the other slabs become idle.
+        // Later calls take the buffers of the first slabs first, so that the last slabs become idle and can be dropped.
         self.free.sort_unstable_by_key(|buffer| std::cmp::Reverse((buffer.slab, buffer.index)));
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }
 
-    /// Counts buffers that the program gets without a reservation.
+    /// Counts `count` buffers as lent: the program holds them without a reservation.
     pub(crate) fn lend(&mut self, count: usize) {
         self.lent += count;
         self.high = self.high.max(self.reserved + self.lent);
     }
 
-    /// Counts a lent buffer as returned, or as covered by a connection's reservation from now on.
+    /// Counts a lent buffer as not lent any more: the program has returned it, or a connection's reservation covers it
+    /// from now on.
     pub(crate) fn unlend(&mut self, buffer: &Buffer) {
         if self.mapped_slab(buffer.slab).is_some() {
             return;
@@ -346,30 +358,30 @@ impl Pool {
         self.lent = self.lent.saturating_sub(1);
     }
 
-    /// Returns the number of buffers, free or not.
+    /// Returns the number of buffers in ordinary slabs, whether they are free or not.
     pub(crate) const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Returns the number of free buffers.
+    /// Returns the number of free buffers in ordinary slabs.
     pub(crate) fn available(&self) -> usize {
         self.free.len()
     }
 
-    /// Takes a buffer.
+    /// Takes a free buffer out of the pool; `None` if there is none.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Buffer> {
         self.free.pop()
     }
 
-    /// Takes a buffer for a closure of the program to fill.
+    /// Takes a free buffer that a closure of the program then fills; `None` if there is none.
     #[inline]
     pub(crate) fn take_to_fill(&mut self) -> Option<Filling<'_>> {
         let buffer = self.free.pop();
         buffer.is_some().then_some(Filling { pool: self, buffer })
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     #[inline]
     pub(crate) fn give(&mut self, buffer: Buffer) {
         if self.mapped_buffers > 0 {
@@ -379,7 +391,8 @@ impl Pool {
         self.free.push(buffer);
     }
 
-    /// Hands the first `len` bytes of a buffer to a work request.
+    /// Prepares a work request for the first `len` bytes of a buffer. Returns the buffer as one that belongs to the
+    /// work request, and the scatter/gather entry.
     #[inline]
     pub(crate) fn post(&self, buffer: Buffer, len: usize) -> (Posted, Sge) {
         let posted = Posted(buffer);
@@ -387,7 +400,8 @@ impl Pool {
         (posted, sge)
     }
 
-    /// Copies `header` and `payload` into a buffer, which must have room for both, and hands it to a work request.
+    /// Copies `header` and `payload` into a buffer, and prepares a work request for them, like [`Pool::post`]. The
+    /// buffer must have room for both.
     #[inline(always)]
     pub(crate) fn post_copy(&self, mut buffer: Buffer, header: &[u8], payload: &[u8]) -> (Posted, Sge) {
         let (head, rest) = self.slabs.bytes_mut(&mut buffer).split_at_mut(header.len());
@@ -396,31 +410,33 @@ impl Pool {
         self.post(buffer, header.len() + payload.len())
     }
 
-    /// Copies `header` to the beginning of a buffer, and hands it with the `len` bytes behind it to a work request.
+    /// Copies `header` to the beginning of a buffer, and prepares a work request for the header and the next `len`
+    /// bytes, like [`Pool::post`].
     #[inline]
     pub(crate) fn post_behind(&self, mut buffer: Buffer, header: [u8; HEADER_LEN], len: usize) -> (Posted, Sge) {
         self.slabs.bytes_mut(&mut buffer)[..HEADER_LEN].copy_from_slice(&header);
         self.post(buffer, HEADER_LEN + len)
     }
 
-    /// Returns the scatter/gather entry for the first `len` bytes of a posted buffer.
+    /// Returns the scatter/gather entry for the first `len` bytes of a buffer that belongs to a work request.
     #[inline]
     pub(crate) fn sge(&self, posted: &Posted, len: usize) -> Sge {
         let buffer = &posted.0;
         let key = self.keys[usize::from(buffer.slab)];
         let len = len.min(self.slabs.stride) as u32;
-        // SAFETY: the memory lives as long as the slab list, which the pool holds and the device has registered. The
-        // Buffer is in Posted, which gives no access until the work request has completed.
+        // SAFETY: the memory lives as long as the slab list, which the pool holds, and the device has registered it.
+        // The buffer is in a `Posted`, which gives no access to the bytes until the work request has completed.
         unsafe { Sge::new(self.slabs.base(buffer), len, key) }
     }
 
-    /// Returns the length of one buffer, bytes.
+    /// Returns the length of one buffer, in bytes. It is a multiple of the alignment.
     pub(crate) fn stride(&self) -> usize {
         self.slabs.stride
     }
 }
 
-/// A buffer that a closure of the program fills. It returns to its pool unless it is kept, also if the closure panics.
+/// A buffer that a closure of the program fills. If it is dropped without [`Filling::keep`], for example because the
+/// closure panics, the buffer returns to its pool.
 #[derive(Debug)]
 pub(crate) struct Filling<'a> {
     pool: &'a mut Pool,
@@ -428,13 +444,13 @@ pub(crate) struct Filling<'a> {
 }
 
 impl Filling<'_> {
-    /// Returns the whole buffer.
+    /// Returns all bytes of the buffer, for writing.
     #[inline]
     pub(crate) fn room(&mut self) -> &mut [u8] {
         self.buffer.as_mut().map_or(&mut [], |buffer| self.pool.slabs.bytes_mut(buffer))
     }
 
-    /// Returns the buffer, to send it.
+    /// Takes the buffer out, to send it. The buffer does not return to the pool by itself any more.
     #[inline]
     pub(crate) fn keep(mut self) -> Option<Buffer> {
         self.buffer.take()
@@ -509,7 +525,7 @@ mod tests {
         }
         assert_eq!(sizes[..6], [256 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20]);
         assert!(sizes.iter().all(|&bytes| bytes <= 4 << 20));
-        // Buffers that are reserved together are in one slab, up to the size of the largest.
+        // One large reservation gets slabs of the largest size, and not one slab for each doubling.
         sizes.clear();
         let mut pool = Pool::new(4096, 64 << 20);
         pool.reserve(1500, |bytes| {
@@ -520,7 +536,7 @@ mod tests {
         assert_eq!(sizes, [4 << 20, 4 << 20]);
     }
 
-    /// Reserves buffers, and gives each slab a different key.
+    /// Reserves buffers. Each new slab gets its own number as its key, so that the tests can identify it.
     fn numbered(pool: &mut Pool, count: usize) {
         let mut next = pool.sizes.len() as u32;
         pool.reserve(count, |bytes| {
@@ -549,7 +565,7 @@ mod tests {
         assert_eq!(trimmed(&mut pool), [2]);
         assert_eq!((pool.capacity(), pool.available()), (8, 8));
         assert!(trimmed(&mut pool).is_empty(), "five are reserved");
-        // A peak counts until the next trimming.
+        // A peak of lent buffers protects the slabs from the next trim, but not from the one after it.
         pool.unreserve(5);
         pool.lend(5);
         let buffer = pool.take().unwrap();
@@ -558,7 +574,7 @@ mod tests {
         assert!(trimmed(&mut pool).is_empty());
         assert_eq!(trimmed(&mut pool), [1]);
         assert!(!pool.is_excessive() && trimmed(&mut pool).is_empty(), "the first one stays");
-        // The numbers of slabs are used again.
+        // New slabs reuse the numbers of dropped slabs.
         numbered(&mut pool, 10);
         assert_eq!((pool.capacity(), pool.sizes.len()), (12, 3));
     }
@@ -578,7 +594,7 @@ mod tests {
         pool.lend(1);
         assert!(trimmed(&mut pool).is_empty() && trimmed(&mut pool).is_empty());
         assert_eq!(pool.slabs().bytes(&kept, 1), [42]);
-        // The next buffers come from the first slab.
+        // After a trim, the pool takes buffers of the first slab first.
         let first = pool.take().unwrap();
         assert_eq!(first.slab, 0);
         pool.give(first);
@@ -588,8 +604,8 @@ mod tests {
         assert_eq!((pool.capacity(), pool.available()), (4, 4));
     }
 
-    /// The mapped buffers of one connection are separate from the others, and their slab is dropped with the last of
-    /// them.
+    /// The buffers of a mapped slab are separate from those of the pool. The slab is dropped when its last buffer is
+    /// returned.
     #[test]
     fn a_slab_apart_goes_with_its_connection() {
         let mut pool = Pool::new(1 << 20, 10 << 20);
@@ -597,7 +613,7 @@ mod tests {
         assert_eq!((pool.mapped_slab_len(64), pool.mapped_slab_len(2)), (Some(4 << 20), Some(2 << 20)));
         let slab = pool.add_mapped_slab(memory(4 << 20).unwrap().0, LocalKey(9)).unwrap();
         assert_eq!((slab, pool.capacity(), pool.available(), pool.mapped_slab_len(64)), (1, 4, 4, None));
-        // The pool's limit counts both kinds.
+        // The buffers of mapped and of ordinary slabs together count towards the pool's limit.
         assert!(pool.reserve(3, memory).is_err());
         let mut kept = pool.take_mapped(slab).unwrap();
         let slabs = Arc::clone(pool.slabs());
@@ -614,7 +630,7 @@ mod tests {
         assert_eq!(slabs.bytes(&kept, 1), [42]);
         pool.give(kept);
         assert_eq!((pool.available(), pool.capacity(), pool.mapped_slab_len(64)), (4, 4, Some(4 << 20)));
-        // Its number is used again.
+        // A new mapped slab reuses the number of the dropped one.
         assert_eq!(pool.add_mapped_slab(memory(4 << 20).unwrap().0, LocalKey(9)), Some(1));
     }
 

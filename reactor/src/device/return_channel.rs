@@ -1,4 +1,5 @@
-//! The channel through which buffers that the program kept return to the reactor. It can be used on any thread.
+//! The channel through which the program returns buffers to the reactor, from any thread: messages that it has kept,
+//! and send buffers that it has not sent.
 
 use std::sync::Arc;
 
@@ -8,42 +9,45 @@ use super::pool::Buffer;
 use crate::id::ConnectionId;
 use crate::seam::wake::WakeFlag;
 
-/// The id of a pool of buffers. A device that is used again after it was unused has a new pool, with another id.
+/// The id of a pool of buffers. A device has a new pool, with another id, each time that it is added to the table of
+/// devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PoolId {
-    /// The index of the device.
+    /// The index of the device to which the pool belongs.
     pub(crate) device: usize,
-    /// The number of the pool among all pools of the reactor.
+    /// The number of the pool, unique among all pools that the reactor has ever created.
     pub(crate) number: u64,
 }
 
-/// Memory that is being returned to the reactor.
+/// Memory that the program has released, on its way to the reactor.
 #[derive(Debug)]
 pub(crate) struct Returned {
-    /// The pool that the memory belongs to.
+    /// The pool to which the memory belongs.
     pub(crate) pool: PoolId,
     pub(crate) memory: ReturnedMemory,
-    /// The connection that received the message, if the memory held one. Its buffers are then posted again.
+    /// The connection that received the message, if the memory contained a received message. The connection then posts
+    /// the buffers again.
     pub(crate) receive_of: Option<ConnectionId>,
 }
 
-/// The kinds of memory that a program may keep.
+/// The kinds of memory that the program may keep.
 #[derive(Debug)]
 pub(crate) enum ReturnedMemory {
     Buffer(Buffer),
     Joined(JoinedMessage),
 }
 
-/// A message that arrived in several buffers, in separate memory.
+/// A message that arrived in several buffers, copied together into separate memory.
 #[derive(Debug)]
 pub(crate) struct JoinedMessage {
     pub(crate) bytes: Vec<u8>,
-    /// The buffers that the message arrived in, if the memory is not accounted for. The message then occupies its
-    /// receives, as a message in one buffer does.
+    /// The receive buffers in which the message arrived. They are kept here only if `LargeMessageSettings::memory` has
+    /// no room for `bytes`. The peer then has no credits for them until the message is released. Otherwise this list is
+    /// empty.
     pub(crate) receives: Vec<Buffer>,
 }
 
-/// The sending end of the channel, for the buffers of one pool.
+/// The sending end of the channel, for memory of one pool.
 #[derive(Debug)]
 pub(crate) struct ReturnChannel {
     pub(crate) pool: PoolId,
@@ -52,8 +56,8 @@ pub(crate) struct ReturnChannel {
 }
 
 impl ReturnChannel {
-    /// Returns a buffer. If the reactor was dropped, the buffer is dropped, and its memory is freed with its last
-    /// holder.
+    /// Returns a buffer to the reactor. If the reactor was dropped, the buffer is dropped instead. Its memory is freed
+    /// when the last clone of the pool's [`Slabs`](super::pool::Slabs) is dropped.
     pub(crate) fn return_buffer(&self, buffer: Buffer, receive_of: Option<ConnectionId>) {
         self.send(ReturnedMemory::Buffer(buffer), receive_of);
     }

@@ -1,5 +1,5 @@
-//! The devices that a reactor uses, by number. A device is in the table from its first use until it was removed and
-//! nothing uses it any more.
+//! The table of the devices that a reactor uses, by index. A device is added on its first use. It is taken out when it
+//! was removed from the host, or has failed, and nothing uses it any more.
 
 use std::sync::Arc;
 
@@ -15,22 +15,23 @@ use crate::providers::{Providers, device_of};
 use crate::seam::wake::WakeFlag;
 use crate::stats::MemoryStats;
 
-/// The table of devices.
+/// The devices that a reactor uses, by index.
 #[derive(Debug)]
 pub(crate) struct Devices {
     all: Vec<Option<Device>>,
-    /// Devices whose channels are not watched yet.
+    /// The indexes of new devices. The reactor does not watch their completion channels yet.
     fresh: Vec<usize>,
-    /// The buffers of connections that are on no device.
+    /// Buffers without memory, which stand for those of a device that is not in the table.
     nowhere: Buffers,
-    /// Number of pools created so far.
+    /// Number of pools that were created so far; it makes the number of each pool unique.
     pools: u64,
     return_to: Sender<Returned>,
     returned: Receiver<Returned>,
     wake: Arc<WakeFlag>,
-    /// The number of the reactor, by which the reactors are spread over completion vectors.
+    /// The number of the reactor in the process. It selects the reactor's completion vector, so that reactors use
+    /// different ones.
     reactor: u32,
-    /// A timer is set, at which the pools are trimmed.
+    /// True if a timer is set that will trim the pools.
     pub(crate) trimming: bool,
     receive_chain: Vec<RecvWr>,
 }
@@ -62,13 +63,14 @@ impl Devices {
         self.all.get_mut(index)?.as_mut()
     }
 
-    /// Returns a completion queue, also of a device that has failed or is being removed.
+    /// Returns a completion queue, even if its device has failed or is being removed. Returns `None` if the device or
+    /// the queue is not in the table.
     #[inline]
     pub(crate) fn cq(&mut self, (device, at): CqIndex) -> Option<&mut CompletionQueue> {
         self.get_mut(device)?.cqs.get_mut(at)
     }
 
-    /// Returns the buffers of a device. An unknown device has none.
+    /// Returns the buffers of a device. If the device is not in the table, returns buffers without memory.
     #[inline]
     pub(crate) fn buffers(&mut self, index: usize) -> &mut Buffers {
         match self.all.get_mut(index) {
@@ -77,7 +79,8 @@ impl Devices {
         }
     }
 
-    /// As [`Devices::buffers`], with a list for receive work requests.
+    /// Returns the buffers of a device like [`Devices::buffers`], and the reactor's list for receive work requests,
+    /// whose memory is reused.
     #[inline]
     pub(crate) fn buffers_and_chain(&mut self, index: usize) -> (&mut Buffers, &mut Vec<RecvWr>) {
         let buffers = match self.all.get_mut(index) {
@@ -87,7 +90,7 @@ impl Devices {
         (buffers, &mut self.receive_chain)
     }
 
-    /// Returns a device, which is added to the table on first use.
+    /// Returns a device, and adds it to the table on its first use.
     pub(crate) fn use_device(&mut self, index: usize, providers: &Providers, config: &Config) -> &mut Device {
         if self.all.len() <= index {
             self.all.resize_with(index + 1, || None);
@@ -104,17 +107,18 @@ impl Devices {
         })
     }
 
-    /// Returns the next device with a channel that is not watched yet.
+    /// Returns the index of a device whose completion channel is not watched yet; `None` if all are watched.
     pub(crate) fn fresh(&self) -> Option<usize> {
         self.fresh.last().copied()
     }
 
-    /// Notes that the channel of that device is watched, or need not be watched any more.
+    /// Removes the device that [`Devices::fresh`] has returned from the list of new devices: its channel is watched
+    /// now, or need not be watched.
     pub(crate) fn watched(&mut self) {
         self.fresh.pop();
     }
 
-    /// Returns the upper bound of the devices' numbers: each is below it.
+    /// Returns the length of the table: the index of each device is below it. Some entries may be empty.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
@@ -127,39 +131,40 @@ impl Devices {
         self.all.iter_mut().flatten()
     }
 
-    /// Removes a device from the table.
+    /// Takes a device out of the table; `None` if it is not in the table.
     pub(crate) fn take(&mut self, index: usize) -> Option<Device> {
         self.all.get_mut(index)?.take()
     }
 
-    /// Returns the next returned buffer.
+    /// Returns the next memory that the program has returned; `None` if there is none at the moment.
     pub(crate) fn next_returned(&mut self) -> Option<Returned> {
         self.returned.try_recv().ok()
     }
 
-    /// Returns `true` if a device in the table has this pool. A device that was removed from the table has taken its
-    /// pool with it, and a device with the same index has another one.
+    /// Returns `true` if the pool belongs to a device in the table. Returns `false` if the pool's device was taken out
+    /// of the table, even if a new device has the same index: that one has another pool.
     pub(crate) fn has_pool(&self, pool: PoolId) -> bool {
         let by_index = cfg!(planted = "pools-known-by-their-index");
         self.get(pool.device).is_some_and(|device| by_index || device.return_channel.pool == pool)
     }
 
-    /// Returns `true` if buffers with this return channel belong to a device of this reactor.
+    /// Returns `true` if buffers with this return channel belong to this reactor, and to a pool that still exists.
     pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
         channel.sender.same_channel(&self.return_to) && self.has_pool(channel.pool)
     }
 
-    /// Takes out the list for receive work requests; see [`Devices::put_receive_chain`].
+    /// Takes out the reused list for receive work requests. [`Devices::put_receive_chain`] returns it.
     pub(crate) fn take_receive_chain(&mut self) -> Vec<RecvWr> {
         std::mem::take(&mut self.receive_chain)
     }
 
-    /// Puts the list back, to reuse its memory.
+    /// Puts the list for receive work requests back, so that its memory is used again.
     pub(crate) fn put_receive_chain(&mut self, chain: Vec<RecvWr>) {
         self.receive_chain = chain;
     }
 
-    /// Posts the shared receives whose buffers are free again, on all devices.
+    /// On all devices, posts the shared receives whose buffers are free again, and takes back the claims of ended
+    /// connections.
     pub(crate) fn settle_shared(&mut self, providers: &mut Providers) {
         let chain = &mut self.receive_chain;
         for (index, device) in self.all.iter_mut().enumerate() {
@@ -169,12 +174,12 @@ impl Devices {
         }
     }
 
-    /// Returns `true` if a pool has more memory than it needs.
+    /// Returns `true` if the pool of some device has memory that trimming may release.
     pub(crate) fn are_excessive(&self) -> bool {
         self.iter().any(|device| device.buffers.pool.is_excessive())
     }
 
-    /// Returns the current levels of all pools together.
+    /// Returns the numbers of buffers and of shared receives, as sums over all devices. The other counters are 0.
     pub(crate) fn levels(&self) -> MemoryStats {
         let mut levels = MemoryStats::default();
         for device in self.iter() {

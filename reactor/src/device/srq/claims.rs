@@ -1,41 +1,47 @@
-//! Claims on a shared receive queue. They decide how many receives each connection may promise to its peer. This file
-//! does no I/O, and time is an argument.
+//! The claims of connections on the receives of a shared receive queue. They decide how many receives each connection
+//! may promise to its peer. This file does no I/O, and gets the time as an argument.
 //!
-//! Each connection has a *claim*: a number of receives that are set aside for it. Some of them are promised to its
-//! peer. Others are used by messages that the program keeps or that wait for a large message. The sum of the claims
-//! never exceeds the number of receives, and a connection never promises more than its claim leaves. So every promise
-//! has a receive, in whatever order the peers use theirs:
+//! Each connection has a *claim*: a number of receives that are set aside for it. A part of them is promised to its
+//! peer as credits. Another part is *kept*: used by messages that the program holds, or that wait for a large message.
+//! Two rules hold:
+//!
+//! - The sum of all claims is at most the number of receives.
+//! - What a connection has promised and kept is at most its claim.
+//!
+//! So every promise has a posted receive, in whatever order the peers use their promises:
 //!
 //! ```text
 //! posted = receives - kept        sum(promised + kept) <= sum(claims) <= receives        =>  sum(promised) <= posted
 //! ```
 //!
-//! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. Beyond that it grows with the
-//! messages that the connection has received in about the last second, and with those that the program keeps. Its limit
-//! is half of the sum of its own receives and the unclaimed ones. So a single busy connection leaves half, and several
-//! busy ones get equal claims. A promise cannot be withdrawn: a claim shrinks as the peer uses its promises and they
-//! are not renewed.
+//! A claim is never below [`MIN_WINDOW`], so that every connection makes progress. It grows with the messages that the
+//! connection has received in about the last second, and with those that the program keeps. It grows at most to half of
+//! the receives that are unclaimed or already its own. So a single busy connection leaves half of them unclaimed, and
+//! several busy ones get about equal claims.
+//!
+//! A promise cannot be withdrawn. To shrink a claim, the connection does not renew the promises that its peer has used.
 
 use std::time::{Duration, Instant};
 
 use crate::limits::{CONTROL_CREDITS, MIN_WINDOW};
 
-/// Time after which received messages count half as much.
+/// Time after which a received message counts half as much for the size of the claim.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 
-/// The claims on one queue. It stores only the number of receives that are not claimed.
+/// The claims on the receives of one queue. Each connection stores its own [`Claim`]; this type stores only the number
+/// of receives that nobody has claimed.
 #[derive(Debug)]
 pub(crate) struct Claims {
     free: u32,
 }
 
-/// The claim of one connection.
+/// The receives that are set aside for one connection.
 #[derive(Debug)]
 pub(crate) struct Claim {
     claim: u32,
-    /// Number of receives that messages occupy and that cannot be posted again yet.
+    /// Number of receives whose buffers still contain a message, so that they cannot be posted again yet.
     kept: u32,
-    /// Number of messages received, where older ones count less.
+    /// Number of messages that the connection has received; it is halved for each [`HALF_LIFE`].
     used: u32,
     since: Instant,
 }
@@ -45,26 +51,30 @@ impl Claims {
         Self { free: receives }
     }
 
-    /// Returns the number of receives that are not claimed.
+    /// Returns the number of receives that no connection has claimed.
     pub(crate) const fn free(&self) -> u32 {
         self.free
     }
 
-    /// Creates the claim of a new connection, which promises [`MIN_WINDOW`] receives. `None` if fewer are free.
+    /// Creates the claim of a new connection: [`MIN_WINDOW`] receives, which the connection promises to its peer.
+    /// Returns `None` if fewer are unclaimed.
     pub(crate) fn join(&mut self, now: Instant) -> Option<Claim> {
         self.free = self.free.checked_sub(MIN_WINDOW)?;
         Some(Claim { claim: MIN_WINDOW, kept: 0, used: 0, since: now })
     }
 
-    /// Adjusts a claim. Returns the number of further receives that the connection may promise now. `promised` is the
-    /// number of receives that it has promised and its peer has not used. `most` is the largest claim wanted.
+    /// Adjusts the claim of a connection. Returns the number of further receives that the connection may promise to its
+    /// peer now.
+    ///
+    /// - `promised` is the number of receives that are promised and that the peer has not used.
+    /// - `most` is the largest claim that the connection wants.
     pub(crate) fn renew(&mut self, claim: &mut Claim, promised: u32, most: u32, now: Instant) -> u32 {
         let ages = now.saturating_duration_since(claim.since).as_nanos() / HALF_LIFE.as_nanos();
         if ages > 0 {
             claim.used = claim.used.checked_shr(u32::try_from(ages).unwrap_or(u32::MAX)).unwrap_or(0);
             claim.since = now;
         }
-        // Kept messages never use the credits for control messages.
+        // The claim always covers the kept messages and the credits for control messages.
         let least = MIN_WINDOW.max(claim.kept + CONTROL_CREDITS);
         let fair = (self.free + claim.claim.saturating_sub(MIN_WINDOW)) / 2;
         let wanted = (MIN_WINDOW + fair.min((claim.used / 2).max(claim.kept))).min(most);
@@ -75,32 +85,35 @@ impl Claims {
         renewed.saturating_sub(given)
     }
 
-    /// Takes back claimed receives that nothing can use any more.
+    /// Makes receives available to other connections. They are from the claim of a connection that has ended, and its
+    /// peer cannot use them any more.
     pub(crate) const fn take_back(&mut self, receives: u32) {
         self.free += receives;
     }
 }
 
 impl Claim {
-    /// Notes that a message occupies the receive that it has used.
+    /// Notes that a message has arrived and still occupies its receive.
     #[inline]
     pub(crate) const fn keep(&mut self) {
         self.kept += 1;
     }
 
-    /// Notes that messages have released `receives` receives. These are posted again before anything else is promised.
+    /// Notes that messages have released this number of receives. The caller posts the receives again before it
+    /// promises others.
     #[inline]
     pub(crate) const fn release(&mut self, receives: u32) {
         self.kept = self.kept.saturating_sub(receives);
     }
 
-    /// Counts a message of the peer's program. Control messages are not counted, because they need no more receives.
+    /// Counts a received message, so that the claim can grow. Control messages are not counted: they need no larger
+    /// claim.
     #[inline]
     pub(crate) const fn count(&mut self) {
         self.used = self.used.saturating_add(1);
     }
 
-    /// Returns the number of receives set aside for the connection.
+    /// Returns the number of receives that are set aside for the connection.
     pub(crate) const fn receives(&self) -> u32 {
         self.claim
     }
@@ -118,7 +131,7 @@ mod tests {
         Instant::now()
     }
 
-    /// Lets a message arrive and releases it.
+    /// Simulates a message that arrives and is released immediately.
     fn pass(claim: &mut Claim) {
         claim.keep();
         claim.count();
@@ -133,7 +146,8 @@ mod tests {
         let mut promised = [MIN_WINDOW; 4];
         for round in 0..200 {
             for (i, claim) in members.iter_mut().enumerate().take(3) {
-                // The peer uses everything that it is promised. The first connection starts long before the others.
+                // The peers use all their promises. The first connection is busy from the beginning, the second and
+                // third from round 101 on.
                 if i == 0 || round > 100 {
                     (0..promised[i]).for_each(|_| pass(claim));
                     promised[i] = 0;
@@ -157,7 +171,7 @@ mod tests {
         (0..60).for_each(|_| pass(&mut claim));
         let promised = MIN_WINDOW + claims.renew(&mut claim, MIN_WINDOW, 1000, now);
         assert_eq!((promised, claims.free()), (35, 65));
-        // At one message a minute, promises are not renewed until few are left.
+        // With one message per minute, the connection does not renew the promises that are used until few are left.
         for minute in 1..=40 {
             pass(&mut claim);
             let left = claim.receives() - 1;
@@ -178,27 +192,28 @@ mod tests {
         assert!(claims.join(now).is_some());
     }
 
-    /// A connection of the model, with an honest peer.
+    /// A connection of the model. Its peer obeys the protocol.
     #[derive(Debug)]
     struct ModelConnection {
         claim: Claim,
         rx: ReceiveWindow,
         /// The send window of the peer.
         tx: SendWindow,
-        /// Grants in flight.
+        /// Grants (new credits) on their way to the peer.
         grants: VecDeque<u32>,
-        /// Messages in flight. They need a receive when they arrive.
+        /// Messages on their way from the peer. Each needs a posted receive when it arrives.
         wire: u32,
-        /// Messages that have used a receive, and whose completions are not handled yet.
+        /// Messages that have used a receive and whose completions the reactor has not handled yet.
         arrived: u32,
-        /// Messages that the program keeps.
+        /// Messages that the program keeps after their callback.
         kept: u32,
     }
 
     #[derive(Clone, Copy, Debug)]
     enum ClaimStep {
         Join,
-        /// The peer sends as much as it may, up to `count`. Control messages may use the last credits.
+        /// The peer sends up to `count` messages, as far as its credits allow. Only control messages may use the last
+        /// credits.
         Send {
             link: usize,
             count: u32,
@@ -215,7 +230,7 @@ mod tests {
         Release {
             link: usize,
         },
-        /// A turn ends: the claim is renewed, and the peer gets the grant if `has_grant` is set.
+        /// A turn ends. The connection renews its claim, and sends a grant to the peer if `has_grant` is true.
         Renew {
             link: usize,
             has_grant: bool,
@@ -226,7 +241,7 @@ mod tests {
         Leave {
             link: usize,
         },
-        /// The completion queue was seen empty.
+        /// The reactor has seen the completion queue empty.
         Drain,
         Wait,
     }
@@ -257,8 +272,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any history of connections that start and end, each message of an honest peer finds a receive, and every
-        /// connection can always send something once the messages that it keeps are released.
+        /// In any sequence of steps, each message of a peer that obeys the protocol finds a posted receive. At the end,
+        /// every connection can send something once its kept messages are released.
         #[test]
         fn every_message_meets_a_receive(
             receives in MIN_WINDOW..80, most in MIN_WINDOW..40, history in steps(),
@@ -267,7 +282,8 @@ mod tests {
             let mut claims = Claims::new(receives);
             let mut links: Vec<ModelConnection> = Vec::new();
             let mut posted = receives;
-            // State of ended connections: claims to take back, completions not handled, messages kept.
+            // Numbers of ended connections: receives of their claims that are not taken back yet (`lingering`),
+            // completions that are not handled yet (`unseen`), and messages that the program keeps (`astray`).
             let (mut lingering, mut unseen, mut astray) = (0, 0, 0);
             for step in history {
                 let at = |link: usize, links: &[ModelConnection]| if links.is_empty() { None } else { Some(link % links.len()) };
@@ -311,7 +327,7 @@ mod tests {
                         if let Some(grant) = links[i].grants.pop_front() { prop_assert!(links[i].tx.grant(grant).is_ok()); }
                     },
                     ClaimStep::Leave { link } => if let Some(i) = at(link, &links) {
-                        // Messages in flight are lost. Messages that have arrived are still in the completion queue.
+                        // The messages in flight are lost. Those that have arrived are still in the completion queue.
                         let link = links.swap_remove(i);
                         lingering += link.claim.receives() - link.kept;
                         unseen += link.arrived;
@@ -329,8 +345,8 @@ mod tests {
                 prop_assert!(promised <= posted, "{promised} promised, {posted} posted: {links:?}");
                 prop_assert!(links.iter().all(|link| link.claim.receives() <= most.max(MIN_WINDOW).max(link.kept + CONTROL_CREDITS + MIN_WINDOW)));
             }
-            // The programs release their messages, and the peers receive the grants: every connection has at least the
-            // smallest window.
+            // All programs release their messages, and all peers receive their grants. Then every connection must have
+            // at least the smallest window.
             for link in &mut links {
                 while link.arrived > 0 {
                     link.arrived -= 1;

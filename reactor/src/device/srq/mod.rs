@@ -1,5 +1,5 @@
-//! The receives that the connections of a device share: the queue, and the claims that decide how many of them each
-//! connection may promise.
+//! The shared receive queue of a device, and the claims of its connections. A claim decides how many receives a
+//! connection may promise to its peer.
 
 pub(crate) mod claims;
 pub(crate) mod queue;

@@ -1,7 +1,8 @@
-//! The shared receive queue of a device. All connections with credits use its receives.
+//! The shared receive queue of a device. All connections that use credits receive through it.
 //!
-//! A receive is identified by its slot in the queue. It belongs to no connection until a message has used it and the
-//! completion names the queue pair. [`super::claims`] decides how many receives each connection may promise.
+//! Each posted receive has a slot in this queue, which its work request id contains. No connection owns a posted
+//! receive. When a message has used it, the completion names the queue pair, and so the connection. [`super::claims`]
+//! decides how many receives each connection may promise to its peer.
 
 use rdma_transport::provider::{PostError, Provider};
 use rdma_transport::qp::{QpId, SrqId};
@@ -14,41 +15,41 @@ use crate::error::Error;
 use crate::id::{ConnectionId, WorkRequestId, shared_recv_wr_id};
 use crate::providers::role;
 
-/// One in so many receives is posted but never promised. A peer that sends without credits uses these first, until the
-/// reactor detects it.
+/// One of this many receives is posted but never promised to a peer. A peer that sends without credits uses these
+/// first, until the reactor detects the violation.
 const SPARE: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
     srq: SrqId,
     pub(crate) claims: Claims,
-    /// Length of one receive, bytes.
+    /// Length of the buffer that each receive offers, in bytes.
     size: usize,
-    /// The posted receives, by slot.
+    /// The buffers of the posted receives, by slot; `None` for a slot without a posted receive.
     receives: Vec<Option<Posted>>,
     vacant: Vec<u16>,
-    /// Buffers that are to be posted again.
+    /// Free buffers that the reactor will post again.
     reposts: Vec<Buffer>,
-    /// The connection of each queue pair, by the queue pair's slot.
+    /// The connection of each queue pair, by the slot number of the queue pair's id.
     owners: Vec<Option<(QpId, ConnectionId)>>,
-    /// Claims of connections that have ended, until all their completions are handled.
+    /// The claims of ended connections. They stay until the reactor has handled all completions of the connection.
     lingering: Vec<Lingering>,
-    /// Number of messages that the program holds from connections that have ended.
+    /// Number of messages that the program still holds and whose connections have ended.
     orphans: u32,
 }
 
 #[derive(Debug)]
 struct Lingering {
-    /// Index of the completion queue.
+    /// Index of the connection's completion queue.
     cq: usize,
-    /// The position of the completion queue when the connection ended.
+    /// The position of this completion queue at the end of the connection.
     mark: CqPosition,
     claim: u32,
 }
 
 impl SharedReceives {
-    /// Creates a queue of `count` receives of `size` bytes, from buffers that are reserved in the pool. No receive is
-    /// posted yet.
+    /// Creates the state of a queue of `count` receives of `size` bytes each. Takes their buffers from the pool, which
+    /// has reserved them. No receive is posted yet.
     pub(crate) fn new(pool: &mut Pool, srq: SrqId, count: u32, size: usize) -> Self {
         Self {
             srq,
@@ -67,12 +68,12 @@ impl SharedReceives {
         self.srq
     }
 
-    /// Returns the number of posted receives.
+    /// Returns the number of receives that are posted now.
     pub(crate) fn posted(&self) -> usize {
         self.receives.len() - self.vacant.len()
     }
 
-    /// Notes the connection of a queue pair that uses this queue.
+    /// Records that the completions of a queue pair belong to this connection.
     pub(crate) fn own(&mut self, qp: QpId, connection: ConnectionId) {
         let slot = qp.0.slot() as usize;
         if self.owners.len() <= slot {
@@ -81,21 +82,21 @@ impl SharedReceives {
         self.owners[slot] = Some((qp, connection));
     }
 
-    /// Notes that no connection handles the receives of a queue pair any more.
+    /// Records that a queue pair has no connection any more. Its remaining completions only free their buffers.
     pub(crate) fn disown(&mut self, qp: QpId) {
         if self.owner(qp).is_some() {
             self.owners[qp.0.slot() as usize] = None;
         }
     }
 
-    /// Returns the connection of a queue pair.
+    /// Returns the connection of a queue pair; `None` if it has none any more.
     #[inline]
     pub(crate) fn owner(&self, qp: QpId) -> Option<ConnectionId> {
         let (of, connection) = (*self.owners.get(qp.0.slot() as usize)?)?;
         (of == qp).then_some(connection)
     }
 
-    /// Returns the buffer of a receive that has completed; `None` if no receive is posted in that slot.
+    /// Takes the buffer of the completed receive in a slot; `None` if no receive is posted in that slot.
     #[inline]
     pub(crate) fn take(&mut self, place: u16) -> Option<Buffer> {
         let posted = self.receives.get_mut(usize::from(place))?.take()?;
@@ -103,14 +104,14 @@ impl SharedReceives {
         Some(posted.done())
     }
 
-    /// Frees a buffer. It is posted again at the end of the turn.
+    /// Accepts a free buffer. The reactor posts it again at the end of the turn.
     #[inline]
     pub(crate) fn give(&mut self, buffer: Buffer) {
         self.reposts.push(buffer);
     }
 
-    /// Frees a buffer that the program has returned after its connection ended. Returns the buffer if no such buffer is
-    /// expected.
+    /// Accepts a buffer that the program has kept longer than its connection existed. It is posted again. Returns
+    /// `None` then. If no such buffer is outstanding, the buffer belongs elsewhere, and is returned to the caller.
     pub(crate) fn return_orphan(&mut self, buffer: Buffer) -> Option<Buffer> {
         let Some(left) = self.orphans.checked_sub(1) else { return Some(buffer) };
         self.orphans = left;
@@ -119,7 +120,7 @@ impl SharedReceives {
         None
     }
 
-    /// Fills `chain` with work requests for the buffers that are to be posted again.
+    /// Moves the free buffers into `chain`, as receive work requests that are to be posted.
     pub(crate) fn prepare(&mut self, pool: &Pool, chain: &mut Vec<RecvWr>) {
         chain.clear();
         while let Some(place) = self.vacant.pop() {
@@ -133,7 +134,10 @@ impl SharedReceives {
         }
     }
 
-    /// Posts the free buffers, in one chain.
+    /// Posts all free buffers as receives, in one chain. If the device accepts only a part of the chain, the other
+    /// buffers stay free.
+    ///
+    /// # Errors The device did not accept the whole chain.
     pub(crate) fn post(
         &mut self,
         provider: &mut dyn Provider,
@@ -159,9 +163,12 @@ impl SharedReceives {
         })
     }
 
-    /// Notes that a connection has ended and that the program holds `kept` of its messages. `left` is the completion
-    /// queue of its queue pair, with its current position. It is `None` if the device failed to destroy the queue pair,
-    /// which may go on using the receives that its peer was promised.
+    /// Records the end of a connection.
+    ///
+    /// - `kept` is the number of its messages that the program still holds.
+    /// - `left` is its completion queue, and the current position there: the claim is taken back when the queue has
+    ///   passed it. It is `None` if the device failed to destroy the queue pair. The queue pair may then go on using
+    ///   the receives that its peer was promised, so the claim is not taken back, except for the kept messages.
     pub(crate) fn leave(&mut self, claim: &Claim, kept: u32, left: Option<(usize, CqPosition)>) {
         self.orphans += kept;
         if let Some((cq, mark)) = left {
@@ -169,14 +176,15 @@ impl SharedReceives {
         }
     }
 
-    /// Returns the number of receives that the next connection would find unclaimed. Claims that can be taken back
-    /// count as free.
+    /// Returns the number of receives that a new connection could claim now. Claims of ended connections that are ready
+    /// to be taken back count as free. `has_passed` returns true if a completion queue has passed a position.
     pub(crate) fn unclaimed(&self, has_passed: impl Fn(usize, CqPosition) -> bool) -> u32 {
         let settled = self.lingering.iter().filter(|gone| has_passed(gone.cq, gone.mark));
         self.claims.free() + settled.map(|gone| gone.claim).sum::<u32>()
     }
 
-    /// Takes back the claims of ended connections whose completions are all handled.
+    /// Takes back the claims of ended connections whose completions have all been handled. `has_passed` returns true if
+    /// a completion queue has passed a position.
     pub(crate) fn settle(&mut self, has_passed: impl Fn(usize, CqPosition) -> bool) {
         let claims = &mut self.claims;
         self.lingering.retain(|gone| {
@@ -188,7 +196,7 @@ impl SharedReceives {
         });
     }
 
-    /// Returns all buffers to the pool, after the queue was destroyed or if it was never used.
+    /// Returns all buffers to the pool. The caller has destroyed the queue.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
         self.reposts.drain(..).for_each(|buffer| pool.give(buffer));
         self.receives.iter_mut().filter_map(Option::take).for_each(|posted| pool.give(posted.done()));
