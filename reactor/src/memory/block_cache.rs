@@ -1,6 +1,8 @@
-//! Keeps registered memory of messages longer than one buffer for the next ones, so that these register nothing.
+//! Keeps registered memory of messages that are longer than one buffer, after these messages have ended. Later messages
+//! of about the same length then need no registration.
 //!
-//! A copy that a peer could read is kept for that peer alone: the peer still has the key.
+//! If a peer could access the memory, it still has the remote key. So this memory is kept for messages of the same peer
+//! alone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,41 +13,42 @@ use rdma_transport::mr::{MemoryRegion, RemoteKey};
 use super::budget::MemoryUse;
 use crate::id::ConnectionId;
 
-/// The largest number of blocks that are kept: a search looks at each of them.
+/// The largest number of blocks that are kept. It is limited because [`BlockCache::take`] examines all of them.
 const MOST: usize = 256;
 
-/// A block is longer than its message by at most `1/STEPS` of the next power of two.
+/// A block is longer than its message by less than `1/STEPS` of the next power of two, or by less than a page if that
+/// is more.
 const STEPS: usize = 16;
 
-/// The purpose of a block.
+/// The purpose of a block. A later message can use the block only for the same purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Purpose {
-    /// The index of its device.
+    /// The index of the device with which the block is registered.
     pub(super) device: usize,
     pub(super) account: MemoryUse,
-    /// The connection whose peer may read it.
+    /// The connection whose peer has the remote key of the block; `None` if no peer can access the block.
     pub(super) peer: Option<ConnectionId>,
 }
 
-/// Registered memory that is not in use.
+/// Registered memory of one message, while no message uses it.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) memory: Arc<Memory>,
     pub(super) registered: MemoryRegion,
     pub(super) purpose: Purpose,
-    /// True if it was not used since the last call of `drop_idle`.
+    /// True if no message has used the block since the last call of [`BlockCache::drop_idle`].
     idle: bool,
 }
 
-/// See the [module](self).
+/// The blocks that are kept for later messages; see the [module](self).
 #[derive(Debug)]
 pub(super) struct BlockCache {
-    /// The most recently kept ones are at the back.
+    /// The blocks, in the order in which they were kept, the oldest at the front.
     blocks: VecDeque<Block>,
-    /// The size of all blocks together, in bytes.
+    /// The sum of the lengths of all blocks, in bytes.
     bytes: usize,
     limit: usize,
-    /// The smallest step between the lengths of blocks: that of [`Memory`], in bytes.
+    /// The granularity of [`Memory`], in bytes. The length of each block is a multiple of it.
     page: usize,
 }
 
@@ -58,15 +61,15 @@ impl BlockCache {
         self.bytes
     }
 
-    /// Returns the length of a block for a message of `len` bytes: messages of about the same length can share it, if it may be kept at
-    /// all.
+    /// Returns the length of the block for a message of `len` bytes, rounded up so that messages of about the same length can share it. A
+    /// block that is too long to be kept is only rounded up to pages.
     pub(super) fn block_len(&self, len: usize) -> usize {
         let step = (len.next_power_of_two() / STEPS).max(self.page);
         let rounded = len.next_multiple_of(step);
         if rounded <= self.limit { rounded } else { len.next_multiple_of(self.page) }
     }
 
-    /// Takes out a block for a message of `len` bytes.
+    /// Takes a block out for a message of `len` bytes. Returns `None` if none has the right purpose and length.
     pub(super) fn take(&mut self, purpose: Purpose, len: usize) -> Option<Block> {
         let wanted = self.block_len(len);
         let at = self.blocks.iter().rposition(|block| block.purpose == purpose && block.memory.len() == wanted)?;
@@ -75,7 +78,8 @@ impl BlockCache {
         Some(block)
     }
 
-    /// Keeps a block. Those that exceed the limits go to `gone`.
+    /// Keeps a block. If the limits are then exceeded, moves the oldest blocks to `gone`, and the caller deregisters
+    /// them.
     pub(super) fn keep(
         &mut self,
         memory: Arc<Memory>,
@@ -97,7 +101,7 @@ impl BlockCache {
         }
     }
 
-    /// Takes out the blocks that meet a condition.
+    /// Takes out and returns the blocks for which `condition` returns true.
     fn drop_where(&mut self, condition: impl Fn(&Block) -> bool) -> Vec<Block> {
         let all = std::mem::take(&mut self.blocks);
         let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(condition);
@@ -106,17 +110,18 @@ impl BlockCache {
         gone
     }
 
-    /// Takes out the blocks of a device.
+    /// Takes out and returns the blocks that are registered with a device.
     pub(super) fn drop_of_device(&mut self, device: usize) -> Vec<Block> {
         self.drop_where(|block| block.purpose.device == device)
     }
 
-    /// Takes out the blocks that the peer of a connection may read.
+    /// Takes out and returns the blocks that are kept for the peer of a connection.
     pub(super) fn drop_of_peer(&mut self, id: ConnectionId) -> Vec<Block> {
         self.drop_where(|block| block.purpose.peer == Some(id))
     }
 
-    /// Takes out the block with a remote key of a device that the peer of a connection may use.
+    /// Takes out and returns the block that has this remote key on this device, if it is kept for the peer of this
+    /// connection.
     pub(super) fn drop_of_key(&mut self, device: usize, peer: ConnectionId, key: RemoteKey) -> Vec<Block> {
         self.drop_where(|block| {
             let Purpose { device: of, peer: reader, .. } = block.purpose;
@@ -124,7 +129,7 @@ impl BlockCache {
         })
     }
 
-    /// Takes out the blocks that were not used since the last call.
+    /// Takes out and returns the blocks that no message has used since the last call.
     pub(super) fn drop_idle(&mut self) -> Vec<Block> {
         let gone = self.drop_where(|block| block.idle);
         self.blocks.iter_mut().for_each(|block| block.idle = true);
@@ -162,12 +167,13 @@ mod tests {
             assert_eq!(kept.block_len(len), block, "{len}");
         }
         assert_eq!(kept.block_len(64 * MIB), 64 * MIB);
-        // A block that is not kept is no longer than necessary.
+        // A block that is longer than the limit is not kept, so it is rounded up to whole pages only.
         assert_eq!(kept.block_len(65 * MIB + 1), 65 * MIB + PAGE);
         assert_eq!(BlockCache::new(0, PAGE).block_len(5 * MIB + 1), 5 * MIB + PAGE);
     }
 
-    /// A block is as long as the memory that is made for it: otherwise no message would find it again.
+    /// The length of a block is the length of the memory that is allocated for it. Otherwise no later message would
+    /// find the block.
     #[test]
     fn blocks_consist_of_whole_pages_of_the_system() {
         for page in [PAGE, 4 * PAGE, 16 * PAGE] {
@@ -233,7 +239,7 @@ mod tests {
             keep(&mut kept, MIB, key, purpose(MemoryUse::Copied, Some(conn)));
         }
         keep(&mut kept, MIB, 2, purpose(MemoryUse::Fetched, None));
-        // The same key of another device, and the key of another peer.
+        // A block with the same key on another device. The search for a key must not find it.
         keep(&mut kept, MIB, 2, Purpose { device: 1, ..purpose(MemoryUse::Copied, Some(conn)) });
         assert!(
             kept.drop_of_key(0, other, RemoteKey(2)).is_empty() && kept.drop_of_key(2, conn, RemoteKey(2)).is_empty()

@@ -1,17 +1,19 @@
-//! The memory for messages longer than one buffer, shared by all connections: decides how much of it one connection may
-//! use now. This file does no I/O.
+//! Divides the memory for messages that are longer than one buffer among all connections: decides if a connection gets
+//! memory now, or waits in a queue. This file does no I/O.
 //!
-//! Four rules keep one peer from using all of it, however many messages it offers:
+//! Four rules keep one peer from using all of the memory, however many messages it offers:
 //!
-//! - The last parts of the memory are for small messages: one eighth is for messages of at most an eighth of all, and half of that is for
-//!   messages of at most a 64th. When nothing is in use, a message may use all.
-//! - A connection that has some memory gets no more than half of all. The same holds for the connections of one host together,
-//!   except for messages of at most a 64th of all.
-//! - Only the first quarter is granted on trust. Past that a peer must have answered a Read before it gets memory or is queued.
-//! - A request that cannot be granted is queued. When the first in the queue was passed over [`PATIENCE`] times and needs nothing but the
-//!   memory that small messages use, the others wait, too. So a stream of small messages does not keep a large one out, and a large one
-//!   that makes no progress keeps no small ones out. A connection or a host that has its half is never the first in the queue: it waits for
-//!   itself.
+//! - The last parts of the memory are reserved for shorter messages. The last eighth is for messages of at most an eighth of all memory,
+//!   and the last sixteenth is for *small* messages, of at most a 64th. As an exception, one message may use all memory if no other is in
+//!   use.
+//! - A connection that already has memory gets at most half of all memory in total, its *share*. The same share holds for all connections
+//!   of one host together, except that their small messages do not count.
+//! - A new peer gets memory on trust only from the first quarter. For more, it must first have answered an RDMA Read. Otherwise it neither
+//!   gets memory nor is queued.
+//! - A request that cannot be granted waits in a queue. After [`PATIENCE`] grants to others, the first request in the queue holds back the
+//!   others, so that a stream of small messages does not delay a large one for ever. It does so only if it would fit beside the memory of
+//!   all messages that are not small. So a large message without progress does not block small ones. This rule skips requests that exceed
+//!   the share of their connection or host, because these wait for memory of their own.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,36 +21,36 @@ use rdma_transport::newcomers::Host;
 
 use crate::id::ConnectionId;
 
-/// The account to which the memory of a region is charged.
+/// The kind of use that a region's memory is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryUse {
-    /// Memory of the program.
+    /// A region of the program, or a small one for the reactor's own Reads. It is not charged to a budget.
     Program,
-    /// A copy of a message that the peer will fetch.
+    /// A copy of a message to send, from which the peer will fetch.
     Copied,
-    /// A message that is being fetched, or was fetched.
+    /// Memory for a received message that the reactor is fetching or has fetched.
     Fetched,
 }
 
-/// The number of grants to others after which the first in the queue may hold them back.
+/// The number of grants to other connections after which the first request in the queue may hold them back.
 const PATIENCE: u32 = 16;
 
-/// Messages up to `1/SMALL` of the memory count as small.
+/// Messages of at most `1/SMALL` of the memory count as small.
 const SMALL: usize = 64;
 
-/// Messages up to `1/MEDIUM` of the memory may use memory that larger ones may not.
+/// Messages of at most `1/MEDIUM` of the memory may use a part of it that is reserved for them.
 const MEDIUM: usize = 8;
 
-/// `1/TRUST` of the memory is granted to peers that have not answered a Read yet.
+/// Peers that have not answered an RDMA Read yet get memory only from the first `1/TRUST`.
 const TRUST: usize = 4;
 
-/// A connection that requests memory.
+/// A connection that requests memory for a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claimant {
     pub(crate) who: ConnectionId,
-    /// The host of its peer; `None` if hosts have no shares.
+    /// The host of the connection's peer; `None` if this budget does not limit hosts.
     pub(crate) host: Option<Host>,
-    /// The memory that it has already, in bytes.
+    /// The memory that the connection has already, in bytes.
     pub(crate) own: usize,
 }
 
@@ -56,29 +58,30 @@ pub(crate) struct Claimant {
 struct QueuedClaim {
     claimant: Claimant,
     bytes: usize,
-    /// The number of requests of others that were granted meanwhile.
+    /// The number of requests of other connections that were granted while this one was the first in the queue.
     passed: u32,
-    /// True if the connection, or its host, would have more than its share.
+    /// True if the connection or its host would exceed its share with this request.
     over_share: bool,
 }
 
-/// The memory that a queued connection lacks because others use it.
+/// The memory that a queued connection lacks because other connections use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryShortage {
     pub(crate) who: ConnectionId,
     pub(crate) bytes: usize,
-    /// The host whose memory must be released, if the host has its share.
+    /// The host that must release the memory, if the host's share is the reason. `None` if any connection may release
+    /// it.
     pub(crate) of: Option<Host>,
 }
 
-/// See the [module](self).
+/// The budget of the memory for one [`MemoryUse`]; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
     used: usize,
-    /// The part of `used` that small messages use.
+    /// The part of `used` that small messages use, in bytes.
     used_by_small: usize,
-    /// The memory of messages that are not small, by host; no entry is 0.
+    /// The memory of messages that are not small, in bytes, by host. Hosts without such memory have no entry.
     hosts: BTreeMap<Host, usize>,
     line: VecDeque<QueuedClaim>,
 }
@@ -96,12 +99,13 @@ impl Budget {
         self.limit
     }
 
-    /// Returns true for a message of at most a 64th of all memory. Such a message does not count for its host.
+    /// Returns true if a message is small: at most a 64th of all memory. Small messages do not count for their host's
+    /// share.
     pub(crate) const fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.limit / SMALL
     }
 
-    /// Returns how much may be in use when a message of this length has its memory.
+    /// Returns the limit on the memory in use, with this message included. Shorter messages have a higher limit.
     const fn ceiling(&self, bytes: usize) -> usize {
         if self.is_small(bytes) {
             self.limit
@@ -116,7 +120,7 @@ impl Budget {
         beside + bytes <= self.ceiling(bytes) || (beside == 0 && bytes <= self.limit)
     }
 
-    /// Returns true if a request would be granted now.
+    /// Returns true if the request of a connection for `bytes` would be granted now.
     pub(crate) fn would_grant(&self, claimant: Claimant, bytes: usize) -> bool {
         let first = self.line.iter().find(|waiting| !waiting.over_share);
         let held_back = first.is_some_and(|first| {
@@ -127,17 +131,18 @@ impl Budget {
         !held_back && !self.is_over_share(claimant, bytes) && self.fits(bytes, self.used)
     }
 
-    /// Returns true if a request would be granted now to a peer that has not answered a Read.
+    /// Returns true if a request would be granted now to a peer that has not answered an RDMA Read yet.
     pub(crate) fn would_trust(&self, claimant: Claimant, bytes: usize) -> bool {
         self.used.saturating_add(bytes) <= self.limit / TRUST && self.would_grant(claimant, bytes)
     }
 
-    /// Returns true if a claimant with `own` bytes would have more than half.
+    /// Returns true if a connection or host that has `own` bytes would have more than half of all memory with `bytes`
+    /// more. Returns false if it has none yet.
     const fn is_too_much(&self, bytes: usize, own: usize) -> bool {
         own > 0 && bytes.saturating_add(own) > self.limit / 2
     }
 
-    /// Returns the memory of a host's messages that are not small.
+    /// Returns the memory of a host's messages that are not small, in bytes.
     fn of_host(&self, host: Host) -> usize {
         self.hosts.get(&host).copied().unwrap_or(0)
     }
@@ -151,7 +156,8 @@ impl Budget {
         self.is_too_much(bytes, claimant.own) || self.host_has_too_much(claimant.host, bytes)
     }
 
-    /// Grants memory, or queues the connection.
+    /// Requests memory for a message. Returns true if the memory is granted. Otherwise queues the connection's request,
+    /// or updates the request that is queued already.
     pub(crate) fn request(&mut self, claimant: Claimant, bytes: usize) -> bool {
         let (granted, over_share) = (self.would_grant(claimant, bytes), self.is_over_share(claimant, bytes));
         if granted {
@@ -173,17 +179,18 @@ impl Budget {
         granted
     }
 
-    /// Grants memory if there is some, and does not queue the connection.
+    /// Requests memory like [`Budget::request`], but does not queue the connection. Returns true if the memory is
+    /// granted.
     pub(crate) fn take(&mut self, claimant: Claimant, bytes: usize) -> bool {
         self.would_grant(claimant, bytes) && self.request(claimant, bytes)
     }
 
-    /// Removes a connection's request.
+    /// Removes the queued request of a connection, if there is one.
     pub(crate) fn leave(&mut self, who: ConnectionId) {
         self.line.retain(|waiting| waiting.claimant.who != who);
     }
 
-    /// Returns the memory of one message to the budget.
+    /// Returns the memory of one message to the budget. `bytes` must be the length that was granted.
     pub(crate) fn give_back(&mut self, bytes: usize) {
         debug_assert!(bytes <= self.used, "memory is released that was not in use");
         self.used = self.used.saturating_sub(bytes);
@@ -192,7 +199,8 @@ impl Budget {
         }
     }
 
-    /// Reduces the memory of a host's messages that are not small: it was released, or its connection has ended.
+    /// Reduces the memory that counts for a host: a message that is not small was released, or the connection has
+    /// ended.
     pub(crate) fn relieve(&mut self, host: Host, bytes: usize) {
         if let Some(of_host) = self.hosts.get_mut(&host) {
             *of_host = of_host.saturating_sub(bytes);
@@ -202,7 +210,8 @@ impl Budget {
         }
     }
 
-    /// Returns the shortages of the first queued connection that waits for others, and of the first one of each host that has its share.
+    /// Returns the shortages that delay the queue, in the order of the queue: the one of the first request that waits for memory of any
+    /// connection, and, for each host that has used its share, the one of the host's first request.
     pub(crate) fn shortages(&self) -> Vec<MemoryShortage> {
         let mut first = Vec::<MemoryShortage>::new();
         for shortage in self.line.iter().filter_map(|waiting| self.shortage(waiting)) {
@@ -218,7 +227,7 @@ impl Budget {
         if self.is_too_much(bytes, own) {
             return None;
         }
-        // A request that exceeds its share beside others waits until these have nothing.
+        // A request beyond the limit can be granted only when nothing else is in use, so all that is in use is missing.
         let beyond = |used: usize, most: usize| if bytes > most { used } else { (used + bytes).saturating_sub(most) };
         let missing = if self.fits(bytes, self.used) { 0 } else { beyond(self.used, self.ceiling(bytes)) };
         let of = host.filter(|_| self.host_has_too_much(host, bytes));
@@ -227,7 +236,7 @@ impl Budget {
         (bytes > 0).then_some(MemoryShortage { who, bytes, of })
     }
 
-    /// Returns the queued connections in order of arrival.
+    /// Returns the ids of the queued connections, in the order in which they were queued.
     pub(crate) fn in_line(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         self.line.iter().map(|waiting| waiting.claimant.who)
     }
@@ -243,12 +252,12 @@ mod tests {
         ConnectionId::new(ReactorTag::next(), n, 1)
     }
 
-    /// Returns a claimant whose host has no other connection.
+    /// Returns a claimant for which no limit of a host applies.
     fn alone(who: ConnectionId, own: usize) -> Claimant {
         Claimant { who, host: None, own }
     }
 
-    /// Returns a claimant of a host that has no memory yet.
+    /// Returns a claimant that has no memory itself, on the host with this number.
     fn of(n: u32, host: u8) -> Claimant {
         Claimant { who: id(n), host: Some(Host::of([192, 0, 2, host].into())), own: 0 }
     }
@@ -258,7 +267,7 @@ mod tests {
         let mut budget = Budget::new(256);
         assert_eq!((1..9).filter(|&n| budget.request(of(n, 1), 64)).count(), 2, "half of all");
         assert!(budget.request(of(9, 1), 4), "a small one does not count");
-        // Another host is not kept waiting, however long those have been queued.
+        // Another host is not kept waiting by the queued requests of the first one.
         for _ in 0..100 {
             assert!(budget.request(of(10, 2), 32));
             budget.give_back(32);
@@ -290,7 +299,7 @@ mod tests {
         assert_eq!(budget.shortages(), [of_its_host, of_all], "a host that has its share hides no request behind it");
         behind.iter().chain([&third]).for_each(|claimant| budget.leave(claimant.who));
         assert_eq!(budget.shortages(), [of_all]);
-        // A connection that waits for its own memory reports no shortage.
+        // A connection that exceeds its own share waits for its own memory, so it reports no shortage.
         budget.leave(other.who);
         assert!(!budget.request(Claimant { own: 128, ..other }, 64));
         assert_eq!(budget.shortages(), []);
@@ -318,7 +327,8 @@ mod tests {
             budget.request(alone(id(n), 0), 32);
         }
         assert_eq!(budget.used(), 224);
-        // However often the large ones are passed over: they wait for each other, not for small ones.
+        // The queued large requests do not hold back the small one, because they wait for the memory of other large
+        // messages.
         let small = id(200);
         for _ in 0..1000 {
             assert!(budget.request(alone(small, 0), 4));
@@ -336,7 +346,7 @@ mod tests {
             assert!(budget.request(alone(honest, 0), 32));
             budget.give_back(32);
         }
-        // When it releases some of its memory, it is the first.
+        // When the connection has released memory, its request is granted.
         budget.give_back(64);
         assert!(budget.request(alone(greedy, 64), 4));
     }
@@ -358,8 +368,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any order of requests and releases: the memory in use never exceeds the limit, and every request is granted eventually if
-        /// all others release their memory.
+        /// In any order of requests and releases, the memory in use never exceeds the limit. When all memory is released, every queued
+        /// request can be granted in turn.
         #[test]
         fn never_too_much_and_nobody_for_ever(
             limit in 1_usize..1000,

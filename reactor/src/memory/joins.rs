@@ -1,17 +1,19 @@
-//! Keeps the memory in which messages in several buffers are joined, so that the next ones allocate nothing.
+//! Keeps the memory into which the parts of messages in several buffers are copied, so that later messages need no
+//! allocation.
 
-/// The largest number of pieces of memory that are kept.
+/// The largest number of vectors that are kept.
 const MOST: usize = 64;
 
-/// See the [module](self).
+/// The vectors that are kept for later messages; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Joins {
-    /// The most recently kept ones are at the back.
+    /// The vectors, used as a stack: the one that was kept last is taken first.
     kept: Vec<Vec<u8>>,
-    /// The size of all pieces together, in bytes.
+    /// The sum of the capacities of all vectors, in bytes.
     bytes: usize,
     limit: usize,
-    /// The smallest number of pieces since the last call of `trim`: these were not needed.
+    /// The smallest number of kept vectors since the last call of [`Joins::trim`]. That many were not needed since
+    /// then.
     idle: usize,
 }
 
@@ -20,25 +22,25 @@ impl Joins {
         Self { kept: Vec::new(), bytes: 0, limit, idle: 0 }
     }
 
-    /// Returns the number of bytes that are kept.
+    /// Returns the number of bytes that are kept for later messages.
     pub(crate) const fn kept(&self) -> usize {
         self.bytes
     }
 
-    /// Returns empty memory for a message of `len` bytes.
+    /// Returns an empty vector with a capacity of at least `len` bytes: a kept one if there is one.
     pub(crate) fn take(&mut self, len: usize) -> Vec<u8> {
         let mut memory = self.kept.pop().unwrap_or_default();
         self.bytes -= memory.capacity();
         self.idle = self.idle.min(self.kept.len());
         memory.clear();
         if memory.capacity() < len {
-            // Rounded up, so that a later message of about this length can reuse it.
+            // The capacity is rounded up, so that a later message of about the same length can reuse the vector.
             memory.reserve_exact(len.checked_next_power_of_two().unwrap_or(len));
         }
         memory
     }
 
-    /// Keeps memory, if the limits allow.
+    /// Keeps a vector of a message that has ended, or frees it if a limit is reached.
     pub(crate) fn keep(&mut self, memory: Vec<u8>) {
         let bytes = self.bytes.saturating_add(memory.capacity());
         if bytes <= self.limit && self.kept.len() < MOST {
@@ -47,7 +49,7 @@ impl Joins {
         }
     }
 
-    /// Frees the pieces that were not needed since the last call.
+    /// Frees the vectors that were not needed since the last call.
     pub(crate) fn trim(&mut self) {
         for memory in self.kept.drain(..self.idle.min(self.kept.len())) {
             self.bytes -= memory.capacity();

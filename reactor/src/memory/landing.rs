@@ -1,5 +1,5 @@
-//! A message longer than one buffer that a peer offers, as reported to the program, and its target in the program's
-//! memory.
+//! An offered message: its description for the program, and its target if the program reads it into its own memory. It
+//! is longer than one buffer, or the peer has offered it explicitly.
 
 use rdma_transport::slab::Key;
 use rdma_transport::wr::Sge;
@@ -7,24 +7,28 @@ use rdma_transport::wr::Sge;
 use super::region_memory::Lease;
 use crate::id::OfferId;
 
-/// A message longer than one buffer that the peer offers: it stays in the peer's memory until it is fetched.
+/// A message that the peer offers. Its bytes stay in the peer's memory until the reactor fetches them or the program
+/// refuses the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Offered {
-    /// The id of the offer.
+    /// The id of the offer, for [`Context::land`](crate::Context::land) and
+    /// [`Context::refuse_offer`](crate::Context::refuse_offer).
     pub id: OfferId,
-    /// The length, in bytes: 1 to `LargeMessageSettings::max_message`.
+    /// The length of the message, in bytes: 1 to `LargeMessageSettings::max_message`.
     pub len: u64,
-    /// The peer's tag ([`Context::offer`](crate::Context::offer)). The two programs agree on its meaning.
+    /// The tag that the peer's program has passed to [`Context::offer`](crate::Context::offer). The two programs agree
+    /// on its meaning. `None` if the peer has offered the message without a tag.
     pub tag: Option<u64>,
 }
 
-/// The target of a message in a region of the program. The region is on loan until the message has arrived or its connection has ended.
+/// The target of an offered message: a part of a region of the program. The part is lent until the message has arrived or the connection
+/// has ended.
 #[derive(Debug)]
 pub(crate) struct Landing {
     region: Key,
     lease: Lease,
-    /// The offset of the message in the region, in bytes.
+    /// The offset in the region at which the message begins, in bytes.
     start: usize,
 }
 
@@ -33,12 +37,14 @@ impl Landing {
         Self { region, lease, start }
     }
 
-    /// Returns the entry of a part of the message.
+    /// Returns the scatter/gather entry for `len` bytes of the message from its byte `from` on; `None` if they are not
+    /// inside the target.
     pub(crate) fn entry(&self, from: u64, len: u64) -> Option<Sge> {
         self.lease.entry(self.start.checked_add(usize::try_from(from).ok()?)?, usize::try_from(len).ok()?)
     }
 
-    /// Releases the region: no read into it is in flight. Returns its key if its owner has dropped it meanwhile.
+    /// Ends the loan of the region. No read into it may be in flight. Returns the region's key if its owner has dropped
+    /// it in the meantime: the caller then deregisters the region.
     pub(crate) fn done(self) -> Option<Key> {
         self.lease.done().then_some(self.region)
     }

@@ -1,4 +1,4 @@
-//! A list of pieces to read or write, as the program passes it and gets it back, and the leases of the regions that it names.
+//! The lists of pieces that a program transfers: the pieces, the options, the result, and the leases of the local regions.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,19 +13,19 @@ use super::region::{Region, RemoteRegion};
 use super::region_memory::Lease;
 use crate::error::SendErrorKind;
 
-/// A piece of a list: as many bytes as `remote` is long, in a local region and at the peer.
+/// A piece of a list: a range of a local region, and a range of the peer's memory of the same length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The index of the local region in the list of regions.
+    /// The index of the local region in the regions of [`Transfer`].
     pub region: u32,
-    /// The offset in this region, in bytes.
+    /// The offset of the piece in the local region, in bytes.
     pub offset: u64,
-    /// The range at the peer, with the length of the piece.
+    /// The range of the peer's memory. Its length is the length of the piece.
     pub remote: RemoteRegion,
 }
 
 impl Piece {
-    /// Creates a piece of the first region of a list.
+    /// Creates a piece of the first local region of a list. `offset` is the piece's offset in that region, in bytes.
     ///
     /// Example: [`crate::Context::transfer`].
     #[must_use]
@@ -33,31 +33,31 @@ impl Piece {
         Self { region: 0, offset: offset as u64, remote }
     }
 
-    /// Returns the length, in bytes.
+    /// Returns the length of the piece, in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.remote.len as usize
     }
 
-    /// Returns true if it contains no bytes.
+    /// Returns true if the piece has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.remote.len == 0
     }
 
-    /// Returns its range in the local region. `None` if there is no such range.
+    /// Returns the piece's range in the local region; `None` if its end does not fit in a `usize`.
     fn range(&self) -> Option<Range<usize>> {
         let (start, len) = (usize::try_from(self.offset).ok()?, usize::try_from(self.remote.len).ok()?);
         Some(start..start.checked_add(len)?)
     }
 }
 
-/// The direction of a transfer, and the local regions that its pieces name by their index.
+/// The direction of a transfer, and its local regions. The pieces refer to the regions by their index here.
 #[derive(Debug)]
 pub enum Transfer<'a> {
-    /// The bytes go to the peer.
+    /// The local regions from which the pieces are written to the peer's memory.
     Write(&'a [&'a Region]),
-    /// The bytes come from the peer.
+    /// The local regions into which the pieces are read from the peer's memory.
     Read(&'a mut [&'a mut Region]),
 }
 
@@ -80,12 +80,13 @@ impl Transfer<'_> {
         }
     }
 
-    /// Leases the parts that the pieces use. `longest`: the most bytes of a piece.
+    /// Leases, for each local region, the smallest range that contains its pieces. `longest` is the largest length of a
+    /// piece that is allowed.
     ///
     /// # Errors
-    /// A piece is not inside its region, or is too long.
+    /// A piece names no region of the list, is not inside its region, or is too long.
     pub(crate) fn lease(&mut self, pieces: &[Piece], longest: usize) -> Result<Leases, SendErrorKind> {
-        // Each range grows to include the pieces of its region.
+        // For each region, the smallest range that contains its pieces so far. The first value contains nothing.
         let mut parts = vec![Range { start: usize::MAX, end: 0 }; self.len()];
         for (nth, piece) in pieces.iter().enumerate() {
             let index = piece.region as usize;
@@ -104,7 +105,8 @@ impl Transfer<'_> {
         }
         let mut leases = Vec::with_capacity(parts.len());
         for (index, part) in parts.into_iter().enumerate() {
-            // A region that no piece names is not leased.
+            // No piece names this region. Its lease is empty, so that the indexes of the other leases are those of
+            // their regions.
             let part = if part.start > part.end { 0..0 } else { part };
             let leased = match self {
                 Self::Write(regions) => regions[index].lease(part).map(|lease| (regions[index].key(), lease)),
@@ -117,24 +119,25 @@ impl Transfer<'_> {
     }
 }
 
-/// The leases of the local regions that a list of pieces uses.
+/// The leases of the local regions of a list, by the index of the region.
 #[derive(Debug, Default)]
 pub(crate) struct Leases(Box<[(Key, Lease)]>);
 
 impl Leases {
-    /// Returns the entry of a piece.
+    /// Returns the scatter/gather entry of a piece's local range; `None` if the range is not leased.
     #[inline]
     pub(crate) fn entry(&self, piece: &Piece) -> Option<Sge> {
         self.0.get(piece.region as usize)?.1.entry(piece.offset as usize, piece.len())
     }
 
-    /// Ends the leases. Returns the regions whose owners have dropped them meanwhile.
+    /// Ends all leases. Returns the keys of the regions that their owners have dropped in the meantime: the caller
+    /// deregisters them.
     pub(crate) fn done(self) -> impl Iterator<Item = Key> {
         self.0.into_vec().into_iter().filter_map(|(key, lease)| lease.done().then_some(key))
     }
 }
 
-/// The notification that follows the last byte of a transfer.
+/// The notification that a transfer sends to the peer after its last byte.
 #[derive(Clone)]
 pub(crate) enum TransferNotification {
     Message(Box<[u8]>),
@@ -150,7 +153,7 @@ impl fmt::Debug for TransferNotification {
     }
 }
 
-/// The options of a transfer: how long it may take, and the notification that follows it.
+/// The options of a transfer: the time that it may take, and the notification that the peer gets at its end.
 #[derive(Clone, Debug)]
 pub struct TransferOptions {
     pub(crate) within: Duration,
@@ -159,32 +162,35 @@ pub struct TransferOptions {
 }
 
 impl TransferOptions {
-    /// Returns options of a transfer that ends within this time. When the time is over, nothing more is posted. If pieces are posted then,
-    /// the connection ends, which is the only way to reclaim the memory, and the transfer ends with it within another `Timeouts::flush`.
+    /// Returns the options of a transfer that must end within `time`. After that time, the reactor posts no more pieces. If posted pieces
+    /// are still in flight, it also ends the connection, because only that reclaims their memory. The transfer then ends within another
+    /// `Timeouts::flush`.
     #[must_use]
     pub const fn within(time: Duration) -> Self {
         Self { within: time, notification: None, confirm: false }
     }
 
-    /// Sends the peer a message behind the last byte: it arrives after the bytes of a write, and is sent after the bytes of a read have
-    /// arrived. It uses a credit and must fit one buffer of the peer.
+    /// Sends a message to the peer at the end of the transfer: after a write, it arrives when the bytes are in place. After a read, it is
+    /// sent when the bytes have arrived. It uses a credit, and must fit into one buffer of the peer.
     #[must_use]
     pub fn message(mut self, payload: &[u8]) -> Self {
         self.notification = Some(TransferNotification::Message(payload.into()));
         self
     }
 
-    /// Calls the peer's `on_immediate` behind the last byte, with this value and the number of bytes of the list (at most `u32::MAX`). It
-    /// replaces a message.
+    /// Calls the peer's `on_immediate` at the end of the transfer, with `value` and the number of bytes in the list (at most `u32::MAX`).
+    /// This replaces the message of [`TransferOptions::message`].
     #[must_use]
     pub fn immediate(mut self, value: u32) -> Self {
         self.notification = Some(TransferNotification::Immediate(value));
         self
     }
 
-    /// Confirms the bytes of a write by a Read of a few bytes of the last piece, on devices where a Write's completion does not say that
-    /// the bytes have arrived (without `Features::ACKNOWLEDGED_WRITES`: iWARP, the embedded provider). The region of the peer needs
-    /// `Access::REMOTE_READ` for that. It has no effect on reads.
+    /// Confirms that the bytes of a write are in the peer's memory, by an RDMA Read of a few bytes of the last piece. The peer's region
+    /// must allow `Access::REMOTE_READ`.
+    ///
+    /// Some devices complete a Write before its bytes have arrived: those without `Features::ACKNOWLEDGED_WRITES`, which are iWARP adapters
+    /// and the embedded provider. On other devices, and for reads, this option has no effect.
     #[must_use]
     pub const fn confirm(mut self) -> Self {
         self.confirm = true;
@@ -192,46 +198,50 @@ impl TransferOptions {
     }
 }
 
-/// The outcome of a transfer of a list.
+/// The outcome of a transfer of a list of pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TransferOutcome {
-    /// All pieces have completed, and the notification behind them was sent. On devices without `Features::ACKNOWLEDGED_WRITES` the
-    /// transport has taken responsibility for the pieces of a write, and only [`TransferOptions::confirm`] or a reply of the peer shows
-    /// that they have arrived.
+    /// All pieces have completed, and the notification was sent. On devices without `Features::ACKNOWLEDGED_WRITES`, the pieces of a write
+    /// may still be on their way to the peer's memory. There only [`TransferOptions::confirm`] or a reply of the peer proves that they have
+    /// arrived.
     Done,
-    /// The program cancelled the transfer before it was done, and the posted work requests have ended.
+    /// The program cancelled the transfer before everything was posted (the pieces, and the notification behind them).
+    /// The posted work requests have ended.
     Cancelled,
-    /// The deadline passed. If pieces were posted then, the connection has ended.
+    /// The time of [`TransferOptions::within`] has passed. If posted pieces were in flight then, the reactor has ended
+    /// the connection.
     Deadline,
-    /// A piece failed, or the connection ended first ([`WcStatus::Flushed`](rdma_transport::wc::WcStatus::Flushed)).
+    /// A piece failed, or the connection ended before the transfer
+    /// ([`WcStatus::Flushed`](rdma_transport::wc::WcStatus::Flushed)).
     Failed(Failure),
 }
 
-/// The end of a transfer of a list, with the state of its pieces. Pieces end in order: the first ones have arrived, the next ones were
-/// posted and may have arrived or not, and the others were not posted.
+/// The end of a transfer, with the state of its pieces. The list has three parts, in this order: pieces that have arrived (`there`), pieces
+/// that were posted and may have arrived (`unknown`), and pieces that were never posted ([`TransferEnd::untouched`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransferEnd {
-    /// The outcome.
+    /// The outcome of the transfer.
     pub outcome: TransferOutcome,
-    /// The list, for reuse.
+    /// The list of pieces as the program passed it, for reuse.
     pub pieces: Vec<Piece>,
-    /// The number of pieces that have arrived, from the first one on: those of a read are in the local region, and those of a write are
-    /// known to be in the peer's memory.
+    /// The number of pieces at the beginning of the list that have arrived. Those of a read are in the local region, and those of a write
+    /// are known to be in the peer's memory.
     pub there: usize,
-    /// The number of pieces behind these that were posted, and may have arrived, wholly, in part, or not at all.
+    /// The number of pieces after the first `there` ones that were posted but not confirmed. Their bytes may have
+    /// arrived wholly, in part, or not at all.
     pub unknown: usize,
 }
 
 impl TransferEnd {
-    /// Returns the number of pieces at the end of the list that were not posted: none of their bytes was touched.
+    /// Returns the number of pieces at the end of the list that were never posted. None of their bytes has changed.
     #[must_use]
     pub fn untouched(&self) -> usize {
         self.pieces.len() - self.there - self.unknown
     }
 
-    /// Returns true if the transfer is done.
+    /// Returns true if the outcome is [`TransferOutcome::Done`].
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.outcome == TransferOutcome::Done

@@ -1,4 +1,4 @@
-//! The kinds of memory that can become a region, and their registration.
+//! The kinds of memory from which a region can be made, and how each is registered.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,21 +15,23 @@ use super::region_memory::RegionBytes;
 use crate::error::Error;
 use crate::providers::role;
 
-/// The memory to register.
+/// The memory from which a region is made.
 #[derive(Debug)]
 pub(crate) enum Material<'a> {
-    /// Memory that only the region will have, and its length.
+    /// Memory that was allocated for the region, and the length of the region in bytes.
     Own(Memory, usize),
-    /// Memory that the program shares.
+    /// Memory that the program shares with the region, and may access at any time.
     Shared(Arc<Memory>),
     /// A part of a dma-buf: the descriptor, the offset and the length, in bytes.
     DmaBuf(BorrowedFd<'a>, u64, usize),
-    /// Memory that another thread has prepared.
+    /// Memory that a [`RegionMaker`] has prepared on another thread, and the length of the region in bytes. The
+    /// registration is `None` if the provider registers only on the reactor's thread.
     Prepared(Arc<Memory>, usize, Option<Registration>),
 }
 
 impl Material<'_> {
-    /// Registers the memory; also returns its bytes and their number.
+    /// Registers the memory with a device. Returns the registration, the bytes for the region, and the length of the
+    /// region.
     pub(super) fn register(
         self,
         provider: &mut dyn Provider,
@@ -62,33 +64,39 @@ impl Material<'_> {
     }
 }
 
-/// Returns the address at which a dma-buf is registered from an offset on: the address and the offset have the same
-/// position in a page.
+/// Returns the address at which a dma-buf is registered. The address must have the same offset within a page as
+/// `offset`, the first registered byte, has within its page of the dma-buf.
 const fn device_address(offset: u64, page: usize) -> u64 {
     Sge::DEVICE + offset % page as u64
 }
 
-/// Returns the bytes of memory that was allocated for a region. They count as shared in three cases: they are a sink of Reads, which some
-/// devices open to peers even after the remote key is revoked; they are those of a direct region, which its peers keep; or peers may write
-/// them on a device that may place their writes after the right has ended (`late`).
+/// Returns memory that was allocated for a region as its [`RegionBytes`]. The result is `Shared`, so that the program gets no references to
+/// the bytes, in three cases:
+///
+/// - The region is a sink of RDMA Reads (`READ_SINK`). Some devices let peers write to a sink even after its remote key is revoked.
+/// - The region is a direct one, which peers on this host have mapped (`DIRECT`).
+/// - Peers may write to the region, and the device may place their writes after the right to write has ended (`late`).
 pub(super) fn bytes(memory: Arc<Memory>, access: Access, late: bool) -> RegionBytes {
     let written = access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
     let open = access.intersects(Access::READ_SINK.union(Access::DIRECT));
     if open || late && written { RegionBytes::Shared(memory) } else { RegionBytes::Own(memory) }
 }
 
-/// Prepares memory of one device to be a region, on any thread: see [`crate::Context::region_maker`].
+/// Prepares memory on any thread, so that [`crate::Context::adopt`] can make a region of it for one device. It comes
+/// from [`crate::Context::region_maker`].
 #[derive(Debug)]
 pub struct RegionMaker {
-    /// `None` if registration takes no time.
+    /// The part of the provider that registers memory on other threads; `None` if registration takes no time, and
+    /// happens in [`crate::Context::adopt`].
     pub(crate) registrar: Option<Box<dyn Registrar>>,
     pub(crate) options: RegionOptions,
-    /// The index of the device.
+    /// The index of the device for which memory is prepared.
     pub(crate) device: usize,
     pub(crate) drop_channel: DropChannel,
 }
 
-/// Memory that is to become a region: [`crate::Context::adopt`] does that. Dropping it frees the memory.
+/// Memory that a [`RegionMaker`] has prepared. [`crate::Context::adopt`] makes a region of it. A drop deregisters and
+/// frees the memory.
 #[derive(Debug)]
 pub struct PreparedRegion {
     pub(crate) memory: Arc<Memory>,
@@ -100,11 +108,11 @@ pub struct PreparedRegion {
 }
 
 impl RegionMaker {
-    /// Allocates and registers `len` zeroed bytes, from 1 up to the limit of the device. **Blocks** while the pages are pinned, about a
-    /// quarter of a second for a gibibyte; the reactor's thread continues meanwhile.
+    /// Allocates `len` zeroed bytes and registers them with the device. `len` is 1 up to the limit of the device. This **blocks** the
+    /// calling thread while the system pins the memory, about a quarter of a second per gibibyte. The reactor's thread continues meanwhile.
     ///
     /// # Errors
-    /// The system refuses, or the device was removed.
+    /// The system refuses to allocate or register the memory, or the device was removed.
     pub fn prepare(&self, len: usize) -> Result<PreparedRegion, Error> {
         let memory = Memory::new(len).map_err(|source| rdma_transport::Error::Memory { bytes: len, source })?;
         memory.prefer_huge_pages();

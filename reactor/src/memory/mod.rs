@@ -1,5 +1,5 @@
-//! Memory registered with a device, owned by the program or named to peers. This module uses the provider that registers it, and does not
-//! depend on connections.
+//! Memory that is registered with a device: regions of the program, and memory for messages that are longer than one buffer. This module
+//! registers it through the provider, and does not depend on connections.
 
 mod block_cache;
 pub(crate) mod budget;

@@ -1,4 +1,5 @@
-//! The local side of a one-sided operation: entries for the device, and the holds that go with them.
+//! The local side of a one-sided operation: the scatter/gather entries for the device, and a [`Hold`] on each region
+//! that they use.
 
 use std::ops::Range;
 
@@ -9,10 +10,11 @@ use super::region::Region;
 use super::region_memory::Hold;
 use crate::error::SendErrorKind;
 
-/// The regions that one work request uses.
+/// The holds of one work request on the regions that it uses, with the regions' keys, one for each scatter/gather
+/// entry.
 pub(crate) type Holds = [Option<(Key, Hold)>; MAX_SGE];
 
-/// The local side of an operation, ready to post.
+/// The scatter/gather entries of an operation, and the holds on their regions. With both, the operation can be posted.
 #[derive(Debug)]
 pub(crate) struct Locals {
     pub(crate) sges: SgeList,
@@ -20,7 +22,7 @@ pub(crate) struct Locals {
 }
 
 impl Locals {
-    /// Returns entries that the device is to read from.
+    /// Returns entries from which the device may read, for a write or a send.
     ///
     /// # Errors
     /// A range is not inside its region.
@@ -36,7 +38,7 @@ impl Locals {
         }))
     }
 
-    /// Returns entries that the device is to write to.
+    /// Returns entries to which the device may write, for a read.
     ///
     /// # Errors
     /// A range is not inside its region.
@@ -47,7 +49,8 @@ impl Locals {
         }))
     }
 
-    /// Gathers entries; if one is not available, releases those gathered so far.
+    /// Collects the entries and holds of several parts. If a part has none, because its range is wrong, ends the other
+    /// holds and returns the part's error.
     fn gather(parts: impl Iterator<Item = Result<(Key, Sge, Hold), SendErrorKind>>) -> Result<Self, SendErrorKind> {
         let mut locals = Self { sges: SgeList::default(), holds: Holds::default() };
         for (part, slot) in parts.zip(0..MAX_SGE) {
@@ -59,7 +62,8 @@ impl Locals {
                 }
                 Err(error) => {
                     for (_, hold) in locals.holds.into_iter().flatten() {
-                        // The regions are borrowed: none of them is dropped.
+                        // The result says if the owner has dropped the region. That is impossible here, because the
+                        // caller borrows the region.
                         let _ = hold.done();
                     }
                     return Err(error);

@@ -1,4 +1,4 @@
-//! Registered memory of the program, and its description for peers.
+//! Registered memory of the program, its options, and the description with which peers access it.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use rdma_transport::wr::{RemoteAddress, Sge};
 use super::region_memory::{CopyRefused, Hold, Lease, RegionMemory};
 use crate::seam::wake::WakeFlag;
 
-/// The options of a registration: see [`crate::Context::register`].
+/// The options of a region, for [`crate::Context::register`] and similar methods.
 #[derive(Clone, Debug)]
 pub struct RegionOptions {
     pub(crate) access: Access,
@@ -31,38 +31,43 @@ impl Default for RegionOptions {
 }
 
 impl RegionOptions {
-    /// Creates options without rights for peers: memory for local operations, which may always read and write it.
+    /// Creates options that give peers no rights. Local operations may always read and write the memory.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets the peer read, write or do atomic operations. No right implies another one; `LOCAL_WRITE` is always
-    /// granted.
+    /// Gives the peer these rights: to read, to write, or to do atomic operations. No right implies another one.
+    /// `LOCAL_WRITE` is always granted.
     ///
-    /// A region that is read into needs `Access::READ_SINK` on devices with `Features::OPEN_READ_SINKS`, which iWARP adapters
-    /// have. The bytes of such a region can be copied and not borrowed, on every device.
+    /// On devices with `Features::OPEN_READ_SINKS`, such as iWARP adapters, the target of an RDMA Read must be a region with
+    /// `Access::READ_SINK`. The program can copy the bytes of such a region, but can never borrow them, on any device.
     #[must_use]
     pub const fn allow(mut self, access: Access) -> Self {
         self.access = self.access.union(access);
         self
     }
 
-    /// Grants these rights to every peer on the device, now and later. Without this, only the peer of the one
-    /// connection has them, if the device can tell connections apart (the embedded provider can), and they end with the
-    /// connection.
+    /// Grants the rights to every peer on the device, now and later. Without this option, only the peer of the
+    /// connection for which the region is registered has the rights, until the connection ends. Some devices cannot
+    /// tell connections apart (the embedded provider can). There any peer that has obtained the remote key can use the
+    /// rights.
     #[must_use]
     pub const fn any_peer(mut self) -> Self {
         self.any_peer = true;
         self
     }
 
-    /// Lets peers of this host map the memory, and read and write it without the local processor, by the rights that every peer gets. Such
-    /// a peer **keeps the pages**: the rights cannot be revoked, so [`Context::revoke`](crate::Context::revoke) and
-    /// [`RegionOptions::lifetime`] have no effect, and the peer can reach the contents until the memory is freed. The bytes can be copied
-    /// and not borrowed. Other peers use the region like any other. The memory must be allocated by the region
-    /// ([`Context::register`](crate::Context::register) and [`Context::register_at`](crate::Context::register_at) do that). Only the
-    /// embedded provider has such regions.
+    /// Lets peers on this host map the memory. They then access it without the device, by the rights of the region, which this option
+    /// grants to every peer. Peers on other hosts use the region as usual. This has three consequences:
+    ///
+    /// - A peer **keeps the pages** that it has mapped until the memory is freed. So [`Context::revoke`](crate::Context::revoke) and
+    ///   [`RegionOptions::lifetime`] have no effect.
+    /// - The program can copy the bytes, but never borrow them.
+    /// - The region must allocate the memory itself, in [`Context::register`](crate::Context::register) or
+    ///   [`Context::register_at`](crate::Context::register_at).
+    ///
+    /// Only the embedded provider has such regions.
     #[must_use]
     pub const fn direct(mut self) -> Self {
         (self.direct, self.any_peer) = (true, true);
@@ -70,7 +75,7 @@ impl RegionOptions {
         self
     }
 
-    /// Allocates memory for `len` bytes of a region with these options.
+    /// Allocates the memory for a region of `len` bytes with these options.
     pub(crate) fn memory(&self, len: usize) -> Result<Memory, rdma_transport::Error> {
         let writes = self.access.intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
         let made = match self.direct {
@@ -80,7 +85,7 @@ impl RegionOptions {
         made.map_err(|source| rdma_transport::Error::Memory { bytes: len, source })
     }
 
-    /// Revokes the rights after this time.
+    /// Revokes the rights of peers when this time has passed since the registration.
     #[must_use]
     pub const fn lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime = Some(lifetime);
@@ -88,23 +93,24 @@ impl RegionOptions {
     }
 }
 
-/// The description of a region, or of a part of it, with which a peer can read or write there. Send it as data, as
-/// [`RemoteRegion::to_bytes`] or in any other form.
+/// The description of a region, or of a part of a region, with which a peer can access it. The program sends the
+/// description to the peer as data, encoded by [`RemoteRegion::to_bytes`] or in any other form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// The virtual address in the peer (the tagged offset of iWARP).
+    /// The virtual address of the first byte, in the process that owns the region. In iWARP this is the tagged offset.
     pub address: u64,
-    /// The length, in bytes. It is checked locally before anything is sent, and always by the peer's device.
+    /// The length, in bytes. The local side checks it before it sends anything, and the device of the owner checks it
+    /// always.
     pub len: u64,
-    /// The remote key (the STag of iWARP).
+    /// The remote key of the region. In iWARP this is the STag.
     pub key: u32,
 }
 
 impl RemoteRegion {
-    /// The length of [`RemoteRegion::to_bytes`], in bytes.
+    /// The length of an encoded description ([`RemoteRegion::to_bytes`]), in bytes.
     pub const LEN: usize = 20;
 
-    /// Encodes the description: `address:8 | len:8 | key:4`, little-endian.
+    /// Encodes the description in 20 bytes: `address:8 | len:8 | key:4`, each little-endian.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -114,8 +120,8 @@ impl RemoteRegion {
         out
     }
 
-    /// Decodes the first [`RemoteRegion::LEN`] bytes. Returns `None` if there are fewer, or the region would wrap
-    /// around.
+    /// Decodes a description from the first [`RemoteRegion::LEN`] bytes. Returns `None` if there are fewer bytes, or if
+    /// the region would extend beyond the largest address.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (address, rest) = bytes.split_first_chunk()?;
@@ -126,7 +132,8 @@ impl RemoteRegion {
         Some(Self { address, len, key })
     }
 
-    /// Returns a part of it. `None` if that is not inside.
+    /// Returns the description of a part: `len` bytes from `offset` on. Returns `None` if the part is not inside this
+    /// region.
     ///
     /// Example: [`Region`].
     #[must_use]
@@ -142,12 +149,13 @@ impl RemoteRegion {
     }
 }
 
-/// Memory registered with a device: source and target of one-sided operations, and of sends without a copy.
+/// Memory that is registered with a device. It is the source or target of one-sided operations, and of sends without a
+/// copy.
 ///
-/// The bytes can be borrowed while no one else may write them: no local operation writes them, and no peer has the
-/// right to. They can always be copied out; a copy that overlaps with an operation or a peer's write may mix old and
-/// new bytes. Copies into bytes that a local operation uses are refused ([`Lent`]). Dropping a region, on any thread,
-/// deregisters it when its last operation has ended.
+/// The program can borrow the bytes ([`Region::bytes`]) while no local operation writes to them and no peer has the
+/// right to. It can always copy them out. Such a copy may mix old and new bytes if an operation or a peer writes at the
+/// same time. The program cannot copy into bytes that a local operation uses ([`Lent`]). A region can be dropped at any
+/// time, on any thread. It is then deregistered when its last operation has ended.
 ///
 /// ```
 /// use rdma_reactor::{Config, ProviderChoice, Reactor, RegionOptions};
@@ -169,23 +177,23 @@ impl RemoteRegion {
 /// ```
 pub struct Region {
     memory: RegionMemory,
-    /// Its key in the reactor's tables.
+    /// The key of the region in the reactor's table of regions.
     key: Key,
     local_key: LocalKey,
     remote: RemoteRegion,
-    /// The index of its device.
+    /// The index of the device with which the region is registered.
     device: usize,
     drop_channel: DropChannel,
 }
 
-/// The channel by which a region notifies its reactor when it is dropped.
+/// The channel by which a dropped region notifies its reactor, so that the reactor deregisters it.
 #[derive(Clone, Debug)]
 pub(crate) struct DropChannel {
     pub(crate) dropped: Sender<Key>,
     pub(crate) wake: Arc<WakeFlag>,
 }
 
-/// An operation that has not ended uses these bytes: wait for its `on_send_complete`.
+/// The error of a change to bytes that an unfinished operation uses. Try again after its `on_send_complete`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these bytes are lent to an operation: wait for its on_send_complete")]
 pub struct Lent;
@@ -202,7 +210,7 @@ impl Region {
         Self { memory, key, local_key, remote, device, drop_channel }
     }
 
-    /// Returns the length, in bytes.
+    /// Returns the length of the region, in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.memory.len()
@@ -214,43 +222,51 @@ impl Region {
         self.memory.len() == 0
     }
 
-    /// Returns its description for a peer. A peer can use it only with the rights that the region was registered with,
+    /// Returns the description of the region for a peer. The peer has the rights with which the region was registered,
     /// until they end.
     #[must_use]
     pub const fn remote(&self) -> RemoteRegion {
         self.remote
     }
 
-    /// Returns the bytes. `None` while an operation or a peer may write them, and always if others share the memory
-    /// ([`crate::Context::register_memory`], [`crate::Context::register_dmabuf`], `Access::READ_SINK`).
+    /// Returns the bytes of the region. Returns `None` while an operation or a peer may write to them. Always returns
+    /// `None` for a region whose bytes others may change at any time:
+    ///
+    /// - memory that the program shares ([`crate::Context::register_memory`]) and dma-bufs
+    ///   ([`crate::Context::register_dmabuf`]);
+    /// - regions with `Access::READ_SINK` or [`RegionOptions::direct`];
+    /// - regions to which peers may write, on devices with `Features::LATE_PLACEMENT`.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         self.memory.bytes()
     }
 
-    /// Returns the bytes, to change. `None` while an operation or a peer may read or write them, and if [`Region::bytes`] never lends them.
+    /// Returns the bytes of the region, for writing. Returns `None` while an operation or a peer may read or write them, and always for the
+    /// regions for which [`Region::bytes`] always returns `None`.
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         self.memory.bytes_mut()
     }
 
-    /// Copies bytes out. The copy may mix old and new bytes while an operation or a peer writes.
+    /// Copies bytes of the region, from `offset` on, to `out`. The copy may mix old and new bytes if an operation or a
+    /// peer writes at the same time.
     ///
     /// Example: [`Region`].
     ///
     /// # Panics
-    /// If the range is not inside, as with slices, and on a region over a dma-buf.
+    /// If the range is not inside the region, as with slices, or if the region is over a dma-buf.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) {
         assert!(self.memory.copy_to(offset, out), "{} bytes at {offset} of a region of {}", out.len(), self.len());
     }
 
-    /// Copies like [`Region::copy_to`]. Returns false if the range is not inside or the program cannot reach the
-    /// memory.
+    /// Copies bytes like [`Region::copy_to`], without a panic. Returns false if the range is not inside the region, or
+    /// if the region is over a dma-buf.
     pub(crate) fn try_copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         self.memory.copy_to(offset, out)
     }
 
-    /// Copies bytes in. A peer that reads at the same time may see a mixture.
+    /// Copies `bytes` into the region, to `offset` and the following bytes. A peer that reads at the same time may see
+    /// a mixture of old and new bytes.
     ///
     /// Example: [`Region`].
     ///
@@ -258,7 +274,7 @@ impl Region {
     /// [`Lent`]; nothing was copied.
     ///
     /// # Panics
-    /// If the range is not inside, as with slices, and on a region over a dma-buf.
+    /// If the range is not inside the region, as with slices, or if the region is over a dma-buf.
     pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Lent> {
         self.memory.copy_from(offset, bytes).map_err(|refused| match refused {
             CopyRefused::Lent => Lent,
@@ -266,16 +282,17 @@ impl Region {
         })
     }
 
-    /// Returns the 8 bytes at an offset as a number in native byte order, read atomically.
+    /// Returns the 8 bytes at an offset as a number in native byte order. They are read atomically.
     ///
     /// # Panics
-    /// If the offset is not a multiple of 8, or not inside, and on a region over a dma-buf.
+    /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if it is over a dma-buf.
     #[must_use]
     pub fn load(&self, offset: usize) -> u64 {
         self.memory.load(offset).unwrap_or_else(|| panic!("a word at {offset} of a region of {}", self.len()))
     }
 
-    /// Writes 8 bytes atomically, after everything that this thread has written here before.
+    /// Writes a number to the 8 bytes at an offset, in native byte order. The write is atomic. Who reads the new value
+    /// also sees everything that this thread has written to the region before.
     ///
     /// Example: [`Region`].
     ///
@@ -283,7 +300,7 @@ impl Region {
     /// [`Lent`]; nothing was written.
     ///
     /// # Panics
-    /// If the offset is not a multiple of 8, or not inside, and on a region over a dma-buf.
+    /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if it is over a dma-buf.
     pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Lent> {
         self.memory.store(offset, value).map_err(|refused| match refused {
             CopyRefused::Lent => Lent,
@@ -291,8 +308,8 @@ impl Region {
         })
     }
 
-    /// Replaces memory that peers could write by a copy that no one else can reach. Operations cannot use the copy, because it is not
-    /// registered.
+    /// Replaces memory that peers may still write to by a copy that no one else can access. Operations cannot use the copy, because it is
+    /// not registered. Does nothing if no one else can access the memory.
     pub(crate) fn make_private(&mut self) -> io::Result<()> {
         if let Some(copy) = self.memory.private_copy()? {
             (self.memory, self.device) = (copy, usize::MAX);
@@ -300,17 +317,17 @@ impl Region {
         Ok(())
     }
 
-    /// Returns true if anyone but local operations may reach the memory, or shares it.
+    /// Returns true if others may access the memory at any time, so that the program never gets a reference to it.
     pub(crate) fn is_open(&self) -> bool {
         self.memory.is_shared()
     }
 
-    /// See [`RegionMemory::part_mut`].
+    /// Returns a part of the bytes, for writing; see [`RegionMemory::part_mut`].
     pub(crate) fn part_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         self.memory.part_mut(range)
     }
 
-    /// Drops the bytes behind the first `len`.
+    /// Shortens the region to its first `len` bytes. The memory stays registered.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.memory.truncate(len);
         self.remote.len = self.memory.len() as u64;
@@ -324,44 +341,44 @@ impl Region {
         self.device
     }
 
-    /// Returns true if it belongs to the reactor that listens at the other end of `dropped`.
+    /// Returns true if the region belongs to the reactor that owns this channel for dropped regions.
     pub(crate) fn is_of(&self, dropped: &Sender<Key>) -> bool {
         self.drop_channel.dropped.same_channel(dropped)
     }
 
-    /// Returns true if peers may use the memory.
+    /// Returns true if peers still have rights to the memory.
     pub(crate) fn is_exposed(&self) -> bool {
         self.memory.users().peers_may()
     }
 
-    /// See [`RegionMemory::lend`].
+    /// Lends a range to a work request that reads it; see [`RegionMemory::lend`].
     #[inline]
     pub(crate) fn lend(&self, range: Range<usize>) -> Option<(Sge, Hold)> {
         self.memory.lend(range, self.local_key)
     }
 
-    /// See [`RegionMemory::entry`].
+    /// Returns the entry of a range without a hold; see [`RegionMemory::entry`].
     #[inline]
     pub(crate) fn entry(&self, range: Range<usize>) -> Option<Sge> {
         self.memory.entry(range, self.local_key)
     }
 
-    /// See [`RegionMemory::lend_mut`].
+    /// Lends a range to a work request that writes to it; see [`RegionMemory::lend_mut`].
     pub(crate) fn lend_mut(&mut self, range: Range<usize>) -> Option<(Sge, Hold)> {
         self.memory.lend_mut(range, self.local_key)
     }
 
-    /// See [`RegionMemory::lease`].
+    /// Leases a range to a list of work requests that read it; see [`RegionMemory::lease`].
     pub(crate) fn lease(&self, range: Range<usize>) -> Option<Lease> {
         self.memory.lease(range, self.local_key)
     }
 
-    /// See [`RegionMemory::lease_mut`].
+    /// Leases a range to a list of work requests that write to it; see [`RegionMemory::lease_mut`].
     pub(crate) fn lease_mut(&mut self, range: Range<usize>) -> Option<Lease> {
         self.memory.lease_mut(range, self.local_key)
     }
 
-    /// See [`RegionMemory::lend_to_peer`].
+    /// Holds a range from which a peer will fetch a message; see [`RegionMemory::lend_to_peer`].
     pub(crate) fn lend_to_peer(&self, range: Range<usize>) -> Hold {
         self.memory.lend_to_peer(range)
     }
@@ -375,7 +392,7 @@ impl fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A reactor that was dropped has deregistered everything.
+        // If sending fails, the reactor was dropped. It has deregistered the region then.
         if self.drop_channel.dropped.send(self.key).is_ok() {
             self.drop_channel.wake.wake();
         }

@@ -1,9 +1,13 @@
-//! The memory of a region, with its users counted: bytes are borrowed as references only while no one else may write
-//! them, and are changed only while no operation reads or writes them.
+//! The memory of a region, and counts of its users. The owner can borrow the bytes as a reference only while no one
+//! else may write to them. It can change them only while no operation reads or writes them.
 //!
-//! Two rules make that sound. A work request gets its entry ([`RegionMemory::lend`]) through the one handle, and its [`Hold`] is released
-//! when the work request has completed or its queue pair is destroyed. Peers get rights when the memory is registered and never later, and
-//! are counted until the rights are revoked. So a caller that sees no writer sees none for as long as the handle is borrowed.
+//! Two rules make these references sound:
+//!
+//! - A work request gets its scatter/gather entry ([`RegionMemory::lend`]) through the one handle of the region. Its [`Hold`] is released
+//!   when the work request has completed or its queue pair is destroyed.
+//! - Peers get rights when the memory is registered, and never later. They are counted until the rights are revoked.
+//!
+//! So if the owner finds no writer, there is none for as long as the handle is borrowed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,32 +22,32 @@ use rdma_transport::wr::Sge;
 
 use crate::seam::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard};
 
-/// The use of a region by someone other than its owner.
+/// The ways in which others than the owner use a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// A work request reads it.
+    /// A work request reads the memory.
     Read,
-    /// A work request writes it.
+    /// A work request writes to the memory.
     Write,
-    /// The peer of a connection will fetch a message from it.
+    /// The memory contains a message that a peer will fetch.
     Fetch,
-    /// Peers may read it.
+    /// Peers have the right to read the memory.
     PeersRead,
-    /// Peers may write it.
+    /// Peers have the right to write to the memory.
     PeersWrite,
 }
 
-/// The users of a region, besides its owner.
+/// Counts of the users of a region other than its owner. The region and its [`Hold`]s share them.
 #[derive(Debug, Default)]
 pub(crate) struct Users {
-    /// The number of users, indexed by [`Use`].
+    /// The number of users of each kind, indexed by [`Use`].
     counts: [AtomicU32; 5],
     /// True if the owner has dropped the region.
     dropped: AtomicBool,
     lent: Mutex<LentRanges>,
 }
 
-/// The ranges that operations use, oldest first, each with a number.
+/// The ranges that operations use, the oldest first. Each has a number by which its [`Hold`] removes it.
 #[derive(Debug, Default)]
 struct LentRanges {
     ranges: VecDeque<(u32, Range<usize>)>,
@@ -58,7 +62,7 @@ impl LentRanges {
         self.next
     }
 
-    /// Operations end in about the order in which they began.
+    /// Removes a range. Operations end in about the order in which they began, so it is mostly the first one.
     #[inline]
     fn remove(&mut self, number: u32) {
         if self.ranges.front().is_some_and(|&(of, _)| of == number) {
@@ -82,16 +86,17 @@ impl LentRanges {
 
 impl Users {
     fn count(&self, of: Use) -> u32 {
-        // A thread that reads the lowered count also sees the writes of the former user.
+        // `Acquire`, because the caller may use the memory if the count is 0: it must then see all writes of the former
+        // user.
         self.counts[of as usize].load(Ordering::Acquire)
     }
 
-    /// Returns true if a work request, or a message that a peer will fetch, uses the memory.
+    /// Returns true if an operation uses the memory: a work request, or a message that a peer will fetch.
     pub(crate) fn operate(&self) -> bool {
         self.count(Use::Read) + self.count(Use::Write) + self.count(Use::Fetch) > 0
     }
 
-    /// Returns true if a peer will fetch a message from the memory.
+    /// Returns true if the memory contains a message that a peer will fetch.
     pub(crate) fn fetch(&self) -> bool {
         self.count(Use::Fetch) > 0
     }
@@ -100,13 +105,13 @@ impl Users {
         self.count(Use::Write) + self.count(Use::PeersWrite) > 0
     }
 
-    /// Returns true if peers may use the memory.
+    /// Returns true if peers have rights to the memory.
     pub(crate) fn peers_may(&self) -> bool {
         self.count(Use::PeersRead) + self.count(Use::PeersWrite) > 0
     }
 
     fn lent(&self) -> MutexGuard<'_, LentRanges> {
-        // A panic cannot leave the list half changed.
+        // A poisoned lock is harmless: no code can panic between two changes of the list that must happen together.
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -120,20 +125,21 @@ impl Users {
     }
 }
 
-/// One use of a region: by a work request that has not completed, by a message that was not fetched, or by peers that have not lost their
-/// rights.
+/// One use of a region. It counts until [`Hold::done`] is called. The user is a work request that has not completed, a message that a peer
+/// has yet to fetch, or peers that still have rights.
 #[derive(Debug)]
 #[must_use = "a hold that is dropped withholds the region from its owner for ever"]
 pub(crate) struct Hold {
     users: Arc<Users>,
     what: Use,
-    /// The number of the range, if an operation uses it.
+    /// The number of the range in [`LentRanges`]; `None` for peers with rights.
     range: Option<u32>,
 }
 
 impl Hold {
-    /// Ends the use: the work request has completed or its queue pair is destroyed, the message was fetched, or the
-    /// peers can no longer reach the memory. Returns true if the owner has dropped the region, which may be unused now.
+    /// Ends the use. The caller knows that the work request has completed or its queue pair is destroyed, that the
+    /// message was fetched, or that peers can no longer reach the memory. Returns true if the owner has dropped the
+    /// region: the caller then checks if it is unused now.
     #[inline]
     pub(crate) fn done(self) -> bool {
         if let Some(range) = self.range {
@@ -145,40 +151,42 @@ impl Hold {
     }
 }
 
-/// The bytes of a region.
+/// The memory of a region, by who may access it.
 #[derive(Debug)]
 pub(crate) enum RegionBytes {
-    /// Only the region has this memory.
+    /// Memory that only this region has.
     Own(Arc<Memory>),
-    /// Others may write this memory at any time: the program shares it, other processes have it mapped, or it is a sink of Reads, which
-    /// some devices open to peers for as long as it is registered. It is never borrowed as a reference.
+    /// Memory that others may write to at any time: the program shares it, other processes have mapped it, or some devices let peers write
+    /// to it for as long as it is registered (a sink of RDMA Reads). The owner never borrows it as a reference.
     Shared(Arc<Memory>),
-    /// The memory belongs to a device, registered as a dma-buf at this address: only devices reach it.
+    /// Memory of a device, registered as a dma-buf at this address. The program cannot access it.
     Device(u64),
 }
 
 impl RegionBytes {
-    /// Returns an entry for a range that is inside of the region and that a [`Hold`] covers.
+    /// Returns the scatter/gather entry for a range inside the region. A [`Hold`] or a borrow of the region covers the
+    /// range.
     #[inline]
     fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         match self {
             // SAFETY: the registration keeps the memory alive while the entry is in use. The hold that goes with the entry, or the borrow
-            // of the region that `RegionMemory::entry` requires, keeps the owner from handing out references that would conflict. All other
-            // accesses here use the functions of `Memory`, and so do the other shares of memory that is not the region's own.
+            // of the region that `RegionMemory::entry` requires, prevents that the owner gets a conflicting reference. All other accesses
+            // here, and those through other shares of the memory, use the functions of `Memory`, which tolerate concurrent access.
             Self::Own(memory) | Self::Shared(memory) => unsafe { memory.shared_entry(range, key) },
-            // SAFETY: the range is inside of the region that was registered from this address on; operations use it
-            // only on connections of its device (`Driver::check_local`).
+            // SAFETY: the range is inside the region, which was registered from this address on. `Driver::check_local`
+            // ensures that operations use the entry only on connections of the region's device.
             Self::Device(address) => unsafe { Sge::of_device(address + range.start as u64, range.len(), key) },
         }
     }
 }
 
-/// A part of a region that a list of work requests uses sequentially: one hold for all of them. The entries are used no longer than the
-/// lease: the caller of [`Lease::done`] knows that the last of the work requests has ended.
+/// A part of a region that a list of work requests uses, one work request after the other, under a single hold. The entries are not used
+/// after [`Lease::done`]: its caller knows that the last of the work requests has ended.
 #[derive(Debug)]
 pub(crate) struct Lease {
     bytes: RegionBytes,
-    /// The entry of the whole range, if one entry can cover it. The other entries are parts of it.
+    /// The entry for the whole range; `None` if the range is too long for one entry. The entries of the work requests
+    /// are parts of it.
     whole: Option<Sge>,
     range: Range<usize>,
     key: LocalKey,
@@ -186,8 +194,8 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Returns an entry of `len` bytes from an offset in the region, for a work request of the list. `None` if that is not inside the
-    /// leased part.
+    /// Returns the entry for `len` bytes, for one work request of the list. `offset` counts from the beginning of the region. Returns
+    /// `None` if the bytes are not inside the leased range.
     #[inline]
     pub(crate) fn entry(&self, offset: usize, len: usize) -> Option<Sge> {
         let (at, lent) = (offset.wrapping_sub(self.range.start), self.range.len());
@@ -200,13 +208,14 @@ impl Lease {
         }
     }
 
-    /// Ends the lease, like [`Hold::done`].
+    /// Ends the lease. Returns true if the owner has dropped the region, like [`Hold::done`].
     pub(crate) fn done(self) -> bool {
         self.hold.done()
     }
 }
 
-/// Memory that work requests and peers use, owned by its one handle.
+/// The memory of a region with its users. There is one such handle for each region, and the owner of the region holds
+/// it.
 #[derive(Debug)]
 pub(crate) struct RegionMemory {
     bytes: RegionBytes,
@@ -214,12 +223,12 @@ pub(crate) struct RegionMemory {
     users: Arc<Users>,
 }
 
-/// The reason why bytes were not copied in.
+/// The reason why bytes of the region could not be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyRefused {
-    /// The range is not inside, or the program cannot reach the memory.
+    /// The bytes are not inside the region, or are not aligned as required, or the memory belongs to a device.
     Outside,
-    /// An operation uses the memory.
+    /// An operation uses the bytes.
     Lent,
 }
 
@@ -233,7 +242,7 @@ impl RegionMemory {
         Self { bytes, len, users: Arc::default() }
     }
 
-    /// Returns the memory that the program can reach.
+    /// Returns the memory, if the program can access it; `None` for memory of a device.
     fn memory(&self) -> Option<&Memory> {
         match &self.bytes {
             RegionBytes::Own(memory) | RegionBytes::Shared(memory) => Some(memory),
@@ -241,7 +250,8 @@ impl RegionMemory {
         }
     }
 
-    /// Returns a copy that no one else shares. `None` if no one else shares this memory either.
+    /// Returns a copy of the memory that no one else can access. Returns `None` if no one else can access this memory
+    /// either.
     pub(crate) fn private_copy(&self) -> io::Result<Option<Self>> {
         if matches!(self.bytes, RegionBytes::Own(_)) {
             return Ok(None);
@@ -253,12 +263,12 @@ impl RegionMemory {
         Ok(Some(own))
     }
 
-    /// Returns true if others share the memory.
+    /// Returns true if others than this region may access the memory at any time.
     pub(crate) const fn is_shared(&self) -> bool {
         !matches!(self.bytes, RegionBytes::Own(_))
     }
 
-    /// Returns a share of the memory.
+    /// Returns a share of the memory; `None` for memory of a device.
     pub(crate) fn share(&self) -> Option<Arc<Memory>> {
         match &self.bytes {
             RegionBytes::Own(memory) | RegionBytes::Shared(memory) => Some(Arc::clone(memory)),
@@ -266,7 +276,7 @@ impl RegionMemory {
         }
     }
 
-    /// Returns the address of the first byte, as work requests name it.
+    /// Returns the address of the first byte, as scatter/gather entries and remote keys use it.
     pub(crate) fn address(&self) -> u64 {
         match &self.bytes {
             RegionBytes::Own(memory) | RegionBytes::Shared(memory) => memory.as_ptr() as u64,
@@ -282,7 +292,8 @@ impl RegionMemory {
         &self.users
     }
 
-    /// Counts peers with these rights, if there are any, before the memory is registered with them.
+    /// Counts peers with these rights as users, before the memory is registered with the rights. Returns their hold;
+    /// `None` if the rights are not for peers.
     pub(crate) fn expose(&mut self, access: Access) -> Option<Hold> {
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::READ_SINK) {
             return Some(self.hold(Use::PeersWrite, None));
@@ -297,35 +308,39 @@ impl RegionMemory {
         Hold { users: Arc::clone(&self.users), what, range }
     }
 
-    /// Returns an entry for a work request that reads the memory. `None` if the range is not inside.
+    /// Lends a range to a work request that reads it. Returns the entry and the hold; `None` if the range is not inside
+    /// the region.
     #[inline]
     pub(crate) fn lend(&self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Read, Some(range))))
     }
 
-    /// Returns an entry for a reader that uses the memory only while the region is borrowed. `None` if the range is not inside.
+    /// Returns the entry of a range without a hold, for a reader that is done while the caller still borrows the region. Returns `None` if
+    /// the range is not inside the region.
     #[inline]
     pub(crate) fn entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         self.sge(range, key)
     }
 
-    /// Returns an entry for a work request that writes the memory. `None` if the range is not inside.
+    /// Lends a range to a work request that writes to it. Returns the entry and the hold; `None` if the range is not
+    /// inside the region.
     pub(crate) fn lend_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<(Sge, Hold)> {
         Some((self.sge(range.clone(), key)?, self.hold(Use::Write, Some(range))))
     }
 
-    /// Holds a range for a peer that will fetch a message from it. Unlike the range of one work request, it may have any length. The range
-    /// must be inside.
+    /// Holds a range from which a peer will fetch a message. The range must be inside the region. It may be longer than a work request
+    /// could use.
     pub(crate) fn lend_to_peer(&self, range: Range<usize>) -> Hold {
         self.hold(Use::Fetch, Some(range))
     }
 
-    /// Returns a lease of a range for a list of work requests that read the memory. `None` if the range is not inside.
+    /// Leases a range to a list of work requests that read it. Returns `None` if the range is not inside the region.
     pub(crate) fn lease(&self, range: Range<usize>, key: LocalKey) -> Option<Lease> {
         self.lease_for(Use::Read, range, key)
     }
 
-    /// Returns a lease of a range for a list of work requests that write the memory. `None` if the range is not inside.
+    /// Leases a range to a list of work requests that write to it. Returns `None` if the range is not inside the
+    /// region.
     pub(crate) fn lease_mut(&mut self, range: Range<usize>, key: LocalKey) -> Option<Lease> {
         self.lease_for(Use::Write, range, key)
     }
@@ -351,57 +366,61 @@ impl RegionMemory {
         range.start <= range.end && range.end <= self.len
     }
 
-    /// Returns the bytes. `None` while anyone may write them, and if others share the memory.
+    /// Returns the bytes of the region. Returns `None` while an operation or a peer may write to them, and always if
+    /// others share the memory.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         let RegionBytes::Own(memory) = &self.bytes else { return None };
         if self.users.others_write() {
             return None;
         }
-        // SAFETY: valid for `len` bytes while self lives. Nobody writes them, and nobody starts to while self is borrowed:
-        // that takes `&mut self`.
+        // SAFETY: the pointer is valid for `len` bytes while self lives. Nobody writes to the bytes now. Nobody can begin to while self is
+        // borrowed, because that needs `&mut self`.
         Some(unsafe { slice::from_raw_parts(memory.as_ptr(), self.len) })
     }
 
-    /// Returns the bytes, to change. `None` while anyone else may read or write them, and if others share the memory.
+    /// Returns the bytes of the region, for writing. Returns `None` while an operation or a peer may read or write
+    /// them, and always if others share the memory.
     pub(crate) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let RegionBytes::Own(memory) = &self.bytes else { return None };
         if self.users.operate() || self.users.peers_may() {
             return None;
         }
-        // SAFETY: as in `bytes`, and nobody reads them either; a borrow of self is needed to start.
+        // SAFETY: the pointer is valid for `len` bytes while self lives. Nobody reads or writes the bytes now. Nobody
+        // can begin to while self is borrowed mutably, because that needs a borrow of self.
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr(), self.len) })
     }
 
-    /// Returns a part of the bytes, to change. `None` while anyone else may read or write that part, and if [`RegionMemory::bytes`] never
-    /// lends them.
+    /// Returns a range of the bytes, for writing. Operations may use other ranges meanwhile. Returns `None` if an operation uses a byte of
+    /// this range, if peers have rights to the memory, if others share it, or if the range is not inside the region.
     pub(crate) fn part_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         let RegionBytes::Own(memory) = &self.bytes else { return None };
         if !self.contains(&range) || self.users.peers_may() || self.is_lent(&range) {
             return None;
         }
-        // SAFETY: the range is inside. No operation uses a part of it, and no peer has a right to the memory; a borrow of self is
-        // needed to start either. Operations that use other parts touch nothing of this one.
+        // SAFETY: the range is inside the memory. No operation uses a byte of it, and no peer has rights to the memory. Nobody can get
+        // either while self is borrowed mutably. Operations that use other ranges do not touch this one.
         Some(unsafe { slice::from_raw_parts_mut(memory.as_ptr().add(range.start), range.len()) })
     }
 
-    /// Shortens the region. The part that it no longer includes stays registered.
+    /// Shortens the region to `len` bytes. The memory behind them stays registered.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Copies bytes out, even if others use the memory. Returns false if the range is not inside. A copy that overlaps with a write may mix
-    /// old and new bytes.
+    /// Copies bytes from `offset` on to `out`, even if others use the memory. Returns false if the bytes are not inside the region, or if
+    /// the memory belongs to a device. A copy may mix old and new bytes if someone writes at the same time.
     pub(crate) fn copy_to(&self, offset: usize, out: &mut [u8]) -> bool {
         let inside = offset.checked_add(out.len()).is_some_and(|end| end <= self.len);
         inside && self.memory().is_some_and(|memory| memory.copy_out(offset, out))
     }
 
-    /// Returns true if an operation uses a part of a range.
+    /// Returns true if an operation uses at least one byte of a range.
     fn is_lent(&self, range: &Range<usize>) -> bool {
         self.users.operate() && self.users.lent().overlaps(range)
     }
 
-    /// Copies bytes in, even if peers may use the memory, unless an operation uses it.
+    /// Copies `bytes` to `offset`, even if peers have rights to the memory. Refuses the copy if an operation uses these
+    /// bytes.
     pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CopyRefused> {
         let end = offset.checked_add(bytes.len()).filter(|&end| end <= self.len).ok_or(CopyRefused::Outside)?;
         if self.is_lent(&(offset..end)) {
@@ -411,17 +430,20 @@ impl RegionMemory {
         if copied { Ok(()) } else { Err(CopyRefused::Outside) }
     }
 
-    /// Returns 8 aligned bytes in the byte order of this machine. `None` if the offset is not aligned or not inside.
+    /// Returns 8 bytes as an atomic number. Returns `None` if the offset is not a multiple of 8, if the bytes are not
+    /// inside the region, or if the memory belongs to a device.
     fn word(&self, offset: usize) -> Option<&AtomicU64> {
         self.memory()?.word(offset).filter(|_| offset + 8 <= self.len)
     }
 
-    /// Reads 8 aligned bytes atomically. Returns `None` if the offset is not aligned or not inside.
+    /// Reads 8 bytes atomically. Returns `None` if the offset is not a multiple of 8, or if the program cannot access
+    /// the bytes.
     pub(crate) fn load(&self, offset: usize) -> Option<u64> {
         self.word(offset).map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Writes 8 aligned bytes atomically, after everything that this thread has written before.
+    /// Writes 8 bytes atomically, with release ordering: who reads the value also sees all earlier writes of this
+    /// thread.
     pub(crate) fn store(&mut self, offset: usize, value: u64) -> Result<(), CopyRefused> {
         let word = self.word(offset).ok_or(CopyRefused::Outside)?;
         if self.is_lent(&(offset..offset + 8)) {

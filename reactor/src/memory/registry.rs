@@ -1,4 +1,4 @@
-//! The regions of a reactor: how they are registered, who may reach them, and when they end.
+//! The table of a reactor's regions. It registers memory, knows which peers have rights to it, and deregisters it.
 
 use std::sync::Arc;
 
@@ -20,35 +20,37 @@ use crate::id::ConnectionId;
 use crate::providers::{Providers, device_of, role};
 use crate::seam::wake::WakeFlag;
 
-/// The rights by which a peer can reach a region. A sink of Reads is open to the peer that answers them.
+/// The rights that let a peer access a region. `READ_SINK` is among them: some devices let the peer that answers a Read
+/// write to the sink at any time.
 const PEERS: Access = Access::REMOTE.union(Access::READ_SINK);
 
-/// The reactor's entry for a region.
+/// The reactor's entry for one region.
 #[derive(Debug)]
 struct Registration {
     region: MemoryRegion,
-    /// The memory, if it is kept for later messages.
+    /// The memory of the region, to keep it for a later message; `None` for a region of the program.
     block: Option<Arc<Memory>>,
     access: Access,
     device: usize,
     users: Arc<Users>,
-    /// The hold of the peers that may reach it.
+    /// The hold of the peers that have rights to the region; `None` if no peer has, or if the rights were revoked.
     peers: Option<Hold>,
-    /// The connection whose peer alone may reach it.
+    /// The connection whose peer has the rights; `None` if no peer has, or if every peer has.
     connection: Option<ConnectionId>,
     timer: Option<Key>,
-    /// The bytes that are charged to its account.
+    /// The number of bytes that are charged to `account`.
     len: usize,
     account: MemoryUse,
-    /// The connection that it was registered for.
+    /// The connection for which the region was registered; `None` if it was registered without a connection.
     of: Option<ConnectionId>,
 }
 
-/// The device and the connection for which memory is registered.
+/// The device with which memory is registered, and the connection for which it is registered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegistrationTarget {
     pub(crate) device: usize,
-    /// The connection whose peer gets the rights, if they are not for every peer, and its queue pair.
+    /// The connection and its queue pair; `None` for a registration without a connection. Only the peer of this
+    /// connection gets the rights, except if the options grant them to every peer.
     pub(crate) connection: Option<(ConnectionId, QpId)>,
 }
 
@@ -58,36 +60,36 @@ impl RegistrationTarget {
     }
 }
 
-/// The state to clean up when the rights of peers to a region have ended.
+/// The state of a region that must be cleaned up because peers have lost their rights to the region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RightsEnded {
     pub(crate) key: Key,
-    /// The timer that would have ended the rights.
+    /// The timer that would have revoked the rights at the end of the region's lifetime.
     pub(crate) timer: Option<Key>,
-    /// The connection whose peer had them.
+    /// The connection whose peer had the rights; `None` if every peer had them.
     pub(crate) connection: Option<ConnectionId>,
 }
 
-/// A region that was removed.
+/// The facts about a region that was taken out of the table. The caller needs them to return the memory to its budget.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Removed {
     pub(crate) rights: Option<RightsEnded>,
     pub(crate) account: MemoryUse,
     pub(crate) len: usize,
-    /// The connection that it was registered for.
+    /// The connection for which the region was registered, if any.
     pub(crate) of: Option<ConnectionId>,
 }
 
-/// See the [module](self).
+/// The regions of a reactor; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Registry {
     regions: Slab<Registration>,
     kept: BlockCache,
     drop_channel: DropChannel,
     dropped: Receiver<Key>,
-    /// The number of registrations that a device has not released.
+    /// The number of registrations that a device failed to release.
     unreleased: usize,
-    /// The number of times that a device has not revoked a remote key.
+    /// The number of times that a device failed to revoke a remote key.
     unrevoked: usize,
 }
 
@@ -105,32 +107,32 @@ impl Registry {
         }
     }
 
-    /// Returns the number of registered regions.
+    /// Returns the number of regions that are registered now.
     pub(crate) fn len(&self) -> usize {
         self.regions.len()
     }
 
-    /// Returns the bytes that are registered for messages longer than one buffer and not in use.
+    /// Returns the number of bytes that stay registered for later messages.
     pub(crate) const fn kept(&self) -> usize {
         self.kept.bytes()
     }
 
-    /// Returns the number of registrations that a device has not released.
+    /// Returns the number of registrations that a device failed to release.
     pub(crate) const fn unreleased(&self) -> usize {
         self.unreleased
     }
 
-    /// Returns the number of times that a device has not revoked a remote key.
+    /// Returns the number of times that a device failed to revoke a remote key.
     pub(crate) const fn unrevoked(&self) -> usize {
         self.unrevoked
     }
 
-    /// Returns the channel by which regions report that they were dropped.
+    /// Returns the channel by which regions report to this reactor that they were dropped.
     pub(crate) const fn drop_channel(&self) -> &DropChannel {
         &self.drop_channel
     }
 
-    /// Returns the next region that its owner has dropped.
+    /// Returns the key of the next region that its owner has dropped; `None` if there is none at the moment.
     pub(crate) fn next_dropped(&mut self) -> Option<Key> {
         let key = self.dropped.try_recv().ok()?;
         if let Some(registration) = self.regions.get(key) {
@@ -139,7 +141,7 @@ impl Registry {
         Some(key)
     }
 
-    /// Registers memory of the program.
+    /// Registers memory that the program uses as a region.
     pub(crate) fn register(
         &mut self,
         providers: &mut Providers,
@@ -157,9 +159,11 @@ impl Registry {
         Ok(self.add(target, registered, RegionMemory::new(bytes, len), options.access, connection, MemoryUse::Program))
     }
 
-    /// Returns memory for a message longer than one buffer, and true if it had to be registered. It may contain bytes of an earlier message
-    /// of the same purpose. Behind the message there is space for the `tail` of a sealed one, which is part of the region and not charged
-    /// to its account.
+    /// Returns a region for a message that is longer than one buffer: a kept block or new memory. Also returns true if the memory had to be
+    /// registered. The memory may contain bytes of an earlier message with the same purpose.
+    ///
+    /// The message has `len` bytes. `tail` bytes follow in the region, for the authentication tags of an encrypted message; they are not
+    /// charged to the account.
     pub(crate) fn block(
         &mut self,
         providers: &mut Providers,
@@ -177,13 +181,14 @@ impl Registry {
             _ if open_sinks() => Access::READ_SINK,
             _ => Access::LOCAL_WRITE,
         };
-        // A peer learns the key of an open sink from the Read that it answers.
+        // On a device with open sinks, the peer that answers the Read learns the key, and can use it later. So the
+        // block is for this peer alone.
         let peer = target.connection().filter(|_| access.intersects(PEERS));
         let purpose = Purpose { device: target.device, account, peer };
         let (memory, registered, fresh) = match self.kept.take(purpose, len + tail) {
             Some(Block { memory, registered, .. }) => (memory, registered, false),
             None => {
-                // A peer on the same host fetches a copy directly from this memory.
+                // The peer is on the same host: it maps the memory, and copies the message from there.
                 let reader = target.connection.map(|(_, qp)| qp).filter(|&qp| {
                     account == MemoryUse::Copied && providers.is_in_memory(device_of(target.device).0, qp)
                 });
@@ -206,8 +211,8 @@ impl Registry {
         Ok((region, fresh))
     }
 
-    /// Registers memory for a message of `len` bytes, with these rights. `shared`: a peer can map the memory. If there is no memory,
-    /// releases the blocks that are kept on the device and tries again.
+    /// Allocates and registers memory for a message of `len` bytes, with the rights `access`. If `shared` is true, a peer on this host can
+    /// map the memory. If the system refuses, releases the blocks that are kept on the device, and tries once more.
     fn register_block(
         &mut self,
         providers: &mut Providers,
@@ -234,7 +239,7 @@ impl Registry {
         }
     }
 
-    /// Adds a registered region.
+    /// Adds a registered region to the table, and returns its handle.
     fn add(
         &mut self,
         target: &RegistrationTarget,
@@ -262,29 +267,29 @@ impl Registry {
         Region::new(memory, key, registered.local_key, remote, device, self.drop_channel.clone())
     }
 
-    /// Sets the timer that ends the rights of peers.
+    /// Stores the timer that will revoke the rights of peers, so that it can be cancelled.
     pub(crate) fn set_timer(&mut self, key: Key, timer: Key) {
         if let Some(registration) = self.regions.get_mut(key) {
             registration.timer = Some(timer);
         }
     }
 
-    /// Returns true if a region is of this reactor, and still registered.
+    /// Returns true if a region belongs to this reactor and is still registered.
     pub(crate) fn knows(&self, region: &Region) -> bool {
         region.is_of(&self.drop_channel.dropped) && self.regions.get(region.key()).is_some()
     }
 
-    /// Returns true if a region is for the peer of a connection alone.
+    /// Returns true if only the peer of this connection has rights to a region.
     pub(crate) fn belongs_to(&self, key: Key, id: ConnectionId) -> bool {
         self.regions.get(key).is_some_and(|registration| registration.connection == Some(id))
     }
 
-    /// Returns true if a region may be read into on every device.
+    /// Returns true if the region has `READ_SINK`, so that it can be the target of an RDMA Read on every device.
     pub(crate) fn is_sink(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| registration.access.contains(Access::READ_SINK))
     }
 
-    /// Returns true if the peer of a connection may read a region.
+    /// Returns true if the peer of a connection has the right to read a region.
     pub(crate) fn readable_by(&self, key: Key, id: ConnectionId) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             registration.access.contains(Access::REMOTE_READ)
@@ -293,10 +298,12 @@ impl Registry {
         })
     }
 
-    /// Revokes the rights of peers to a region. Returns `None` if there are none.
+    /// Revokes the rights of peers to a region. Returns the state that the caller cleans up; `None` if no peer had
+    /// rights.
     ///
     /// # Errors
-    /// The device keeps the remote key. The memory stays counted as used by peers: nobody gets a reference to it any more.
+    /// The device failed to revoke the remote key. Peers still count as users of the memory, so nobody can borrow it as a reference any
+    /// more.
     pub(crate) fn revoke(&mut self, providers: &mut Providers, key: Key) -> Result<Option<RightsEnded>, Error> {
         let Some(registration) = self.regions.get(key).filter(|registration| registration.peers.is_some()) else {
             return Ok(None);
@@ -315,22 +322,24 @@ impl Registry {
         }
     }
 
-    /// Notes that only the program reaches a region from now on.
+    /// Records that no peer has rights to a region any more. Returns the state that the caller cleans up.
     fn rights_ended(&mut self, key: Key) -> Option<RightsEnded> {
         let peers = self.regions.get_mut(key)?.peers.take()?;
-        // The caller checks if the owner has dropped the region.
+        // The result says if the owner has dropped the region. The callers of this function check that themselves.
         let _ = peers.done();
         self.without_peers(key)
     }
 
-    /// Takes out the state that is kept for the moment when the rights of peers to a region end.
+    /// Takes the state out that must be cleaned up when peers lose their rights to a region, or the region is removed.
     fn without_peers(&mut self, key: Key) -> Option<RightsEnded> {
         let registration = self.regions.get_mut(key)?;
         Some(RightsEnded { key, timer: registration.timer.take(), connection: registration.connection.take() })
     }
 
-    /// Handles a Send with Invalidate of a connection's peer, which has revoked a remote key of the connection's device. Keys are unique on
-    /// their device only, and a peer may not revoke the key of a region for the peer of another connection.
+    /// Handles a Send with Invalidate, by which the peer of a connection has revoked a remote key. Returns the state that the caller cleans
+    /// up; `None` if the key is for no region that this peer has rights to.
+    ///
+    /// The search needs the device, because keys are unique only on their device. It skips regions for the peers of other connections.
     pub(crate) fn invalidated(
         &mut self,
         providers: &mut Providers,
@@ -344,8 +353,8 @@ impl Registry {
                 && (may || cfg!(planted = "keys-without-their-device"))
         });
         match found {
-            // The provider revokes the key as well: a peer's claim alone does not make it safe to lend the memory to
-            // the program.
+            // The local side revokes the key as well. The peer's message alone does not prove that the memory can be
+            // lent to the program safely.
             Some((key, _)) => self.revoke(providers, key).unwrap_or(None),
             None => {
                 let gone = self.kept.drop_of_key(device, by, remote);
@@ -355,7 +364,7 @@ impl Registry {
         }
     }
 
-    /// Returns true if the owner has dropped a region, and only peers with rights to it use it.
+    /// Returns true if the owner has dropped a region, and no operation uses it. Peers may still have rights to it.
     pub(crate) fn is_abandoned(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             let users = &registration.users;
@@ -363,8 +372,8 @@ impl Registry {
         })
     }
 
-    /// Returns true if the owner has dropped a region, and peers may lose their rights to it because no message is to
-    /// be fetched from it.
+    /// Returns true if the owner has dropped a region, and the region contains no message that a peer has yet to fetch.
+    /// The rights of peers can then be revoked.
     pub(crate) fn is_unwanted(&self, key: Key) -> bool {
         self.regions.get(key).is_some_and(|registration| {
             let users = &registration.users;
@@ -372,8 +381,9 @@ impl Registry {
         })
     }
 
-    /// Deregisters a region, and only then releases the memory that peers could reach. If the device keeps the region, peers may still
-    /// reach its memory, which stays counted as used by them.
+    /// Deregisters a region, and takes it out of the table. The memory that peers could reach is released only afterwards. If the device
+    /// fails to deregister it, peers may still reach the memory, so they count as its users for ever. Returns `None` if there is no such
+    /// region.
     pub(crate) fn remove(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
         let Registration { region, device, .. } = self.regions.get(key)?;
         let (region, device) = (region.id, *device);
@@ -383,8 +393,12 @@ impl Registry {
         Some(Removed { rights, account, len, of })
     }
 
-    /// Keeps the memory of a message longer than one buffer for the next one. Returns `None` if the region is something else, if it is
-    /// still in use, or if the peer has lost its right to it.
+    /// Takes the region of a finished message out of the table, and keeps its memory for a later message. Returns `None`, and changes
+    /// nothing, in these cases:
+    ///
+    /// - The region is charged to no budget ([`MemoryUse::Program`]).
+    /// - It is still in use.
+    /// - Its peer has lost the rights, so that the key is of no use to a later message.
     pub(crate) fn retire(&mut self, providers: &mut Providers, key: Key) -> Option<Removed> {
         let whole = |registration: &&Registration| {
             let of_its_peer = registration.peers.is_some() && registration.connection.is_some();
@@ -403,35 +417,35 @@ impl Registry {
         Some(Removed { rights, account, len, of })
     }
 
-    /// Drops the blocks that were kept for the peer of a connection that has ended.
+    /// Deregisters the blocks that are kept for the peer of a connection that has ended.
     pub(crate) fn forget_peer(&mut self, providers: &mut Providers, id: ConnectionId) {
         let gone = self.kept.drop_of_peer(id);
         self.drop_blocks(providers, gone);
     }
 
-    /// Releases the blocks that were not used since the last call.
+    /// Deregisters the blocks that no message has used since the last call.
     pub(crate) fn trim(&mut self, providers: &mut Providers) {
         let gone = self.kept.drop_idle();
         self.drop_blocks(providers, gone);
     }
 
-    /// Drops all blocks that are kept on a device, because it is being removed.
+    /// Deregisters all blocks that are kept on a device, for example because the device is being removed.
     pub(crate) fn forget_device(&mut self, providers: &mut Providers, device: usize) {
         let gone = self.kept.drop_of_device(device);
         self.drop_blocks(providers, gone);
     }
 
-    /// Returns the regions on a device.
+    /// Returns the keys of the regions that are registered with a device.
     pub(crate) fn of_device(&self, device: usize) -> Vec<Key> {
         self.regions.iter().filter(|(_, registration)| registration.device == device).map(|(key, _)| key).collect()
     }
 
-    /// Restricts a region to the peer of the target's connection, if the provider can tell peers apart. If that fails, the region is
-    /// deregistered.
+    /// Restricts the rights to a region to the peer of the target's connection, if the device can tell peers apart. If that fails, the
+    /// region is deregistered.
     fn restrict(&mut self, providers: &mut Providers, region: MrId, target: &RegistrationTarget) -> Result<(), Error> {
         let Some((_, qp)) = target.connection else { return Ok(()) };
-        // If a key is valid for a whole protection domain, the only protection from other peers is that they do not
-        // know it.
+        // On a device without this role, a key is valid for all connections of a protection domain. Only its secrecy
+        // then keeps other peers from using it.
         let Some(keys) = providers.of_device(target.device).remote_keys() else { return Ok(()) };
         if let Err(error) = keys.restrict(region, qp) {
             self.deregister(providers, target.device, region);
@@ -446,7 +460,8 @@ impl Registry {
         }
     }
 
-    /// Deregisters a region. Returns false if the device keeps it, and the provider its share of the memory.
+    /// Deregisters a region. Returns false if the device fails to do so. The provider then keeps its share of the
+    /// memory, so that it is not freed.
     fn deregister(&mut self, providers: &mut Providers, device: usize, region: MrId) -> bool {
         let released = providers.of_device(device).deregister(region);
         if let Err(error) = &released {
@@ -476,7 +491,7 @@ mod tests {
         }
     }
 
-    /// A device whose keys are not unique across devices.
+    /// A device with a fixed seed for its keys, so that two devices use the same keys.
     fn device() -> Iwarp<TcpNet> {
         let mut seed = 7_u32;
         let entropy = move |bytes: &mut [u8]| {
@@ -510,7 +525,7 @@ mod tests {
         assert!(second.bytes_mut().is_some());
         assert!(registry.invalidated(&mut providers, (devices[1], owner), key).is_none(), "once is enough");
 
-        // A region for one peer, and the key from another peer.
+        // Now the region is for one peer. The key has no effect when it comes from another peer.
         registry.regions.get_mut(first.key()).unwrap().connection = Some(owner);
         assert!(registry.invalidated(&mut providers, (devices[0], other), key).is_none());
         assert!(first.bytes_mut().is_none());

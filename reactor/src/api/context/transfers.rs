@@ -98,9 +98,10 @@ impl Context<'_> {
         self.driver.transfer(conn, transfer, pieces, options)
     }
 
-    /// Cancels a transfer: the reactor posts no more of its pieces, and calls `on_transfer` when the posted pieces have
-    /// ended. If all pieces were posted already, the outcome is [`Done`](crate::TransferOutcome::Done). Returns `false`
-    /// if the transfer has ended, or if the connection has no such transfer.
+    /// Cancels a transfer: the reactor posts nothing more of it, and calls `on_transfer` when the posted pieces have
+    /// ended. If all pieces and the notification were posted already, the outcome is
+    /// [`Done`](crate::TransferOutcome::Done). Returns `true` if the transfer was in progress. Returns `false` if it
+    /// has ended, or if the connection has no such transfer.
     ///
     /// ```
     /// use rdma_reactor::{ConnectionId, Context, TransferId};
