@@ -97,8 +97,8 @@ impl<M> ReactorHandle<M> {
     }
 
     /// Queues a message to send on a connection. The reactor sends the messages of one thread in the order of its
-    /// calls. A message waits while the peer's window is full. After the reactor has sent it, `on_send_complete`
-    /// follows as for any send.
+    /// calls. A message waits until the peer's window has room for it. After the reactor has sent it,
+    /// `on_send_complete` follows as for any send.
     ///
     /// The reactor drops the message if the connection is closed, or if the message is longer than the peer accepts.
     /// Then it increments [`crate::MessageStats::handle_sends_dropped`].

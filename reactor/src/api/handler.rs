@@ -146,10 +146,10 @@ pub trait Handler<M = ()> {
     /// A timer of [`Context::set_timer`] has expired.
     fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId, token: u64) {}
 
-    /// The peer offers a message that is longer than one buffer. The bytes are still in the peer's memory. Within this
-    /// callback the program may answer the offer: [`Context::land`] reads the message into the program's memory, and
-    /// [`Context::refuse_offer`] refuses it. If the program does neither, the reactor fetches the message and calls
-    /// `on_recv`.
+    /// The peer offers a message, because it is longer than one buffer, or by [`Context::offer`]. The bytes are still
+    /// in the peer's memory. Within this callback the program may answer the offer: [`Context::land`] reads the message
+    /// into the program's memory, and [`Context::refuse_offer`] refuses it. If the program does neither, the reactor
+    /// fetches the message and calls `on_recv`.
     ///
     /// The reactor reports an offer when it arrives. Earlier messages of the same peer may still be fetched then, and
     /// their callbacks follow later. Messages that are sent in several buffers are not offered

@@ -23,9 +23,9 @@ pub struct LargeMessageSettings {
     /// Memory that stays registered after a message longer than [`Config::buffer_size`](crate::Config::buffer_size) has
     /// ended, in bytes. Later messages of similar length then need no registration. This memory is in addition to
     /// `memory`, and consists of at most 256 blocks. A block is longer than its message by at most an eighth or one
-    /// page, whichever is more. The reactor releases a block in two cases: no message has used it for
-    /// [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or registering other memory fails without that. With 0, the
-    /// reactor keeps no blocks. Default: 256 MiB.
+    /// page, whichever is more. The reactor releases a block if no message has used it for
+    /// [`Timeouts::pool_idle`](super::Timeouts::pool_idle), or if the system refuses to register other memory. With 0,
+    /// the reactor keeps no blocks. Default: 256 MiB.
     pub cache: usize,
 }
 

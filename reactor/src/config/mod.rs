@@ -17,7 +17,8 @@ use crate::error::Error;
 use crate::limits::{BUFFER_ALIGN, CONTROL_SENDS, MAX_WINDOW, MIN_WINDOW, buffer_len};
 use crate::security::Security;
 
-/// The provider that carries the connections: RDMA devices, or the embedded provider, which needs none.
+/// The provider that carries the connections. There are two kinds: RDMA devices, and the embedded provider, which works
+/// on any host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProviderChoice {
@@ -238,12 +239,6 @@ impl Config {
     /// `AsyncReactor` always uses this setting, except for messages that `Connection::operate` waits for. Default:
     /// false.
     ///
-    /// Messages from regions, one-sided operations and raw connections still cause `on_send_complete`, because the
-    /// program waits to reuse its memory. The buffers of up to a quarter of the send queue are held until later sends
-    /// end. The embedded provider holds none for short messages, which end when they are posted (with or
-    /// without this setting, if no earlier send is outstanding). `AsyncReactor` always
-    /// uses this, except for messages that `Connection::operate` waits for. Default: false.
-    ///
     /// ```
     /// # use rdma_reactor::Config;
     /// let config = Config::default().quiet_sends(true);
@@ -355,10 +350,10 @@ impl Config {
 
     /// Contains a panic of a callback, so that the turn continues:
     ///
-    /// - A connection or endpoint ends. The connection ends as after [`crate::Context::abort`], with
+    /// - In a callback of a connection or endpoint: it ends. A connection ends as after [`crate::Context::abort`], with
     ///   `DisconnectReason::Internal` and the text of the panic.
-    /// - A connect request is rejected.
-    /// - A timer, a descriptor's event, a message of another thread, or an event of a device is dropped.
+    /// - In the callback of a connect request: the request is rejected.
+    /// - In a callback of a timer, a descriptor, another thread's message or a device's event: the event is dropped.
     ///
     /// [`Stats`](crate::Stats) counts the panics, and the reactor logs each. The panic may have left the handler's
     /// state half changed; the handler itself has to repair it. This needs `panic = "unwind"`, Rust's default. Default:
@@ -384,7 +379,7 @@ impl Config {
     ///
     /// - on the embedded provider, connections that have not sent their connect request yet; see
     ///   `IwarpConfig::max_handshakes_per_peer`;
-    /// - on every provider, accepted connections that use [`Security`] and are not established yet.
+    /// - on every provider, accepted connections that will be secured ([`Security`]) and are not established yet.
     ///
     /// If the limit is reached, a new connection evicts the oldest one of that host, provided that the oldest has
     /// waited for 100 ms. Otherwise the new connection is rejected. IPv6 addresses with equal first 64 bits count as

@@ -27,9 +27,9 @@ pub struct Timeouts {
     /// `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,
-    /// in either direction, on a connection that is otherwise alive. The peer stalls a message if it does not fetch an
-    /// offered one, or does not let its own be fetched. After this time the reactor ends the connection, because other
-    /// connections need the memory. Three more rules apply:
+    /// in either direction, on a connection that is otherwise alive. A peer stops the progress if it does not fetch a
+    /// message that it was offered, or does not answer the Reads for a message that it has offered. After this time the
+    /// reactor ends the connection, because other connections need the memory. Three more rules apply:
     ///
     /// - If a peer answers no RDMA Read for 2 s while other connections wait for memory, the reactor ends the
     ///   connection.
@@ -40,9 +40,9 @@ pub struct Timeouts {
     /// timeout may be short even for long messages. Default: 30 s.
     pub transfer: Duration,
     /// Time for a closed connection to send all accepted messages. The time starts again with each message that the
-    /// peer has fetched in the meantime, or with each 4 MiB of one. Messages that are not sent in time are discarded,
-    /// and `on_send_complete` reports that. On an iWARP device (siw) the connection ends when the peer has received
-    /// everything, within the same time. Default: 2 s.
+    /// peer has fetched in the meantime, or with each 4 MiB of a longer one. Messages that are not sent in time are
+    /// discarded, and `on_send_complete` reports that. On an iWARP device (siw) the connection ends when the peer has
+    /// received everything, within the same time. Default: 2 s.
     pub close: Duration,
     /// Time for a device to flush the queues of an ended connection. Then the reactor destroys the queues. Default: 1
     /// s.

@@ -56,8 +56,8 @@ impl Posted {
     }
 }
 
-/// The memory of the pool's buffers. Messages that the program keeps hold a clone of the `Arc`, so the memory stays
-/// readable for them when the pool is gone.
+/// The memory of the pool's buffers. Each message that the program keeps holds a clone of the `Arc<Slabs>`, so the
+/// message stays readable when the pool is gone.
 pub(crate) struct Slabs {
     stride: usize,
     memories: Vec<Arc<Memory>>,
@@ -160,7 +160,7 @@ impl Pool {
         }
     }
 
-    /// Returns the memory of the pool. Those who hold buffers outside of the pool, such as kept messages, clone this
+    /// Returns the memory of the pool. A holder of buffers outside of the pool, such as a kept message, clones this
     /// `Arc`.
     pub(crate) fn slabs(&self) -> &Arc<Slabs> {
         &self.slabs
@@ -337,7 +337,8 @@ impl Pool {
             excess -= size;
         }
         self.free.retain(|buffer| !gone[usize::from(buffer.slab)]);
-        // Later calls take the buffers of the first slabs first, so that the last slabs become idle and can be dropped.
+        // Later calls of `take` return the buffers of the first slabs first, so that the last slabs become idle and can
+        // be dropped.
         self.free.sort_unstable_by_key(|buffer| std::cmp::Reverse((buffer.slab, buffer.index)));
         self.slabs = Arc::new(Slabs { stride: self.slabs.stride, memories });
     }

@@ -112,8 +112,8 @@ impl Devices {
         self.fresh.last().copied()
     }
 
-    /// Removes the device that [`Devices::fresh`] has returned from the list of new devices: its channel is watched
-    /// now, or need not be watched.
+    /// Takes the device of the last call of [`Devices::fresh`] off the list of new devices: its channel is watched now,
+    /// or need not be watched.
     pub(crate) fn watched(&mut self) {
         self.fresh.pop();
     }

@@ -21,10 +21,10 @@ use rdma_transport::newcomers::Host;
 
 use crate::id::ConnectionId;
 
-/// The kind of use that a region's memory is charged to.
+/// The purpose of a region's memory. The reactor has one [`Budget`] for `Copied` and another one for `Fetched`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryUse {
-    /// A region of the program, or a small one for the reactor's own Reads. It is not charged to a budget.
+    /// Memory of the program, or a few bytes for the reactor's own Reads. No budget counts it.
     Program,
     /// A copy of a message to send, from which the peer will fetch.
     Copied,

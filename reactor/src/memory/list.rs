@@ -16,7 +16,7 @@ use crate::error::SendErrorKind;
 /// A piece of a list: a range of a local region, and a range of the peer's memory of the same length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The index of the local region in the regions of [`Transfer`].
+    /// The index of the local region in the list that is passed with the pieces ([`Transfer`]).
     pub region: u32,
     /// The offset of the piece in the local region, in bytes.
     pub offset: u64,

@@ -193,7 +193,8 @@ pub(crate) struct DropChannel {
     pub(crate) wake: Arc<WakeFlag>,
 }
 
-/// The error of a change to bytes that an unfinished operation uses. Try again after its `on_send_complete`.
+/// The error if the program tries to change bytes that an unfinished operation uses. The program can try again after
+/// the operation's `on_send_complete`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these bytes are lent to an operation: wait for its on_send_complete")]
 pub struct Lent;
@@ -271,7 +272,7 @@ impl Region {
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Lent`]; nothing was copied.
+    /// [`Lent`] if an operation uses some of these bytes. Nothing was copied then.
     ///
     /// # Panics
     /// If the range is not inside the region, as with slices, or if the region is over a dma-buf.
@@ -297,7 +298,7 @@ impl Region {
     /// Example: [`Region`].
     ///
     /// # Errors
-    /// [`Lent`]; nothing was written.
+    /// [`Lent`] if an operation uses some of these bytes. Nothing was written then.
     ///
     /// # Panics
     /// If the offset is not a multiple of 8, if the 8 bytes are not inside the region, or if it is over a dma-buf.

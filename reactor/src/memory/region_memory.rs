@@ -156,8 +156,8 @@ impl Hold {
 pub(crate) enum RegionBytes {
     /// Memory that only this region has.
     Own(Arc<Memory>),
-    /// Memory that others may write to at any time: the program shares it, other processes have mapped it, or some devices let peers write
-    /// to it for as long as it is registered (a sink of RDMA Reads). The owner never borrows it as a reference.
+    /// Memory that others may write to at any time. For example, the program shares it, other processes have mapped it, or it is a sink of
+    /// RDMA Reads, to which some devices let peers write for as long as it is registered. The owner never borrows it as a reference.
     Shared(Arc<Memory>),
     /// Memory of a device, registered as a dma-buf at this address. The program cannot access it.
     Device(u64),

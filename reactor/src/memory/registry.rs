@@ -159,8 +159,8 @@ impl Registry {
         Ok(self.add(target, registered, RegionMemory::new(bytes, len), options.access, connection, MemoryUse::Program))
     }
 
-    /// Returns a region for a message that is longer than one buffer: a kept block or new memory. Also returns true if the memory had to be
-    /// registered. The memory may contain bytes of an earlier message with the same purpose.
+    /// Returns a region for a message that is longer than one buffer. The region is a kept block, or new memory if none fits: the bool is
+    /// true if new memory had to be registered. The memory may contain bytes of an earlier message with the same purpose.
     ///
     /// The message has `len` bytes. `tail` bytes follow in the region, for the authentication tags of an encrypted message; they are not
     /// charged to the account.
@@ -337,7 +337,7 @@ impl Registry {
     }
 
     /// Handles a Send with Invalidate, by which the peer of a connection has revoked a remote key. Returns the state that the caller cleans
-    /// up; `None` if the key is for no region that this peer has rights to.
+    /// up. Returns `None` if the peer has rights to no region with this key; a kept block with this key is then deregistered.
     ///
     /// The search needs the device, because keys are unique only on their device. It skips regions for the peers of other connections.
     pub(crate) fn invalidated(

@@ -39,9 +39,9 @@ pub trait DatagramHandler {
     ) {
     }
 
-    /// The attempt of [`DatagramContext::join`] to join a group has ended. If it succeeded, `joined` is the id to send to the group with.
-    /// Otherwise it is the reason why the endpoint is not a member of the group. A member that loses its membership later gets another
-    /// call.
+    /// The attempt of [`DatagramContext::join`] to join a multicast group has ended. If it succeeded, `joined` is the id to send to the
+    /// group with. Otherwise `joined` is the reason why the endpoint is not a member. If a member loses its membership later, this is
+    /// called again, with the reason.
     fn on_join(
         &mut self,
         cx: &mut Context<'_>,
@@ -145,8 +145,8 @@ impl DatagramContext<'_> {
         Some(self.driver.providers().get_of_device(index).device(device.id)?.capabilities)
     }
 
-    /// Resolves the endpoint of a peer at `address`. The reactor calls `on_peer` with the id to send to, or with an
-    /// error.
+    /// Resolves `address` to the datagram endpoint of a peer. The reactor calls `on_peer` with the id to send to, or
+    /// with an error.
     ///
     /// ```
     /// use rdma_reactor::{Context, Datagram, DatagramHandler, EndpointId, Error, PeerId};

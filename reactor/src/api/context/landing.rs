@@ -1,4 +1,5 @@
-//! Offered messages, which are read directly into the program's own memory. They are longer than one buffer.
+//! Operations on offered messages. They read an offered message directly into the program's own memory, refuse one, or
+//! offer one.
 
 use std::ops::Range;
 
@@ -11,8 +12,8 @@ impl Context<'_> {
     /// Accepts an offered message into a region, from `offset` on. The device reads the bytes from the peer's memory
     /// directly into the region. Call this within [`Handler::on_offer`](crate::Handler::on_offer). The reactor calls
     /// [`Handler::on_landed`](crate::Handler::on_landed) once, when the message has arrived or the connection has
-    /// ended. Until then the region is lent: the program can drop it, but it is deregistered only afterwards. The
-    /// memory does not count towards [`crate::LargeMessageSettings::memory`].
+    /// ended. Until then the region is lent: the program can drop the region, but it is deregistered only afterwards.
+    /// The memory does not count towards [`crate::LargeMessageSettings::memory`].
     ///
     /// ```
     /// use rdma_reactor::{

@@ -17,10 +17,10 @@ use crate::memory::region::{Region, RegionOptions, RemoteRegion};
 
 impl Context<'_> {
     /// Registers `len` bytes of zeroed memory with the device of a connection. `len` is 1 up to the limit of the
-    /// device. The options say which access the peer has. The region may outlive the connection; the rights of the peer
-    /// end with the connection. On an RDMA device this call **blocks** while the system pins the memory, about a
-    /// quarter of a second per gibibyte. So register once and use the region often. For large memory see
-    /// [`Context::region_maker`].
+    /// device. The options say which access the peer has. Its rights end with the connection, except with
+    /// [`RegionOptions::any_peer`]; the region itself stays. On an RDMA device this call **blocks** while the system
+    /// pins the memory, about a quarter of a second per gibibyte. So register once and use the region often. For large
+    /// memory see [`Context::region_maker`].
     ///
     /// ```
     /// use rdma_reactor::{
@@ -298,9 +298,9 @@ impl Context<'_> {
     }
 
     /// Revokes the rights of all peers to a region, immediately. A peer that tries to access the region afterwards gets
-    /// an error and loses its connection. After `Ok`, no access of a peer changes the memory, with one exception: a
-    /// device with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) completes the frame that it
-    /// is placing. Revoking twice is harmless.
+    /// an error and loses its connection. After `Ok`, no peer reads or changes the memory, with one exception: a device
+    /// with [`Features::LATE_PLACEMENT`](rdma_transport::Features::LATE_PLACEMENT) completes the frame that it is
+    /// placing. Revoking twice is harmless.
     ///
     /// # Errors
     /// The device failed to invalidate the remote key, or cannot invalidate keys. Peers may then access the memory
@@ -311,8 +311,8 @@ impl Context<'_> {
     }
 
     /// Reads from the beginning of `remote` as many bytes as `range` has, into `range` of `local`. The reactor calls
-    /// `on_send_complete` for the read, in the order of sends. If it reports [`crate::Outcome::Sent`], the bytes are in
-    /// `local`. A read uses no credit.
+    /// `on_send_complete` for the read, in the order of sends. If the outcome is [`crate::Outcome::Sent`], the bytes
+    /// are in `local`. A read uses no credit.
     ///
     /// ```
     /// use rdma_reactor::{

@@ -272,9 +272,9 @@ impl Context<'_> {
         Some(terms.max_message.max(terms.buffer_size as u64))
     }
 
-    /// Marks the next message in one buffer, or the next write with immediate data, as a solicited event. It wakes a
-    /// peer that has armed its completion queue for solicited completions only, as a program with plain verbs may do. A
-    /// peer that is a reactor does not need this, because it arms its queues for all completions.
+    /// Marks the next message in one buffer, or the next write with immediate data, as a solicited event. Such an event
+    /// wakes a peer that has armed its completion queue for solicited completions only, as a program with plain verbs
+    /// may do. A peer that is a reactor does not need this, because it arms its queues for all completions.
     pub fn solicit(&mut self, conn: ConnectionId) {
         self.driver.input(conn, |conn, _| conn.sends_mut().solicit_next());
     }

@@ -102,7 +102,7 @@ impl Context<'_> {
     // Operations on connections.
 
     /// Opens a connection to `peer`. The reactor calls `on_connect` when the connection is established, or
-    /// `on_connect_error`.
+    /// `on_connect_error` if that fails.
     ///
     /// # Errors
     /// A limit has been reached, or the provider returned an error. After an error, no callback follows.
@@ -210,8 +210,8 @@ impl Context<'_> {
 
     /// Closes a connection. The reactor first sends the accepted sends, for at most `Timeouts::close`. It calls
     /// `on_send_complete` for each of them, with an outcome that says if the send succeeded, and then `on_disconnect`.
-    /// From now on the reactor delivers no message of this connection, not even one that the peer has sent before. A
-    /// stale id is ignored.
+    /// From now on the reactor delivers no message of this connection, not even one that has already arrived. A stale
+    /// id is ignored.
     pub fn close(&mut self, conn: ConnectionId) {
         self.driver.look_at_clock();
         self.driver.close(conn);
@@ -273,7 +273,7 @@ impl Context<'_> {
     /// Postpones the decision about the peer's identity. Call this within [`crate::Handler::on_identity`]; the reactor
     /// then ignores the `Ok` that `on_identity` returns. The connection is established only after [`Context::judge`]
     /// accepts the peer. If no decision is made in time, the connection ends: after `Timeouts::connect` on the side
-    /// that connects, and after `Timeouts::handshake` on the other.
+    /// that connects, and after `Timeouts::handshake` on the side that accepts.
     ///
     /// Example: [`Context::judge`].
     pub fn postpone_judgement(&mut self, conn: ConnectionId) {
@@ -363,9 +363,9 @@ impl Context<'_> {
 
     /// Drains the reactor. From now on it accepts no connection. Open connections continue, with messages and timers,
     /// until [`crate::Handler::on_drain`] or the program closes them. The default `on_drain` closes all of them
-    /// immediately. [`crate::Reactor::run`] returns when all connections have ended. After `deadline`, counted in whole
-    /// milliseconds from now, the reactor aborts the remaining connections and endpoints, each with its usual last
-    /// callback. Then nothing new can be opened. Ignored if the reactor is draining already.
+    /// immediately. [`crate::Reactor::run`] returns when all connections have ended. When `deadline` has passed,
+    /// counted in whole milliseconds from now, the reactor aborts the remaining connections and endpoints, each with
+    /// its usual last callback. After that, nothing new can be opened. Ignored if the reactor is draining already.
     pub fn drain(&mut self, deadline: Duration) {
         self.driver.want_drain(deadline);
     }

@@ -62,9 +62,9 @@ impl Context<'_> {
     }
 
     /// Watches a file descriptor of the program, such as a socket of std or mio, a pipe or a timerfd. The reactor calls
-    /// `on_io_ready` when it becomes ready. The descriptor must be non-blocking. Readiness is edge-triggered: on each
-    /// call, read or write until `WouldBlock`. A program that stops earlier is not called again for the remaining data.
-    /// A call may be spurious.
+    /// `on_io_ready` when the descriptor becomes ready, and sometimes without need. The descriptor must be
+    /// non-blocking. Readiness is edge-triggered: on each call, read or write until `WouldBlock`. A program that stops
+    /// earlier is not called again for the remaining data.
     ///
     /// The program still owns the descriptor. It must call [`Context::deregister_io`] before it closes the descriptor.
     ///

@@ -41,7 +41,7 @@ pub(crate) struct Claim {
     claim: u32,
     /// Number of receives whose buffers still contain a message, so that they cannot be posted again yet.
     kept: u32,
-    /// Number of messages that the connection has received; it is halved for each [`HALF_LIFE`].
+    /// Number of messages that the connection has received recently: it is halved once per [`HALF_LIFE`].
     used: u32,
     since: Instant,
 }

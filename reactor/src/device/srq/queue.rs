@@ -15,8 +15,8 @@ use crate::error::Error;
 use crate::id::{ConnectionId, WorkRequestId, shared_recv_wr_id};
 use crate::providers::role;
 
-/// One of this many receives is posted but never promised to a peer. A peer that sends without credits uses these
-/// first, until the reactor detects the violation.
+/// One in `SPARE` receives is posted but never promised to a peer. A peer that sends without credits uses these first,
+/// until the reactor detects the violation.
 const SPARE: u32 = 8;
 
 #[derive(Debug)]
@@ -110,8 +110,9 @@ impl SharedReceives {
         self.reposts.push(buffer);
     }
 
-    /// Accepts a buffer that the program has kept longer than its connection existed. It is posted again. Returns
-    /// `None` then. If no such buffer is outstanding, the buffer belongs elsewhere, and is returned to the caller.
+    /// Accepts the buffer of a message that the program has kept longer than the message's connection existed. The
+    /// reactor posts the buffer again. Returns `None` if the buffer was accepted. Returns the buffer itself if no such
+    /// message is outstanding.
     pub(crate) fn return_orphan(&mut self, buffer: Buffer) -> Option<Buffer> {
         let Some(left) = self.orphans.checked_sub(1) else { return Some(buffer) };
         self.orphans = left;
@@ -137,7 +138,8 @@ impl SharedReceives {
     /// Posts all free buffers as receives, in one chain. If the device accepts only a part of the chain, the other
     /// buffers stay free.
     ///
-    /// # Errors The device did not accept the whole chain.
+    /// # Errors
+    /// The device did not accept the whole chain.
     pub(crate) fn post(
         &mut self,
         provider: &mut dyn Provider,
