@@ -292,8 +292,8 @@ impl Region {
         self.memory.load(offset).unwrap_or_else(|| panic!("a word at {offset} of a region of {}", self.len()))
     }
 
-    /// Writes a number to the 8 bytes at an offset, in native byte order. The write is atomic. Who reads the new value
-    /// also sees everything that this thread has written to the region before.
+    /// Writes a number to the 8 bytes at an offset, in native byte order. The write is atomic. It takes effect after
+    /// everything that this thread has written to the region before.
     ///
     /// Example: [`Region`].
     ///

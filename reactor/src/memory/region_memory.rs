@@ -442,8 +442,8 @@ impl RegionMemory {
         self.word(offset).map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Writes 8 bytes atomically, with release ordering: who reads the value also sees all earlier writes of this
-    /// thread.
+    /// Writes 8 bytes atomically, with release ordering: a thread that reads the new value also sees all earlier writes
+    /// of this thread.
     pub(crate) fn store(&mut self, offset: usize, value: u64) -> Result<(), CopyRefused> {
         let word = self.word(offset).ok_or(CopyRefused::Outside)?;
         if self.is_lent(&(offset..offset + 8)) {

@@ -6,7 +6,7 @@
 //! Two rules hold:
 //!
 //! - The sum of all claims is at most the number of receives.
-//! - What a connection has promised and kept is at most its claim.
+//! - The receives that a connection has promised, and those that are kept for it, together are at most its claim.
 //!
 //! So every promise has a posted receive, in whatever order the peers use their promises:
 //!
