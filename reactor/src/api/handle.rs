@@ -148,7 +148,7 @@ impl<M> ReactorHandle<M> {
         if self.queued.fetch_add(1, Ordering::Relaxed) >= self.limit {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             // A reactor that was dropped with a full queue never processes the queued commands. The limit is then
-            // reached for ever, so the channel's own error below is never seen.
+            // reached for ever, so the code below, which detects a dropped reactor by its channel, is not reached.
             let gone = self.flag.is_abandoned();
             return Err(if gone { HandleError::Gone(command) } else { HandleError::Full(command) });
         }

@@ -128,7 +128,7 @@ pub trait Handler<M = ()> {
     ///
     /// - A message that the peer fetches (longer than one buffer) ends when the peer has fetched it. Later sends may
     ///   end earlier.
-    /// - When the connection ends, the reactor may report later sends that were never sent before such a message.
+    /// - When the connection ends, later sends that were not sent may be reported first.
     ///
     /// With [`Config::quiet_sends`](crate::Config::quiet_sends), messages that were copied do not cause this call,
     /// except if the peer refuses one.

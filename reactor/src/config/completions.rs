@@ -2,8 +2,8 @@
 
 use rdma_transport::caps::Moderation;
 
-/// The settings of the completion queues, and of the number of completions that the reactor handles in one turn. Change
-/// them with [`Config::completions`](crate::Config::completions).
+/// The settings of the completion queues, and the largest number of completions that the reactor handles in one turn.
+/// Change them with [`Config::completions`](crate::Config::completions).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompletionSettings {
@@ -20,8 +20,8 @@ pub struct CompletionSettings {
     /// microseconds have passed since the first completion. Range: 1 to `Capabilities::completion_moderation`, for both
     /// numbers. A reactor that sleeps is woken less often, at the cost of latency; a reactor that polls sees no
     /// difference. If the device does not support moderation, connecting fails with
-    /// [`crate::ConnectError::Unsupported`], and incoming connections are rejected. Default: `None`: when the reactor
-    /// waits, the next completion raises an event immediately.
+    /// [`crate::ConnectError::Unsupported`], and incoming connections are rejected. Default: `None`, no moderation:
+    /// when the reactor waits, the next completion raises an event immediately.
     pub moderation: Option<Moderation>,
     /// Largest number of completions that the reactor handles in one turn. Then it does its other work: timers,
     /// descriptors and messages of other threads. The callbacks of these completions delay that work, so a loop that

@@ -57,8 +57,8 @@ pub enum Wait {
     /// after each sleep has the latency of a wake-up.
     Event,
     /// Polls for this duration before sleeping. This has the lowest latency, and occupies one core while messages keep
-    /// arriving. Polling yields the core to other runnable threads every 50 us. So two reactors that share a core do
-    /// not wait until the other's time slice ends.
+    /// arriving. Polling yields the core to other runnable threads every 50 us. So if two reactors share a core,
+    /// neither waits for the end of the other's time slice.
     Spin(Duration),
 }
 
@@ -263,8 +263,8 @@ impl Config {
     /// may always send five messages, of which three are reserved for control messages. A busy peer may send more, up
     /// to `receive_depth`.
     ///
-    /// The reactor never promises more receives than are posted, and never promises one eighth of them. So `n` receives
-    /// are enough for `7 n / 40` connections. A further connection is refused (`RejectReason::Busy`,
+    /// The reactor never promises more receives than are posted, and it leaves one eighth of them unpromised. So `n`
+    /// receives are enough for `7 n / 40` connections. A further connection is refused (`RejectReason::Busy`,
     /// [`crate::ConnectError::Limit`]). Connections with `Framing::Raw` have separate receives. If a device does not
     /// support shared receive queues, connecting fails with [`crate::ConnectError::Unsupported`], and incoming
     /// connections are rejected.
@@ -278,7 +278,8 @@ impl Config {
         self
     }
 
-    /// Sets the number of sends per connection that may be outstanding: 1 to 16,384 messages. Default: 64.
+    /// Sets the largest number of sends of one connection that may be outstanding. Range: 1 to 16,384 messages.
+    /// Default: 64.
     #[must_use]
     pub const fn send_depth(mut self, messages: u32) -> Self {
         self.send_depth = messages;
@@ -294,8 +295,8 @@ impl Config {
     }
 
     /// Sets the largest number of accepted connections that are not established yet. Failed ones count until their
-    /// buffers are free. When the limit is reached, a new connection evicts another one: among those of the host that
-    /// has the most, the oldest (see `SECURITY.md`). If none can be evicted, the new connection is rejected with
+    /// buffers are free. When the limit is reached, a new connection evicts the oldest one of the host that has the
+    /// most of them (see `SECURITY.md`). If none can be evicted, the new connection is rejected with
     /// [`crate::RejectReason::Busy`]. Default: 1,024.
     #[must_use]
     pub const fn max_pending(mut self, connections: u32) -> Self {

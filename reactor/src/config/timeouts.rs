@@ -21,9 +21,9 @@ pub struct Timeouts {
     pub attempt: Duration,
     /// Time for an incoming connection from its acceptance to `on_connect`. Default: 5 s.
     pub handshake: Duration,
-    /// Time without anything from the peer after which the reactor sends the peer a keepalive ping. Default: 5 s.
+    /// Time of silence after which the reactor sends the peer a keepalive ping. Default: 5 s.
     pub keepalive_interval: Duration,
-    /// Time without anything from the peer after which the reactor ends the connection. It must be longer than
+    /// Time of silence of the peer after which the reactor ends the connection. It must be longer than
     /// `keepalive_interval`. The peer answers pings, regardless of its own settings. Default: 15 s.
     pub keepalive: Duration,
     /// Time for which a message longer than [`Config::buffer_size`](crate::Config::buffer_size) may make no progress,

@@ -1,5 +1,5 @@
 //! A completion queue of a device. Connections claim entries of it, so that it never overflows. Completions are
-//! counted, so that the reactor knows when it has handled all that a connection left behind.
+//! counted, so that the reactor knows when it has handled all completions of an ended connection.
 
 use rdma_transport::provider::CqId;
 

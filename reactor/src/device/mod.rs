@@ -58,7 +58,8 @@ impl Buffers {
 pub(crate) struct DeviceReservation {
     /// Index of the connection's completion queue on the device.
     pub(crate) cq: usize,
-    /// Number of completion queue entries that are reserved, and also of buffers: each work request needs one of both.
+    /// Number of reserved completion queue entries. It is also the number of reserved buffers, because each work
+    /// request needs one entry and one buffer.
     pub(crate) entries: u32,
 }
 
@@ -100,7 +101,7 @@ pub(crate) struct Device {
 pub(crate) struct Unreleased {
     /// Number of shared receive queues that the device failed to destroy.
     pub(crate) queues: u64,
-    /// Number of registrations of memory that stay.
+    /// Number of registrations of memory that were not released.
     pub(crate) registrations: usize,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Devices {
     all: Vec<Option<Device>>,
     /// The indexes of new devices. The reactor does not watch their completion channels yet.
     fresh: Vec<usize>,
-    /// Buffers without memory, which stand for those of a device that is not in the table.
+    /// Buffers without memory. They are used for a device that is not in the table.
     nowhere: Buffers,
     /// Number of pools that were created so far; it makes the number of each pool unique.
     pools: u64,
@@ -142,7 +142,7 @@ impl Devices {
     }
 
     /// Returns `true` if the pool belongs to a device in the table. Returns `false` if the pool's device was taken out
-    /// of the table, even if a new device has the same index: that one has another pool.
+    /// of the table. A new device with the same index has another pool.
     pub(crate) fn has_pool(&self, pool: PoolId) -> bool {
         let by_index = cfg!(planted = "pools-known-by-their-index");
         self.get(pool.device).is_some_and(|device| by_index || device.return_channel.pool == pool)

@@ -10,10 +10,10 @@
 //!   of one host together, except that their small messages do not count.
 //! - A new peer gets memory on trust only from the first quarter. For more, it must first have answered an RDMA Read. Otherwise it neither
 //!   gets memory nor is queued.
-//! - A request that cannot be granted waits in a queue. After [`PATIENCE`] grants to others, the first request in the queue holds back the
-//!   others, so that a stream of small messages does not delay a large one for ever. It does so only if it would fit beside the memory of
-//!   all messages that are not small. So a large message without progress does not block small ones. This rule skips requests that exceed
-//!   the share of their connection or host, because these wait for memory of their own.
+//! - A request that cannot be granted waits in a queue. After [`PATIENCE`] grants to others, the first request in the queue holds back all
+//!   others, so that a stream of small messages does not delay a large one for ever. But a large message without progress must not block
+//!   small ones. So the first request holds back the others only if it would fit beside the memory of all messages that are not small. This
+//!   rule skips requests that exceed the share of their connection or host, because these wait for memory of their own.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -38,7 +38,7 @@ const PATIENCE: u32 = 16;
 /// Messages of at most `1/SMALL` of the memory count as small.
 const SMALL: usize = 64;
 
-/// Messages of at most `1/MEDIUM` of the memory may use a part of it that is reserved for them.
+/// Messages of at most `1/MEDIUM` of the memory may use a part of it that larger messages may not use.
 const MEDIUM: usize = 8;
 
 /// Peers that have not answered an RDMA Read yet get memory only from the first `1/TRUST`.

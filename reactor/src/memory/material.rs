@@ -64,8 +64,8 @@ impl Material<'_> {
     }
 }
 
-/// Returns the address at which a dma-buf is registered. The address must have the same offset within a page as
-/// `offset`, the first registered byte, has within its page of the dma-buf.
+/// Returns the address at which a dma-buf is registered, from `offset` on. The device requires that the address and
+/// `offset` are equally far from the beginning of a page.
 const fn device_address(offset: u64, page: usize) -> u64 {
     Sge::DEVICE + offset % page as u64
 }

@@ -49,8 +49,8 @@ impl Locals {
         }))
     }
 
-    /// Collects the entries and holds of several parts. If a part has none, because its range is wrong, ends the other
-    /// holds and returns the part's error.
+    /// Collects the entries and holds of several parts. If a part has no entry, because its range is wrong, ends the
+    /// other holds and returns the part's error.
     fn gather(parts: impl Iterator<Item = Result<(Key, Sge, Hold), SendErrorKind>>) -> Result<Self, SendErrorKind> {
         let mut locals = Self { sges: SgeList::default(), holds: Holds::default() };
         for (part, slot) in parts.zip(0..MAX_SGE) {

@@ -153,9 +153,9 @@ impl RemoteRegion {
 /// copy.
 ///
 /// The program can borrow the bytes ([`Region::bytes`]) while no local operation writes to them and no peer has the
-/// right to. It can always copy them out. Such a copy may mix old and new bytes if an operation or a peer writes at the
-/// same time. The program cannot copy into bytes that a local operation uses ([`Lent`]). A region can be dropped at any
-/// time, on any thread. It is then deregistered when its last operation has ended.
+/// right to write. The program can always copy bytes out. Such a copy may mix old and new bytes if an operation or a
+/// peer writes at the same time. The program cannot copy into bytes that a local operation uses ([`Lent`]). A region
+/// can be dropped at any time, on any thread. It is then deregistered when its last operation has ended.
 ///
 /// ```
 /// use rdma_reactor::{Config, ProviderChoice, Reactor, RegionOptions};

@@ -22,7 +22,7 @@ use rdma_transport::wr::Sge;
 
 use crate::seam::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard};
 
-/// The ways in which others than the owner use a region.
+/// The kinds of users of a region, besides its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// A work request reads the memory.
@@ -214,8 +214,8 @@ impl Lease {
     }
 }
 
-/// The memory of a region with its users. There is one such handle for each region, and the owner of the region holds
-/// it.
+/// The handle of a region's memory, which also counts the users of the memory. Each region has one handle, and the
+/// owner of the region holds it.
 #[derive(Debug)]
 pub(crate) struct RegionMemory {
     bytes: RegionBytes,
@@ -263,7 +263,8 @@ impl RegionMemory {
         Ok(Some(own))
     }
 
-    /// Returns true if others than this region may access the memory at any time.
+    /// Returns true if others may access the memory at any time, and not only through this region: the program, other
+    /// processes, or a device.
     pub(crate) const fn is_shared(&self) -> bool {
         !matches!(self.bytes, RegionBytes::Own(_))
     }

@@ -141,7 +141,7 @@ impl Registry {
         Some(key)
     }
 
-    /// Registers memory that the program uses as a region.
+    /// Registers memory of the program, and returns it as a region.
     pub(crate) fn register(
         &mut self,
         providers: &mut Providers,
