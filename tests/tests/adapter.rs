@@ -1,5 +1,5 @@
-//! The conformance suite, and the faults that need no root, on one device of any kind. `make hardware-report` names the device
-//! by one of its addresses, `RDMA_ADAPTER_ADDR`; without that every test fails.
+//! The conformance suite on one RDMA device of any kind, and the faults that a test can cause without root. `make hardware-report` sets
+//! `RDMA_ADAPTER_ADDR` to one of the device's addresses. Every test fails without this variable.
 #![cfg(feature = "verbs")]
 
 use std::net::SocketAddr;
@@ -14,8 +14,8 @@ use rdma_reactor_tests::device::{Peer, config};
 conformance!(adapter, rdma_reactor_tests::conformance::Setup::adapter());
 conformance!(shared adapter_shared, rdma_reactor_tests::conformance::Setup::adapter().shared(128));
 
-/// H10: one listener on an unspecified address, under `Auto`, serves a client on the device, and another on the loopback at the same time,
-/// unless an iWARP device uses the port of TCP.
+/// With `ProviderChoice::Auto`, one listener on an unspecified address serves a client over the device and another over the loopback at the
+/// same time. An iWARP device is the exception: it owns the TCP port, so there is no listener for TCP.
 #[test]
 fn a_wildcard_listener_serves_the_device_and_the_loopback() {
     with_watchdog("a_wildcard_listener_serves_the_device_and_the_loopback", || {
@@ -42,10 +42,11 @@ fn a_wildcard_listener_serves_the_device_and_the_loopback() {
     });
 }
 
-/// The number of connections that a fault hits.
+/// The number of connections to the process that is killed or stopped.
 const HIT: usize = 8;
 
-/// A process that dies, and one that stalls, end each of their connections once, and the loop continues.
+/// Sends `signal` to a peer process that has connections. Checks that each connection ends once with `reason`, and that the reactor serves
+/// a second peer process afterwards.
 fn end_by(signal: &str, reason: &DisconnectReason) {
     let mut reactor = Reactor::new(config()).expect("a reactor");
     let mut probe = Probe::default();

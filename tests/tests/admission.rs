@@ -1,4 +1,5 @@
-//! Peers that wait until the program has checked their identity: the callback on virtual time, and `PendingPeers` of `aio`.
+//! The server or client checks the peer's identity later, while the peer waits: `Context::postpone_judgement` on virtual time, and
+//! `PendingPeers` of `aio`.
 #![allow(clippy::disallowed_methods, reason = "clients in a thread of their own")]
 
 use std::cell::RefCell;
@@ -24,12 +25,12 @@ const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
 
-/// The time for which the server of the tests on virtual time lets a peer wait.
+/// The time after which a side judges its peer, in the tests on virtual time.
 const WAIT: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// The peers that this side was asked about. Below it: those that were answered late.
+    /// The connections for which `on_identity` was called.
     asked: Vec<ConnectionId>,
     answered: Vec<bool>,
     up: Vec<ConnectionId>,
@@ -37,7 +38,7 @@ struct Seen {
     error: Option<ConnectError>,
 }
 
-/// A side that postpones its answer, if it has one.
+/// A side of a connection. If it has an answer, it postpones the judgement of its peer, and gives this answer after `WAIT`.
 #[derive(Clone)]
 struct Side {
     answer: Option<Result<(), String>>,
@@ -64,7 +65,7 @@ impl Handler for Side {
         let mut seen = self.seen.borrow_mut();
         let conn = *seen.asked.last().expect("a peer");
         let answer = self.answer.clone().expect("an answer");
-        // The second answer is too late.
+        // The first judgement decides. The second one must return false.
         let first = cx.judge(conn, answer);
         seen.answered.extend([first, cx.judge(conn, Ok(()))]);
     }
@@ -83,7 +84,8 @@ impl Handler for Side {
     }
 }
 
-/// Connects a client. Returns the virtual time until `done`, and the number of remaining connections on the server.
+/// Connects a client to a server. Returns the virtual time until `done` returns true, and the number of connections that the server then
+/// has.
 fn connect(config: Config, sides: [&Side; 2], done: impl Fn(&Seen, &Seen) -> bool) -> (Duration, usize) {
     let fabric = network(2);
     let mut nodes = [SERVER, CLIENT]
@@ -142,7 +144,7 @@ fn an_answer_that_does_not_come_ends_the_attempt() {
     }
 }
 
-// `PendingPeers` of `aio`.
+// The tests below use `PendingPeers` of `aio`.
 
 fn config(security: Security) -> Config {
     patient(Config::default().provider(ProviderChoice::Iwarp).security(security))
@@ -150,7 +152,7 @@ fn config(security: Security) -> Config {
 
 const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Runs a test on a reactor that connects to its own listener, with a watchdog.
+/// Runs a test with a watchdog, on a reactor that connects to its own listener. The listener passes each peer to `PendingPeers`.
 fn with_approval<F: Future<Output = ()>>(
     name: &'static str,
     config: Config,
@@ -171,7 +173,7 @@ fn refused(result: Result<AsyncConnection, ConnectError>) -> String {
     }
 }
 
-/// Returns a client with a certificate of the authority for this name.
+/// Returns the options of a client that presents a certificate of `authority` with this name.
 fn known_as(authority: &Authority, name: &str) -> ConnectOptions {
     let tls = Tls::mutual(&authority.identity(name), authority.pem().as_bytes()).expect("settings");
     ConnectOptions::new().security(Security::Tls(tls.server_name("server").expect("a name")))
@@ -192,7 +194,7 @@ fn a_task_decides_by_name_who_is_let_in_while_others_wait() {
             let [alice, mallory] = both;
             assert!(alice.peer_address().is_some_and(|peer| peer.ip() == HERE.ip()));
             assert_eq!(mallory.identity().names()[0], PeerName::Dns("mallory.example".into()));
-            // Turns run meanwhile, and neither connection is established.
+            // Turns run while both peers wait for the decision, and neither connection is established.
             net.sleep(Duration::from_millis(20)).await;
             assert_eq!(net.with(|cx| cx.stats().connections.connected), 0);
             alice.accept();
@@ -214,10 +216,10 @@ fn a_task_decides_by_name_who_is_let_in_while_others_wait() {
 fn who_gets_no_answer_is_refused() {
     with_approval("no answer", config(psk(1)), |net, listener, peers| async move {
         let address = listener.local_address().expect("it listens");
-        // The task drops the peer.
+        // The task drops the pending peer without a decision.
         let (result, ()) = join(net.connect(address), async { drop(peers.next().await.expect("a peer")) }).await;
         assert_eq!(refused(result), "no task of the program accepts or refuses peers");
-        // The peers are dropped while a peer waits there.
+        // `peers` is dropped while a peer waits in its queue.
         let gone = async {
             while net.with(|cx| cx.connections()) < 2 {
                 net.sleep(Duration::from_millis(1)).await;
@@ -226,7 +228,7 @@ fn who_gets_no_answer_is_refused() {
         };
         let (result, ()) = join(net.connect(address), gone).await;
         assert_eq!(refused(result), "no task of the program accepts or refuses peers");
-        // `PendingPeers` has been dropped when the peer arrives.
+        // `peers` no longer exists when this peer arrives.
         assert_eq!(refused(net.connect(address).await), "no task of the program accepts or refuses peers");
     });
 }
@@ -241,14 +243,14 @@ fn a_listener_that_is_dropped_ends_its_gate() {
     });
 }
 
-/// A program that stops when each attempt has proven its identity, or has failed.
+/// A program that stops its reactor when each of its attempts has proven its identity or has failed.
 struct Flood {
     left: usize,
 }
 
 impl Flood {
     fn one_is_done(&mut self, cx: &mut Context<'_>) {
-        // A refused attempt counts twice.
+        // An attempt that was refused after its identity was proven is counted twice, so the count may end early.
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
             cx.stop();
@@ -267,7 +269,8 @@ impl Handler for Flood {
     }
 }
 
-/// Peers that give up leave only their numbers behind, and those are bounded. A task that checks late finds the waiting peers.
+/// Pending peers that give up leave only an entry in the queue, and the number of entries is bounded. A task that looks late still gets a
+/// peer that waits.
 #[test]
 fn peers_that_nobody_looks_at_are_bounded() {
     const AT_ONCE: usize = 200;
@@ -275,7 +278,7 @@ fn peers_that_nobody_looks_at_are_bounded() {
     with_approval("a flood", small(), |net, listener, peers| async move {
         let to = listener.local_address().expect("it listens");
         let mut attempts = 0;
-        // Until one exceeds the limit.
+        // Peers come and give up until the queue is full and one is refused.
         while net.with(|cx| cx.stats().connections.insecure) == 0 {
             let flood = std::thread::spawn(move || {
                 let mut reactor = Reactor::new(small()).expect("a reactor");

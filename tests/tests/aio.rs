@@ -1,4 +1,4 @@
-//! Connections as futures.
+//! Tests of `aio`: connections, listeners and streams as futures.
 #![allow(clippy::disallowed_methods, reason = "a client in a thread of its own")]
 
 use std::cell::Cell;
@@ -27,21 +27,21 @@ fn config() -> Config {
     Setup::iwarp().config()
 }
 
-/// Returns a reactor that listens and connects to itself.
+/// Returns a reactor and its listener, to which the test connects from the same reactor.
 fn net(config: Config) -> (AsyncReactor, AsyncListener) {
     let net = AsyncReactor::new(config).unwrap();
     let listener = net.listen(Setup::iwarp().address).unwrap();
     (net, listener)
 }
 
-/// Returns two ends of a connection.
+/// Connects to the listener. Returns the end that has connected, and the end that was accepted.
 async fn pair(net: &AsyncReactor, listener: &AsyncListener) -> (AsyncConnection, AsyncConnection) {
     let address = listener.local_address().unwrap();
     let (here, there) = join(net.connect(address), listener.accept()).await;
     (here.unwrap(), there.unwrap())
 }
 
-/// Runs a future on a reactor that listens and connects to itself. No state remains when the future is done.
+/// Runs a test on a reactor that connects to its own listener. Checks afterwards that no connection and no buffer is in use.
 fn run<F: Future<Output = ()>>(
     name: &'static str,
     config: Config,
@@ -56,7 +56,7 @@ fn run<F: Future<Output = ()>>(
     });
 }
 
-/// Runs turns until no connection is left and every buffer is in its pool.
+/// Runs turns until no connection is left and every buffer is in its pool. A hang fails by the watchdog.
 fn assert_settles(net: &AsyncReactor) {
     let settled = |net: &AsyncReactor| {
         let stats = net.with(|cx| cx.stats());
@@ -92,7 +92,7 @@ async fn echo(listener: &AsyncListener) {
     }
 }
 
-/// Runs `future`, and `beside` at the same time.
+/// Runs `future` to its end, and `beside` concurrently. `beside` must not end earlier.
 async fn with_server<T>(future: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
     match select(pin!(future), pin!(beside)).await {
         Either::Left((output, _)) => output,
@@ -141,7 +141,7 @@ fn a_sender_waits_for_the_receiver() {
         };
         let receive = async {
             for number in 0..1000_u32 {
-                // Time passes without a receive: no more messages are accepted than the window has room for.
+                // Nothing is received meanwhile. So at most as many further messages may be accepted as the window has credits (8).
                 if number % 250 == 0 {
                     net.sleep(Duration::from_millis(5)).await;
                     assert!(sent.get() <= number + 8, "{} are sent, {number} received", sent.get());
@@ -173,7 +173,7 @@ fn thousand_tasks_share_a_reactor() {
     });
 }
 
-/// Tasks that send on one connection without pause, and the messages of each since all have begun.
+/// Tasks that send on one connection without pause, and the number of messages that each has sent since all of them have begun.
 struct Senders {
     begun: Cell<usize>,
     counts: Vec<Cell<usize>>,
@@ -192,7 +192,7 @@ impl Senders {
         self.begun.set(self.begun.get() + 1);
         while self.all.get() < tasks * 50 {
             conn.send(&[7; 64]).await.unwrap();
-            // The first task had the window for itself.
+            // Earlier messages do not count, because the first task had the whole window to itself.
             if self.begun.get() == tasks {
                 self.counts[task].set(self.counts[task].get() + 1);
                 self.all.set(self.all.get() + 1);
@@ -207,7 +207,7 @@ impl Senders {
     }
 }
 
-/// A task that sends without pause leaves as much to the others as it uses itself. `aio_fair.rs` has other executors.
+/// Tasks that all send without pause on one connection share it equally. `aio_fair.rs` tests more executors.
 #[test]
 fn tasks_that_run_share_a_connection() {
     run("tasks_that_run", config(), |net, listener| async move {
@@ -225,7 +225,7 @@ fn tasks_that_run_share_a_connection() {
     });
 }
 
-/// Tests the same with tasks of tokio.
+/// Tasks of a tokio runtime that all send without pause on one connection share it equally.
 #[test]
 fn tasks_of_tokio_share_a_connection() {
     with_watchdog("tasks_of_tokio", || {
@@ -281,7 +281,7 @@ fn memory_is_read_written_and_counted_up() {
         let word = remote.part(0, 8).unwrap();
         here.operate(|cx| cx.fetch_add(here.id(), word, &mut local, 0, 2)).await.unwrap();
         assert_eq!((local.load(0), shared.load(0)), (40, 42));
-        // More operations than the queue has slots for wait for each other.
+        // These are more writes than the send queue has slots for, so the later ones wait.
         join_all((0..500).map(|_| here.write(word, &local, 0..8))).await.into_iter().for_each(|done| done.unwrap());
         let refused = here.write(remote, &local, 4000..4097).await;
         assert!(matches!(refused, Err(OperationError::Refused(SendErrorKind::OutOfBounds { .. }))), "{refused:?}");
@@ -294,7 +294,7 @@ fn an_end_is_told_with_its_reason() {
         let address = listener.local_address().unwrap();
         let nobody = net.connect(([127, 0, 0, 1], 1).into()).await;
         assert!(matches!(nobody, Err(ConnectError::Transport(_))), "{nobody:?}");
-        // A close on this side, seen from both sides; earlier messages arrive.
+        // A close by one end is reported to both. Messages that were sent before the close still arrive.
         let (here, there) = pair(&net, &listener).await;
         here.send(b"last words").await.unwrap();
         here.close();
@@ -303,7 +303,7 @@ fn an_end_is_told_with_its_reason() {
         assert_eq!(there.recv().await.unwrap_err(), DisconnectReason::Closed);
         assert_eq!(there.closed().await, DisconnectReason::Closed);
         assert_eq!(here.closed().await, DisconnectReason::Local { complete: true });
-        // The last handle that is dropped closes.
+        // A connection is closed when its last handle is dropped.
         let (here, there) = pair(&net, &listener).await;
         let second = here.clone();
         drop(here);
@@ -311,7 +311,7 @@ fn an_end_is_told_with_its_reason() {
         assert_eq!(there.recv().await.unwrap()[..], b"still open"[..]);
         drop(second);
         assert_eq!(there.closed().await, DisconnectReason::Closed);
-        // Tasks that wait for a message, room or the end are notified when a peer is lost.
+        // When a peer is lost, tasks are notified that wait for a message, for room in the window, or for the end of the connection.
         let (here, there) = pair(&net, &listener).await;
         let full = async { while here.send(&[0; 8192]).await.is_ok() {} };
         let lost = async {
@@ -357,7 +357,7 @@ fn streams_end_each_way_on_their_own() {
             stream.close().await.unwrap();
         };
         join(write, read).await;
-        // A peer that disconnects without an end causes an error behind its bytes.
+        // If a peer disconnects without having ended its stream, the reader gets an error after the received bytes.
         let (here, there) = pair(&net, &listener).await;
         let (mut writer, mut reader) = (AsyncStream::from(here), AsyncStream::from(there));
         writer.write_all(b"half").await.unwrap();
@@ -369,7 +369,7 @@ fn streams_end_each_way_on_their_own() {
     });
 }
 
-/// A program that returns the bytes that it reads, and then its end.
+/// A program that sends back the bytes of each stream, and ends its own direction when the peer has ended the other one.
 #[derive(Default)]
 struct Mirror {
     closed: u32,
@@ -422,7 +422,7 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
             read.unwrap();
             assert!(got == bytes);
         });
-        // The server's turns run between those of the client.
+        // The server has its own reactor on the same thread. One of its turns runs between two polls of the client.
         let both = poll_fn(|task: &mut Task<'_>| {
             server.turn(&mut mirror, Duration::ZERO).unwrap();
             let done = client.as_mut().poll(task);
@@ -438,7 +438,8 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
     });
 }
 
-/// Runs turns as another executor does, until a drain has ended. Returns the number of turns without remaining work before that.
+/// Runs turns as an executor of another library would, until the drain has ended. Returns the number of turns that reported no remaining
+/// work before that.
 fn turns_until_drained(net: &AsyncReactor) -> u32 {
     let mut idle = 0;
     let waker = std::task::Waker::noop();
@@ -451,7 +452,8 @@ fn turns_until_drained(net: &AsyncReactor) -> u32 {
     idle
 }
 
-/// The turn that ends a drain reports it, and leaves no deadline: a task that checks `is_drained` before its turns does not sleep.
+/// A drain without connections ends in the next turn. That turn reports more work and leaves no deadline, so a task that checks
+/// `is_drained` before each turn does not sleep.
 #[test]
 fn a_drain_without_connections_ends_with_its_turn() {
     with_watchdog("a drain", || {
@@ -472,7 +474,8 @@ fn a_drain_without_connections_ends_with_its_turn() {
     });
 }
 
-/// The last send of a future is posted though no turn follows, and a shutdown ends its connections in order.
+/// The last send of a future is posted although no turn follows. Without a shutdown the peer then sees a lost connection, and with one an
+/// orderly end.
 #[test]
 fn the_last_word_of_a_future_is_sent() {
     with_watchdog("the last word", || {
@@ -531,7 +534,7 @@ fn a_host_by_name_several_addresses_and_sends_that_do_not_wait() {
     });
 }
 
-/// Polls a future at most `polls` times. Returns `None` if it is not done then.
+/// Polls a future at most `polls` times, and drops it if it has not completed. Returns its output, or `None` if it was dropped.
 async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     let mut future: Pin<Box<dyn Future<Output = T> + '_>> = Box::pin(future);
     let mut left = polls;
@@ -541,7 +544,7 @@ async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> 
         }
         left -= 1;
         match future.as_mut().poll(task) {
-            // The last poll returned nothing: the future is dropped.
+            // This was the last poll, so the future is dropped.
             Poll::Pending if left == 0 => Poll::Ready(None),
             other => other.map(Some),
         }
@@ -549,9 +552,10 @@ async fn abandon<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> 
     .await
 }
 
-/// Runs each kind of operation sequentially.
+/// Runs each kind of operation once, sequentially, on a new connection.
 async fn everything(net: &AsyncReactor, listener: &AsyncListener, name: u64) {
-    // A connection of a dropped future may wait to be accepted: it has another name.
+    // A connect whose future was dropped may have left a connection to accept. The first message has the number `name`, which shows if this
+    // is the right connection.
     let address = listener.local_address().unwrap();
     let connect = async {
         let here = net.connect(address).await.unwrap();
@@ -604,7 +608,7 @@ fn a_future_may_be_dropped_at_every_await() {
     run("dropped_at_every_await", config().receive_depth(8).send_depth(8), |net, listener| async move {
         let mut polls = 1;
         while abandon(everything(&net, &listener, 2 * polls as u64), polls).await.is_none() {
-            // The dropped futures have consumed nothing.
+            // The dropped futures have left nothing that disturbs another complete run.
             everything(&net, &listener, 2 * polls as u64 + 1).await;
             polls += 1;
         }
@@ -613,7 +617,7 @@ fn a_future_may_be_dropped_at_every_await() {
     });
 }
 
-/// A future that is dropped while it waits leaves its turn to the next one.
+/// A dropped receive or send that was waiting loses no message, and does not block the next one.
 #[test]
 fn what_a_dropped_future_waited_for_is_not_lost() {
     run("nothing_is_lost", config().receive_depth(8), |net, listener| async move {
@@ -623,7 +627,7 @@ fn what_a_dropped_future_waited_for_is_not_lost() {
             here.send(&round.to_le_bytes()).await.unwrap();
             assert_eq!(there.recv().await.unwrap()[..], round.to_le_bytes());
         }
-        // A send that is dropped while the window is closed is not sent, and the next one is.
+        // A send that is dropped while the window is closed is not sent. The next send succeeds.
         let mut sent = 0_u32;
         while abandon(here.send(&sent.to_le_bytes()), 1).await.is_some_and(|send| send.is_ok()) {
             sent += 1;

@@ -1,5 +1,5 @@
-//! Tasks that wait for the same connection or listener get their turns in the order of their arrival, in every executor.
-//! The tests use virtual time.
+//! Tasks that wait for the same connection or listener are woken in the order in which they began to wait, whatever the executor. The tests
+//! use virtual time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -23,7 +23,7 @@ use rdma_reactor_tests::sim::swarm::MS;
 /// The address of node 0, which listens.
 const SERVER: ([u8; 4], u16) = ([10, 0, 0, 1], 7471);
 
-/// The number of steps of a test without progress.
+/// The number of simulation steps in which a condition must become true, or the test fails.
 const STEPS: u64 = 200_000;
 
 /// The order in which an executor polls the tasks that were woken.
@@ -35,16 +35,16 @@ enum Order {
 
 const ORDERS: [Order; 2] = [Order::FirstWokenFirst, Order::LastWokenFirst];
 
-/// The tasks that were woken.
+/// The tasks that were woken. All wakers of a world share this.
 #[derive(Default)]
 struct Woken {
-    /// The woken tasks that the executor has not polled since, in order.
+    /// The woken tasks that the executor has not polled since, in the order of their wake-ups.
     queue: Mutex<VecDeque<usize>>,
-    /// All woken tasks, if a test requests them.
+    /// All wake-ups in order, if a test records them.
     all: Mutex<Option<Vec<usize>>>,
 }
 
-/// The waker of a task.
+/// The waker of one task. `rung` is true from a wake-up until the executor polls the task.
 struct Bell {
     task: usize,
     rung: AtomicBool,
@@ -71,7 +71,7 @@ impl Wake for Bell {
 /// A task, and its waker.
 type Spawned = (Pin<Box<dyn Future<Output = ()>>>, Arc<Bell>);
 
-/// A server and a client on virtual time, and tasks of both.
+/// A server and a client on virtual time, and an executor for the tasks of both.
 struct World {
     fabric: Shared,
     nodes: [(AsyncReactor, bool); 2],
@@ -96,7 +96,7 @@ impl World {
         self.nodes[1].0.clone()
     }
 
-    /// Adds a task. Returns its waker, which counts the wake-ups after the first one.
+    /// Adds a task, which is polled in the next step. Returns its waker, which counts later wake-ups.
     fn spawn(&mut self, task: impl Future<Output = ()> + 'static) -> Arc<Bell> {
         let woken = Arc::clone(&self.woken);
         let bell = Arc::new(Bell { task: self.tasks.len(), rung: false.into(), wakes: 0.into(), woken });
@@ -106,7 +106,7 @@ impl World {
         bell
     }
 
-    /// Polls the tasks that were woken, and runs the turns that are due. If there is nothing to do, time passes.
+    /// Polls the tasks that were woken, and runs the turns that are due. If neither exists, virtual time passes.
     fn step(&mut self) {
         let woken = std::mem::take(&mut *self.woken.queue.lock().unwrap());
         let mut idle = woken.is_empty();
@@ -149,7 +149,7 @@ impl World {
         panic!("not in {STEPS} steps: {what}");
     }
 
-    /// Runs everything that can run, for a while.
+    /// Runs tasks and turns for 20 ms of virtual time.
     fn settle(&mut self) {
         let until = lock(&self.fabric).now() + 20 * MS;
         while lock(&self.fabric).now() < until {
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// Runs a future, and returns its result.
+    /// Runs a future to its end. Returns its result.
     #[track_caller]
     fn wait<T: 'static>(&mut self, what: &str, future: impl Future<Output = T> + 'static) -> T {
         let done = self.begin(future);
@@ -165,7 +165,7 @@ impl World {
         done.take().expect("it is done")
     }
 
-    /// Begins a future, whose result is stored in the cell.
+    /// Starts a future as a task. Returns a cell that receives its result.
     fn begin<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> Rc<RefCell<Option<T>>> {
         let done = Rc::new(RefCell::new(None));
         let output = Rc::clone(&done);
@@ -173,7 +173,7 @@ impl World {
         done
     }
 
-    /// Returns the ends of a connection at the client and at the server.
+    /// Connects the client to the server. Returns the client's end and the server's end of the connection.
     fn pair(&mut self) -> (AsyncConnection, AsyncConnection) {
         let listener = self.server().listen(SocketAddr::from(SERVER)).unwrap();
         let client = self.client();
@@ -184,29 +184,29 @@ impl World {
     }
 }
 
-/// Polls a future once, with a waker, and drops it.
+/// Polls a future once, and drops it. Returns the result of the poll.
 fn poll_once<T>(future: impl Future<Output = T>, waker: &Waker) -> Poll<T> {
     pin!(future).poll(&mut Task::from_waker(waker))
 }
 
-/// Starts a task that receives everything.
+/// Starts a task that receives all messages of a connection.
 fn receive_all(world: &mut World, conn: &AsyncConnection) {
     let conn = conn.clone();
     world.spawn(async move { while conn.recv().await.is_ok() {} });
 }
 
-/// The results of tasks that send on one connection.
+/// The results of concurrent tasks that send on one connection.
 struct Sends {
-    /// The number of messages of each task since all of them have begun.
+    /// The number of messages of each task since all tasks have begun.
     counts: Vec<u64>,
-    /// The number of wake-ups of all.
+    /// The number of wake-ups of all tasks together.
     wakes: u64,
-    /// The largest number of messages that one task has sent while another one waited to send one.
+    /// The largest number of messages that one task sent while another task waited to send a single one.
     overtakes: u64,
 }
 
-/// The tasks that wait to send, by their time of arrival, with the messages that each of the others had sent at that
-/// time.
+/// The tasks that wait to send (`line`), by the order in which they began to wait. `done` is the number of messages that each task has
+/// sent.
 #[derive(Default)]
 struct Waiting {
     line: BTreeMap<u64, usize>,
@@ -215,7 +215,7 @@ struct Waiting {
     overtakes: u64,
 }
 
-/// Runs tasks that send on one connection, and checks that waiting tasks are woken in the order of their arrival.
+/// Runs tasks that send `total` messages on one connection. Checks that waiting tasks are woken in the order in which they began to wait.
 fn sends_by_each(order: Order, tasks: usize, total: u64, len: usize) -> Sends {
     let mut world = World::new(order, Config::default(), Config::default());
     let (here, there) = world.pair();
@@ -238,7 +238,7 @@ fn sends_by_each(order: Order, tasks: usize, total: u64, len: usize) -> Sends {
                 begun.set(begun.get() + 1);
                 while sent.get() < total {
                     send().await;
-                    // The first task had the window for itself.
+                    // Earlier messages do not count, because the first task had the whole window to itself.
                     if begun.get() == tasks {
                         count.set(count.get() + 1);
                     }
@@ -253,7 +253,7 @@ fn sends_by_each(order: Order, tasks: usize, total: u64, len: usize) -> Sends {
     Sends { counts: counts.iter().map(|count| count.get()).collect(), wakes, overtakes }
 }
 
-/// Sends, and notes when the task begins to wait, when it is woken, and the messages of others meanwhile.
+/// Awaits a send. Records when the task begins to wait, when it is woken, and how many messages other tasks send meanwhile.
 async fn in_line(
     task: usize,
     first: usize,
@@ -264,7 +264,7 @@ async fn in_line(
     let (mut send, mut came, mut before) = (pin!(send), None, Vec::new());
     let sent = poll_fn(|cx| {
         let state = &mut *waiting.borrow_mut();
-        // The tasks woken since the last check were the first in the queue.
+        // Each task that was woken since the last check must have been the first of those that wait.
         for called in woken.all.lock().unwrap().iter_mut().flat_map(|all| all.drain(..)) {
             let Some(called) = called.checked_sub(first).filter(|&called| called < state.done.len()) else { continue };
             if let Some((_, next)) = state.line.pop_first() {
@@ -278,7 +278,7 @@ async fn in_line(
                 before.clone_from(&state.done);
                 state.arrivals
             });
-            // A task that was woken and refused keeps its position in the queue.
+            // A task that was woken but found no room keeps its position among those that wait.
             state.line.insert(arrival, task);
         } else {
             let others = state.done.iter().zip(&before).map(|(done, before)| done - before);
@@ -290,13 +290,14 @@ async fn in_line(
     sent.await.unwrap();
 }
 
-/// Waiting tasks are woken in the order of their arrival, in any executor, so that nobody sends more than twice while another task waits
-/// once. An executor that polls the tasks in the order of their wake-ups preserves their order, so each sends as much as any other. One
-/// that polls the last one first reverses the order of those that were woken together, and lets some send twice as often as others.
+/// Waiting tasks are woken in the order in which they began to wait, in any executor. So no task sends more than two messages while another
+/// one waits to send one. An executor that polls tasks in the order of their wake-ups keeps this order, so each task sends equally many. An
+/// executor that polls the last woken task first reverses the order of tasks that were woken together. There, some tasks may send twice as
+/// much as others.
 #[test]
 fn tasks_that_send_on_one_connection_send_as_much_as_each_other() {
     for order in ORDERS {
-        // Past `LargeMessageSettings::eager_limit` 16 messages at a time are in flight.
+        // The last case has messages above `LargeMessageSettings::eager_limit`, of which 16 are in flight at the same time.
         for (tasks, each, len) in [(2, 100, 64), (10, 100, 64), (100, 100, 64), (1000, 100, 64), (40, 200, 300_000)] {
             let Sends { counts, overtakes, .. } = sends_by_each(order, tasks, tasks as u64 * each, len);
             let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
@@ -319,7 +320,7 @@ fn a_message_costs_one_wake_up_however_many_tasks_wait() {
     }
 }
 
-/// Fills the window of a connection whose peer receives nothing. Returns the number of messages.
+/// Sends until the window of the connection is closed; its peer must receive nothing. Returns the number of sent messages.
 fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     let (mut sent, mut quiet) = (0_u32, 0);
     while quiet < 3 {
@@ -333,7 +334,7 @@ fn fill(world: &mut World, conn: &AsyncConnection) -> u32 {
     sent
 }
 
-/// A waiting send that is dropped, with its turn or without it, blocks nobody.
+/// A dropped send does not block the next one that waits, whether or not it had been woken to send.
 #[test]
 fn a_dropped_send_passes_its_turn_on() {
     for drop_with_turn in [false, true] {
@@ -354,7 +355,7 @@ fn a_dropped_send_passes_its_turn_on() {
         if !drop_with_turn {
             first = Box::pin(std::future::pending());
         }
-        // There is room for some messages; the first task has its turn, and does not use it.
+        // The peer receives, so there is room again. If the first task still exists, it is woken, but it is not polled.
         let receiver = there.clone();
         world.wait("room", async move {
             for _ in 0..filled {
@@ -412,7 +413,7 @@ fn a_waker_that_drops_its_send_passes_the_turn_on() {
     assert_eq!(got, b"last");
 }
 
-/// Waiting tasks get the room first; a send that does not wait gets the remaining room.
+/// Room in the window is for tasks that wait, so `try_send` and new sends cannot overtake them.
 #[test]
 fn room_for_tasks_that_wait_is_theirs() {
     let config = || Config::default().receive_depth(8).send_depth(8);
@@ -443,7 +444,7 @@ fn room_for_tasks_that_wait_is_theirs() {
     let late = world.begin(async move { late.send(b"late").await });
     world.step();
     assert!(late.borrow().is_none(), "a newcomer overtakes {} that wait", waiting.len());
-    // They still have their turns, and in the end the new task has one.
+    // Nobody was passed over: the waiting sends complete, and then the new one does.
     receive_all(&mut world, &there);
     for send in waiting {
         world.wait("a message that has waited", send).unwrap();
@@ -451,7 +452,7 @@ fn room_for_tasks_that_wait_is_theirs() {
     world.until("the newcomer", || late.borrow().is_some());
 }
 
-/// Futures that have their turns, and are not polled, keep room for one message each; others use the remaining room.
+/// A send that was woken and is not polled reserves room for its one message. Other tasks use the remaining room.
 #[test]
 fn a_task_that_does_not_use_its_turn_holds_nobody_up() {
     let config = || Config::default().receive_depth(16).send_depth(16);
@@ -476,7 +477,7 @@ fn a_task_that_does_not_use_its_turn_holds_nobody_up() {
     drop(idle);
 }
 
-/// A task that waits for the peer does not block one that does not need it.
+/// A message that waits for the peer's credits does not block RDMA operations of other tasks, which need no credits.
 #[test]
 fn operations_pass_messages_that_wait_for_the_peer() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -501,7 +502,7 @@ fn operations_pass_messages_that_wait_for_the_peer() {
     world.until("all writes", || done.get() == 200);
     assert!(lock(&world.fabric).now() < begun + 1000 * MS, "the writes wait for a timer");
     assert!(waiting.borrow().is_none());
-    // A message that the program sends itself waits behind the others.
+    // `operate` with a send that finds no room also waits behind the sends that wait already.
     let conn = here.clone();
     let operation = world.begin(async move { conn.operate(|cx| cx.send(conn.id(), b"an operation")).await });
     world.settle();
@@ -510,7 +511,7 @@ fn operations_pass_messages_that_wait_for_the_peer() {
     world.until("the messages", || waiting.borrow().is_some() && operation.borrow().is_some());
 }
 
-/// Large messages that wait for each other, or for memory, do not block small ones.
+/// Large messages that wait for earlier ones, or for memory, do not block small messages.
 #[test]
 fn small_messages_pass_large_ones_that_wait() {
     for memory in [1 << 20, 64 << 20] {
@@ -518,7 +519,7 @@ fn small_messages_pass_large_ones_that_wait() {
             .large_messages(|l| l.eager_limit = 0)
             .large_messages(|l| l.max_message = 1 << 20)
             .large_messages(|l| l.memory = memory);
-        // The server receives nothing, so it fetches as much as its memory allows.
+        // The server's program receives nothing. So its reactor fetches only as many large messages as its memory allows.
         let server =
             Config::default().large_messages(|l| l.max_message = 1 << 20).large_messages(|l| l.memory = 1 << 20);
         let mut world = World::new(Order::FirstWokenFirst, server, client);
@@ -541,7 +542,7 @@ fn small_messages_pass_large_ones_that_wait() {
     }
 }
 
-/// A close on this side is reported to waiting tasks, and to later ones.
+/// When this side closes the connection, waiting sends and later sends fail with `Closed`.
 #[test]
 fn tasks_that_wait_hear_of_a_close() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -557,7 +558,8 @@ fn tasks_that_wait_hear_of_a_close() {
     assert_eq!((waiting.take(), late.take()), (Some(Err(SendErrorKind::Closed)), Some(Err(SendErrorKind::Closed))));
 }
 
-/// Tasks get messages in the order of their arrival, and a task that is dropped with its turn passes it on.
+/// Tasks that wait for messages of one connection get them in the order in which they began to wait. If a woken task is dropped, the next
+/// one gets the message.
 #[test]
 fn tasks_that_receive_have_their_turns() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -583,7 +585,7 @@ fn tasks_that_receive_have_their_turns() {
     world.until("all messages", || got.borrow().len() == 50);
     let expected: Vec<_> = (0..50).map(|number| (number % 5, number)).collect();
     assert_eq!(*got.borrow(), expected);
-    // A woken task is dropped.
+    // The first of two waiting tasks is woken for a message, and is dropped before it receives the message.
     let bell = Arc::new(Bell { task: 0, rung: true.into(), wakes: 0.into(), woken: Arc::default() });
     let waker = Waker::from(Arc::clone(&bell));
     let conn = there.clone();
@@ -633,7 +635,7 @@ fn tasks_that_accept_have_their_turns() {
     assert_eq!(*accepted.borrow(), [0, 1, 2]);
 }
 
-/// A task that counts the existing ones.
+/// A waker that counts how many wakers of its kind exist.
 struct Counted(Arc<AtomicU64>);
 
 impl Counted {
@@ -653,7 +655,7 @@ impl Drop for Counted {
     }
 }
 
-/// Futures that are dropped on an idle connection leave neither wakers nor memory behind.
+/// Futures that were polled and dropped on an idle connection leave neither wakers nor memory behind.
 #[test]
 fn a_hundred_thousand_dropped_futures_leave_nothing() {
     let mut world = World::new(Order::FirstWokenFirst, Config::default(), Config::default());
@@ -679,7 +681,7 @@ fn a_hundred_thousand_dropped_futures_leave_nothing() {
     let used = allocation_counter::measure(|| give_up(100_000));
     assert_eq!(tasks.load(Ordering::Relaxed), 0, "wakers of dropped futures are kept");
     assert!(used.bytes_current <= 0, "{} bytes are kept", used.bytes_current);
-    // Others receive the awaited messages.
+    // The connection still works: messages are received and sent.
     receive_all(&mut world, &there);
     world.wait("a message", async move { here.send(b"there is room").await }).unwrap();
 }

@@ -1,5 +1,5 @@
-//! Writes seeds into the corpora, from which a fuzzer starts: the recorded connections of the kernel's siw, messages that this project's
-//! own functions emit, and a few tapes.
+//! Writes the seeds of the fuzz targets into their corpora, so that a fuzzer starts from valid inputs. The seeds are recorded connections
+//! of the kernel's siw, messages that functions of this project emit, and a few tapes (bytes that a target reads as choices).
 //!
 //! ```text
 //! cargo run -p rdma-reactor-fuzz --example seeds
@@ -20,7 +20,7 @@ use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
 use rdma_transport::iwarp::wire::mpa::{STARTUP_HEADER_LEN, fpdu_len};
 
-/// The longest stream that becomes a seed.
+/// The largest number of bytes of a recorded stream that are written as a seed of `cuts`. Longer streams are truncated.
 const LONGEST: usize = 4000;
 
 fn write(target: &str, name: &str, octets: &[u8]) {
@@ -29,7 +29,7 @@ fn write(target: &str, name: &str, octets: &[u8]) {
     fs::write(folder.join(format!("seed-{name}")), octets).expect("a file");
 }
 
-/// Returns the length of a startup frame.
+/// Returns the length of the MPA startup frame at the beginning of `stream`, with its private data.
 fn startup_len(stream: &[u8]) -> usize {
     STARTUP_HEADER_LEN + usize::from(u16::from_be_bytes([stream[18], stream[19]]))
 }
@@ -38,13 +38,14 @@ fn main() {
     for (name, capture) in pcap::all() {
         let name = &name[..2];
         for (side, stream) in [("a", &capture.client_to_server), ("b", &capture.server_to_client)] {
-            // Some servers send nothing.
+            // Some recorded servers have sent nothing.
             if stream.is_empty() {
                 continue;
             }
             let (frame, mut fpdus) = stream.split_at(startup_len(stream));
             write("startup", &format!("{name}{side}"), &[&[7], frame].concat());
-            // Without extensions, with and without a repaired CRC, from separate receives.
+            // The first byte of an input of `cuts` has flags: CRC (1), CRCs are corrected first (2), shared receives (4), extensions (8).
+            // The second one seeds the lengths of the pieces.
             let stream = &fpdus[..fpdus.len().min(LONGEST)];
             write("cuts", &format!("{name}{side}"), &[&[0b1011, 3], stream].concat());
             write("cuts", &format!("{name}{side}-nocrc"), &[&[0b1000, 9], stream].concat());
@@ -59,7 +60,8 @@ fn main() {
             }
         }
     }
-    // The greeting of wire.md: magic, version, length of the user's data, reason, features, window, buffer size, largest message.
+    // A greeting as `docs/wire.md` defines it: magic, version, length of the user's data, reason, features, window, buffer size, largest
+    // message.
     let greeting =
         [&b"RDXR\x02\x03\0\x01"[..], &16_u32.to_le_bytes(), &8192_u32.to_le_bytes(), &[0; 4], b"abc"].concat();
     write("greeting", "plain", &greeting);
@@ -77,7 +79,7 @@ fn main() {
         };
         write("message", &format!("{kind}"), &[&header[..], &payload].concat());
     }
-    // The messages of `docs/wire.md`: an own one, and what the peer sends behind it.
+    // Conversations of `docs/wire.md`: the first message is that of the local side, and the others are those of the peer.
     let queue_pair = |kind: u8, data: &[u8]| {
         let fields = *b"\x02\x03\x13\x07\x07\x68\x10\x08\0\0\0\0\0\x12\x34\x56\0\xab\xcd\xef\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x4d\x02\x01";
         [b"RdXg\x01", &[kind, 0, (fields.len() + data.len()) as u8][..], &fields, data].concat()
@@ -118,7 +120,7 @@ fn main() {
     for (at, (choice, message)) in messages.iter().enumerate() {
         write("programs", &format!("{at:02}"), &[&[*choice][..], message].concat());
     }
-    // Tapes: all operations in order, with small numbers; and many repetitions of each.
+    // Two tapes for each target that reads its input as choices: each byte value once, in order, and 600 pseudo-random bytes.
     let all: Vec<u8> = (0..=255_u8).collect();
     let some: Vec<u8> = (0..600_u32).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 20) as u8).collect();
     for target in

@@ -1,4 +1,5 @@
-//! A handshake of two sides, with a tape on the path between them.
+//! The fuzz targets of security handshakes: two sides exchange bytes, and the tape (the fuzzer's input) says how an attacker on the path
+//! changes these bytes.
 
 use rdma_transport_fuzz::iwarp::fuzz::Tape;
 
@@ -7,10 +8,10 @@ use crate::secured::{psk, tls};
 use crate::security::channel::TAG;
 use crate::security::{Channel, Handshake, HandshakeRole, PeerIdentity, Security};
 
-/// The largest number of bytes in flight in one direction. A connection limits them as well.
+/// The largest number of bytes in flight in one direction. A real connection has such a limit, too.
 const LIMIT: usize = 64 << 10;
 
-/// A side, the bytes in flight to it, and its failure.
+/// One side of the handshake, the bytes in flight to it, and true if its handshake has failed.
 struct End {
     handshake: Box<dyn Handshake>,
     inbox: Vec<u8>,
@@ -27,7 +28,7 @@ impl End {
         self.inbox.drain(..len.min(self.inbox.len())).collect()
     }
 
-    /// Reads bytes, and answers them.
+    /// Hands received bytes to this side. Its replies are appended to the bytes in flight to `peer`.
     fn read(&mut self, octets: &[u8], peer: &mut Self) {
         if self.failed || peer.inbox.len() > LIMIT {
             return;
@@ -55,8 +56,8 @@ pub fn handshake_tls(tape: &[u8]) {
     handshake(tls(), tape);
 }
 
-/// Connects an active and a passive side, and changes their bytes as the tape says. `security` must be settings with which both accept each
-/// other.
+/// Runs a handshake between an active and a passive side, while the tape chooses when bytes arrive and how an attacker changes them. With
+/// `security` as the settings of both, the two sides must accept each other.
 fn handshake(security: &Security, tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let address = [192, 0, 2, 1].into();
@@ -70,7 +71,7 @@ fn handshake(security: &Security, tape: &[u8]) {
         let choice = tape.byte() % 16;
         touched |= choice >= 8;
         match choice {
-            // The bytes in flight arrive: all of them, or a piece.
+            // The bytes in flight arrive: all of them (0 to 3), or a piece (4 to 7).
             0..=3 => {
                 let octets = to.take(usize::MAX);
                 to.read(&octets, from);
@@ -79,7 +80,8 @@ fn handshake(security: &Security, tape: &[u8]) {
                 let octets = to.take(tape.number() as usize);
                 to.read(&octets, from);
             }
-            // The attacker flips a bit, drops bytes, repeats them, swaps the directions, or sends bytes.
+            // An attacker flips a bit (8, 9), drops bytes (10), duplicates bytes (11), swaps the bytes of the two directions (12), or
+            // injects bytes (13 to 15).
             8 | 9 => {
                 let at = tape.number() as usize;
                 if let Some(octet) = to.inbox.get_mut(at) {
@@ -116,7 +118,7 @@ fn handshake(security: &Security, tape: &[u8]) {
     }
 }
 
-/// Checks that each side opens the messages that the other one seals.
+/// Checks that each side can open a message that the peer has sealed, so both have the same keys.
 fn joined(active: (Channel, PeerIdentity), passive: (Channel, PeerIdentity)) {
     assert!(!matches!(active.1, PeerIdentity::Anonymous) && !matches!(passive.1, PeerIdentity::Anonymous));
     let (mut active, mut passive) = (active.0, passive.0);

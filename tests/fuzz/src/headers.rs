@@ -1,4 +1,4 @@
-//! The headers of DDP and RDMAP, and the payloads behind them.
+//! The fuzz target of the headers of DDP and RDMAP, and of the payloads that follow these headers.
 
 use rdma_transport::iwarp::wire::atomic::{emit_response, parse_response};
 use rdma_transport::iwarp::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
@@ -7,10 +7,11 @@ use rdma_transport::iwarp::wire::{
     AtomicRequest, HeaderError, Quote, ReadRequest, SegmentHeader, Terminate, header_len,
 };
 
-/// Parses an FPDU, and emits it again.
+/// Parses an FPDU, emits its header again, and parses the emitted header.
 ///
 /// # Panics
-/// Panics if the emitted FPDU differs from the parsed one, or if the header has two different lengths.
+/// Panics if the emitted header differs from the parsed one, or if `header_len` and the parser disagree about the
+/// header.
 pub fn headers(octets: &[u8]) {
     let parsed = SegmentHeader::parse(octets);
     let Some(prefix) = octets.first_chunk() else {
@@ -61,13 +62,13 @@ pub fn headers(octets: &[u8]) {
     }
 }
 
-/// Quotes an FPDU in a Terminate.
+/// Builds the quote of an FPDU that a Terminate would carry, and reads the fields of the quote. None of this may panic.
 fn quoted(fpdu: &[u8]) {
     let Some(quote) = Quote::new(fpdu) else { return };
     let _ = (quote.ddp_header(), quote.read_request(), quote.segment_len());
 }
 
-/// Parses the payload of a Terminate, and checks that the emitted one is parsed in the same way.
+/// Parses the payload of a Terminate, emits it again, and checks that the emitted payload has the same cause.
 fn terminate(payload: &[u8]) {
     let Some(terminate) = Terminate::parse(payload) else { return };
     assert!(!terminate.to_string().is_empty());
@@ -75,6 +76,7 @@ fn terminate(payload: &[u8]) {
     let own = Terminate::new(terminate.cause, terminate.quote);
     let len = own.emit_into(&mut again);
     let read = Terminate::parse(&again[..len]).expect("what is written can be read");
-    // Without a header bit the order of the control word is ambiguous, and there are two readings.
+    // If the Terminate quotes no header, its control word can be read in two bit orders, so the parser returns two
+    // causes.
     assert!(read.cause == own.cause || read.other_reading == Some(own.cause), "{read:?} of {own:?}");
 }

@@ -1,9 +1,10 @@
-//! The fuzz targets: functions that accept any bytes, and panic if a promise is broken.
+//! The fuzz targets: functions that accept any bytes, and panic if the tested code breaks a promise.
 //!
-//! libFuzzer calls them from the programs in `targets` (`make fuzz`), and `tests/corpus.rs` with the files in `corpus`
-//! (`make test`). [`TARGETS`] has all of them by name; each has a folder of that name in `corpus`.
+//! libFuzzer calls the targets from the programs in `targets` (`make fuzz`). `tests/corpus.rs` calls them with the files in `corpus`
+//! (`make test`). [`TARGETS`] lists all of them by name. Each target has a folder of its name in `corpus`.
 #![allow(clippy::disallowed_methods, reason = "tests, not the library")]
-// The unit tests in files of the reactor run there.
+// Some source files of the reactor are compiled as a part of this crate (below). Their unit tests run in the reactor's own crate, so this
+// crate is empty when it is built for unit tests.
 #![cfg(not(test))]
 
 mod handshake;
@@ -45,17 +46,17 @@ mod limits;
 #[path = "../../../reactor/src/security/mod.rs"]
 mod security;
 
-/// The items that the files above share with the reactor.
+/// Replaces the reactor's module `memory` for the files above: it has the only items that they use from there.
 mod memory {
     pub(crate) mod region {
         pub(crate) use rdma_reactor::RemoteRegion;
     }
 }
 
-/// A target: its name, and its function.
+/// A fuzz target: its name, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All fuzz targets.
 pub const TARGETS: [Target; 15] = [
     ("startup", startup),
     ("headers", headers),
@@ -74,47 +75,48 @@ pub const TARGETS: [Target; 15] = [
     ("exchange", exchange),
 ];
 
-/// Returns the folder with the corpora.
+/// Returns the folder that contains the corpus of each target.
 #[must_use]
 pub fn corpora() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus")
 }
 
-/// Fuzzes MPA startup frames.
+/// Fuzzes the parsing of MPA startup frames, and the replies to them.
 pub fn startup(octets: &[u8]) {
     iwarp::startup(octets);
 }
 
-/// Fuzzes a stream of FPDUs, whole and cut: two bytes of choices, and the stream.
+/// Fuzzes a stream of FPDUs, delivered as a whole and cut into pieces. The first two bytes of the input choose the options; the other bytes
+/// are the stream.
 pub fn cuts(octets: &[u8]) {
     iwarp::cuts(octets);
 }
 
-/// Fuzzes the messages of connecting by exchange, and a conversation with a peer that sends any bytes.
+/// Fuzzes connecting by exchange (over a TCP stream instead of rdma_cm): its messages, and a conversation with a peer that sends any bytes.
 pub fn exchange(bytes: &[u8]) {
     verbs::exchange(bytes);
 }
 
-/// Fuzzes datagrams of the embedded provider on a bad network.
+/// Fuzzes datagrams of the embedded provider on a network that loses, duplicates, damages and delays packets.
 pub fn datagrams(octets: &[u8]) {
     bad_network(octets);
 }
 
-/// Does the same as [`datagrams`]. Returns the numbers of received datagrams and of received lookups.
+/// Fuzzes the same as [`datagrams`]. Returns the number of received datagrams, and the number of received lookups.
 pub fn bad_network(octets: &[u8]) -> (usize, usize) {
     iwarp::datagrams(octets)
 }
 
-/// Fuzzes a queue pair of the embedded provider with a script.
+/// Fuzzes a queue pair of the embedded provider. The input is a script of operations of the program and of the peer.
 pub fn script(octets: &[u8]) {
     iwarp::script(octets);
 }
 
-/// Fuzzes a simulated world: a server with an honest client, and a hostile one that follows the tape. Tapes longer than 600 bytes show
-/// nothing more.
+/// Fuzzes a simulated world with a server, an honest client, and a hostile client that takes its actions from the tape (the input). Longer
+/// tapes than 600 bytes find nothing more.
 ///
 /// # Panics
-/// Panics if the hostile peer disturbs the others.
+/// Panics if the hostile client disturbs the server or the honest client.
 pub fn hostile(octets: &[u8]) {
     let _ = play(&octets[..octets.len().min(600)], 50);
 }

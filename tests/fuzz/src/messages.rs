@@ -1,10 +1,11 @@
-//! The messages between connections: greetings, headers, and the payloads of the reactor's own messages.
+//! The fuzz targets of the reactor's messages: greetings, headers, and the payloads of the messages that the reactor
+//! itself sends.
 
 use crate::frame::{FrameHeader, HandshakePart, Immediate, MessageKind, Offer, TransferProgress};
 use crate::greeting::{Greeting, MAX_USER_PRIVATE_DATA};
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
 
-/// Parses private data as a greeting.
+/// Parses the private data of a connect request as a greeting, and emits it again.
 ///
 /// # Panics
 /// Panics if the emitted greeting differs from the parsed one.
@@ -24,7 +25,7 @@ pub fn greeting(octets: &[u8]) {
     }
 }
 
-/// Parses a message: its header, and the payload of its kind.
+/// Parses a message: its header, and the payload that belongs to its kind. Emits both again.
 ///
 /// # Panics
 /// Panics if the emitted message differs from the parsed one.

@@ -1,4 +1,5 @@
-//! The wire formats of the tools: `kv`, `rcp`, `rdma-mesh`, `rdma-pingpong` and the programs that speak rping.
+//! The fuzz target of the wire formats of the tools: `kv`, `rcp`, `rdma-mesh`, `rdma-pingpong`, and the programs that
+//! use rping's format.
 
 use rdma_reactor_tools::kv::table::Slot;
 use rdma_reactor_tools::kv::wire::{TableHello, decode_put, encode_put};
@@ -8,7 +9,8 @@ use rdma_reactor_tools::pingpong;
 use rdma_reactor_tools::rcp::wire::CopyMessage;
 use rdma_reactor_tools::rping::advert;
 
-/// Parses a message of each program; the first byte selects the variant.
+/// Parses a message of one of the programs, and emits it again. The first byte of the input selects the program and the
+/// kind of message.
 ///
 /// # Panics
 /// Panics if an emitted message differs from the parsed one.

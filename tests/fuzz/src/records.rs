@@ -1,4 +1,5 @@
-//! Sealed messages, with a tape on the path between the sealer and the opener.
+//! The fuzz targets of sealed messages: the tape (the fuzzer's input) says how messages are changed between the side that seals them and
+//! the side that opens them.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,7 +11,7 @@ use crate::secured::{psk, tls};
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
 use crate::security::{Channel, Handshake, HandshakeRole, Opener, Sealer, Security};
 
-/// Returns the two ends of a channel, after an unchanged handshake.
+/// Runs an unchanged handshake in memory. Returns the channel of the active side and that of the passive side.
 fn channel(security: &Security) -> (Channel, Channel) {
     let address = [192, 0, 2, 1].into();
     let mut active = security.start(HandshakeRole::Active { host: Some("node"), address }, b"").expect("good settings");
@@ -25,14 +26,14 @@ fn channel(security: &Security) -> (Channel, Channel) {
     (end(&mut active), end(&mut passive))
 }
 
-/// A sealed message, and its content.
+/// A sealed message, and its plaintext.
 #[derive(Clone)]
 struct Sealed {
     octets: Vec<u8>,
     plain: Vec<u8>,
 }
 
-/// The ends of a channel, and the number of messages that each of them has counted.
+/// The sealer of one side, the opener of the peer, and the number of messages that each of the two has counted.
 struct Ends {
     sealer: Sealer,
     opener: Opener,
@@ -55,12 +56,12 @@ impl Ends {
     }
 
     fn open(&mut self, octets: &mut [u8]) -> Option<usize> {
-        // A message that is too short for a tag is not counted.
+        // The opener does not count a message that is too short to have a tag.
         self.opened += u64::from(octets.len() >= HEADER_LEN + TAG);
         self.opener.open(octets, HEADER_LEN)
     }
 
-    /// Advances both ends to the same number, as if the messages in between had arrived.
+    /// Advances the sealer and the opener to the same message number, as if the messages in between had arrived.
     fn meet(&mut self) {
         while self.opened < self.sealed {
             assert_eq!(self.open(&mut [0; HEADER_LEN + TAG]), None);
@@ -71,16 +72,16 @@ impl Ends {
     }
 }
 
-/// Fuzzes messages that were sealed after a handshake with a pre-shared key.
+/// Fuzzes messages that are sealed with the keys of a handshake with a pre-shared key.
 ///
 /// # Panics
-/// Panics if any message except the next unchanged one is accepted, or if that one is refused.
+/// Panics if the opener accepts anything except the next message as it was sealed, or refuses that message.
 pub fn records_psk(tape: &[u8]) {
     thread_local!(static ENDS: RefCell<Ends> = RefCell::new(Ends::new(&psk())));
     ENDS.with_borrow_mut(|ends| records(ends, tape));
 }
 
-/// Fuzzes messages that were sealed after a handshake of TLS.
+/// Fuzzes messages that are sealed with the keys of a TLS handshake.
 ///
 /// # Panics
 /// Panics as [`records_psk`] does.
@@ -89,15 +90,15 @@ pub fn records_tls(tape: &[u8]) {
     ENDS.with_borrow_mut(|ends| records(ends, tape));
 }
 
-/// Plays a tape. A handshake takes much longer than that, so there is one per thread: each tape begins where the previous one has ended,
-/// and keys are replaced now and then.
+/// Plays one tape. A handshake takes much longer than a tape, so a thread runs one handshake for all its tapes. Each tape therefore
+/// continues with the keys and message numbers at which the previous one ended, and the keys are replaced now and then.
 fn records(ends: &mut Ends, tape: &[u8]) {
     play(ends, &mut Tape::new(tape));
     ends.meet();
 }
 
-/// Seals messages, changes them as the tape says, and opens them. A connection ends with the first message that is
-/// refused.
+/// Seals messages, changes them as the tape says, and opens them. The tape ends at the first message that the opener refuses, because a
+/// real connection would end there.
 fn play(ends: &mut Ends, tape: &mut Tape<'_>) {
     let mut sent = VecDeque::new();
     let mut last = None;
@@ -122,7 +123,7 @@ fn play(ends: &mut Ends, tape: &mut Tape<'_>) {
                 return assert_eq!(ends.open(&mut other.to_vec()), None, "it was never sealed");
             }
             10 => {
-                // An earlier message, a later one, or a shorter one.
+                // Delivers a message again, delivers a later one first, or truncates one.
                 let mut octets = match tape.byte() % 3 {
                     0 => last.take(),
                     1 => sent.remove(1).map(|sealed| sealed.octets),
@@ -145,7 +146,8 @@ fn play(ends: &mut Ends, tape: &mut Tape<'_>) {
     }
 }
 
-/// Sends a large message, with a change in one segment or none. Returns false if there was one.
+/// Transmits a large message segment by segment, with one bit changed in at most one segment. Returns false if a segment was changed: the
+/// opener has refused it, and the message ends there.
 fn large(sealer: &mut Sealer, opener: &mut Opener, tape: &mut Tape<'_>) -> bool {
     let len = (tape.number() as usize).min(2 * SEGMENT + 5) as u64;
     let (to, from) = (sealer.begin(len), opener.begin(len));

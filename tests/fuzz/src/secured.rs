@@ -1,4 +1,5 @@
-//! Settings with which two sides accept each other, for the security layer that is a part of this crate.
+//! Security settings with which two sides accept each other. They are for the copy of the security layer that is
+//! compiled into this crate.
 
 use std::sync::OnceLock;
 
@@ -8,12 +9,12 @@ use crate::security::Security;
 use crate::security::psk::Psk;
 use crate::security::tls::{Tls, TlsIdentity};
 
-/// Returns a pre-shared key.
+/// Returns settings with a pre-shared key.
 pub(crate) fn psk() -> Security {
     Security::Psk(Psk::new("tests", std::array::from_fn(|at| at as u8)).expect("a key"))
 }
 
-/// Returns TLS in both directions, with certificates that are created once.
+/// Returns settings for TLS in which both sides present a certificate. The certificates are created once per process.
 pub(crate) fn tls() -> &'static Security {
     static TLS: OnceLock<Security> = OnceLock::new();
     TLS.get_or_init(|| {

@@ -1,4 +1,5 @@
-//! A byte stream whose peer sends any messages: bytes, ends, and bytes behind an end.
+//! The fuzz target of byte streams (`Streams`). The peer of the stream sends any messages: bytes, the end of the
+//! stream, and bytes after the end, which are a violation.
 
 use std::cell::RefCell;
 use std::io::{BufRead, Write};
@@ -15,10 +16,10 @@ use rdma_transport_fuzz::iwarp::fuzz::Tape;
 
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
-/// The number of steps in which everything must end.
+/// The number of simulation steps in which the stream and its connection must end, once the peer has closed.
 const STEPS: u32 = 20_000;
 
-/// The events of the side with the stream.
+/// The events of the side that reads its connection as a stream.
 #[derive(Debug, Default)]
 struct Seen {
     id: Option<ConnectionId>,
@@ -26,16 +27,16 @@ struct Seen {
     hangups: u32,
     closed: u32,
     errors: Vec<DisconnectReason>,
-    /// The stream is read when bytes are available; otherwise when the tape says so.
+    /// True if the program reads whenever bytes are available. Otherwise it reads when the tape says so.
     eager: bool,
 }
 
-/// The program with the stream.
+/// The program that reads its connection as a stream.
 #[derive(Clone, Default)]
 struct Reader(Rc<RefCell<Seen>>);
 
 impl Reader {
-    /// Reads at most `most` bytes.
+    /// Reads at most `most` bytes of the stream, and appends them to those that were received.
     fn read(&self, cx: &mut StreamContext<'_>, id: ConnectionId, most: usize) {
         let mut left = most;
         while left > 0 {
@@ -78,7 +79,7 @@ impl StreamHandler for Reader {
     }
 }
 
-/// The program that sends messages.
+/// The peer's program, which sends messages. Its state: the connection, and true if the connection has ended.
 #[derive(Clone, Default)]
 struct Writer(Rc<RefCell<(Option<ConnectionId>, bool)>>);
 
@@ -94,7 +95,8 @@ impl Handler for Writer {
     }
 }
 
-/// A node with streams. The boxed handler and this side share the program.
+/// A handler that passes each callback on to a shared `Streams`, so that the test can also call the streams between two
+/// turns.
 struct Server(Rc<RefCell<Streams<Reader>>>);
 
 impl Handler for Server {
@@ -119,10 +121,11 @@ impl Handler for Server {
     }
 }
 
-/// Plays a tape: messages of the peer, ends, pauses, and actions of the side with the stream.
+/// Plays a tape (the fuzzer's input): messages of the peer, ends of its stream, pauses, and calls of the side that
+/// reads the stream.
 ///
 /// # Panics
-/// Panics if the stream differs from the bytes that the peer has sent up to its first end, or does not end once.
+/// Panics if the stream differs from the bytes that the peer sent before its first end, or does not end exactly once.
 pub fn stream(tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let fabric = network(2);
@@ -190,7 +193,7 @@ pub fn stream(tape: &[u8]) {
             }
         }
     }
-    // The peer closes. A late reader reads now.
+    // The peer closes the connection. A program that has read only when the tape said so reads everything now.
     nodes[CLIENT].reactor.context().close(peer);
     for _ in 0..STEPS {
         let cx = nodes[SERVER].reactor.context();

@@ -1,4 +1,4 @@
-//! Each target runs on the inputs of its corpus.
+//! Runs each fuzz target on the inputs of its corpus.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rdma_reactor_fuzz::{TARGETS, bad_network, corpora};
 
-/// Returns the inputs of a folder, by name.
+/// Returns the files of a folder in the order of their names: the path and the content of each.
 fn inputs(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let paths: BTreeSet<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
@@ -31,7 +31,8 @@ fn each_target_has_a_corpus_and_lives_through_it() {
     }
 }
 
-/// Datagrams on networks that lose, duplicate, damage and delay packets at random: `DATAGRAM_WORLDS` of them.
+/// Runs datagrams on networks that lose, duplicate, damage and delay packets at random. `DATAGRAM_WORLDS` is the number
+/// of networks (default: 2,000).
 #[test]
 fn datagrams_live_through_bad_networks() {
     let worlds = std::env::var("DATAGRAM_WORLDS").map_or(2_000, |number| number.parse().expect("a number"));
@@ -54,13 +55,13 @@ fn datagrams_live_through_bad_networks() {
     assert!(heard > worlds as usize / 4 && questions > worlds as usize, "not much happens: {heard}, {questions}");
 }
 
-/// Returns the names of the folders in a folder.
+/// Returns the names of the entries of a folder.
 fn names_in(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The programs of libFuzzer are those of the targets.
+/// Each fuzz target has a program for libFuzzer of the same name that calls it, and there are no other programs.
 #[test]
 fn each_target_is_a_program() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets");

@@ -1,4 +1,4 @@
-//! Enables the fuzz targets, which are a part of no other build.
+//! Sets the `cfg` that compiles the fuzz targets into the transport crate. No other build of the crate has them.
 
 fn main() {
     println!("cargo::rustc-cfg=fuzz_targets");

@@ -1,14 +1,15 @@
-//! The fuzz target of the exchange: messages, and conversations with a peer that sends any bytes. It is compiled as a part of
-//! `transport/src/exchange`, because neither has a public name.
+//! The fuzz target of connecting by exchange (over a TCP stream instead of rdma_cm): its messages, and conversations with a peer that sends
+//! any bytes. It is compiled as a part of `transport/src/exchange`, because neither the messages nor the conversations are public.
 
 use super::conversation::{Conversation, ConversationEvent};
 use super::message::{ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, MAX_PRIVATE_DATA};
 use crate::iwarp::fuzz::Tape;
 
-/// The largest number of messages that a peer may send until the conversation ends.
+/// The largest number of events of one conversation, whatever the peer sends.
 const MAX_EVENTS: usize = 6;
 
-/// Reads the message at the beginning of `bytes`, if one is there, and its length.
+/// Parses the message at the beginning of `bytes`. Returns the message and its length, or `None` if `bytes` does not begin with a valid
+/// message.
 fn message(bytes: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
     let (header, body) = bytes.split_first_chunk()?;
     let header = ExchangeHeader::parse(*header).ok()?;
@@ -17,10 +18,11 @@ fn message(bytes: &[u8]) -> Option<(ExchangeMessage<'_>, usize)> {
     Some((message, HEADER_LEN + header.body()))
 }
 
-/// The course of one conversation: the events, the bytes that were sent, and the number of bytes that were consumed.
+/// The outcome of one conversation: its events, the bytes that the local side sent, and the number of bytes that it consumed.
 type Played = (Vec<ConversationEvent>, Vec<u8>, usize);
 
-/// Feeds a conversation with `bytes` in pieces of at most `piece`. The local side sends what `own` holds in its turn.
+/// Runs a conversation in which the peer sends `bytes`, in pieces of at most `piece` bytes. The local side requests a connection if `own`
+/// is a request, and otherwise answers requests with `own`.
 fn play(own: &ExchangeMessage<'_>, bytes: &[u8], piece: usize) -> Played {
     let (ExchangeMessage::Request(endpoint, data) | ExchangeMessage::Accept(endpoint, data)) = *own else {
         return Played::default();
@@ -66,11 +68,12 @@ fn play(own: &ExchangeMessage<'_>, bytes: &[u8], piece: usize) -> Played {
     (events, sent, at)
 }
 
-/// Reads a message of the local side from the tape and has it converse with a peer that sends the remaining bytes; the first byte
-/// is the length of the pieces.
+/// Fuzzes one conversation. The first byte of the input is the length of the pieces. Then follows the message of the local side, and then
+/// the bytes that the peer sends.
 ///
 /// # Panics
-/// If a message is not read as it was written, a cut changes what happens, or the local side sends bytes that are no message.
+/// Panics if a message is not parsed as it was emitted, the conversation depends on the length of the pieces, or the local side sends bytes
+/// that are no message.
 pub fn exchange(bytes: &[u8]) {
     let mut tape = Tape::new(bytes);
     let piece = 1 + usize::from(tape.byte() & 63);

@@ -1,4 +1,4 @@
-//! A stream of FPDUs has the same result, however it is cut into reads.
+//! The fuzz target of streams of FPDUs: a stream must have the same result however TCP cuts it into reads.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::mr::{Access, RemoteKey};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SgeList};
 
-/// The length of a receive, bytes.
+/// The length of each posted receive, in bytes.
 const RECEIVE: usize = 8192;
 /// The region that the peer may use: its STag, its first Tagged Offset and its length.
 const REGION: (u32, u64, usize) = (0x100, 0x1000, 8192);
 /// The number of posted receives.
 const RECEIVES: usize = 4;
 
-/// The fields of a completion that are compared.
+/// The fields of a completion that are compared between two deliveries of a stream.
 type Said = (u64, WcStatus, WcOpcode, u32, Option<u32>, Option<RemoteKey>);
 
-/// The outcome of a stream.
+/// The result of a stream that was delivered to a queue pair.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     fault: Option<Fault>,
@@ -33,7 +33,8 @@ struct Outcome {
     at_boundary: bool,
 }
 
-/// Delivers a stream in pieces whose lengths `next` chooses.
+/// Delivers a stream to a new queue pair, in pieces whose lengths `next` chooses. `choice` has the flags: CRC (1), shared receives (4),
+/// extensions (8).
 fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     let agreement = Agreement { crc: choice & 1 != 0, ird: 4, ord: 4, rtr: None, markers: false };
     let mut end = End::new(Role::Responder, &agreement, 1448, choice & 4 != 0, choice & 8 != 0);
@@ -41,7 +42,7 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     end.resources.keys.register_at(&region, REGION.1, REGION.2, Access::REMOTE, REGION.0);
     let inbox = Memory::new(RECEIVES * RECEIVE).expect("memory");
     for wr_id in 0..RECEIVES.min(DEPTH as usize) {
-        // Use receives of several entries, and of both kinds of entries.
+        // Each receive has two entries: one of memory that the process alone uses, and one of memory that is shared.
         let (start, half) = (wr_id * RECEIVE, RECEIVE / 2);
         let mut sges = SgeList::one(inbox.sge(start, half));
         sges.push(inbox.shared_sge(start + half, half)).expect("room for two");
@@ -75,11 +76,11 @@ fn take(stream: &[u8], choice: u8, mut next: impl FnMut() -> usize) -> Outcome {
     Outcome { fault, completions, messages, region: region.read(0, REGION.2), answers, at_boundary }
 }
 
-/// Delivers a stream as a whole, in single bytes, and in pieces. The first bytes of the tape choose the agreement, the pieces, and if the
-/// CRCs are corrected before, without which a fuzzer would not get far.
+/// Delivers a stream as a whole, in pieces, and in single bytes if it is short. The first two bytes of the tape choose the options and the
+/// lengths of the pieces. One option corrects the CRCs first; otherwise nearly every input of a fuzzer would end at its first CRC.
 ///
 /// # Panics
-/// If the cuts make a difference.
+/// Panics if the result depends on the pieces.
 pub fn cuts(tape: &[u8]) {
     let mut tape = Tape::new(tape);
     let (choice, mut seed) = (tape.byte(), u32::from(tape.byte()) | 1 << 8);

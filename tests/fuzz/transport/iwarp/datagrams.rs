@@ -1,8 +1,13 @@
-//! Datagrams on a network in memory that loses, duplicates, damages and delays packets, with a stranger who sends packets from a tape.
+//! The fuzz target of datagrams: a provider sends and receives datagrams on a network in memory that loses, duplicates, damages and delays
+//! packets. A stranger on the network sends any packets. The tape (the fuzzer's input) chooses all of this.
 //!
-//! One provider has ids at two addresses. The target checks that each work request completes once and in order, that received payloads were
-//! on the wire unchanged, that nothing is written outside of a receive, that replies are not more and not longer than queries, and that
-//! nothing remains at the end.
+//! The provider has connection-manager ids at two addresses. The target checks these promises:
+//!
+//! - Each work request completes once and in order.
+//! - Each received payload was on the network unchanged.
+//! - Nothing is written outside of a posted receive.
+//! - The provider sends at most one reply for each query, and none is longer than the query.
+//! - No object remains at the end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -32,24 +37,26 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 
 /// The largest number of packets in flight.
 const ON_THE_WAY: usize = 64;
-/// The number of receives of a queue pair, their room, and the bytes behind each that must not be written.
+/// The number of receives of a queue pair.
 const PLACES: usize = 4;
+/// The number of bytes after each buffer that must not be written.
 const RECEIVE: usize = 160;
+/// The value of the bytes that must not be written.
 const MARGIN: usize = 32;
 const CANARY: u8 = 0xc5;
-/// The longest payload of this provider.
+/// The longest payload that the provider sends, in bytes.
 const SOURCE: usize = 300;
-/// The largest number of steps of a tape, and of ids at a time.
+/// The largest number of steps of a tape.
 const STEPS: usize = 400;
 const IDS: usize = 6;
 
-/// A packet in flight.
+/// A packet in flight: the sender's address, the receiver's address, and the content.
 type Packet = (SocketAddr, SocketAddr, Vec<u8>);
 
-/// A socket: its address, the address at which it is in a group, and the received packets.
+/// A socket: its address, its local address if it is a member of a group, and the packets in its receive queue.
 type Socket = (SocketAddr, Option<IpAddr>, VecDeque<(SocketAddr, Vec<u8>)>);
 
-/// The sockets and the packets between them.
+/// The network: the sockets, and the packets in flight.
 #[derive(Debug, Default)]
 struct Wire {
     sockets: Slab<Socket>,
@@ -80,7 +87,7 @@ impl Post {
         Ok(SocketId(wire.sockets.insert((address, member, VecDeque::new()))))
     }
 
-    /// Delivers a packet to its receivers.
+    /// Puts a packet into the receive queue of each socket that has its destination address.
     fn deliver(&self, (from, to, octets): &Packet) {
         let mut wire = self.wire();
         for key in wire.sockets.keys() {
@@ -169,7 +176,7 @@ impl Net for Post {
         if wire.full {
             return nothing();
         }
-        // Sends a part of a batch at a time.
+        // At most three packets of a batch are sent by one call, so the provider must continue with the remaining ones.
         let some = first..packets.len().min(first + 3);
         let sent = some.clone().filter_map(|nth| packets.read(nth).map(|(octets, to)| (from, to, octets.to_vec())));
         wire.on_the_way.extend(sent);
@@ -190,7 +197,7 @@ impl Net for Post {
     }
 }
 
-/// Returns an address of this provider (0, 1) or of the stranger.
+/// Returns an address of the provider (0 or 1), of the stranger (2), or an IPv6 address (3).
 fn address(which: u8) -> SocketAddr {
     match which % 4 {
         0 => "10.0.0.1:7".parse(),
@@ -201,7 +208,7 @@ fn address(which: u8) -> SocketAddr {
     .unwrap_or(SocketAddr::from(([10, 0, 0, 1], 7)))
 }
 
-/// A queue pair of this provider, and its posted work requests.
+/// A queue pair of the provider: its posted receives by slot, and its outstanding receives and sends in order.
 #[derive(Default)]
 struct Work {
     places: [Option<u64>; PLACES],
@@ -219,16 +226,16 @@ struct World<'a> {
     ids: Vec<CmId>,
     work: BTreeMap<Key, (usize, Work)>,
     addresses: Vec<(AddressId, DatagramPeer)>,
-    /// Payloads and queries that were on the wire undamaged.
+    /// Payloads that were on the network undamaged. The provider may deliver these and no others.
     said: BTreeSet<Vec<u8>>,
     questions: usize,
     heard: usize,
-    /// Request and transaction ids that the stranger may have seen.
+    /// Request and transaction ids of the queries that the provider has sent. The stranger uses them for its own messages.
     seen: Vec<(u32, u64)>,
     next: u64,
 }
 
-/// Runs a tape. Returns the number of received datagrams, and of queries that arrived.
+/// Runs a tape. Returns the number of received datagrams, and the number of lookup queries that arrived.
 #[allow(
     clippy::missing_panics_doc,
     clippy::disallowed_methods,
@@ -320,7 +327,7 @@ impl World<'_> {
         }
     }
 
-    /// Creates an id at each address, with receives, and with a route to the other one.
+    /// Creates an id with a queue pair and posted receives at each of the two addresses, and an address handle for it.
     fn settle(&mut self) {
         for which in [0, 1] {
             let at = SocketAddr::new(address(which).ip(), 0);
@@ -337,7 +344,7 @@ impl World<'_> {
         }
     }
 
-    /// Opens an id of any kind.
+    /// Opens an id: bound to a free port or to a given port, listening, or looking up another endpoint.
     fn open(&mut self) {
         let (which, kind) = (self.tape.byte(), self.tape.byte());
         let at = address(which & 1);
@@ -406,7 +413,8 @@ impl World<'_> {
         }
     }
 
-    /// Delivers one of the packets in flight, possibly damaged, and possibly a second time later, or loses it.
+    /// Chooses one of the packets in flight, and loses it or delivers it. A delivered packet may be damaged, and may stay in flight so that
+    /// it is delivered again.
     fn carry(&mut self) {
         let (nth, fate, damage) = (usize::from(self.tape.byte()), self.tape.byte(), usize::from(self.tape.byte()));
         let mut packet = {
@@ -428,17 +436,18 @@ impl World<'_> {
         }
         let damaged = (fate >= 220).then(|| damage % packet.2.len());
         if let Some(at) = damaged {
-            // It is one bit, which no identification of IPv4 explains.
+            // One flipped bit. The provider accepts any identification of an IPv4 header, which a socket does not expose, but no
+            // identification explains a CRC after one flipped bit.
             packet.2[at] ^= 1 << (fate & 7);
         }
-        // A change of the byte that routers may change is no damage.
+        // The CRC does not cover the byte that routers may change, so the provider accepts the packet after a flip in it.
         if damaged.is_none_or(|at| at == VARIANT) {
             self.count(&packet);
         }
         self.post.deliver(&packet);
     }
 
-    /// Checks a packet of this provider.
+    /// Checks a packet that the provider has sent: its CRC, and its length if it is a lookup. Records its content.
     fn note(&mut self, (from, to, octets): &Packet) {
         let (header, place) = DatagramHeader::parse(octets).expect("what is sent is a datagram");
         let mut buffer = vec![0; HEADROOM + octets.len()];
@@ -454,14 +463,14 @@ impl World<'_> {
         }
     }
 
-    /// Counts a query that arrives.
+    /// Counts the packet if it is a lookup query, because the provider may reply once to each.
     fn count(&mut self, (.., octets): &Packet) {
         let Some((header, place)) = DatagramHeader::parse(octets) else { return };
         let asks = header.destination == mad::QUEUE_PAIR;
         self.questions += usize::from(asks && matches!(mad::parse(&octets[place]), Some(mad::SidrMessage::Request(_))));
     }
 
-    /// Returns a socket of this provider, most of the time.
+    /// Returns the address of one of the provider's sockets, or a fixed one if there are none.
     fn somewhere(&mut self) -> SocketAddr {
         let nth = usize::from(self.tape.byte());
         let wire = self.post.wire();
@@ -469,7 +478,7 @@ impl World<'_> {
         if all.is_empty() { address(0) } else { all[nth % all.len()] }
     }
 
-    /// Sends a packet of the stranger, with a valid CRC.
+    /// Sends a packet of the stranger with a valid CRC, so that the provider looks at its content.
     fn strange(&mut self, header: DatagramHeader, payload: &[u8]) {
         let (to, from) = (self.somewhere(), self.tape.byte());
         let mut from = address(if from < 200 { 2 } else { from });
@@ -508,7 +517,7 @@ impl World<'_> {
     }
 
     fn strange_mad(&mut self, octets: &mut [u8; mad::LEN]) {
-        // Sometimes one byte of a valid message is changed.
+        // With a chance of 60 in 256, one byte of the valid message is changed.
         if self.tape.below(60) {
             let (at, value) = (usize::from(self.tape.byte()), self.tape.byte());
             octets[at % mad::LEN] = value;
@@ -545,7 +554,7 @@ impl World<'_> {
         self.strange_mad(&mut octets);
     }
 
-    /// Makes a socket full, makes room again, or reports a network error.
+    /// Changes the sockets: they become full or writable, and may report that a peer refused a packet.
     fn socket(&mut self) {
         let what = self.tape.byte();
         let to = self.somewhere();
@@ -560,7 +569,7 @@ impl World<'_> {
         wire.edges.extend(edges);
     }
 
-    /// Calls an operation on an id, in any state.
+    /// Makes any call of the program on any id, whatever the state of the id.
     fn user(&mut self) {
         let (Some(id), what) = (self.id(), self.tape.byte()) else { return };
         let param = ConnectParam { private_data: b"from here", ..ConnectParam::default() };
@@ -604,7 +613,7 @@ impl World<'_> {
         }
     }
 
-    /// Runs one turn of the provider.
+    /// Runs one turn of the provider: progress, connection-manager events, and completions. Checks each completion.
     fn turn(&mut self, drive: Drive) {
         self.iwarp.progress(self.now, drive);
         while let Some(event) = self.iwarp.next_cm_event(self.now).expect("the channel works") {
@@ -629,7 +638,7 @@ impl World<'_> {
         let mut done = Vec::new();
         self.iwarp.poll_cq(self.cq, 64, &mut done).expect("a queue");
         for wc in done {
-            // A completion of a destroyed id is not checked.
+            // The completions of a destroyed id are not checked, because its work requests were forgotten with it.
             let Some((at, work)) = self.work.get_mut(&wc.qp.0) else { continue };
             if wc.opcode != WcOpcode::Recv {
                 assert_eq!(Some(wc.wr_id), work.sends.pop_front(), "sends complete once, and in order");
@@ -656,11 +665,12 @@ impl World<'_> {
         }
         let wire = self.post.wire();
         let answers = wire.on_the_way.iter().filter(|(.., octets)| is_answer(octets)).count();
-        // Delivered replies are not counted: there may be at most one for each query.
+        // Replies that were delivered already are not counted here. So this is the least that is needed for at most one reply to each
+        // query.
         assert!(answers <= self.questions, "{answers} answers to {} questions", self.questions);
     }
 
-    /// Ends everything, and checks that nothing remains.
+    /// Disconnects and destroys everything, and checks that no object remains. Returns the number of received datagrams and of queries.
     fn end(mut self) -> (usize, usize) {
         self.post.wire().full = false;
         for id in self.ids.clone() {

@@ -1,4 +1,5 @@
-//! A queue pair alone with a stream: it receives given bytes, and its output is kept.
+//! One queue pair for a fuzz target, without a socket: the target hands it the bytes that it receives, and collects the
+//! bytes that it sends.
 
 use std::io;
 
@@ -15,10 +16,10 @@ use crate::slab::Key;
 use crate::soft::resources::Resources;
 use crate::wc::WorkCompletion;
 
-/// The depth of each work queue, and the longest inline payload.
+/// The depth of each work queue.
 pub(super) const DEPTH: u32 = 16;
 pub(super) const INLINE: u32 = 64;
-/// Bytes that a receive call receives besides the remaining part of a payload.
+/// The number of bytes that one receive call may read in addition to the remaining part of a payload.
 const ROOM: usize = 256 * 1024;
 
 pub(super) struct End {
@@ -27,7 +28,7 @@ pub(super) struct End {
     pub(super) cq: CqId,
     pub(super) srq: Option<SrqId>,
     intake: Intake,
-    /// The sent bytes.
+    /// The bytes that the queue pair has sent.
     pub(super) wire: Vec<u8>,
 }
 
@@ -56,7 +57,7 @@ impl End {
         Self { qp, resources, cq, srq, intake: Intake::new(), wire: Vec::new() }
     }
 
-    /// Delivers bytes as a socket would.
+    /// Hands received bytes to the queue pair, as a provider does that reads them from a socket.
     pub(super) fn deliver(&mut self, mut octets: &[u8]) -> Result<(), Fault> {
         let Self { qp, resources, intake, .. } = self;
         while !octets.is_empty() {
@@ -76,7 +77,7 @@ impl End {
         Ok(())
     }
 
-    /// Sends until all is sent, or until TCP has accepted `window` bytes and is full.
+    /// Transmits until nothing is left to send, or until `window` bytes are sent and TCP counts as full.
     pub(super) fn transmit(&mut self, window: usize) -> Result<(), Fault> {
         let mut room = window;
         loop {
@@ -112,7 +113,7 @@ impl End {
         }
     }
 
-    /// Polls at most `max` completions.
+    /// Polls at most `max` completions, and returns them.
     pub(super) fn poll(&mut self, max: usize) -> Vec<WorkCompletion> {
         let mut out = Vec::new();
         self.resources.cqs.poll(self.cq, max, &mut out).expect("the completion queue is there");
@@ -125,7 +126,7 @@ impl End {
     }
 }
 
-/// Completes an FPDU with padding and CRC.
+/// Appends the padding and a correct CRC to an FPDU. Returns the complete FPDU.
 pub(super) fn seal(mut fpdu: Vec<u8>) -> Vec<u8> {
     fpdu.resize(fpdu.len().next_multiple_of(4), 0);
     let sum = crc32c(&fpdu);
@@ -133,7 +134,7 @@ pub(super) fn seal(mut fpdu: Vec<u8>) -> Vec<u8> {
     fpdu
 }
 
-/// Writes the correct CRC into each whole FPDU of a stream.
+/// Writes the correct CRC into each complete FPDU of a stream.
 pub(super) fn repair(stream: &mut [u8]) {
     let mut rest = stream;
     while let Some(&[high, low]) = rest.first_chunk::<2>() {

@@ -1,10 +1,11 @@
-//! The fuzz targets of the embedded provider. They are compiled as a part of it, by a separate package, because they drive parts without a
-//! public name. The crate in `tests/fuzz` calls them with the bytes of a fuzzer or of a corpus. They panic if the provider misbehaves.
+//! The fuzz targets of the embedded provider. A separate package compiles them as a part of the provider, because they call functions that
+//! are not public. The crate in `tests/fuzz` calls the targets with the bytes of a fuzzer or of a corpus. A target panics if the provider
+//! misbehaves.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `tape.rs` | bytes as a source of choices |
-//! | `end.rs` | a queue pair alone with a stream |
+//! | `end.rs` | one queue pair without a socket |
 //! | `startup.rs` | startup frames: any cut, both directions, and the agreement |
 //! | `cuts.rs` | a stream of FPDUs has the same result, however it is cut |
 //! | `datagrams.rs` | datagrams and queries on a bad network, with a stranger on it |

@@ -1,8 +1,9 @@
-//! A queue pair with its own work requests, against a peer that a tape controls.
+//! The fuzz target of a queue pair that posts work requests while its peer sends frames. The tape (the fuzzer's input) chooses the actions
+//! of both.
 //!
-//! The bytes of the peer are well formed where that takes it further, and wrong in one place. The target checks that each work request
-//! completes once and in order, that nothing is written outside of posted memory and of the regions that the peer may write, and that the
-//! output of the queue pair can be parsed.
+//! Most frames of the peer are well formed, because the queue pair ends at the first violation; the tape makes single fields wrong. The
+//! target checks that each work request completes once and in order. It checks that nothing is written outside of posted memory and of the
+//! regions that the peer may write, and that the output of the queue pair can be parsed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -23,28 +24,28 @@ use crate::mr::{Access, LocalKey, MrId, RemoteKey};
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
-/// The room of a receive, and the length of the longest one that is posted.
+/// The number of bytes between the beginnings of two receives in the memory.
 const ROOM: usize = 512;
 const RECEIVE: usize = 400;
 /// The largest number of posted receives.
 const PLACES: usize = 8;
 /// The value of the bytes that must not be written.
 const CANARY: u8 = 0xc5;
-/// The regions that the peer knows: the STag, and the rights.
+/// The regions that the peer knows: the STag and the access rights of each.
 const REGIONS: [(u32, Access); 3] =
     [(0x100, Access::REMOTE), (0x200, Access::REMOTE_READ), (0x300, Access::REMOTE_WRITE)];
 const REGION_LEN: usize = 512;
 /// The Tagged Offset of the first byte of each region.
 const BASE: u64 = 0x1000;
-/// The STag of the sink of Reads and atomics.
+/// The STag of the memory into which Reads and atomics return their data.
 const SINK: u32 = 0x400;
 const SINK_LEN: usize = 1280;
-/// The number of bytes behind each memory that must not be written.
+/// The number of bytes after each memory that must not be written.
 const MARGIN: usize = 64;
-/// The largest number of bytes of one local message.
+/// The largest length of a local message, in bytes.
 const SOURCE: usize = 2100;
 
-/// A local request that the peer has seen.
+/// A local request (a Read or an atomic) that the peer has received and may answer.
 #[derive(Clone, Copy)]
 enum Asked {
     Read(ReadRequest),
@@ -57,14 +58,14 @@ struct Script<'a> {
     memories: Memories,
     work: Work,
     peer: Peer,
-    /// The agreement of both peers.
+    /// The agreement of both sides about CRCs, markers and depths.
     agreement: Agreement,
-    /// The number of bytes of the local stream that are checked.
+    /// The number of bytes of the local output that were parsed already.
     checked: usize,
     over: bool,
 }
 
-/// The local memory.
+/// The memory of the side under test.
 struct Memories {
     inbox: Memory,
     source: Memory,
@@ -72,28 +73,28 @@ struct Memories {
     regions: Vec<(Arc<Memory>, Option<MrId>)>,
 }
 
-/// The local work requests.
+/// The work requests of the side under test.
 struct Work {
-    /// The longest receive that was posted in each slot, and its current work request.
+    /// The length of the longest receive that was ever posted in each slot. Bytes behind it must not be written.
     longest: [usize; PLACES],
     places: [Option<(u64, usize)>; PLACES],
-    /// Sends without a completion, and true for each that must complete.
+    /// The posted sends that have not completed; true if the send must have a completion.
     sends: BTreeMap<u64, bool>,
     next: u64,
     last_done: Option<u64>,
 }
 
-/// The peer.
+/// The state of the peer.
 struct Peer {
-    /// Its bytes arrive in pieces of this length.
+    /// The peer's bytes arrive in pieces of this length.
     piece: usize,
-    /// The MSN of its next message on each queue, and the offset of its next segment.
+    /// The MSN of the peer's next message on each queue.
     msn: [u32; 4],
     offset: u32,
     asked: VecDeque<Asked>,
-    /// The number of bytes that it has sent of the response to the oldest Read.
+    /// The number of bytes that the peer has sent of its response to the oldest Read.
     answered: u32,
-    /// The bit of its next bytes that is inverted.
+    /// The bit that is inverted in the next bytes of the peer.
     damage: Option<usize>,
 }
 
@@ -145,7 +146,7 @@ impl<'a> Script<'a> {
         self.work.next
     }
 
-    /// Ends the stream as the provider does.
+    /// Ends the stream after a fault, as the provider does: with a Terminate if the fault requires one.
     fn broke(&mut self, fault: Fault) {
         let terminate = match fault {
             Fault::Violation(cause, quote) => Some((cause, quote)),
@@ -159,7 +160,7 @@ impl<'a> Script<'a> {
         assert!(self.agreement.markers || self.checked == self.end.wire.len(), "the stream ends within an FPDU");
     }
 
-    /// Sends bytes of the peer.
+    /// Delivers bytes of the peer to the queue pair, in pieces. A fault ends the stream.
     fn deliver(&mut self, mut octets: Vec<u8>) {
         if let Some(at) = self.peer.damage.take().filter(|_| !octets.is_empty()) {
             let at = at % (octets.len() * 8);
@@ -187,7 +188,7 @@ impl<'a> Script<'a> {
         self.deliver(seal([&octets, payload].concat()));
     }
 
-    /// Returns an untagged header that is valid unless the tape changes it.
+    /// Returns the header of the peer's next untagged message on a queue. With a chance of 20 in 256 the tape makes one field wrong.
     fn header(&mut self, opcode: Opcode, queue: u32) -> Untagged {
         let at = queue as usize;
         let mut header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn: self.peer.msn[at], offset: 0 };
@@ -203,7 +204,7 @@ impl<'a> Script<'a> {
         header
     }
 
-    /// Sends a segment of a Send from the peer.
+    /// Sends a segment of a Send message from the peer.
     fn peer_sends(&mut self) {
         let opcode = match self.tape.byte() {
             0..=19 => Opcode::SendInvalidate,
@@ -272,7 +273,7 @@ impl<'a> Script<'a> {
         self.untagged(&header, &request.emit());
     }
 
-    /// Sends a response of the peer, to a local request or unrequested.
+    /// Sends a response of the peer to the oldest request, or a response without a request.
     fn peer_answers(&mut self) {
         match self.peer.asked.front().copied() {
             Some(Asked::Read(read)) => {
@@ -316,7 +317,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Posts a receive.
+    /// Posts a receive in a free slot, if there is one.
     fn receive(&mut self) {
         let Some(at) = self.work.places.iter().position(Option::is_none) else { return };
         let len = (self.tape.number() as usize * 4).min(RECEIVE);
@@ -334,7 +335,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Posts a send of any kind.
+    /// Posts a send of a kind that the tape chooses.
     fn send(&mut self) {
         let remote = RemoteAddress { address: u64::from(self.tape.number()), key: RemoteKey(self.tape.number()) };
         let op = match self.tape.byte() % 10 {
@@ -370,7 +371,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Hands output to TCP.
+    /// Transmits up to `window` bytes of output.
     fn transmit(&mut self, window: usize) {
         if self.over {
             return;
@@ -381,7 +382,7 @@ impl<'a> Script<'a> {
         self.check_own_stream();
     }
 
-    /// Parses the local output since the last call, as a peer would.
+    /// Parses the complete FPDUs that were sent since the last call, as a peer would. Notes the requests, so that the peer can answer them.
     fn check_own_stream(&mut self) {
         if self.agreement.markers {
             return;
@@ -414,7 +415,7 @@ impl<'a> Script<'a> {
         self.end.wire = wire;
     }
 
-    /// Polls completions, each of which must be expected.
+    /// Polls at most `max` completions, and checks that each belongs to a posted work request.
     fn poll(&mut self, max: usize) {
         for wc in self.end.poll(max) {
             if wc.opcode.is_receive() {
@@ -433,7 +434,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Carries out one operation of the tape.
+    /// Carries out the operation that the tape selects.
     fn act(&mut self) {
         match self.tape.byte() % 24 {
             0 => {
@@ -441,7 +442,7 @@ impl<'a> Script<'a> {
                 self.deliver(octets);
             }
             1 => {
-                // Any bytes as an FPDU, with a valid CRC.
+                // The peer sends any bytes as an FPDU with a valid CRC.
                 let body = self.tape.octets(300);
                 let fpdu = [&(body.len() as u16).to_be_bytes()[..], body].concat();
                 self.deliver(seal(fpdu));
@@ -503,7 +504,7 @@ impl<'a> Script<'a> {
                 None
             }
             None => {
-                // Without the right to write, whichever right the region of that memory had before.
+                // The peer may only read the new region, whichever rights the memory had before. So a write is a fault.
                 let (stag, access) = (0x500 + at as u32, Access::REMOTE_READ);
                 keys.register(memory, 0..REGION_LEN, access, || stag).ok().map(|(id, _)| id)
             }
@@ -518,7 +519,7 @@ impl<'a> Script<'a> {
             self.end.wire.extend_from_slice(&rest);
             self.over = true;
         }
-        // Work requests that are posted to an ended queue pair are flushed.
+        // A work request that is posted to an ended queue pair is flushed.
         self.send();
         self.poll(usize::MAX);
         assert!(self.work.sends.values().all(|signaled| !signaled), "sends without an end: {:?}", self.work.sends);
@@ -537,7 +538,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Returns a list over `len` bytes in at most `parts` parts, of both kinds of entries.
+/// Returns a list of entries over `len` bytes of `memory`, in `parts` parts. Every second entry is for memory that is shared.
 fn scattered(memory: &Memory, start: usize, len: usize, parts: usize) -> SgeList {
     let mut list = SgeList::default();
     let mut at = 0;
@@ -550,7 +551,7 @@ fn scattered(memory: &Memory, start: usize, len: usize, parts: usize) -> SgeList
     list
 }
 
-/// Checks that a part of a memory was not written.
+/// Checks that nobody has written a range of a memory.
 fn clean(memory: &Memory, range: std::ops::Range<usize>) {
     let start = range.start;
     let octets = memory.read(start, range.len());
@@ -562,7 +563,7 @@ fn clean(memory: &Memory, range: std::ops::Range<usize>) {
 /// Runs a tape.
 ///
 /// # Panics
-/// If the queue pair breaks a promise.
+/// Panics if the queue pair breaks a promise.
 pub fn script(tape: &[u8]) {
     let mut script = Script::new(Tape::new(tape));
     while !script.tape.is_over() {

@@ -1,4 +1,5 @@
-//! Startup frames: read whole and in pieces, judged by both peers, replied to, and written again.
+//! The fuzz target of MPA startup frames. Each frame is parsed as a whole and in pieces, judged by both sides,
+//! answered, and emitted again.
 
 use super::super::config::MAX_READ_DEPTH;
 use super::super::startup::{
@@ -7,10 +8,11 @@ use super::super::startup::{
 use super::super::wire::mpa::STARTUP_HEADER_LEN;
 use super::super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 
-/// A frame: its header, its enhanced block, its private data, and the number of its bytes.
+/// A parsed startup frame: its header, its enhanced block, its private data, and the length of the frame in bytes.
 type Frame = (StartupHeader, Option<Enhanced>, Vec<u8>, usize);
 
-/// Reads one frame in pieces of at most `step` bytes. Returns `None` if there are too few.
+/// Parses one frame that arrives in pieces of at most `step` bytes. Returns `None` if `bytes` ends before the frame
+/// does.
 fn read(kind: StartupKind, bytes: &[u8], step: usize) -> Result<Option<Frame>, StartupError> {
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
@@ -30,10 +32,12 @@ fn read(kind: StartupKind, bytes: &[u8], step: usize) -> Result<Option<Frame>, S
     }
 }
 
-/// Reads the bytes behind the first one as a request and as a reply. The first one chooses the cuts.
+/// Parses the input as a request, and again as a reply. The first byte chooses the options and the length of the
+/// pieces, and is not part of the frame.
 ///
 /// # Panics
-/// If a cut changes the result, a byte is lost, or two peers have different agreements.
+/// Panics if the result depends on the pieces, the emitted frame differs from the parsed one, or the two sides disagree
+/// about the connection.
 pub fn startup(tape: &[u8]) {
     let Some((&choice, bytes)) = tape.split_first() else { return };
     for kind in [StartupKind::Request, StartupKind::Reply] {
@@ -56,7 +60,7 @@ pub fn startup(tape: &[u8]) {
     }
 }
 
-/// Replies to a request in both ways.
+/// Judges a request and answers it twice, with a rejection and with an acceptance. Checks both replies.
 fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) {
     let asked = match judge_request(header, enhanced, markers) {
         Judgement::Acceptable(asked) => asked,
@@ -73,7 +77,7 @@ fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanc
     assert_eq!((answer.reject, answer.revision, answer.crc), (false, header.revision, agreement.crc));
     assert_eq!(agreement.markers, header.markers);
     assert!(agreement.ord <= terms.ord && agreement.ird <= MAX_READ_DEPTH.next_power_of_two(), "{agreement:?}");
-    // The requesting peer must accept this reply, if its request was a valid one.
+    // If the request was a valid one, its sender must come to the same agreement from the reply.
     let Some(Enhanced { ird, ord, .. }) = enhanced.filter(|_| header.revision == 2) else { return };
     let own = StartupTerms::new(false, ird, ord, markers);
     if (own.ird, own.ord) == (ird, ord) {
@@ -84,7 +88,7 @@ fn request(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanc
     }
 }
 
-/// Reads a reply that rejects.
+/// Parses a reply and checks that it rejects the request, with the expected private data.
 fn refused(bytes: &[u8], request: &StartupHeader) {
     let Ok(Some((header, _, private_data, _))) = read(StartupKind::Reply, bytes, usize::MAX) else {
         panic!("the reply cannot be read: {bytes:02x?}");
@@ -92,7 +96,7 @@ fn refused(bytes: &[u8], request: &StartupHeader) {
     assert_eq!((header.reject, header.revision, private_data.as_slice()), (true, request.revision, &b"why"[..]));
 }
 
-/// Judges a reply.
+/// Judges a reply, and checks that the verdict fits its header.
 fn reply(terms: &StartupTerms, header: &StartupHeader, enhanced: Option<Enhanced>) {
     match judge_reply(terms, header, enhanced) {
         Verdict::Accepted(agreement) => {

@@ -1,11 +1,12 @@
-//! A tape: bytes as a source of choices. Any bytes are a tape, and a tape that has ended returns zeros.
+//! A tape: bytes that a test reads as a sequence of choices. Any bytes are a valid tape. A tape that has ended returns
+//! zeros.
 
-/// A tape of bytes.
+/// Bytes that are read as a sequence of choices.
 #[derive(Debug)]
 pub struct Tape<'a>(&'a [u8]);
 
 impl<'a> Tape<'a> {
-    /// Creates a tape that begins at the first byte.
+    /// Creates a tape from these bytes.
     #[must_use]
     pub fn new(octets: &'a [u8]) -> Self {
         Self(octets)
@@ -17,24 +18,24 @@ impl<'a> Tape<'a> {
         self.0.is_empty()
     }
 
-    /// Returns the next byte.
+    /// Returns the next byte, or 0 if the tape has ended.
     pub fn byte(&mut self) -> u8 {
         let Some((&first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
         first
     }
 
-    /// Returns the next four bytes, little-endian.
+    /// Returns the next four bytes as a little-endian number.
     pub fn word(&mut self) -> u32 {
         u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Returns true if the next byte is below `of`.
+    /// Reads one byte. Returns true if it is below `of`, so with a chance of `of` in 256.
     pub fn below(&mut self, of: u8) -> bool {
         self.byte() < of
     }
 
-    /// Returns a number from 0 to 2^32 - 1 that is small most of the time.
+    /// Returns a number of any size that is small most of the time.
     pub fn number(&mut self) -> u32 {
         match self.byte() {
             octet @ 0..=199 => u32::from(octet),
@@ -43,7 +44,7 @@ impl<'a> Tape<'a> {
         }
     }
 
-    /// Returns the next bytes, at most `most`. The tape chooses their number.
+    /// Returns the next bytes. The tape chooses how many, at most `most`.
     pub fn octets(&mut self, most: usize) -> &'a [u8] {
         let len = (self.number() as usize).min(most).min(self.0.len());
         let (now, rest) = self.0.split_at(len);
