@@ -32,6 +32,7 @@ const WAIT: Duration = Duration::from_millis(300);
 struct Seen {
     /// The connections for which `on_identity` was called.
     asked: Vec<ConnectionId>,
+    /// The results of `Context::judge`: true if the connection was still waiting for the judgement.
     answered: Vec<bool>,
     up: Vec<ConnectionId>,
     messages: usize,

@@ -1,8 +1,8 @@
-//! Futures on virtual time, over a network that is slow in all ways, each of them dropped at random while it waits. The documented effects
-//! of cancellation hold: nothing is lost, nothing arrives twice, and no state remains. Several tasks send and receive on each connection:
-//! each has its turn, regardless of the others.
+//! Futures of `aio` on virtual time, over a network that is slow and loses connect requests. Each future is dropped at random while it
+//! waits, and created again. The documented effects of cancellation must hold: no message is lost or duplicated, and no state remains.
+//! Several tasks send and receive on each connection, and each of them makes progress whatever the others do.
 //!
-//! `AIO_WORLDS=100` sets the number of worlds (default: 4,000), and `AIO_SEED=7` runs that one only.
+//! `AIO_WORLDS=100` sets the number of worlds (default: 4,000), and `AIO_SEED=7` runs only the world with that seed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -27,13 +27,13 @@ use rdma_reactor_tests::sim::seeds::each_world;
 use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// The number of steps that a world may take.
+/// The largest number of simulation steps of a world.
 const STEPS: u64 = 200_000;
 
 /// The address of node 0, which listens.
 const SERVER: ([u8; 4], u16) = ([10, 0, 0, 1], 7471);
 
-/// The waker of a task.
+/// The waker of a task: true from a wake-up until the task is polled.
 struct Bell(AtomicBool);
 
 impl Wake for Bell {
@@ -42,7 +42,7 @@ impl Wake for Bell {
     }
 }
 
-/// The chance of dropping futures, and the number of dropped ones.
+/// The source of the random choices of a world, and the number of futures that were dropped.
 #[derive(Clone)]
 struct Fate {
     rng: Rc<RefCell<Rng>>,
@@ -54,7 +54,7 @@ impl Fate {
         from(&mut self.rng.borrow_mut())
     }
 
-    /// Polls a future at most this number of times. Returns `None` if it is dropped.
+    /// Polls a future at most `polls` times. Returns its output, or `None` if the future did not complete and is dropped.
     async fn polls<T>(&self, polls: u64, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         let mut left = polls;
@@ -69,7 +69,8 @@ impl Fate {
         .await
     }
 
-    /// Creates a future and drops it while it waits, repeatedly with more patience, until one completes.
+    /// Creates a future again and again, each time with more polls on average before it is dropped, until one completes. Returns its
+    /// output.
     async fn insist<T, F: Future<Output = T>>(&self, mut make: impl FnMut() -> F) -> T {
         let mut patience = 1;
         loop {
@@ -79,7 +80,8 @@ impl Fate {
             }
             *self.dropped.borrow_mut() += 1;
             patience *= 2;
-            // Others have their turn; a wake-up of this task meanwhile must not be lost with the future.
+            // Other tasks run before the next attempt. A wake-up that this task received meanwhile must not be lost with the dropped
+            // future.
             let mut yielded = false;
             poll_fn(|task| {
                 if std::mem::replace(&mut yielded, true) {
@@ -93,14 +95,15 @@ impl Fate {
     }
 }
 
-/// The tasks that wait on an end of a connection to send messages of equal needs: the number of each by arrival, and the number of later
-/// tasks that have sent theirs since.
+/// Measures how often waiting messages are overtaken. It holds the number of messages that have begun to wait on one end of a connection.
+/// For each that still waits, it holds the number of later messages that were sent before it.
 #[derive(Clone, Default)]
 struct Line(Rc<RefCell<(u64, BTreeMap<u64, usize>)>>);
 
 impl Line {
-    /// Sends a message concurrently with those of other tasks. Each of these may have its turn together with this one and be polled first.
-    /// It may do so once more if this one is refused then, because the reactor has sent a grant since the room was counted.
+    /// Sends a message, and checks for each waiting message that at most `2 * others` later ones overtake it. The bound is two for each
+    /// other task: such a task may be woken together with this one and be polled first. If this one then finds no room, because the reactor
+    /// itself has used a credit, that task may overtake it once more.
     async fn send(&self, conn: &AsyncConnection, message: &[u8], others: usize) -> Result<SendId, SendErrorKind> {
         let mut place = InLine { line: self, number: None };
         let mut send = pin!(conn.send(message));
@@ -127,7 +130,7 @@ impl Line {
     }
 }
 
-/// A waiting message.
+/// A message that waits to be sent. Dropping this removes the message from the line.
 struct InLine<'a> {
     line: &'a Line,
     number: Option<u64>,
@@ -141,8 +144,8 @@ impl Drop for InLine<'_> {
     }
 }
 
-/// The numbers of tasks on each connection: those that send requests, those that receive answers, and those that
-/// answer.
+/// The numbers of tasks of each kind on each connection: those that send requests, those that receive answers, and those that answer
+/// requests.
 #[derive(Clone, Copy)]
 struct Tasks {
     ask: u8,
@@ -150,7 +153,7 @@ struct Tasks {
     answer: u8,
 }
 
-/// Returns the content of a message of a task of a client.
+/// Returns the content of a request: the client, the task and the number, and then padding.
 fn content(client: u8, task: u8, number: u32, len: usize) -> Vec<u8> {
     let mut bytes = vec![client; len.max(6)];
     bytes[1] = task;
@@ -158,8 +161,8 @@ fn content(client: u8, task: u8, number: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The waiting tasks on an end of a connection: with messages that fit into one buffer of the peer, and with longer
-/// ones.
+/// The waiting messages of one end of a connection, in two lines: messages that fit into one buffer of the peer, and longer ones. A message
+/// may overtake those of the other line.
 #[derive(Clone)]
 struct Lines {
     buffer: usize,
@@ -177,7 +180,7 @@ impl Lines {
     }
 }
 
-/// Echoes on a connection, until its end.
+/// Echoes the messages of a connection until the connection ends. Returns the reason of the end.
 async fn echo(conn: AsyncConnection, lines: Lines, others: usize, fate: Fate) -> DisconnectReason {
     loop {
         let message = match fate.insist(|| conn.recv()).await {
@@ -187,14 +190,14 @@ async fn echo(conn: AsyncConnection, lines: Lines, others: usize, fate: Fate) ->
         let line = lines.of(message.len());
         match fate.insist(|| line.send(&conn, &message, others)).await {
             Ok(_) => {}
-            // The remaining messages are received, and then the reason.
+            // The connection is closed. The next receives return the remaining messages, and then the reason.
             Err(SendErrorKind::Closed) => {}
             Err(other) => panic!("an answer: {other}"),
         }
     }
 }
 
-/// Echoes on all connections.
+/// Echoes on all connections. The future never completes.
 async fn serve(net: AsyncReactor, listener: AsyncListener, tasks: Tasks, fate: Fate) {
     let mut echoes: FuturesUnordered<Pin<Box<dyn Future<Output = DisconnectReason>>>> = FuturesUnordered::new();
     let next = || fate.insist(|| listener.accept());
@@ -215,12 +218,13 @@ async fn serve(net: AsyncReactor, listener: AsyncListener, tasks: Tasks, fate: F
     }
 }
 
-/// Connects, and receives one answer to each of its messages; in order, if one task answers and one receives.
+/// Connects a client, and checks that each of its requests is answered exactly once. If only one task answers and only one receives, the
+/// answers must come in order.
 async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, tasks: Tasks, fate: Fate) {
     let conn = loop {
         match fate.insist(|| net.connect(SERVER.into())).await {
             Ok(conn) => break conn,
-            // The network drops connect requests.
+            // The network may lose a connect request, so the client tries again later.
             Err(_) => fate.insist(|| net.sleep(Duration::from_millis(5))).await,
         }
     };
@@ -239,7 +243,7 @@ async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, tasks: 
             }
         }
     };
-    // The numbers of the messages of each task without an answer.
+    // For each task, the numbers of its requests that are not answered yet.
     let open: Vec<_> = (0..tasks.ask).map(|_| (0..messages).collect::<VecDeque<_>>()).collect();
     let open = RefCell::new(open);
     let left = Cell::new(u32::from(tasks.ask) * messages);
@@ -272,7 +276,7 @@ async fn ask(net: AsyncReactor, client: u8, messages: u32, longest: u64, tasks: 
     }
 }
 
-/// A node: its reactor and its one task.
+/// A node: its reactor, and the future of its program.
 struct Node {
     net: AsyncReactor,
     task: Option<Pin<Box<dyn Future<Output = ()>>>>,
@@ -285,7 +289,7 @@ impl Node {
         Self { net, task: Some(Box::pin(task)), bell: Arc::new(Bell(AtomicBool::new(true))), more: true }
     }
 
-    /// Polls the task if it was woken. Returns true if it was.
+    /// Polls the program if it was woken. Returns true if it was polled.
     fn poll(&mut self) -> bool {
         let Some(task) = &mut self.task else { return false };
         if !self.bell.0.swap(false, Ordering::AcqRel) {
@@ -306,7 +310,7 @@ impl Node {
     }
 }
 
-/// Polls each task that was woken, and runs each turn that is due. If there is nothing to do, time passes.
+/// Polls each program that was woken, and runs each turn that is due. If neither exists, virtual time passes.
 fn step(fabric: &Shared, nodes: &mut [Node]) {
     let now = lock(fabric).now();
     let mut next = lock(fabric).next();
@@ -326,7 +330,7 @@ fn step(fabric: &Shared, nodes: &mut [Node]) {
     }
 }
 
-/// Runs a world. Returns the number of dropped futures.
+/// Runs the world with this seed to its end. Returns the number of dropped futures.
 fn world(seed: u64) -> u64 {
     let options = Options::draw(seed);
     let faults = FaultOptions { every: 0, kinds: Vec::new() };

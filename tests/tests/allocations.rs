@@ -1,4 +1,4 @@
-//! Messages in a steady state allocate no memory of the system, and write nothing to the log.
+//! Messages in a steady state allocate no memory, and write nothing to the log.
 #![allow(clippy::disallowed_methods, reason = "a thread with a name tells whose lines they are")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,12 +9,12 @@ use rdma_reactor_tests::steady::{Side, Steady, Work};
 
 const TIMES: u64 = 10_000;
 
-/// The largest number of rounds in search of one without an allocation.
+/// The largest number of measurements until one finds no allocation.
 const ROUNDS: usize = 50;
 
-/// Counts the allocations of both sides while an operation runs ten thousand times, in the best of some rounds. A round without any ends
-/// the search. As many times before do not count. A queue may grow to a new length when the system is slow to carry bytes on a busy
-/// machine. It keeps that length, whereas code that allocates for each message does so in every round.
+/// Counts the allocations of both sides while an operation runs ten thousand times. Returns the smallest count of up to `ROUNDS`
+/// measurements. Another ten thousand operations run before the first measurement. One measurement without an allocation is enough: on a
+/// busy machine a queue may grow, once, and then it keeps its length. Code that allocates for each message does so in every measurement.
 fn allocations(work: Work, mode: SecurityMode) -> u64 {
     let mut steady = Steady::secured(work, Side::Client, mode);
     steady.repeat(TIMES);
@@ -44,14 +44,14 @@ fn sealing_and_opening_a_message_allocate_nothing() {
     }
 }
 
-/// Checks that the counter of allocations works.
+/// Checks the measurement itself: one allocation is counted as one.
 #[test]
 fn an_allocation_is_counted() {
     let counted = allocation_counter::measure(|| drop(std::hint::black_box(vec![0_u8; 100])));
     assert_eq!(counted.count_total, 1);
 }
 
-/// A logger that counts the lines.
+/// A logger that counts the lines of the project's crates on the thread named `quiet`.
 struct Lines(AtomicU64);
 
 impl log::Log for Lines {
@@ -70,7 +70,7 @@ impl log::Log for Lines {
 
 static LINES: Lines = Lines(AtomicU64::new(0));
 
-/// A log that is slow, or stalls, does not delay messages: at the finest level there is no line for any of them.
+/// No message writes a line to the log, even at the finest level. So a slow or stalled log does not delay messages.
 #[test]
 fn messages_log_nothing() {
     log::set_logger(&LINES).expect("the first logger");

@@ -1,4 +1,4 @@
-//! Attempts to connect that cannot succeed, on virtual time: their results, their times, and the remaining state.
+//! Connects that fail, on virtual time: the error, the time that it takes, and that no state remains.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::cm::ConnectFailure;
 
-/// The default of [`Timeouts::connect`], ms.
+/// The default of [`Timeouts::connect`], in ms.
 const TIMEOUT: u64 = 10_000;
 
-/// A server that refuses all connections, with a reason.
+/// A server that rejects all connect requests, with private data.
 struct Refuses;
 
 impl Handler for Refuses {
@@ -21,7 +21,7 @@ impl Handler for Refuses {
     }
 }
 
-/// Returns a server with this program and these settings, and a client.
+/// Returns the network, a server with this configuration and this handler, a client, and the record of the client's connects.
 fn pair(config: Config, server: Box<dyn Handler>) -> (Shared, [Node; 2], Attempts) {
     let (fabric, attempts) = (network(2), Attempts::default());
     let nodes = [
@@ -31,7 +31,7 @@ fn pair(config: Config, server: Box<dyn Handler>) -> (Shared, [Node; 2], Attempt
     (fabric, nodes, attempts)
 }
 
-/// Connects. Returns the error of the attempt and the time that it took, ns.
+/// Connects the client, which must fail. Returns the error, and the time until it was reported, in ns.
 fn fails(fabric: &Shared, nodes: &mut [Node; 2], attempts: &Attempts) -> (ConnectError, u64) {
     let begun = lock(fabric).now();
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
@@ -44,7 +44,7 @@ fn fails(fabric: &Shared, nodes: &mut [Node; 2], attempts: &Attempts) -> (Connec
     (error, lock(fabric).now() - begun)
 }
 
-/// Row 11. At an address without a listener, a connect is refused immediately.
+/// Row 11. A connect to an address without a listener is refused immediately.
 #[test]
 fn nobody_listens() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::<Attempts>::default());
@@ -54,7 +54,7 @@ fn nobody_listens() {
     assert_eq!(nodes[1].reactor.stats().connections.current, 0);
 }
 
-/// Row 12. A connect that is never answered, by the host or by a stalled process, ends after `Timeouts::connect`.
+/// Row 12. A connect that gets no answer ends after `Timeouts::connect`, both if packets are lost and if the server's process stalls.
 #[test]
 fn nobody_answers() {
     for stops in [false, true] {
@@ -72,7 +72,7 @@ fn nobody_answers() {
     }
 }
 
-/// Row 14. A rejection arrives with the private data of the program, and is counted.
+/// Row 14. If the server's program rejects a request, the client receives the private data of the rejection. The server counts it.
 #[test]
 fn the_program_rejects() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::new(Refuses));
@@ -85,8 +85,8 @@ fn the_program_rejects() {
     assert_eq!((stats.refused, stats.connected, stats.current), (1, 0, 0), "{stats:?}");
 }
 
-/// Row 24. A connection past `max_connections` is refused as busy by the server, and by its own side immediately; another one fits when one
-/// has ended.
+/// Row 24. A reactor with `max_connections` connections rejects a further request as busy, and its own connects fail immediately. When a
+/// connection has ended, another one is accepted.
 #[test]
 fn connections_are_limited_in_number() {
     const MOST: u32 = 3;
@@ -110,7 +110,8 @@ fn connections_are_limited_in_number() {
     until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == MOST as usize + 1);
 }
 
-/// Row 24. An unfinished handshake of a client releases its slot after `Timeouts::handshake`, even if it had the only one.
+/// Row 24. A client that stalls during its handshake loses its slot after `Timeouts::handshake`, so another client can connect although
+/// `max_pending` is 1.
 #[test]
 fn an_unfinished_handshake_gives_its_place_up() {
     let limited = Config::default().max_pending(1).timeouts(|t| t.handshake = Duration::from_millis(50));
@@ -118,7 +119,7 @@ fn an_unfinished_handshake_gives_its_place_up() {
     nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
     nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
     until(&fabric, &mut nodes, "the answer is on its way", |nodes| nodes[0].reactor.stats().connections.current == 1);
-    // The client sends nothing more, so its handshake stays unfinished.
+    // The client's process stalls, so the handshake stays unfinished.
     nodes[1].dead = true;
     until(&fabric, &mut nodes, "it is given up", |nodes| nodes[0].reactor.stats().connections.current == 0);
     assert_eq!(nodes[0].reactor.stats().connections.refused, 1);

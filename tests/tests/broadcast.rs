@@ -1,4 +1,4 @@
-//! One message for many connections, in virtual time: receivers that keep up, and receivers that do not.
+//! Tests of `broadcast`, which sends one message to many connections, on virtual time: with receivers that keep up, and with slow ones.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,10 +18,10 @@ use rdma_reactor_tests::sim::tcp::address;
 const DEPTH: usize = 16;
 const MESSAGES: u64 = 400;
 
-/// The time between two messages of a publisher that is not refused.
+/// The time between two messages of a publisher, unless one is refused because its memory is full.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// Returns a message: its number, and bytes that depend on it.
+/// Returns the content of a message: its number, and bytes that depend on the number.
 fn message(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![number as u8; len];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -34,15 +34,15 @@ struct Log {
     up: usize,
     published: u64,
     refused: u64,
-    /// The sum of the results.
+    /// The sum of the results of all calls of `publish`.
     outcomes: Published,
     tallies: BTreeMap<u8, Tally>,
-    /// Everything was published, and nothing is in flight to the remaining receivers.
+    /// True if all messages were published and no message is in flight to a connected receiver.
     done: bool,
 }
 
-/// A program that publishes when all receivers are connected. A receiver sends its policy and its number when it
-/// connects.
+/// A program that publishes `MESSAGES` messages once all receivers are connected. The private data of a receiver are its policy (the first
+/// letter of drop, close or wait) and its number.
 struct Publisher {
     broadcast: Broadcast,
     receivers: usize,
@@ -75,7 +75,7 @@ impl Publisher {
         }
     }
 
-    /// Checks for the end, and continues if a message was refused.
+    /// Notes if everything is done. If a message was refused before, publishes again until the next refusal, because there may be room now.
     fn go_on(&mut self, cx: &mut Context<'_>) {
         if self.log.borrow().refused > 0 {
             while self.log.borrow().published < MESSAGES && self.publish(cx) {}
@@ -128,14 +128,14 @@ impl Handler for Publisher {
     }
 }
 
-/// The messages of a receiver.
+/// The numbers of the messages that a receiver got, and the reason of its disconnect.
 #[derive(Debug, Default)]
 struct Got {
     numbers: Vec<u64>,
     end: Option<DisconnectReason>,
 }
 
-/// A program that reads immediately, or keeps messages and handles one in each `pace`.
+/// A receiver. With a `pace` it keeps each message, and releases one per `pace`; otherwise it releases each message immediately.
 struct Reader {
     pace: Option<Duration>,
     kept: Vec<DetachedMessage>,
@@ -168,19 +168,20 @@ impl Handler for Reader {
     }
 }
 
-/// The results of a broadcast.
+/// The results of one broadcast.
 struct History {
     log: Log,
     got: Vec<Vec<u64>>,
-    /// The virtual time from the first message to the last one.
+    /// The virtual time from the first published message to the last one.
     took: Duration,
-    /// The largest number of regions of the publisher, and of messages larger than one buffer that it has copied.
+    /// The largest number of regions of the publisher's device.
     regions: usize,
+    /// The largest number of bytes of large messages that the publisher had copied for single receivers.
     copied: usize,
 }
 
-/// Runs a broadcast to its end, with readers that each have a policy and a pace. `meanwhile` changes the world; its argument is the number
-/// of published messages.
+/// Runs a broadcast to receivers that each have a policy and a pace. `meanwhile` is called with the number of published messages, and may
+/// change the nodes.
 fn broadcast(
     config: &Config,
     broadcast: Broadcast,
@@ -204,7 +205,7 @@ fn broadcast(
         nodes.push(node);
     }
     let (mut begin, mut end, mut regions, mut copied) = (0, 0, 0, 0);
-    // The program of a node is borrowed only during a turn.
+    // The publisher borrows `log` only within turns, so it can be read between them.
     while !log.borrow().done {
         let (published, before) = (log.borrow().published, lock(&fabric).now());
         meanwhile(published, &mut nodes);
@@ -238,14 +239,14 @@ fn all() -> Vec<u64> {
 }
 
 const FAST: Option<Duration> = None;
-/// A tenth of the publisher's pace.
+/// A slow receiver handles one message while the publisher publishes ten.
 const SLOW: Option<Duration> = Some(Duration::from_millis(10));
 
 fn config() -> Config {
     Config::default().receive_depth(16)
 }
 
-/// The time of the publisher if nobody delays it, with a margin for the resolution of timers.
+/// The longest time of the publisher if no receiver delays it. It includes a margin for the resolution of timers.
 const UNDISTURBED: Duration = PERIOD.saturating_mul(MESSAGES as u32 * 3 / 2);
 
 #[test]
@@ -260,7 +261,7 @@ fn a_slow_receiver_that_drops_has_gaps_and_holds_nobody_back() {
     assert_eq!((tally.sent, tally.dropped), (got.len() as u64, MESSAGES - got.len() as u64), "{tally:?}");
     assert!(tally.dropped > MESSAGES / 2 && tally.dropped == of.log.outcomes.dropped as u64, "{tally:?}");
     assert!(of.log.refused == 0 && of.took < UNDISTURBED, "{:?}", of.took);
-    // One copy of each message, for four receivers.
+    // The four receivers share one copy of each message. It is in one of `2 * DEPTH` slots, which are a region each.
     assert_eq!((of.regions, of.copied), (2 * DEPTH, 0));
 }
 
@@ -282,14 +283,14 @@ fn a_slow_receiver_that_is_waited_for_holds_the_publisher_back() {
     for (reader, got) in of.got.iter().enumerate() {
         assert_eq!(*got, all(), "reader {reader}");
     }
-    // The messages that the slow one has not handled at the end: a window, and the queue.
+    // At the end, the slow receiver has not yet handled the messages of its window and those that were queued for it.
     let handled = MESSAGES as u32 - 3 * DEPTH as u32;
     assert!(of.log.refused > 0 && of.took > SLOW.unwrap_or_default() * handled, "{:?}", of.took);
     assert_eq!((of.log.outcomes.dropped, of.log.outcomes.closed), (0, 0));
 }
 
-/// No send to two receivers completes, because their TCP accepts nothing: one stops at the beginning, and one later. They occupy all slots,
-/// and others get every message in time.
+/// The processes of two receivers stall, one early and one later, so no send to them completes. Their messages fill the slots of the
+/// broadcast, and the other receivers still get every message in time.
 #[test]
 fn receivers_that_are_stuck_hold_nobody_back() {
     const LEN: usize = 8000;
@@ -302,15 +303,15 @@ fn receivers_that_are_stuck_hold_nobody_back() {
     assert!(of.got[1] == all() && of.got[3] == all() && of.took < UNDISTURBED, "{:?}", of.took);
     assert_eq!(of.log.refused, 0);
     let [first, second] = [1, 3].map(|number| of.log.tallies[&number]);
-    // More messages are in flight to the first than there are slots.
+    // More messages were lost in flight to the first receiver than there are slots.
     assert!(first.sent > 20 && first.dropped > 0 && first.lost > 2 * DEPTH as u64, "{first:?}");
     assert_eq!(first.sent + first.dropped + first.lost, MESSAGES, "{first:?}");
     assert!(second.sent > 150 && second.dropped == 0 && second.lost > 0, "{second:?}");
     assert_eq!(of.log.outcomes.closed, 1);
 }
 
-/// Messages larger than one buffer are fetched from the one copy if receivers have the right, and copied for each
-/// otherwise.
+/// If the receivers may fetch from the publisher's memory, they fetch messages larger than one buffer from its single copy. Otherwise each
+/// receiver costs a copy.
 #[test]
 fn long_messages_are_copied_once_if_receivers_may_fetch_them() {
     const LEN: usize = 100 << 10;
@@ -335,7 +336,7 @@ fn secured_receivers_get_the_same() {
     }
 }
 
-/// A receiver disconnects after half of the messages, and returns for the last ones.
+/// A connection that leaves a broadcast gets no more messages, and it may join again with another policy.
 #[test]
 fn a_receiver_may_leave_and_come_back() {
     use rdma_reactor_tests::conformance::Setup;

@@ -1,5 +1,5 @@
-//! The reactor on a provider that violates its contract, by a panic or by a handle that names two objects. `fail_once.rs` has the errors
-//! that a provider may return.
+//! The reactor with a provider that violates its contract: it panics, or returns a handle that an earlier object still has. `fail_once.rs`
+//! tests the errors that a provider may return.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -21,8 +21,8 @@ fn pair() -> Pair {
     Pair::new(&Setup::iwarp(), config(), Probe::echo(), Probe::default())
 }
 
-/// A panic of a provider leaves the turn, regardless of `Config::contain_panics`. Later turns are errors, and dropping the reactor releases
-/// all objects of the provider. The peer is notified of the end and continues.
+/// A panic of the provider propagates out of the turn, even with `Config::contain_panics`. Later turns return an error. Dropping the
+/// reactor releases all objects of the provider. The peer is notified of the end, and continues.
 #[test]
 fn a_panic_of_a_provider_ends_its_reactor_and_no_other() {
     with_watchdog("a_panic_of_a_provider_ends_its_reactor_and_no_other", || {
@@ -52,8 +52,8 @@ fn a_panic_of_a_provider_ends_its_reactor_and_no_other() {
     });
 }
 
-/// The reactor does not notice that a handle names two objects: the events of the provider for it count for the second object. So the two
-/// may fail in any way, but nothing panics, and others are not affected.
+/// A provider returns the same handle for two objects. The reactor cannot notice this: it attributes all events of the handle to the second
+/// object. So the two connections may fail in any way, but nothing may panic, and a third connection must work.
 #[test]
 fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
     with_watchdog("a_handle_that_is_handed_out_twice_costs_the_two_that_have_it", || {
@@ -63,7 +63,7 @@ fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
             let embedded = Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("a provider");
             let twice = Twice::new(embedded, kind);
             let struck = twice.struck();
-            // Each connection has a completion queue.
+            // With this depth, each connection gets a separate completion queue.
             let config = config().completions(|completions| completions.queue = 130);
             let poller = Box::new(MioPoller::new().expect("a poller"));
             let parts = Parts { providers: vec![Box::new(twice)], poller, clock: Box::new(SystemClock) };
@@ -83,7 +83,7 @@ fn a_handle_that_is_handed_out_twice_costs_the_two_that_have_it() {
             let received = p.c.received;
             p.client.context().send(third, b"not for the others").expect("room");
             p.until("it is back", |p| p.c.received == received + 1);
-            // The remaining objects are released with the reactor.
+            // Dropping the reactor releases the objects that remain.
             (p.client, p.c) = (Reactor::new(self::config()).expect("a reactor"), Probe::default());
             p.until("the peer is notified of the ends", |p| p.s.live() == 0);
             p.finish();

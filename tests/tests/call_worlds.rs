@@ -1,7 +1,8 @@
-//! Calls on virtual time, over a network that is slow in all ways, between sides that stop, close, are killed, drained or aborted. Each
-//! call ends exactly once, within its time; its answer is its own; a call that is reported as unserved was not served.
+//! Calls (`call::Calls`) on virtual time, over a network that is slow in every respect. Sides stop, close, are killed, drained or aborted
+//! at random. Each call must end exactly once, within its time, and with the answer to its own request. A call that is reported as unserved
+//! must not have been served.
 //!
-//! `CALL_WORLDS=100` sets the number of worlds (default: 4,000), and `CALL_SEED=7` runs that one only.
+//! `CALL_WORLDS=100` sets the number of worlds (default: 4,000), and `CALL_SEED=7` runs only the world with that seed.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,28 +21,29 @@ use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// The number of acts of a world. Below it: the number of steps in which everything must end.
+/// The number of random actions in a world.
 const ACTS: u64 = 150;
+/// The number of simulation steps in which everything must have ended.
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
-/// The time by which a turn may be late, ns.
+/// The time by which a call may end after its deadline, because a turn runs late, in ns.
 const LATE: u64 = 5 * MS;
-/// The nodes.
+/// The indices of the two nodes.
 const SERVER: usize = 0;
 const CLIENT: usize = 1;
 
-/// A call.
+/// A call that has not ended.
 #[derive(Clone, Debug)]
 struct Made {
-    /// The node of the caller.
+    /// The node that has made the call.
     node: usize,
-    /// The latest time of its end, ns.
+    /// The time by which the call must have ended, in ns.
     until: u64,
     payload: Vec<u8>,
     id: CallId,
 }
 
-/// The results of calls.
+/// The number of calls by result.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     answered: u64,
@@ -54,20 +56,20 @@ struct Tally {
     unmatched: u64,
 }
 
-/// The state of the world.
+/// The record of all calls of a world.
 #[derive(Default)]
 struct Book {
     next: u64,
     made: BTreeMap<u64, Made>,
-    /// The calls that a program of the peer has seen.
+    /// The calls that have arrived at the peer's program.
     served: BTreeSet<u64>,
-    /// The calls that were reported as unserved, and calls without time.
+    /// The calls that must not arrive at the peer's program any more: they were reported as unserved, or had a time limit of zero.
     never: BTreeSet<u64>,
     tally: Tally,
     wrong: Vec<String>,
 }
 
-/// Returns the number in the first bytes of a payload.
+/// Returns the number of a call, which is in the first eight bytes of its payload. `None` if the payload is shorter.
 fn number(payload: &[u8]) -> Option<u64> {
     payload.first_chunk().map(|octets| u64::from_le_bytes(*octets))
 }
@@ -109,7 +111,7 @@ impl Book {
     }
 }
 
-/// A side, which makes calls and serves those of the peer.
+/// The program of a node. It makes calls, and serves those of the peer.
 #[derive(Clone)]
 struct Side {
     node: usize,
@@ -121,7 +123,7 @@ struct State {
     calls: Calls<u64>,
     up: Vec<ConnectionId>,
     held: Vec<(RequestId, Vec<u8>)>,
-    /// The limits on requests: of all connections, of one connection, and on their bytes.
+    /// The limits on the requests that a program holds: on their number in all, on their number per connection, and on their bytes.
     most: [usize; 3],
 }
 
@@ -208,7 +210,7 @@ struct World {
     nodes: [(Reactor, Side); 2],
     config: Config,
     more: [bool; 2],
-    /// The server runs no turns until then, ns.
+    /// The server is stopped and runs no turns until this time, in ns.
     stopped: u64,
 }
 
@@ -243,7 +245,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Gives one turn to each node that is due, or lets time pass.
+    /// Runs one turn of each node that is due. If none is, virtual time passes. Then checks the promises.
     fn step(&mut self) {
         let now = self.now();
         let (mut next, mut idle) = (lock(&self.fabric).next(), true);
@@ -267,7 +269,7 @@ impl World {
         self.look();
     }
 
-    /// Checks all promises.
+    /// Checks that no promise is broken and that no call is overdue.
     fn look(&self) {
         let (book, now) = (self.book.borrow(), self.now());
         assert!(book.wrong.is_empty(), "{:?}", book.wrong);
@@ -281,10 +283,10 @@ impl World {
     fn act(&mut self) {
         let ups = [SERVER, CLIENT].map(|node| self.nodes[node].1.state.borrow().up.clone());
         if ups[CLIENT].len() < 3 && (ups[CLIENT].is_empty() || self.rng.chance(100)) {
-            // The connect may fail immediately, if no descriptors are left.
+            // The connect may fail immediately, if no descriptors are left. A later action tries again.
             let _ = self.nodes[CLIENT].0.context().connect(address(SERVER, PORT));
         }
-        // The client acts more often. A stopped server does nothing.
+        // The client acts more often than the server. While the server is stopped, only the client acts.
         let is_stopped = self.now() < self.stopped;
         let node = if !is_stopped && self.rng.chance(400) { SERVER } else { CLIENT };
         self.more = [true; 2];
@@ -307,7 +309,7 @@ impl World {
             96..97 => self.restart(),
             97..98 => {
                 self.stopped = self.now() + self.rng.skewed(MS..=300 * MS);
-                // Calls of the server end when it continues.
+                // A stopped server can end its own calls only after it continues.
                 let until = self.stopped + LATE;
                 let mut book = self.book.borrow_mut();
                 let own = book.made.values_mut().filter(|made| made.node == SERVER);
@@ -352,7 +354,7 @@ impl World {
         }
     }
 
-    /// Answers or drops some of the held requests.
+    /// Answers or drops some of the requests that the node holds.
     fn answer(&mut self, node: usize) {
         let (reactor, side) = &mut self.nodes[node];
         let (state, mut cx) = (&mut *side.state.borrow_mut(), reactor.context());
@@ -364,7 +366,7 @@ impl World {
             if self.rng.chance(50) {
                 state.calls.dismiss(&mut cx, request);
             } else {
-                // Its caller may have disconnected.
+                // The answer fails if the connection has ended.
                 let _ = state.calls.answer(&mut cx, request, &payload);
             }
         }
@@ -379,7 +381,7 @@ impl World {
         let tag = own[self.rng.index(own.len())];
         let (reactor, side) = &mut self.nodes[node];
         let cancelled = side.state.borrow_mut().calls.cancel(&mut reactor.context(), book.made[&tag].id);
-        // The end may wait to be processed.
+        // `None` means that the call has ended already. Its result then waits to be processed.
         if cancelled.is_some() {
             assert_eq!(cancelled, Some(tag));
             book.made.remove(&tag);
@@ -387,7 +389,7 @@ impl World {
         }
     }
 
-    /// Kills the server, or drains it, and starts another one.
+    /// Kills the server or drains it, and starts a new one.
     fn restart(&mut self) {
         if self.rng.chance(500) {
             self.stopped = 0;
@@ -408,7 +410,8 @@ impl World {
         self.book.borrow_mut().made.retain(|_, made| made.node == CLIENT);
         let side = Side::new(SERVER, &self.book, &mut self.rng);
         self.book.borrow_mut().tally.unmatched += self.nodes[SERVER].1.state.borrow().calls.stats().unmatched;
-        // The old server is dropped first, with its sockets.
+        // The sockets of the old server must be closed before the new one listens on the same port. So the old server is replaced by an
+        // idle reactor first.
         let idle = reactor(SERVER, &self.fabric, self.config.clone());
         drop(std::mem::replace(&mut self.nodes[SERVER], (idle, side)));
         self.listen();

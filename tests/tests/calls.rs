@@ -1,5 +1,5 @@
-//! Calls in virtual time: a server with more requests than it can answer, and answers that exceed the window. Also calls as futures, on the
-//! tasks' own thread and from other threads.
+//! Calls on virtual time: a server that gets more requests than it can answer, and answers that exceed the window. The other tests are
+//! about calls as futures, on the reactor's own thread and from other threads.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -21,13 +21,14 @@ use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
 const PORT: u16 = 7471;
-/// The time to serve a request. Below it: the number of requests that may wait.
+/// The time that the server needs for a request.
 const WORK: Duration = Duration::from_millis(1);
+/// The largest number of requests that the server admits from a connection. It refuses further ones as overloaded.
 const QUEUE: usize = 20;
-/// The time limit of a call.
+/// The time limit of each call.
 const WITHIN: Duration = Duration::from_millis(100);
 
-/// A server that serves a request each millisecond, in order.
+/// A server that serves its requests in order, one per millisecond.
 struct Server {
     calls: Calls,
     queue: VecDeque<RequestId>,
@@ -57,18 +58,18 @@ impl Handler for Server {
     }
 }
 
-/// The results of the client.
+/// The results of the client's calls.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     made: u32,
     answered: u32,
     overloaded: u32,
     other: u32,
-    /// The longest time until a refusal, ns.
+    /// The longest time from a call to its refusal by the server, in ns.
     slowest: u64,
 }
 
-/// A client that makes this number of calls, one each `period`.
+/// A client that makes one call per `period`, until `left` calls are made.
 struct Client {
     calls: Calls<u64>,
     conn: Option<ConnectionId>,
@@ -131,7 +132,7 @@ impl Handler for Client {
     }
 }
 
-/// Makes calls at a rate. Returns their results, the answers per second, and the counters of the server.
+/// Makes `calls` calls, one per `period`. Returns their results, the answers per second, and the server's counters.
 fn load(calls: u32, period: Duration) -> (Seen, f64, CallStats) {
     let fabric = network(2);
     let config = Config::default();
@@ -152,8 +153,8 @@ fn load(calls: u32, period: Duration) -> (Seen, f64, CallStats) {
     (seen.get(), f64::from(seen.get().answered) / seconds, stats.get())
 }
 
-/// At twice its capacity, a server continues to answer at its capacity, and refuses the other requests within 10 ms; no call reaches its
-/// deadline.
+/// A server that gets twice as many requests as it can answer still answers as many as it can. It refuses the others within 10 ms, so no
+/// call reaches its deadline.
 #[test]
 fn a_server_at_twice_its_capacity_keeps_its_throughput() {
     let (calm, alone, _) = load(2000, WORK * 10 / 9);
@@ -170,7 +171,7 @@ fn a_server_at_twice_its_capacity_keeps_its_throughput() {
     assert_eq!((stats.overloaded, stats.admitted), (u64::from(seen.overloaded), u64::from(seen.answered)));
 }
 
-/// A server that holds requests until it has enough, and answers all of them in one callback.
+/// A server that holds requests until it has 300, and then answers all of them in one callback.
 struct Hoarder {
     calls: Calls,
     held: Vec<RequestId>,
@@ -192,7 +193,7 @@ impl Handler for Hoarder {
     }
 }
 
-/// Answers that exceed the window wait, and none is lost.
+/// Answers for which the window has no room wait, and all of them arrive.
 #[test]
 fn answers_that_find_no_room_are_sent_later() {
     let fabric = network(2);
@@ -209,7 +210,7 @@ fn answers_that_find_no_room_are_sent_later() {
     assert_eq!(seen.get().answered, 300);
 }
 
-/// A peer that sends requests without end and accepts no answers: it keeps every message.
+/// A peer that sends requests as fast as it can, and releases no received message, so that it accepts no answers.
 struct Flood {
     left: u32,
     kept: Vec<DetachedMessage>,
@@ -217,7 +218,7 @@ struct Flood {
 
 impl Flood {
     fn pump(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // A request with the longest time limit.
+        // The header of a request with the longest possible time limit.
         const REQUEST: [u8; 16] = [0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0];
         while self.left > 0 && cx.send(conn, &REQUEST).is_ok() {
             self.left -= 1;
@@ -237,7 +238,7 @@ impl Handler for Flood {
     }
 }
 
-/// A peer that accepts no answers cannot make the server keep more than 1,024 refusals.
+/// Refusals wait if the peer accepts none. The server keeps at most 1,024 of them, and drops further ones.
 #[test]
 fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     let fabric = network(2);
@@ -252,7 +253,7 @@ fn a_flood_of_a_peer_that_takes_no_answers_is_bounded() {
     let flood = Flood { left: 3000, kept: Vec::new() };
     let mut nodes = [Node::new(server, Box::new(server_side)), Node::new(client, Box::new(flood))];
     until(&fabric, &mut nodes, "all requests have arrived", |_| stats.get().overloaded == 3000);
-    // A few were sent before the window was closed.
+    // Up to 64 refusals were sent before the window was closed.
     let dropped = stats.get().refusals_dropped;
     assert!((3000 - 1024 - 64..=3000 - 1024).contains(&dropped), "{:?}", stats.get());
 }
@@ -261,7 +262,7 @@ fn config() -> Config {
     patient(Config::default().provider(ProviderChoice::Iwarp))
 }
 
-/// Runs a client and a server, each with the calls of its side of one connection.
+/// Connects a client to a server on one reactor, and runs both, each with the calls of its end of the connection.
 fn run_both<C: Future<Output = ()>, S: Future<Output = ()>>(
     client: impl FnOnce(AsyncCalls) -> C,
     server: impl FnOnce(AsyncReactor, AsyncCalls) -> S,
@@ -277,8 +278,7 @@ fn run_both<C: Future<Output = ()>, S: Future<Output = ()>>(
     .expect("turns");
 }
 
-/// A thousand tasks call on one connection. A task keeps the requests, and another one answers them, the last one
-/// first.
+/// A thousand tasks call on one connection at the same time. The server keeps all requests, and then answers the last one first.
 #[test]
 fn a_thousand_tasks_call_on_one_connection() {
     with_watchdog("a_thousand_tasks_call_on_one_connection", || {
@@ -289,7 +289,7 @@ fn a_thousand_tasks_call_on_one_connection() {
                     let calls = calls.clone();
                     async move { calls.call(&n.to_le_bytes(), PATIENCE).await }
                 });
-                // All requests are kept until the last one has arrived.
+                // The server answers only when all requests have arrived.
                 for (n, answer) in (0_u64..).zip(join_all(answers).await) {
                     assert_eq!(answer, Ok((n * 2).to_le_bytes().to_vec()));
                 }
@@ -309,7 +309,7 @@ fn a_thousand_tasks_call_on_one_connection() {
     });
 }
 
-/// A dropped future cancels its call; a dropped request and an expired deadline are errors.
+/// Dropping the future of a call cancels the call. If the server drops a request, or the deadline passes, the call fails.
 #[test]
 fn futures_that_are_dropped_end_their_calls() {
     with_watchdog("futures_that_are_dropped_end_their_calls", || {
@@ -328,7 +328,7 @@ fn futures_that_are_dropped_end_their_calls() {
                 let mut kept = None;
                 while let Ok(request) = calls.next().await {
                     match &request[..] {
-                        // A request that was cancelled before it was accepted does not appear here.
+                        // The request arrives only if it was accepted before the client cancelled it. The cancellation then ends its time.
                         b"lost" => {
                             while request.time_left().is_some() {
                                 net.sleep(Duration::from_millis(1)).await;
@@ -346,7 +346,7 @@ fn futures_that_are_dropped_end_their_calls() {
     });
 }
 
-/// A drain answers earlier requests, and refuses the others.
+/// Requests that arrived before a drain can still be answered during the drain.
 #[test]
 fn a_drain_answers_what_was_asked() {
     with_watchdog("a_drain_answers_what_was_asked", || {
@@ -381,7 +381,7 @@ fn a_drain_answers_what_was_asked() {
     });
 }
 
-/// A server that answers in capitals, each request on a separate task.
+/// Answers each request in capitals, on a separate task.
 async fn serve(mut requests: Requests) {
     while let Ok(request) = requests.next().await {
         tokio::spawn(async move {
@@ -392,7 +392,7 @@ async fn serve(mut requests: Requests) {
     }
 }
 
-/// Tasks of several threads call and serve.
+/// Tasks on several threads make calls, and other tasks serve them.
 #[test]
 fn tasks_of_several_threads_call_and_serve() {
     with_watchdog("tasks_of_several_threads_call_and_serve", || {
@@ -419,7 +419,7 @@ fn tasks_of_several_threads_call_and_serve() {
                 let (n, answer) = task.await.expect("a task");
                 assert_eq!(answer.as_deref(), Ok(format!("CALL {n}").as_bytes()));
             }
-            // The time of this call has expired before the call.
+            // A call with a time limit of zero ends without being sent.
             assert_eq!(caller.call("in vain", Duration::ZERO).await, Err(CallError::Deadline));
             server.drain(PATIENCE);
             server.ended().await.expect("a drain");

@@ -1,5 +1,5 @@
-//! Panics of a program in the middle of a call that it makes: `fill` of `Context::append` and of `Stream::write_with`
-//! (`Config::contain_panics`). They lose no resources of the reactor, however many they are.
+//! A program panics in the closure `fill` that it passes to `Context::append` or `Stream::write_with`, with
+//! `Config::contain_panics`. The reactor must lose no resources by that, however many panics occur.
 
 use std::cell::RefCell;
 use std::io::Read;
@@ -21,29 +21,29 @@ fn config() -> Config {
     life::config().contain_panics(true)
 }
 
-/// The record of a node.
+/// The record of a node's program.
 #[derive(Debug, Default)]
 struct Book {
     up: Vec<ConnectionId>,
     gone: Vec<DisconnectReason>,
     panics: usize,
-    /// The number of calls of `fill` that wrote `TEXT`.
+    /// The number of calls of `fill` that wrote `TEXT` and did not panic.
     filled: usize,
     received: Vec<u8>,
 }
 
-/// A program that panics in `fill` in callbacks of timers: the connections stay.
+/// A program that panics in `fill` within timer callbacks. Such a panic ends no connection.
 #[derive(Clone, Debug, Default)]
 struct Program {
     book: Rc<RefCell<Book>>,
-    /// The program also panics in `on_connect`, which ends the connection.
+    /// True if the program also panics in `on_connect`, which ends the connection.
     at_connect: bool,
-    /// Of eight panics, this many concern a message that already has bytes.
+    /// In this many of eight timer callbacks, the program appends bytes successfully before the panic.
     after: usize,
 }
 
 impl Program {
-    /// Writes the bytes of `TEXT`, unless this call panics.
+    /// Writes `TEXT` into `room`, and then panics if `panics` is true. Returns the number of written bytes.
     fn fill(&self, room: &mut [u8], panics: bool) -> usize {
         room[..TEXT.len()].copy_from_slice(TEXT);
         if panics {
@@ -102,7 +102,8 @@ impl StreamHandler for Program {
     }
 }
 
-/// Returns a node with this program that has two connections to a server.
+/// Returns the network, two connected nodes, and the server's program. Node 0 has `handler` and two connections to node
+/// 1, the server.
 fn connected(program: &Program, handler: Box<dyn Handler>) -> (Shared, Vec<Node>, Program) {
     let (fabric, server) = (network(2), Program::default());
     let mut nodes = vec![
@@ -119,7 +120,7 @@ fn connected(program: &Program, handler: Box<dyn Handler>) -> (Shared, Vec<Node>
     (fabric, nodes, server)
 }
 
-/// Closes both connections. All buffers are free afterwards.
+/// Closes both connections, and checks that all buffers are free afterwards.
 fn close(fabric: &Shared, nodes: &mut [Node], program: &Program) {
     for &conn in &program.book.borrow().up {
         nodes[0].reactor.context().close(conn);
@@ -129,7 +130,8 @@ fn close(fabric: &Shared, nodes: &mut [Node], program: &Program) {
     assert_eq!(all, free, "buffers of connections that are gone");
 }
 
-/// Makes timers panic, eight in each millisecond, until there were enough panics.
+/// Starts eight timers that fire each millisecond and panic. Runs until `PANICS` panics have occurred, which must have
+/// ended no connection.
 fn panic_often(fabric: &Shared, nodes: &mut [Node], program: &Program) {
     for nth in 0..8 {
         nodes[0].reactor.context().set_timer(PAUSE, nth);
@@ -146,11 +148,12 @@ fn panics_in_fill_lose_no_buffer() {
         panic_often(&fabric, &mut nodes, &program);
         let filled = program.book.borrow().filled;
         until(&fabric, &mut nodes, "what was sent", |_| server.book.borrow().received.len() >= filled * TEXT.len());
-        // The bytes written before a panic have arrived, and none that a panic left in the buffer.
+        // The bytes that were written before a panic have arrived. Bytes that `fill` wrote in a call that panicked have
+        // not.
         let chunks = server.book.borrow().received.len() / TEXT.len();
         assert_eq!(server.book.borrow().received, TEXT.repeat(chunks));
         assert_eq!((chunks, chunks > 100), (filled, after > 0));
-        // Both connections carry as many messages as the window has room for.
+        // Each connection still has the credits of its window, and can send.
         let up = program.book.borrow().up.clone();
         let mut sent = 0;
         for conn in up {
@@ -158,7 +161,8 @@ fn panics_in_fill_lose_no_buffer() {
                 sent += 1;
             }
         }
-        // A peer without a due grant has left room for at least one message.
+        // The peer returns credits in groups, so a connection may have only one of them. That is two for both
+        // connections.
         assert!(sent >= 2, "{sent} messages had room");
         until(&fabric, &mut nodes, "traffic afterwards", |_| {
             server.book.borrow().received.len() == (chunks + sent) * TEXT.len()
@@ -181,7 +185,7 @@ fn panics_of_streams_lose_no_buffer() {
     close(&fabric, &mut nodes, &program);
 }
 
-/// The connection of a callback that has panicked ends, and the next one gets its room.
+/// A panic in `on_connect` ends the connection, and its buffers are available to later connections.
 #[test]
 fn panics_in_fill_cost_their_connections_only() {
     let fabric = network(2);
@@ -203,7 +207,7 @@ fn panics_in_fill_cost_their_connections_only() {
     }
     let (all, free) = nodes[0].reactor.pool_levels();
     assert_eq!(all, free, "buffers of connections that are gone");
-    // The last ones to connect have all receives that they were granted.
+    // After two hundred such connections, another one still has all its buffers and credits.
     nodes[0].handler = Box::<Program>::default();
     let conn = nodes[0].reactor.context().connect(address(1, 7471)).expect("a peer");
     let arrived = server.book.borrow().received.len();

@@ -1,12 +1,17 @@
-//! Datagrams of whole reactors on virtual time: endpoints that open, look each other up, join groups, send and close, while packets are
+//! Datagrams of whole reactors on virtual time. Endpoints open, look each other up, join groups, send and close. Meanwhile packets are
 //! lost, duplicated, damaged, late and out of order, sockets are full, and paths are silent for a while.
 //!
-//! The promises of `DatagramHandler` are checked. Each accepted datagram completes once and in order. A received datagram was sent to this
-//! endpoint, byte by byte, and arrives no more often than the network can have duplicated it. Each lookup and each join ends once, within
-//! its time. A refusal is followed by one call when there is room. A closed endpoint ends within its time, and no callback follows. After
-//! the network is restored, all endpoints are found and receive. In the end no socket remains.
+//! The test checks the promises of `DatagramHandler`:
 //!
-//! `ENDPOINT_WORLDS=100` sets the number of worlds (default: 2000), and `ENDPOINT_SEED=7` runs that one only.
+//! - Each accepted datagram completes once and in order.
+//! - A received datagram was sent to this endpoint, byte by byte. It arrives at most twice, because the network may duplicate it once.
+//! - Each lookup and each join ends once, within its time.
+//! - After a refused send, the program is notified once when there is room.
+//! - A closed endpoint ends within its time, and no callback follows.
+//! - After the network is restored, all endpoints are found and receive.
+//! - No socket remains at the end.
+//!
+//! `ENDPOINT_WORLDS=100` sets the number of worlds (default: 1,000), and `ENDPOINT_SEED=7` runs only the world with that seed.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -30,16 +35,19 @@ use rdma_reactor_tests::sim::trace::Trace;
 use rdma_reactor_tests::sim::udp::UdpOptions;
 
 const NODES: usize = 3;
-/// The number of acts of a world. Below it: the number of steps in which everything must end.
+/// The number of random actions in a world.
 const ACTS: u64 = 150;
+/// The number of simulation steps in which a condition must become true.
 const STEPS: u64 = 400_000;
-/// The number of endpoints of a node at a time.
+/// The largest number of open endpoints of a node.
 const ENDPOINTS: usize = 2;
-/// The time limits of a lookup, of the end of an endpoint, and of a late turn, ns.
+/// The time limit of a lookup or of a join, in ns.
 const CONNECT: u64 = 1_500 * MS;
+/// The time limit for the end of a closed endpoint, in ns.
 const CLOSE: u64 = 200 * MS;
+/// The time by which an event may come after its limit, because a turn runs late, in ns.
 const LATE: u64 = 60 * MS;
-/// The shortest payload: the number of the datagram. Every byte behind it is derived from the number.
+/// The length of the shortest payload, which is the number of the datagram. All further bytes are derived from this number.
 const HEAD: usize = 8;
 
 fn group(nth: u64) -> IpAddr {
@@ -52,7 +60,7 @@ fn payload(number: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The destination of a datagram.
+/// The destination of a datagram: an endpoint or a multicast group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Target {
     Endpoint(SocketAddr),
@@ -62,36 +70,37 @@ enum Target {
 /// The datagrams of all nodes of a world.
 #[derive(Default)]
 struct Post {
-    /// The length and the destination, by number.
+    /// The length and the destination of each accepted datagram, by its number.
     sent: BTreeMap<u64, (usize, Target)>,
-    /// The number of times that each was received by an endpoint.
+    /// The number of times that each datagram arrived at each endpoint.
     heard: BTreeMap<(u64, EndpointId), u32>,
     wrong: Vec<String>,
 }
 
-/// An endpoint, as its program knows it.
+/// The test's record of an endpoint that has not ended.
 struct Known {
     address: SocketAddr,
     max: usize,
-    /// The accepted datagrams that have not completed.
+    /// The datagrams that were accepted and have not completed, in order.
     pending: VecDeque<SendId>,
     peers: Vec<(PeerId, Target)>,
-    /// The lookups and joins that have not ended, with their latest times.
+    /// The addresses that are being looked up, and the time by which each lookup must end, in ns.
     searches: Vec<(SocketAddr, u64)>,
+    /// The groups that are being joined, and the time by which each join must end, in ns.
     joins: Vec<(IpAddr, u64)>,
     groups: BTreeSet<IpAddr>,
-    /// All groups that the endpoint was in: datagrams that arrived before it left one are delivered later.
+    /// All groups in which the endpoint ever was. A datagram that arrived before the endpoint left its group may be delivered later.
     were: BTreeSet<IpAddr>,
-    /// A refusal that no call has followed.
+    /// True from a refused send until the program is notified of room.
     refused: bool,
-    /// The latest time of its end, once it is closed.
+    /// The time by which the endpoint must end, in ns, if the program has closed it.
     closed: Option<u64>,
 }
 
 #[derive(Default)]
 struct Book {
     endpoints: BTreeMap<EndpointId, Known>,
-    /// The closed endpoints.
+    /// The endpoints that have ended.
     gone: BTreeSet<EndpointId>,
     looks_back: bool,
     found: u64,
@@ -109,7 +118,8 @@ impl Program {
         }
     }
 
-    /// Makes a call on a known endpoint; a call on a closed one is an error.
+    /// Runs `act` on the record of the endpoint of a callback, and returns its result. A callback for an endpoint that has ended is an
+    /// error; this returns `None` then.
     fn of<T>(&self, cx: &Context<'_>, id: EndpointId, what: &str, act: impl FnOnce(&mut Known) -> T) -> Option<T> {
         let book = &mut *self.0.borrow_mut();
         book.now = virtual_ns(cx.now());
@@ -156,7 +166,7 @@ impl DatagramHandler for Program {
         if self.0.borrow().looks_back {
             let origin = datagram.origin();
             let back = cx.datagrams().peer_of(id, &origin);
-            // A datagram to a group has no origin to answer.
+            // The program can answer the sender of a datagram to this endpoint. `peer_of` must fail for a datagram to a group.
             let expected = matches!(target, Target::Endpoint(_));
             self.check(back.is_ok() == expected, || format!("the way back to {origin} from {target:?}: {back:?}"));
             if let Ok(peer) = back {
@@ -292,7 +302,7 @@ impl World {
         let depths = (self.rng.skewed(1..=32) as u32, self.rng.skewed(1..=16) as u32);
         let options = EndpointOptions::new().receive_depth(depths.0).send_depth(depths.1);
         let mut cx = self.nodes[node].reactor.context();
-        // No descriptors may be left.
+        // Opening an endpoint may fail, if no descriptors are left.
         let Ok(id) = cx.datagrams().open(address(node, 0), options) else { return };
         let address = cx.datagrams().address(id).expect("it is open");
         let known = Known {
@@ -310,7 +320,7 @@ impl World {
         self.programs[node].0.borrow_mut().endpoints.insert(id, known);
     }
 
-    /// Returns an address with an endpoint, with a closed one, or without one.
+    /// Returns the address of an endpoint, which may be closed, or an address that never has one.
     fn somewhere(&mut self) -> SocketAddr {
         let node = self.rng.index(NODES);
         let all: Vec<SocketAddr> =
@@ -353,7 +363,7 @@ impl World {
                     known.refused = true;
                     return;
                 }
-                // The group was left since.
+                // The endpoint has left the group in the meantime.
                 Err(SendErrorKind::Closed) if matches!(target, Target::Group(_)) => {}
                 Err(error) => panic!("{id} to {target:?}: {error:?}"),
             }
@@ -386,7 +396,7 @@ impl World {
                 known.were.insert(group);
                 known.joins.push((group, until));
             }
-            // No descriptors are left.
+            // A join may fail immediately, if no descriptors are left.
             (false, Err(_)) => {}
         }
     }
@@ -429,7 +439,7 @@ impl World {
         self.programs.iter().all(|program| program.0.borrow().endpoints.values().all(&holds))
     }
 
-    /// Restores the network: all endpoints find each other, and receive.
+    /// Restores the network, and checks that all other endpoints can find the first one and that their datagrams arrive.
     fn calm(&mut self) {
         let mut fabric = lock(&self.fabric);
         fabric.mend();

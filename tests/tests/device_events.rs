@@ -1,5 +1,6 @@
-//! Events of devices and of the connection manager at the wrong time, or never, on virtual time: each event at each step of a life, in
-//! which connections are established in both directions, exchange everything ([`rdma_reactor_tests::life`]), and end.
+//! Events of devices and of the connection manager that arrive at the wrong time, or never, on virtual time. Each event is produced at each
+//! step of a scripted life ([`rdma_reactor_tests::life`]). In a life, connections are established in both directions, use every operation,
+//! and end.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,11 +26,12 @@ use rdma_transport::event::DeviceEventKind;
 use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 use rdma_transport::wc::{Failure, WcStatus};
 
-/// The virtual time in which a life must end, ns. Below it: the number of steps.
+/// The virtual time in which a life must end, in ns.
 const PATIENCE: u64 = 30_000 * MS;
+/// The number of simulation steps in which a life must end.
 const STEPS: u64 = 300_000;
 
-/// A node whose device produces events, and a peer.
+/// A node whose device can be made to produce events, and its peer.
 struct World {
     fabric: Shared,
     gate: Gate,
@@ -55,7 +57,7 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow().open(kind)).sum()
     }
 
-    /// Runs two lives, one in each direction. At the step `at`, the device produces an event, and again a step later.
+    /// Runs two lives, one in each direction. At step `at` and at the following step, the device of node 0 produces the event `said`.
     fn round(&mut self, at: Option<u64>, said: Said, what: &str) {
         for from in 0..2 {
             self.programs[from].open(&mut self.nodes[from].reactor.context(), address(1 - from, 7471), Kind::Life);
@@ -72,12 +74,12 @@ impl World {
         }
     }
 
-    /// Returns the ends of the node under test that were not in order.
+    /// Returns the connections of node 0 that did not end in order.
     fn undone(&self) -> Vec<Ended> {
         self.programs[0].0.borrow().ended.iter().filter(|ended| !ended.done).cloned().collect()
     }
 
-    /// Checks that everything is released at the end of the last close.
+    /// Runs until no connection is left. Then checks that all buffers, regions and completion queues are released.
     fn check(&mut self, what: &str) {
         until(&self.fabric, &mut self.nodes, what, |nodes| {
             let left = |node: &Node| (node.reactor.stats().connections.current, node.reactor.stats().memory.regions);
@@ -93,8 +95,8 @@ impl World {
     }
 }
 
-/// Runs a life for each step of an undisturbed one, with the event of the device at that step. Returns the number of ends that were not in
-/// order in all of them.
+/// Runs a life without events, and then one life for each of its steps, with the event at that step. Each connection that does not end in
+/// order must have a reason that satisfies `is_true`. Returns the number of such connections in all lives.
 fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     let mut quiet = World::new();
     quiet.round(None, said, "nothing happens");
@@ -108,7 +110,7 @@ fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
             assert!(is_true(&ended.how), "{what}: {:?}", ended.how);
         }
         ends += undone.len();
-        // An end takes the time of a flush, and a lost listener is created again within a second.
+        // The test waits until the queue pairs are flushed and a removed listener is created again, which takes up to a second.
         let calm = lock(&world.fabric).now() + 1_500 * MS;
         world.gate.plug_in();
         until(&world.fabric, &mut world.nodes, &what, |_| lock(&world.fabric).now() > calm);
@@ -121,8 +123,8 @@ fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     ends
 }
 
-/// Rows 6, 10 and 30. A failed queue pair, or an address that became unreachable, ends the connections with a queue pair, with the device's
-/// reason, in any activity.
+/// Rows 6, 10 and 30. If the device reports a failed queue pair or an unreachable address, it ends each connection that has a queue pair.
+/// The reason is that of the device, whatever the connection was doing.
 #[test]
 fn the_device_says_that_connections_have_failed() {
     const WHY: &str = "the queue pair failed";
@@ -134,8 +136,8 @@ fn the_device_says_that_connections_have_failed() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Row 32. A completion queue that overruns ends its connections, with that reason, and each send completes although its completion is
-/// lost. New connections get another queue, and the failed one is destroyed.
+/// Row 32. If a completion queue overruns, its connections end with that reason. Each send still completes, although its completion is
+/// lost. New connections get another completion queue, and the failed one is destroyed.
 #[test]
 fn the_completion_queue_overruns() {
     let ends = at_each_step(Said::Overrun, |how| match how {
@@ -146,8 +148,8 @@ fn the_completion_queue_overruns() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Rows 28 and 29. The removal of a device ends its connections, also those that are being established, and its listener serves again when
-/// the device is added again.
+/// Rows 28 and 29. If a device is removed, its connections end, also those that are being established. When the device is added again, its
+/// listener accepts connections again.
 #[test]
 fn the_device_is_removed() {
     let ends = at_each_step(Said::Removal, |how| match how {
@@ -158,13 +160,13 @@ fn the_device_is_removed() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Row 20. An early or repeated TIMEWAIT event changes nothing; the undisturbed life has none.
+/// Row 20. A TIMEWAIT event that arrives too early or twice changes nothing.
 #[test]
 fn the_end_of_timewait_is_told_too_early_and_twice() {
     assert_eq!(at_each_step(Said::Timewait, |_| false), 0);
 }
 
-/// A program that notes the events of devices.
+/// A program that records the events of devices.
 #[derive(Clone, Default)]
 struct Listener(Rc<RefCell<Vec<DeviceEvent>>>);
 
@@ -174,7 +176,8 @@ impl Handler for Listener {
     }
 }
 
-/// Row 30. Events of a port and unknown ones are reported to the program in order, with the name of the device, and end nothing.
+/// Row 30. Events of a port, and unknown events, are passed to the program in order and with the name of the device. They end no
+/// connection.
 #[test]
 fn events_of_a_port_are_told_and_end_nothing() {
     let (fabric, gate, told) = (network(2), Gate::default(), Listener::default());
@@ -201,7 +204,7 @@ fn events_of_a_port_are_told_and_end_nothing() {
     assert_eq!(nodes[0].reactor.stats().connections.current, 1, "the connection goes on");
 }
 
-/// Row 18. A connection without an `Established` event is established with its first message, and works as others do.
+/// Row 18. If the `Established` event of a connection is lost, the peer's first message establishes the connection.
 #[test]
 fn a_beginning_that_is_never_told_is_that_of_the_first_message() {
     let mut world = World::new();
@@ -212,7 +215,7 @@ fn a_beginning_that_is_never_told_is_that_of_the_first_message() {
     world.check("lost beginnings");
 }
 
-/// A peer without this library, which sends a hello or nothing, and closes or stays.
+/// A peer that speaks the protocol by hand. It sends the first message of the protocol (the hello) or nothing, and then closes or stays.
 struct Rude {
     says_hello: bool,
     closes: bool,
@@ -229,8 +232,8 @@ impl Handler for Rude {
     }
 }
 
-/// Row 18. Without an `Established` event, a disconnect behind a first message follows an `on_connect`, and one without
-/// a message is not reported to the program.
+/// Row 18. The `Established` event is lost, and the peer disconnects. If the peer had sent a first message, the program is notified of the
+/// connection and then of its end. Otherwise it is notified of neither.
 #[test]
 fn an_end_without_a_beginning_is_told_to_nobody() {
     for (says_hello, closes) in [(false, false), (false, true), (true, true)] {
@@ -244,13 +247,13 @@ fn an_end_without_a_beginning_is_told_to_nobody() {
         let stats = world.nodes[0].reactor.stats().connections;
         let told = u64::from(says_hello);
         assert_eq!((stats.connected, stats.disconnected, stats.refused), (told, told, 1 - told), "{stats:?}");
-        // The program's record fails if a callback is called twice, or an end before the beginning.
+        // The program's record panics if a callback is called twice, or if `on_disconnect` comes without `on_connect`.
         assert_eq!(world.programs[0].0.borrow().ended.len() as u64, told);
         world.check("an end without a beginning");
     }
 }
 
-/// A program that sends some messages, and notes their results and that of the connection.
+/// A program that sends some messages, and records their outcomes and the reason of the disconnect.
 #[derive(Clone, Default)]
 struct Sender {
     messages: usize,
@@ -270,8 +273,8 @@ impl Handler for Sender {
     }
 }
 
-/// Rows 6 and 7. When the retries of a device are exhausted, the reason of the end has its status: the peer did not answer, or had no
-/// receive.
+/// Rows 6 and 7. If the device's retries are exhausted, the connection ends with the status of the device: either the peer did not answer,
+/// or it had no posted receive.
 #[test]
 fn retries_that_are_used_up_are_the_reason_of_the_end() {
     for status in [WcStatus::RetryExceeded, WcStatus::ReceiverNotReady] {
@@ -294,7 +297,7 @@ fn retries_that_are_used_up_are_the_reason_of_the_end() {
     }
 }
 
-/// A program that keeps every message, and notes the end of the connection.
+/// A program that keeps every received message, and records the reason of the disconnect.
 struct Keeper(Vec<DetachedMessage>, Rc<RefCell<Option<DisconnectReason>>>);
 
 impl Handler for Keeper {
@@ -306,7 +309,7 @@ impl Handler for Keeper {
     }
 }
 
-/// Row 7. On iWARP the side without a receive ends the connection, and both sides have the reason.
+/// Row 7. On iWARP, a message without a posted receive ends the connection from the receiving side. Both sides get this reason.
 #[test]
 fn a_message_without_a_receive_is_the_reason_of_the_end() {
     let (fabric, sender, kept) = (network(2), Sender { messages: 8, ..Sender::default() }, Rc::default());
@@ -334,7 +337,8 @@ fn a_message_without_a_receive_is_the_reason_of_the_end() {
     assert_eq!(sender.outcomes.borrow().len(), 8, "each send ends once");
 }
 
-/// Returns a node whose device flushes so late that nobody waits for it.
+/// Returns a node whose device flushes work requests only after the reactor has stopped waiting for them. `purge` is the chance, in a
+/// thousand, that the device discards the completions with the queue pair.
 fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     let options = HardwareOptions {
         late: 0,
@@ -361,11 +365,11 @@ fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     Reactor::with_parts(config(), parts).expect("settings in range")
 }
 
-/// Row 35. Completions that arrive after the end of their connection are counted, without another effect; a device that discards them with
-/// the queue pair leaves none.
+/// Row 35. Completions that arrive after their connection has ended are only counted. If the device discards them with the queue pair, none
+/// is counted.
 #[test]
 fn completions_of_connections_that_are_gone_are_counted() {
-    // The posted receives, without those of the hello and of the goodbye.
+    // Six receives are posted at the end: all except the two that the hello and the goodbye have used.
     for (purge, stale) in [(0, 6), (1000, 0)] {
         let fabric = network(2);
         let mut nodes = [
@@ -382,7 +386,7 @@ fn completions_of_connections_that_are_gone_are_counted() {
         assert_eq!((stats.connections.disconnected, stats.completions.stale), (1, stale), "{stats:?}");
         let (all, free) = nodes[0].reactor.pool_levels();
         assert_eq!(all, free, "the receives are free");
-        // The entries of the completions are free again, so that many more connections fit on the queue.
+        // The late completions have freed their entries of the completion queue, so many more connections fit on the queue.
         for _ in 0..200 {
             let conn = nodes[1].reactor.context().connect(address(0, 7471)).expect("connecting");
             until(&fabric, &mut nodes, "it is up", |nodes| nodes[0].reactor.stats().connections.current == 1);

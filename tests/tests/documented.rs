@@ -1,5 +1,6 @@
-//! Public functions of the reactor with more than one argument have an example, or a link to one. Each error has a row in the guide. The
-//! page on providers shows files unchanged, and its numbers are true.
+//! Checks the documentation. Each public function of the reactor with more than one argument must have an example, or a link to one that
+//! calls it. Each error must have a row in the guide. The page on writing a provider must show parts of files unchanged, and its numbers
+//! must be true.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,10 +14,10 @@ use syn::{
     Attribute, Expr, FnArg, ImplItemFn, Item, ItemFn, ItemMod, ItemStruct, ItemTrait, Lit, Meta, Signature, Visibility,
 };
 
-/// The text in front of the link.
+/// The text that precedes a link to an example in the documentation of a function.
 const LINK: &str = "Example: [";
 
-/// Returns the text of an item's documentation.
+/// Returns the documentation of an item, as Markdown.
 fn documentation(attributes: &[Attribute]) -> String {
     let line = |attribute: &Attribute| match &attribute.meta {
         Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
@@ -31,24 +32,24 @@ fn documentation(attributes: &[Attribute]) -> String {
     attributes.iter().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the code of a text in Markdown.
+/// Returns the content of all code blocks of a text in Markdown.
 fn code(text: &str) -> String {
     text.split("```").skip(1).step_by(2).collect()
 }
 
-/// A function of several arguments.
+/// A public function with more than one argument: its file, its name, and its documentation.
 struct Function {
     file: PathBuf,
     name: String,
     text: String,
 }
 
-/// The documented items.
+/// The items of the reactor that were read.
 #[derive(Default)]
 struct Items {
     file: PathBuf,
     functions: Vec<Function>,
-    /// The documentation of all items of a name.
+    /// The documentation of all items, by their name. Items of the same name share one text.
     texts: BTreeMap<String, String>,
 }
 
@@ -68,7 +69,7 @@ impl Items {
         }
     }
 
-    /// Returns the text that contains an example: `rest` follows [`LINK`].
+    /// Returns the documentation or the page of the guide to which a link points. `rest` is the text after [`LINK`].
     fn linked(&self, rest: &str) -> String {
         let place = rest.split(']').next().expect("a first part").trim_matches('`');
         if let Some(page) = rest.split("(crate::guide::").nth(1).and_then(|page| page.split(')').next()) {
@@ -81,7 +82,7 @@ impl Items {
         self.texts.get(name).cloned().unwrap_or_default()
     }
 
-    /// Returns the functions of several arguments that no example calls.
+    /// Returns the functions that have neither an example nor a link to one that calls them.
     fn bare(&self) -> Vec<String> {
         let shown = |function: &Function| {
             let call = format!("{}(", function.name);
@@ -109,7 +110,7 @@ impl<'ast> Visit<'ast> for Items {
         self.add(item.ident.to_string(), &item.attrs);
     }
 
-    // Functions that a program implements are shown with the trait.
+    // The methods of a trait are not collected, because the example of the trait shows them.
     fn visit_item_trait(&mut self, item: &'ast ItemTrait) {
         self.add(item.ident.to_string(), &item.attrs);
     }
@@ -125,7 +126,7 @@ fn read(folder: &Path, items: &mut Items) {
     for entry in fs::read_dir(folder).expect("a folder of the project") {
         let path = entry.expect("an entry").path();
         if path.ends_with("fuzz") {
-            // These functions are for the fuzz targets alone.
+            // The functions in this folder are for the fuzz targets only.
         } else if path.is_dir() {
             read(&path, items);
         } else if path.file_stem().is_some_and(|stem| stem != "tests") {
@@ -160,7 +161,8 @@ fn a_function_without_an_example_is_found() {
     );
 }
 
-/// The variants of an enum, by its file, and the table with a row for each of them, by its page and the beginning of its heading.
+/// Enums, each with the table that must have a row for every variant: the file and the name of the enum, then the page and the beginning of
+/// the table's heading.
 const TABLES: [(&str, &str, &str, &str); 7] = [
     ("reactor/src/error.rs", "Error", "docs/guide/errors.md", "## `Error`"),
     ("reactor/src/error.rs", "SendErrorKind", "docs/guide/errors.md", "## `SendErrorKind`"),
@@ -171,7 +173,7 @@ const TABLES: [(&str, &str, &str, &str); 7] = [
     ("reactor/src/error.rs", "Blocked", "docs/guide/flow-control.md", "# Flow control"),
 ];
 
-/// Returns the variants of an enum of a source file.
+/// Returns the names of the variants of an enum in a Rust source.
 fn variants(source: &str, name: &str) -> Vec<String> {
     let items = syn::parse_file(source).expect("Rust").items;
     let found = items.into_iter().find_map(|item| match item {
@@ -181,7 +183,7 @@ fn variants(source: &str, name: &str) -> Vec<String> {
     found.into_iter().flatten().map(|variant| variant.ident.to_string()).collect()
 }
 
-/// Returns the names in code in the first cells of the tables below a heading.
+/// Returns the names, marked as code, in the first column of the tables below a heading.
 fn rows<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     let lines =
         page.lines().skip_while(|line| !line.starts_with(heading)).skip(1).take_while(|line| !line.starts_with('#'));
@@ -211,12 +213,12 @@ fn an_error_without_a_row_is_found() {
     assert_eq!(rows(page, "## `E`"), ["A", "B", "D"]);
 }
 
-/// Returns a file of this workspace.
+/// Returns the content of a file, by its path from the root of the workspace.
 fn file(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).expect("a file")
 }
 
-/// Returns the blocks of a page with this first line.
+/// Returns the code blocks of a page whose first line is `head`, without that line.
 fn blocks<'a>(page: &'a str, head: &str) -> Vec<&'a str> {
     let blocks = page.split("```").skip(1).step_by(2);
     blocks.filter_map(|block| block.strip_prefix(head)?.strip_prefix('\n')).collect()

@@ -1,5 +1,5 @@
-//! The English of comments, documents and messages, as far as a program can judge it: rule 8 of `CONTRIBUTING.md`. This program has no
-//! dependencies, so that `tests/english.sh`, and with it `make lint`, builds it with `rustc` alone in a second or two.
+//! Checks the English of comments, documents and messages, as far as a program can judge it (rule 8 of `CONTRIBUTING.md`). This program has
+//! no dependencies. So `tests/english.sh`, which is a part of `make lint`, builds it in a second or two with `rustc` alone.
 
 mod english {
     pub(crate) mod rules;
@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 
 use english::{rules, text};
 
-/// The files that are not done yet: a prefix of their paths on each line. `ENGLISH=write` removes the lines that are not needed any more.
+/// The list of files that are not judged yet: a prefix of a path on each line. `ENGLISH=write` removes the lines that are not needed any
+/// more.
 const NOT_YET: &str = "tests/data/english-not-yet.txt";
-/// Folders that contain no text of the project, and this program, which quotes bad English.
+/// Folders and files that are not judged, for example because they quote bad English.
 const SKIPPED: [&str; 6] =
     ["target", ".git", "tests/data", "tests/tests/english", "tests/tests/english.rs", "CHANGELOG.md"];
 
@@ -22,7 +23,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Adds the faults of all files below `path`, which is `name` from the root of the project on.
+/// Collects the faults of all files below `path`. `name` is its path from the root of the project, and the key in `found`.
 fn check(path: &Path, name: &str, found: &mut BTreeMap<String, Vec<String>>) {
     let is_link = fs::symlink_metadata(path).is_ok_and(|data| data.is_symlink());
     if is_link || SKIPPED.contains(&name) || name.ends_with("/target") {

@@ -1,6 +1,5 @@
-//! Immediate data and atomics of the embedded provider. They are offered in the greeting, and never sent to a peer that
-//! has not agreed in its own greeting. Raw framing has no greeting: there the program declares the extensions of its
-//! peer.
+//! Immediate data and atomics of the embedded provider. The reactor offers these extensions in its greeting, and uses them only if the
+//! peer's greeting has them, too. A connection with raw framing has no greeting; there, the program states if its peer has the extensions.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,11 +14,12 @@ use rdma_reactor::{
 };
 use rdma_reactor_tests::patience::{PATIENCE, patient};
 
-/// The length of the greeting. Below it: the offset of its features.
+/// The length of the greeting, in bytes.
 const GREETING: usize = 20;
+/// The offset of the feature bits in the greeting.
 const FEATURES: usize = 7;
-/// The features of this version: the extensions; joining messages in several buffers; notices of fetched parts; ending a connection at a
-/// goodbye; notices of a peer that waits for memory; tags and refusals of offers.
+/// The feature bits that this version offers, from bit 0: immediate data and atomics, joining messages in several buffers, notices of
+/// fetched parts, and goodbyes. Bits 4 and 5 are the security. Then follow notices of a wait for memory, and tags and refusals of offers.
 const OFFERED: u8 = 0b1100_1111;
 
 #[derive(Default)]
@@ -35,7 +35,7 @@ impl Handler for Client {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {}
 }
 
-/// A peer that is a bare socket, and answers with `features`; with raw framing no greeting carries them.
+/// A peer that is a bare socket. `features` are the feature bits of its greeting, or `None` if it has raw framing and so no greeting.
 struct Peer {
     stream: TcpStream,
 }
@@ -46,7 +46,7 @@ impl Peer {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut request = vec![0; 24 + features.map_or(0, |_| GREETING)];
         stream.read_exact(&mut request).unwrap();
-        // The reply is the request, with a Write as the first message.
+        // The reply repeats the request. It announces that a Write is the first message of the connection.
         let mut reply = request.clone();
         reply[..16].copy_from_slice(b"MPA ID Rep Frame");
         reply[22] &= 0xbf;
@@ -58,7 +58,7 @@ impl Peer {
         Self { stream }
     }
 
-    /// Reads the opcode of the next frame.
+    /// Reads the next FPDU, and returns its opcode.
     fn opcode(&mut self) -> Opcode {
         let mut frame = vec![0; 2];
         self.stream.read_exact(&mut frame).unwrap();
@@ -106,7 +106,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 
 #[test]
 fn not_without_the_peers_word() {
-    // Bits of other versions do not mean these features. The bits 4 and 5 encode the security: none.
+    // Features whose bits are not those of the extensions. Bits 4 and 5 must be 0, because they encode the security (none).
     for features in [0, 0xc0] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, patient(Config::default()));
         let has = reactor.context().capabilities(conn).unwrap().features;
@@ -116,7 +116,7 @@ fn not_without_the_peers_word() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The first message, the hello, the write, and the message that stands for the data.
+        // The frames are the first message of the connection, the hello, the Write, and a message in place of its immediate data.
         let got = [peer.opcode(), peer.opcode(), peer.opcode(), peer.opcode()];
         assert_eq!(got, [Opcode::Write, Opcode::Send, Opcode::Write, Opcode::Send]);
     }
@@ -151,7 +151,7 @@ fn with_raw_framing_the_program_knows() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The first message precedes those of the program.
+        // The Write that is the first message of the connection precedes the program's messages.
         let wanted = if known {
             &[Opcode::Write, Opcode::Write, Opcode::Immediate, Opcode::Send][..]
         } else {
@@ -161,7 +161,7 @@ fn with_raw_framing_the_program_knows() {
     }
 }
 
-/// With a greeting, the peer decides, regardless of the program.
+/// With a greeting, the peer's feature bits decide, and the program's `ConnectOptions::extensions` has no effect.
 #[test]
 fn with_a_greeting_the_peer_knows() {
     let options = ConnectOptions::new().extensions(true);
@@ -170,7 +170,8 @@ fn with_a_greeting_the_peer_knows() {
     assert!(!has.intersects(Features::ATOMICS | Features::WRITE_WITH_IMMEDIATE), "{has:?}");
 }
 
-/// Only the marked message solicits an event, not a write, and not the reactor's own messages meanwhile.
+/// After `Context::solicit`, only the next message of the program solicits an event at the peer. RDMA Writes do not, and pings of the
+/// reactor do not.
 #[test]
 fn the_next_message_solicits_an_event() {
     for features in [0, 1] {
@@ -195,7 +196,7 @@ fn the_next_message_solicits_an_event() {
         for _ in 0..10 {
             reactor.turn(&mut client, Some(Duration::ZERO)).unwrap();
         }
-        // The frames are the first message, the hello, the message without a mark, and at least one ping.
+        // The frames are the first message of the connection, the hello, the message before `solicit`, and at least one ping.
         assert_eq!([(); 4].map(|()| peer.opcode()), [Opcode::Write, Opcode::Send, Opcode::Send, Opcode::Send]);
         let mut next = peer.opcode();
         while next == Opcode::Send {

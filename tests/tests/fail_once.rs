@@ -1,9 +1,9 @@
-//! Every fallible call below a reactor fails once, with each error that it can return, at each step of a scripted life. The life is that of
-//! a server and client of two peers: it listens, connections are established in both directions and do everything
-//! ([`rdma_reactor_tests::life`]), while another connection requests echoes. Callbacks panic in the same way.
+//! Every fallible call below a reactor fails once, with each error that it can return, at each step of a scripted life. In the life, a node
+//! listens, and connections are established in both directions and use every operation ([`rdma_reactor_tests::life`]). Meanwhile another
+//! connection requests echoes. In other runs a callback of the program panics instead.
 //!
-//! After each failure: nothing panics or hangs; each connection has ended once, with a true reason; connections without the failed call
-//! have continued; new connections work; and no state remains.
+//! After each failure, nothing may panic or hang. Each connection must have ended once, with a true reason. Connections that did not use
+//! the failed call must have continued. New connections must work, and no state may remain.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,17 +21,17 @@ use rdma_transport::cm::{ConnectFailure, DisconnectCause};
 
 use Failure::{Errno, Full, LastErrno, LastFull};
 
-/// The node under test, a peer whose connections do everything, and a neighbour that requests echoes.
+/// The node whose calls fail. Connections of `PEER` use every operation, and a connection of `NEIGHBOUR` requests echoes.
 const UNDER_TEST: usize = 0;
 const PEER: usize = 1;
 const NEIGHBOUR: usize = 2;
-/// The time that reactors have to drain, although nothing is left to drain.
+/// The time limit of a drain at the end. It is short, because nothing is left to drain.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The virtual time in which a round must end, ns.
+/// The virtual time in which a condition must become true, in ns.
 const PATIENCE: u64 = 30_000_000_000;
-/// The virtual time in which all ends caused by a failure have begun, ns.
+/// The virtual time in which all ends that a failure causes must have begun, in ns.
 const CALM: u64 = 200_000_000;
-/// The number of steps that a round may take.
+/// The number of simulation steps in which a condition must become true.
 const STEPS: u32 = 300_000;
 
 fn port(node: usize) -> SocketAddr {
@@ -42,20 +42,21 @@ fn config(shared: Option<u32>) -> Config {
     life::config().completions(|c| c.queue = 64 + shared.unwrap_or(0)).shared_receives(shared).contain_panics(true)
 }
 
-/// The largest cost of a failed call.
+/// The most that a failed call may cost the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cost {
-    /// Nothing that a program notices.
+    /// The program notices nothing.
     Nothing,
-    /// One connection, or a call of the program that returns an error.
+    /// One connection ends, or one call of the program returns an error.
     One,
-    /// The connections of the device.
+    /// All connections of the device end.
     Device,
-    /// The turn, which returns an error. The next one continues.
+    /// One turn returns an error. The next turn continues.
     Turn,
 }
 
-/// The errors of a call (the manual pages of librdmacm, libibverbs and the system calls), and the cost of each.
+/// The calls that can fail, each with its possible errors and the cost of an error. The errors are those of the manual pages of librdmacm,
+/// libibverbs and the system calls.
 #[rustfmt::skip]
 const FAILURES: &[(Call, &[Failure], Cost)] = &[
     (Call::Listen, &[Errno(libc::EADDRINUSE), Errno(libc::EADDRNOTAVAIL), Errno(libc::ENOMEM), Errno(libc::ENODEV)], Cost::Nothing),
@@ -98,12 +99,12 @@ const FAILURES: &[(Call, &[Failure], Cost)] = &[
     (Call::Callback, &[Errno(libc::EIO)], Cost::One),
 ];
 
-/// The world of one life.
+/// The nodes and programs of one life.
 struct World {
     fabric: Shared,
     nodes: Vec<Node>,
     programs: Vec<Program>,
-    /// The failed turns of the node under test.
+    /// The errors of failed turns of the node under test.
     turns_failed: Vec<String>,
 }
 
@@ -143,7 +144,7 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow().open(kind)).sum()
     }
 
-    /// Steps until a condition holds, in bounded virtual time and a bounded number of steps.
+    /// Runs steps until a condition holds. Fails after `PATIENCE` of virtual time, or after `STEPS` steps.
     fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let end = lock(&self.fabric).now() + PATIENCE;
         for _ in 0..STEPS {
@@ -163,14 +164,14 @@ impl World {
         self.programs.iter().map(|program| program.0.borrow()).collect()
     }
 
-    /// Runs two lives, one in each direction, from beginning to end.
+    /// Runs two lives from beginning to end at the same time, one in each direction.
     fn round(&mut self, what: &str) {
         self.open(PEER, UNDER_TEST, Kind::Life);
         self.open(UNDER_TEST, PEER, Kind::Life);
         self.until(what, |world| world.books(Kind::Life) == 0);
     }
 
-    /// Ends the remaining connections.
+    /// Ends the neighbour's connection, and drains all reactors.
     fn end(&mut self) {
         for program in &self.programs {
             program.0.borrow_mut().quiet = true;
@@ -182,7 +183,7 @@ impl World {
         self.until("drained", |world| world.nodes.iter().all(|node| node.reactor.is_drained()));
     }
 
-    /// Returns the number of connections that did not end in order, on each node.
+    /// Returns the number of connections and calls that did not end in order, on the node that has most of them.
     fn undone(&self) -> usize {
         let of = |program: &Program| {
             let book = program.0.borrow();
@@ -201,7 +202,7 @@ impl World {
     }
 }
 
-/// Runs one life in which one call fails, if any. Returns the number of calls, by kind.
+/// Runs one life. If `fault` is given, the call of this kind and number fails. Returns the number of calls of each kind, if none fails.
 fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
     let gate = Gate::default();
     if let Some((call, nth, failure, _)) = fault {
@@ -216,7 +217,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let open = world.books(Kind::Ping);
         open == 0 || open == 2 && world.programs[NEIGHBOUR].0.borrow().echoes > before + 5
     });
-    // A failed device accepts no connections until its old ones have ended.
+    // A failed device accepts no connections until its old ones have ended, so the test waits for these ends.
     let calm = lock(&world.fabric).now() + CALM;
     world.until("the ends", |world| {
         let open = world.programs[UNDER_TEST].0.borrow().open(Kind::Ping);
@@ -229,11 +230,11 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
             Cost::One => assert!(undone <= 1, "one connection: {}", world.reasons()),
             Cost::Device => {}
         }
-        // The embedded provider retries the sockets of connections after a failed poll.
+        // A failed poll of the sockets is not always an error of the turn: the embedded provider polls the sockets of connections again.
         let may_fail = usize::from(cost == Cost::Turn);
         let must_fail = if call == Call::NetPoll { 0 } else { may_fail };
         assert!((must_fail..=may_fail).contains(&world.turns_failed.len()), "{:?}", world.turns_failed);
-        // The second round has no failures.
+        // Nothing fails in the second round, so it shows that the node still serves new connections.
         if world.books(Kind::Ping) == 0 {
             world.open(NEIGHBOUR, UNDER_TEST, Kind::Ping);
         }
@@ -249,7 +250,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
         let (all, free) = node.reactor.pool_levels();
         let stats = node.reactor.stats();
         assert_eq!(stats.connections.current, 0, "{stats:?}");
-        // A queue pair that the device keeps holds its buffers and the regions of its operations forever.
+        // If the device keeps a queue pair, its buffers and the regions of its operations are never released.
         if stats.connections.undestroyed == 0 {
             assert_eq!((all, stats.memory.regions), (free, 0), "{stats:?}");
             assert_eq!((stats.memory.fetched_bytes, stats.memory.copied_bytes), (0, 0), "{stats:?}");
@@ -273,10 +274,10 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
     assert_eq!(lock(&fabric).sockets(), 0, "sockets");
     let left = gate.objects();
     let undestroyed = left.ids.abs() + left.regions.abs() + left.completion_queues.abs() + left.shared_queues.abs();
-    // Objects that could not be destroyed remain, and so do the completion queue and the memory of a shared receive queue.
+    // An object that could not be destroyed remains.
     let allowed = match fault {
         Some((Call::Deregister | Call::DestroyCq, ..)) => 1,
-        // The objects that a queue pair uses remain with it.
+        // The completion queue and the memory that the undestroyed object uses remain with it.
         Some((Call::DestroySrq | Call::DestroyQp, ..)) => 3,
         _ => 0,
     };
@@ -284,7 +285,8 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
     gate.counts()
 }
 
-/// A panic that leaves the turn in any callback, and drops the reactors while it unwinds, leaves no state behind.
+/// Without `Config::contain_panics`, a panic of a callback propagates out of the turn, and unwinding drops the reactors. In any callback,
+/// this leaves no state behind.
 #[test]
 fn dropped_in_an_unwind() {
     let config = config(None).contain_panics(false);
@@ -300,7 +302,7 @@ fn dropped_in_an_unwind() {
             world.end();
         }));
         assert_eq!(life.is_err(), gate.failed() == 1, "callback {nth} has panicked");
-        // The id of an unanswered connect request is destroyed with the provider.
+        // One connection-manager id may remain, of a connect request that is not answered yet. It is destroyed with the provider.
         let Objects { ids, regions, completion_queues, shared_queues } = gate.objects();
         assert!((0..=1).contains(&ids), "{ids} ids after a panic of callback {nth}");
         assert_eq!((regions, completion_queues, shared_queues), (0, 0, 0), "after a panic of callback {nth}");
@@ -312,7 +314,7 @@ fn dropped_in_an_unwind() {
     }
 }
 
-/// A program that catches the panic of a callback outside of the reactor cannot continue with the reactor.
+/// If a program catches a panic that has propagated out of a turn, it cannot use the reactor any more: each further turn is an error.
 #[test]
 fn a_turn_that_a_panic_has_ended_is_the_last() {
     let config = config(None).contain_panics(false);
@@ -328,7 +330,7 @@ fn a_turn_that_a_panic_has_ended_is_the_last() {
     assert!(matches!(again, Err(Error::Panicked)), "{again:?}");
 }
 
-/// Checks that the reasons that the node under test received are those of the failure.
+/// Checks that each connection of the node under test that did not end in order has a reason that fits the failure.
 fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     let Some((_, _, failure, cost)) = fault else { return };
     let text = failure.system().to_string();
@@ -336,7 +338,7 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     let book = world.programs[UNDER_TEST].0.borrow();
     for ended in book.ended.iter().filter(|ended| !ended.done) {
         let is_true = match &ended.how {
-            // The program has closed the connection, because it was notified of the failure.
+            // The program was notified of the failure, and has closed the connection because of it.
             How::Disconnected(DisconnectReason::Local { .. }) => book.refused.iter().any(|why| names(why)),
             How::Disconnected(DisconnectReason::DeviceRemoved) => cost == Cost::Device,
             How::NotConnected(ConnectError::Local(why)) if cost == Cost::Device => names(why) || why.contains("device"),
@@ -347,7 +349,7 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
             | How::NotConnected(ConnectError::Transport(
                 ConnectFailure::System(why) | ConnectFailure::Unreachable(why),
             )) => names(why),
-            // The network's report about the peer.
+            // The failed call returned an error that says that the peer has closed or refused the connection.
             How::Disconnected(DisconnectReason::Lost)
             | How::NotConnected(ConnectError::Transport(ConnectFailure::Refused | ConnectFailure::PeerClosed)) => {
                 matches!(failure, Errno(libc::ECONNRESET | libc::EPIPE | libc::ECONNREFUSED))
@@ -359,7 +361,8 @@ fn check_truth(world: &World, fault: Option<(Call, u32, Failure, Cost)>) {
     }
 }
 
-/// Runs all lives, or the one that `FAIL_ONCE` names, as `PostSend 3 1` does.
+/// Runs the life once for each call and each of its errors. `FAIL_ONCE='PostSend 3 1'` runs only one: the kind of call, its number in the
+/// life, and the index of the error.
 fn every_call_fails_once(config: &Config) {
     let only = std::env::var("FAIL_ONCE").ok();
     let counts = live(config, None);

@@ -1,5 +1,5 @@
-//! A flood on one connection, and messages on another, in virtual time. The results do not depend on the load of the
-//! machine.
+//! A flood of messages on one connection next to an echo on another one, on virtual time. So the results do not depend
+//! on the load of the machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use rdma_reactor_tests::sim::neighbour::{EmptyWrites, Flood, Ping, Server, Stree
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// The number of messages of the flood in flight.
+/// The number of messages of the flood that are in flight.
 const FLOOD: u32 = 2_000;
 
-/// Measures the 99th percentile of the echo's time, ns, with or without a flood next to it, and the number of
-/// completions that waited.
+/// Measures an echo, with or without a flood on another connection. Returns the 99th percentile of its time in ns, and
+/// the number of completions that were deferred to a later turn.
 fn p99(config: &Config, flood: bool) -> (u64, u64) {
     let mut street = Street::echoing(config);
     if flood {
@@ -24,8 +24,7 @@ fn p99(config: &Config, flood: bool) -> (u64, u64) {
     (p99, street.stats().completions.deferred)
 }
 
-/// The silence of a peer is judged separately. The work of others, be it messages or writes of zero bytes, neither
-/// delays nor hastens the verdict.
+/// A dead peer is detected in time, although other peers send floods of messages or of RDMA Writes of zero bytes.
 #[test]
 fn a_dead_peer_is_given_up_beside_a_flood() {
     const TIMEOUT: Duration = Duration::from_millis(30);
@@ -51,7 +50,8 @@ fn a_dead_peer_is_given_up_beside_a_flood() {
         let stats = nodes[0].reactor.stats().connections;
         assert_eq!((stats.keepalive_timeouts, stats.current), (1, 1), "the flood is alive: {stats:?}");
         println!("given up after {took:?}");
-        // The first ping is due after 10 ms, and the flush of a queue pair takes a moment.
+        // The last sign of life may be up to one ping interval of 10 ms older than the death. The flush of the queue
+        // pair adds some time.
         assert!(took >= TIMEOUT - Duration::from_millis(1) && took < TIMEOUT * 3, "given up after {took:?}");
     }
 }
@@ -60,14 +60,14 @@ fn a_dead_peer_is_given_up_beside_a_flood() {
 fn a_flood_leaves_its_neighbour_alone() {
     let deep =
         Config::default().receive_depth(FLOOD).send_depth(FLOOD).completions(|c| c.per_turn = 4096).buffer_size(256);
-    // With the default share of a turn, for the default windows and for deep ones.
+    // Both configurations have the default limit on the work of one connection in a turn.
     for (name, config) in [("default", Config::default()), ("deep", deep)] {
         let ((alone, none), (beside, deferred)) = (p99(&config, false), p99(&config, true));
         println!("{name}: p99 alone {alone} ns, beside a flood {beside} ns; {deferred} completions waited");
         assert_eq!(none, 0, "who is alone does not wait");
         assert!(deferred > 1_000, "a flood waits: {deferred}");
         assert!(beside <= 2 * alone, "{name}: p99 is {beside} ns beside a flood, {alone} ns alone");
-        // Without a limit on one connection the times are worse, so the test can fail.
+        // Without this limit the echo is slower. So the test would notice if the limit had no effect.
         let (unfair, _) = p99(&config.fairness(u32::MAX, usize::MAX), true);
         println!("{name}: p99 beside an unbounded flood {unfair} ns");
         assert!(unfair > 2 * alone, "{name}: p99 is {unfair} ns beside an unbounded flood, {alone} ns alone");

@@ -1,4 +1,5 @@
-//! The faults that a test can inject with any provider, on the embedded one. `rdma_witnessed.rs` has them on devices.
+//! The faults that a test can cause with any provider, on the embedded provider. `rdma_witnessed.rs` has the same on
+//! devices.
 
 use rdma_reactor_tests::conformance;
 use rdma_reactor_tests::conformance::Setup;

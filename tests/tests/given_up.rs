@@ -1,5 +1,5 @@
-//! Messages and buffers that a program holds when their device is given up, because it has failed or was removed, and that are returned
-//! when the device is in use again, with another pool.
+//! Tests of a reactor that stops using a device, because the device failed or was removed. The program still holds messages and buffers of
+//! the device, and returns them later, when the device is used again with a new pool.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use rdma_reactor_tests::sim::fabric::{Shared, lock};
 use rdma_reactor_tests::sim::quiet::{Node, gated, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// The way in which a device is given up.
+/// The reason why the reactor stops using its device.
 #[derive(Clone, Copy, Debug)]
 enum How {
-    /// A call fails once.
+    /// One call of the device fails.
     Fails,
     Removed,
 }
@@ -29,7 +29,7 @@ struct Book {
     received: usize,
 }
 
-/// A program that keeps every message.
+/// A program that keeps every received message.
 #[derive(Clone, Debug, Default)]
 struct Program(Rc<RefCell<Book>>);
 
@@ -47,7 +47,7 @@ impl Handler for Program {
     }
 }
 
-/// A server whose device is given up, and a client.
+/// A server whose device fails or is removed, and a client.
 struct World {
     fabric: Shared,
     gate: Gate,
@@ -71,7 +71,7 @@ impl World {
         until(&self.fabric, &mut self.nodes, what, done);
     }
 
-    /// Opens a connection. Returns its ids on the client and on the server.
+    /// Connects the client to the server. Returns the connection's id on the server, and then that on the client.
     fn connect(&mut self) -> (ConnectionId, ConnectionId) {
         let (server, client) = (self.server.clone(), self.client.clone());
         let before = (server.0.borrow().up.len(), client.0.borrow().up.len());
@@ -82,7 +82,8 @@ impl World {
         (server.0.borrow().up[before.0], client.0.borrow().up[before.1])
     }
 
-    /// Gives up the server's device, and adds it again.
+    /// Makes the server's device fail, or removes it. Runs until the reactor has released the device, and then makes the device available
+    /// again.
     fn give_up(&mut self, how: How) {
         let (server, gone) = (self.server.clone(), self.server.0.borrow().up.len());
         match how {
@@ -94,7 +95,7 @@ impl World {
         }
         lock(&self.fabric).ring(0);
         self.until("the end", |_| server.0.borrow().gone == gone);
-        // The last id on the device was destroyed: its channel becomes readable.
+        // The reactor destroys the device's last connection-manager id, which makes the channel readable.
         lock(&self.fabric).ring(0);
         let gate = self.gate.clone();
         self.until("the device is given up", |_| gate.objects().completion_queues == 0);
@@ -110,14 +111,14 @@ impl World {
         (0..count).map(|_| self.nodes[0].reactor.context().buffer(conn).expect("memory")).collect()
     }
 
-    /// Runs a few turns.
+    /// Runs turns for 10 ms of virtual time.
     fn settle(&mut self) {
         let (calm, fabric) = (lock(&self.fabric).now() + 10_000_000, self.fabric.clone());
         self.nodes.iter_mut().for_each(|node| node.more = true);
         self.until("some time", |_| lock(&fabric).now() > calm);
     }
 
-    /// The client sends a message on each open connection, and the server receives it.
+    /// Sends one message from the client, and waits until the server has received it.
     fn exchange(&mut self, conn: ConnectionId) {
         let (server, before) = (self.server.clone(), self.server.0.borrow().received);
         self.nodes[1].reactor.context().send(conn, b"traffic").expect("room");
@@ -126,7 +127,7 @@ impl World {
         server.0.borrow_mut().kept.pop();
     }
 
-    /// Closes everything. All buffers are free afterwards, and all existing memory is registered.
+    /// Closes all connections. Checks that all buffers are then free, and that no memory exists that is not registered.
     fn finish(mut self) {
         self.server.0.borrow_mut().kept.clear();
         for node in &mut self.nodes {
@@ -169,7 +170,7 @@ fn two_buffers_are_never_the_same_memory() {
         world.give_up(how);
         let (conn, there) = world.connect();
         let mut new = world.buffers(conn, 1);
-        // Half of the old ones are returned, to a pool that does not exist any more.
+        // Half of the buffers are returned now. Their pool was released with the device, so they must not get into the new pool.
         old.truncate(25);
         world.settle();
         new.extend(world.buffers(conn, 120));
@@ -191,7 +192,7 @@ fn a_buffer_of_a_device_that_was_given_up_is_refused() {
     each_way(|how, config| {
         let mut world = World::new(config);
         let (conn, _) = world.connect();
-        // More than the next pool has room for at first: the last ones would lie behind its memory.
+        // There are more buffers than the new pool has at first. So the offsets of the last ones are outside of its memory.
         let old = world.buffers(conn, 400);
         world.give_up(how);
         let (conn, there) = world.connect();
@@ -214,8 +215,8 @@ fn a_buffer_of_a_device_that_was_given_up_is_refused() {
     });
 }
 
-/// A device that keeps a shared receive queue may still write into posted receives. The queue is counted, and the memory of the buffers
-/// stays registered, and so is never freed.
+/// If the device refuses to destroy a shared receive queue, it may still write into posted receives. So their memory is never freed and
+/// stays registered, and the queue is counted.
 #[test]
 fn the_memory_of_a_shared_queue_that_the_device_keeps_is_not_freed() {
     let mut world = World::new(life::config().shared_receives(Some(64)));
@@ -233,8 +234,8 @@ fn the_memory_of_a_shared_queue_that_the_device_keeps_is_not_freed() {
     assert_eq!(world.gate.memories(), unreleased);
 }
 
-/// If the device accepts only a part of the first shared receives and then also keeps the queue, those receives are not released. The
-/// connection is refused, and later ones use the queue.
+/// The device accepts only some of the first shared receives, and then refuses to destroy the queue. The connection is refused, but the
+/// queue with its posted receives is kept, and later connections use it.
 #[test]
 fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
     let mut world = World::new(life::config().shared_receives(Some(64)));
@@ -251,7 +252,7 @@ fn a_shared_queue_that_the_device_keeps_serves_later_connections() {
 
 #[test]
 fn messages_outlive_their_device() {
-    // The memory in which messages in several buffers are joined is accounted for, or they keep their buffers.
+    // With little memory, messages in several buffers are not joined, and keep their buffers instead.
     for transfer_memory in [1 << 20, 4 << 10] {
         each_way(|how, config| {
             let mut world = World::new(
@@ -278,7 +279,7 @@ fn messages_outlive_their_device() {
                 for (nth, message) in server.0.borrow().kept.iter().enumerate() {
                     assert!(message.iter().all(|&byte| byte == message[0]), "message {nth} after round {round}");
                 }
-                // Some are dropped, some are released, some stay until the device was given up once more.
+                // One message is dropped and one is released. The others stay until the device was given up again.
                 let dropped = server.0.borrow_mut().kept.pop();
                 drop(dropped);
                 let released = server.0.borrow_mut().kept.remove(0);

@@ -1,7 +1,8 @@
-//! Hostile peers next to an honest one: tapes of bytes that select the messages of a peer
+//! Hostile peers next to an honest one. A tape of random bytes selects the messages that the hostile peer sends
 //! ([`rdma_reactor_tests::sim::hostile`]).
 //!
-//! `HOSTILE_TAPES=N` sets the number of tapes (default: 3,000), `HOSTILE_TAPE=N` plays the one of that number.
+//! `HOSTILE_TAPES=N` sets the number of tapes (default: 3,000), and `HOSTILE_TAPE=N` plays only the tape with this
+//! number.
 
 use rdma_reactor_tests::sim::hostile::play;
 use rdma_reactor_tests::sim::rng::Rng;
@@ -33,7 +34,7 @@ fn no_tape_disturbs_an_honest_peer() {
         answered += u64::from(outcome.answered > 0);
     }
     println!("{count} tapes: {connected} connections came up, {messages} messages, {answered} tapes were answered");
-    // Most tapes must get past the startup, or the test would show little.
+    // Most tapes must establish a connection, or the test would check little.
     assert!(
         count < 100 || connected > count / 2 && messages > count / 4,
         "{connected} connections, {messages} messages"

@@ -1,5 +1,5 @@
-//! Attacks during connection setup, and in shared memory, by real processes of this host: `rdma-hostile` in its short form. The test counts
-//! the successful clients and the operations without the right, and measures no time; `make hostile` does.
+//! Attacks during connection setup and in shared memory, by real processes on this host. The test runs the short form of `rdma-hostile`,
+//! which counts successful honest clients and operations without access rights. It measures no time; `make hostile` does.
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
-//! A reactor with continuous completions serves all other work, too; and a reactor that spins without result lets its peer run.
+//! A reactor whose polling always finds completions must still serve timers, descriptors and other threads. A reactor whose polling finds
+//! nothing must let its peer run on the same processor.
 //!
-//! The load is a message that a device returns each time, so that polling always finds something. Time passes with the readings of the
-//! clock.
+//! The load is a provider that returns each sent message immediately, so that polling always finds work. Each reading of the clock advances
+//! the time.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -15,24 +16,24 @@ use rdma_reactor_tests::null::Null;
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::steady::Steps;
 
-/// The number of round trips of the load before another request. Below it: the number after which that request is late, some hundred polls
-/// for edges.
+/// The number of round trips of the load before the program makes its request.
 const BEFORE: u64 = 10_000;
+/// The number of round trips after which the request is late. Descriptors are polled some hundred times until then.
 const LATE: u64 = 1_000_000;
 
 const SPIN: Wait = Wait::Spin(Duration::from_secs(60));
 
-/// A request of a program under load, which it waits for.
+/// The event that a program under load waits for.
 enum Wanted {
-    /// Its own descriptor becomes readable.
+    /// The program's own descriptor becomes readable when this end is written.
     Edge(UnixStream),
-    /// A timer fires.
+    /// A timer of the program fires.
     Timer,
-    /// Another thread sends a message.
+    /// Another thread sends a message to the reactor.
     Call(ReactorHandle),
 }
 
-/// A program with one message in flight all the time.
+/// A program that always has one message in flight, and requests one event.
 struct Loaded {
     wanted: Wanted,
     conn: Option<ConnectionId>,
@@ -78,7 +79,7 @@ impl Handler for Loaded {
     }
 }
 
-/// A program that sends nothing, and counts the messages that it receives.
+/// A program that sends nothing, and counts the received messages.
 #[derive(Default)]
 struct Peer {
     conn: Option<ConnectionId>,
@@ -94,7 +95,7 @@ impl Handler for Peer {
     }
 }
 
-/// Runs a reactor under load until the request is served, or is late.
+/// Runs a reactor under load, with an event that the program requests. Fails if the event is not served within `LATE` round trips.
 fn served_under_load(wanted: impl FnOnce(&mut Reactor) -> Wanted) {
     let config = Config::default().wait(SPIN);
     let ([mut client, mut server], mirror) = Null::reactors(&config, || Box::new(Steps::new()));
@@ -133,7 +134,7 @@ fn a_call_is_heard_under_load() {
     served_under_load(|reactor| Wanted::Call(reactor.handle()));
 }
 
-/// Only the turns themselves show the reactor that there is room again.
+/// Sends of other threads wait while the send queue is full. The reactor posts them when a turn finds room, although nothing wakes it.
 #[test]
 fn sends_of_other_threads_go_out_when_there_is_room() {
     const SENDS: u64 = 1_000;
@@ -143,7 +144,7 @@ fn sends_of_other_threads_go_out_when_there_is_room() {
     client.context().connect(address).expect("an attempt");
     let (mut program, mut peer) = (Peer::default(), Peer::default());
     let mut turns = |program: &mut Peer, peer: &mut Peer| {
-        // `turn` would wake the reactor, as another thread does.
+        // The test calls `step`, because `turn` would wake the reactor like another thread.
         client.step(program, Duration::ZERO).expect("a turn");
         server.step(peer, Duration::ZERO).expect("a turn");
         client.handle()
@@ -161,10 +162,10 @@ fn sends_of_other_threads_go_out_when_there_is_room() {
     assert_eq!(peer.received, SENDS);
 }
 
-/// A program that sends a message back and forth this number of times; `None` sends each one back.
+/// A program that sends one message back and forth, `left` times. With `None` it only returns messages.
 struct Shuttle {
     left: Option<u64>,
-    /// The rounds of polling up to the first message, and up to the last one.
+    /// The count of polling rounds at the first message and at the last one.
     spins: Option<(u64, u64)>,
 }
 
@@ -197,8 +198,8 @@ impl Handler for Shuttle {
     }
 }
 
-/// Two threads that spin on one processor: each lets the other run long before its time slice ends. A slice is some milliseconds, which
-/// is thousands of rounds of polling.
+/// Two threads that spin on one processor give it up to each other long before their time slices end. A time slice is some milliseconds,
+/// which is thousands of rounds of polling.
 #[test]
 #[allow(clippy::disallowed_methods, reason = "two threads are what it is about")]
 fn spinning_threads_share_a_processor() {

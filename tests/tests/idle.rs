@@ -1,5 +1,5 @@
-//! The cost of a reactor with little to do, on virtual time. Time passes within a turn only with readings of the clock and calls of the
-//! provider, so busy polling and needless work appear as the time of turns.
+//! The processor time of a reactor with little to do, on virtual time. Within a turn, time passes only with readings of the clock and calls
+//! of the provider. So the time of turns shows busy polling and needless work.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn config(wait: Wait) -> Config {
     Config::default().wait(wait).receive_depth(8).send_depth(4).buffer_size(64)
 }
 
-/// A server that echoes, or a client that sends one message per `pace`.
+/// A program that sends one message per `pace`. Without a pace it echoes.
 struct Program {
     pace: Option<Duration>,
     conn: Option<ConnectionId>,
@@ -44,16 +44,16 @@ impl Handler for Program {
     }
 }
 
-/// A server and its client.
+/// A server and its client, which share a network.
 struct World {
     fabric: Shared,
     nodes: [Node; 2],
-    /// The time within the turns of each, ns.
+    /// The time that each node has spent in its turns, in ns.
     busy: [u64; 2],
 }
 
 impl World {
-    /// Connects the two this number of times; the client sends a message per `pace` on one of the connections.
+    /// Connects the client to the server `connections` times. If there is only one connection, the client sends a message per `pace` on it.
     fn new(wait: Wait, connections: usize, pace: Option<Duration>) -> Self {
         let fabric = network(2);
         let program = |pace| Box::new(Program { pace, conn: None });
@@ -79,7 +79,8 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Gives each node that is due a turn in which it may sleep. A sleep returns immediately, and time passes here.
+    /// Runs a turn of each node that is due. The turn may sleep, but its sleep returns immediately: time passes at the end of this
+    /// function.
     fn step(&mut self) {
         let (now, mut idle) = (self.now(), true);
         let mut next = lock(&self.fabric).next();
@@ -89,7 +90,7 @@ impl World {
                 lock(&self.fabric).seen(index);
                 let from = lock(&self.fabric).now();
                 let turn = node.reactor.turn(&mut *node.handler, None).expect("a turn");
-                // Only a turn without work has reached its sleep.
+                // A turn that found work did not reach its sleep, so the node needs another turn.
                 node.more = turn.more || turn.progressed;
                 self.busy[index] += lock(&self.fabric).now() - from;
                 idle = false;
@@ -102,8 +103,8 @@ impl World {
         }
     }
 
-    /// Runs for `time`, after an equally long time that does not count. Returns the share of it that the turns of each took, and the
-    /// counters at its beginning and at its end.
+    /// Runs for `time`, and then for `time` again, which is measured. Returns the share of the measured time that each node spent in its
+    /// turns. Also returns the counters at its beginning and at its end.
     fn live(&mut self, time: Duration) -> ([f64; 2], [[Stats; 2]; 2]) {
         let time = time.as_nanos() as u64;
         let mut pass = || {
@@ -124,13 +125,13 @@ impl World {
     }
 }
 
-/// In a keepalive interval, each connection costs at most a ping and an answer in each direction.
+/// On an idle connection, each direction has at most a ping and its answer per keepalive interval.
 #[test]
 fn a_thousand_idle_connections_take_next_to_nothing() {
     const CONNECTIONS: u64 = 1000;
     for wait in WAITS {
         let mut world = World::new(wait, CONNECTIONS as usize, None);
-        // The interval of the keepalive is 5 s.
+        // This time has 12 keepalive intervals of 5 s.
         let (busy, [before, after]) = world.live(Duration::from_secs(60));
         println!("{wait:?}: {busy:?} of the time");
         assert!(busy.iter().all(|&share| share < 0.01), "{wait:?}: {busy:?} of the time");
@@ -138,14 +139,14 @@ fn a_thousand_idle_connections_take_next_to_nothing() {
         let turns = |stats: &[Stats; 2]| stats.iter().map(|stats| stats.turns.taken).sum::<u64>();
         let (messages, turns) = (messages(&after) - messages(&before), turns(&after) - turns(&before));
         println!("{wait:?}: {turns} turns, {messages} completions");
-        // Both sides of a message have a completion.
+        // At most four messages per connection and interval, each with a completion on both sides.
         assert!(messages <= 12 * 8 * CONNECTIONS && turns <= messages, "{turns} turns, {messages} completions");
     }
 }
 
 #[test]
 fn rare_messages_take_what_sleeping_takes() {
-    // The part of 10 s that the turns take, with a message per 10 ms.
+    // Returns the share of 10 s that each node spends in its turns, with a message per 10 ms.
     let busy = |wait| {
         let mut world = World::new(wait, 1, Some(Duration::from_nanos(10 * MS)));
         let (busy, [before, after]) = world.live(Duration::from_secs(10));
@@ -158,7 +159,7 @@ fn rare_messages_take_what_sleeping_takes() {
     for node in 0..2 {
         assert!(adaptive[node] < event[node] + 0.001, "{adaptive:?} of the time, and {event:?} asleep");
     }
-    // Polling for the length of a wake-up or two would be noticed.
+    // Polling before each sleep for as long as a wake-up takes would show in these shares.
     let spin = busy(Wait::Spin(Duration::from_micros(50)));
     assert!((0..2).all(|node| spin[node] > event[node] + 0.001), "{spin:?} of the time, and {event:?} asleep");
 }

@@ -1,7 +1,7 @@
-//! The embedded provider on one end of a connection and the kernel's `siw` on the other, both driven by the same
-//! program. Every operation of RDMAP is tested in both directions, whichever end connected.
+//! The embedded provider on one end of a connection, and the kernel's `siw` on the other. The same program drives both.
+//! Every operation of RDMAP is tested in both directions, whichever end has connected.
 //!
-//! These tests need a `siw` device, and fail without one. `make test-rdma-full` brings its own.
+//! These tests need a `siw` device, and fail without one. `make test-rdma-full` creates one.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 
@@ -19,12 +19,14 @@ use rdma_transport::{Access, DeviceId, DisconnectCause, Provider, RemoteKey, Sen
 
 const NONE: SendFlags = SendFlags::empty();
 const LARGEST: usize = 16 << 20;
-/// The offset of the source of payloads. Below it: the offset of the sink, and the size of the memory. Source and sink
-/// begin at a page, because `siw` sends a small payload that crosses a page wrong.
+/// The offset of the payload's source in each memory. Source and sink begin at a page, because `siw` corrupts a small
+/// payload that crosses a page boundary.
 const SOURCE: usize = 0;
+/// The offset of the payload's sink.
 const SINK: usize = LARGEST + (1 << 20);
+/// The size of the memory of each end.
 const MEMORY: usize = 2 * SINK;
-/// No memory, in one entry, because `siw` refuses a receive without entries.
+/// An empty list of memory, with one entry of zero bytes, because `siw` refuses a receive without entries.
 const EMPTY: [std::ops::Range<usize>; 1] = [0..0];
 /// The number of bytes behind a payload that must not change.
 const GUARD: usize = 64;
@@ -55,14 +57,14 @@ fn config(crc: CrcPolicy) -> IwarpConfig {
     config
 }
 
-/// The end of the embedded provider.
+/// The ends at which the embedded provider can be.
 const ROLES: [Side; 2] = [Side::Active, Side::Passive];
 
 fn other(side: Side) -> Side {
     if side == Side::Active { Side::Passive } else { Side::Active }
 }
 
-/// Returns a connection with the embedded provider at the end `ours`.
+/// Returns a connection in which the embedded provider is at the end `ours`, and siw at the other one.
 fn pair_of(ours: Side, config: IwarpConfig, memory: usize, depth: u16) -> Pair {
     let (embedded, kernel) = (End::new(embedded(config), memory), End::new(kernel(), memory));
     match ours {
@@ -71,17 +73,18 @@ fn pair_of(ours: Side, config: IwarpConfig, memory: usize, depth: u16) -> Pair {
     }
 }
 
-/// Returns the segment size between the two addresses.
+/// Returns the TCP segment size between the two addresses.
 fn segment_size() -> usize {
     let listener = TcpListener::bind((variable("RDMA_SIW_PEER"), 0)).unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     socket2::SockRef::from(&stream).tcp_mss().unwrap() as usize
 }
 
-/// Returns the relevant sizes: none, small, around a segment and the payloads of one FPDU in it, large.
+/// Returns the payload lengths to test: zero, small, just below and above one segment or one FPDU, and large.
 fn sizes() -> Vec<usize> {
     let mss = segment_size();
-    // The tagged and untagged overhead is 20 and 24 bytes; both ends may round down to 4 or 8.
+    // A tagged FPDU has 20 bytes of overhead, and an untagged one 24. Both ends may round its length down to a multiple
+    // of 4 or 8.
     let mut sizes: Vec<usize> = vec![0, 1, 3, 4, 1024, mss - 1, mss, mss + 1, 64 << 10, 1 << 20, LARGEST];
     sizes.extend((mss - 32..=mss - 18).step_by(3));
     sizes.sort_unstable();
@@ -104,7 +107,8 @@ fn send(pair: &mut Pair, from: Side, op: SendOp, len: usize, flags: SendFlags, s
     sink.check_clear(SINK + len..SINK + len + GUARD, &what);
 }
 
-/// Tests a Write, which means nothing to its target before a message behind it has arrived.
+/// Tests a Write. A message follows the Write, because the target may rely on its bytes only after a later message has
+/// arrived.
 fn write(pair: &mut Pair, from: Side, len: usize, salt: u8) {
     let what = format!("Write of {len} from the {from:?} end");
     let (source, sink) = pair.ends(from);
@@ -135,7 +139,7 @@ fn read(pair: &mut Pair, from: Side, len: usize, salt: u8) {
     sink.check_clear(SINK + len..SINK + len + GUARD, &what);
 }
 
-/// Runs every operation of every size, in both directions, over one connection.
+/// Runs every operation with every payload length, in both directions, over one connection.
 fn everything(pair: &mut Pair, ours: Side) {
     let mut salt = 1;
     for len in sizes() {
@@ -143,8 +147,8 @@ fn everything(pair: &mut Pair, ours: Side) {
             salt = u8::wrapping_add(salt, 17);
             send(pair, from, SendOp::Send, len, NONE, salt);
             write(pair, from, len, salt ^ 0x55);
-            // The answer of siw to a Read of zero bytes depends on its previous messages. The embedded provider sends
-            // no such Read.
+            // The answer of siw to a Read of zero bytes is unreliable, because it depends on earlier messages. So the
+            // embedded provider sends no such Read to siw.
             if len > 0 || from == ours {
                 read(pair, from, len, salt ^ 0xaa);
             }
@@ -187,8 +191,9 @@ fn embedded_server_without_crc() {
     matrix(Side::Passive, CrcPolicy::Off);
 }
 
-/// Starts a relay that closes the first connection, like a peer that does not know revision 2, and forwards the second
-/// connection byte by byte. Returns the revision bytes of the second connection.
+/// Starts a relay in front of `to`. It closes the first connection, as a peer does that does not know MPA revision 2,
+/// and forwards the second one. Returns the address of the relay, and a thread whose result is the revision in the
+/// request and in the reply.
 fn old_peer(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<[u8; 2]>) {
     let listener = TcpListener::bind((variable("RDMA_SIW_ADDR"), 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -219,7 +224,7 @@ fn old_peer(to: SocketAddr) -> (SocketAddr, thread::JoinHandle<[u8; 2]>) {
     (address, relay)
 }
 
-/// Tests MPA revision 1, which `siw` answers but never starts with.
+/// Tests MPA revision 1, which `siw` answers but never requests. The embedded client falls back to it.
 #[test]
 fn embedded_client_of_revision_1() {
     for crc in [CrcPolicy::Require, CrcPolicy::Off] {
@@ -232,7 +237,8 @@ fn embedded_client_of_revision_1() {
             address
         });
         for len in [0, 1, 1447, 1448, 1449, 64 << 10, 1 << 20] {
-            // Revision 1 has no first message to say that the client is ready, so the client must send first.
+            // Revision 1 has no first message that shows the server that the client is ready. So the client
+            // (`ROLES[0]`) sends first.
             for from in ROLES {
                 send(&mut pair, from, SendOp::Send, len, NONE, 9);
                 write(&mut pair, from, len, 10);
@@ -246,7 +252,7 @@ fn embedded_client_of_revision_1() {
     }
 }
 
-/// Up to four entries are used on each side, with different splits.
+/// Sends and Writes gather up to four entries, and receives scatter into up to four entries of other lengths.
 #[test]
 fn vectored() {
     for (ours, crc) in ROLES.into_iter().zip([CrcPolicy::Require, CrcPolicy::Off]) {
@@ -260,7 +266,7 @@ fn vectored() {
                 let (source, sink) = pair.ends(from);
                 source.fill(0..len, 77);
                 sink.clear(0..512 << 10);
-                // The parts are in reverse order in the sink's memory.
+                // The entries of the receive are in reverse order in memory.
                 let mut ends = [0, landings[0], landings[1], landings[2], len];
                 let places: Vec<_> = ends.windows(2).map(|w| (512 << 10) - w[1]..(512 << 10) - w[0]).collect();
                 sink.recv(1, &places);
@@ -295,7 +301,7 @@ fn vectored() {
     }
 }
 
-/// The bytes of a Read are sent immediately, behind a fence.
+/// A Write with a fence waits for the preceding Read, so it sends the bytes that the Read has fetched.
 #[test]
 fn fenced() {
     const LEN: usize = 100_000;
@@ -323,7 +329,7 @@ fn fenced() {
     }
 }
 
-/// Reads beyond the limit of outstanding ones wait, and complete in order.
+/// Reads beyond the agreed limit of outstanding Reads wait, and all complete in order.
 #[test]
 fn reads_behind_the_limit() {
     const LEN: usize = 8192;
@@ -353,7 +359,7 @@ fn reads_behind_the_limit() {
     }
 }
 
-/// Many Reads of both ends and many messages are in flight together.
+/// Both ends post many Reads and many messages, which are in flight at the same time.
 #[test]
 fn both_ways_at_once() {
     const LEN: usize = 30_000;
@@ -391,12 +397,14 @@ fn both_ways_at_once() {
     }
 }
 
-/// An invalidated key is reported, and unusable afterwards, whichever side invalidates it.
+/// A region's key can be invalidated by its owner or by a message of the peer. Afterwards the peer's use of the key
+/// ends the connection.
 #[test]
 fn invalidated() {
     for ours in ROLES {
         let theirs = other(ours);
-        // First siw's message invalidates the key, then this side does. siw is notified by a Terminate.
+        // In the first round a message of siw invalidates the key of our region, and in the second one we invalidate
+        // it. siw then uses the key, and gets a Terminate.
         for remotely in [true, false] {
             let mut pair = pair_of(ours, config(CrcPolicy::Require), 1 << 16, 4);
             let (region, remote) = pair.end(ours).expose(ALL, 4096);
@@ -422,7 +430,7 @@ fn invalidated() {
             }
             pair.end(ours).check_clear(4096..4196, "an invalidated region");
         }
-        // Our message invalidates the key, and siw's Terminate arrives.
+        // Our message invalidates the key of siw's region. We then use the key, and get siw's Terminate.
         let mut pair = pair_of(ours, config(CrcPolicy::Off), 1 << 16, 4);
         let (_, remote) = pair.end(theirs).expose(ALL, 4096);
         send_small(&mut pair, ours, SendOp::SendInvalidate(remote.key));
@@ -442,7 +450,8 @@ fn send_small(pair: &mut Pair, from: Side, op: SendOp) {
     pair.success(from, 2, WcOpcode::Send);
 }
 
-/// Memory without the right is not accessed, and the other end receives the reason.
+/// A Write to an unknown key or beyond a region changes nothing. The connection ends, and the embedded provider reports
+/// the reason.
 #[test]
 fn out_of_reach() {
     for ours in ROLES {
@@ -473,7 +482,8 @@ fn out_of_reach() {
     }
 }
 
-/// The rights of our regions hold against siw, though siw itself does not check rights.
+/// The access rights of our regions are enforced against siw. siw does not check the rights of its own regions, so the
+/// other direction is not tested.
 #[test]
 fn rights_of_our_regions() {
     for (access, op) in [(Access::REMOTE_READ, "write"), (Access::REMOTE_WRITE, "read"), (Access::LOCAL_WRITE, "both")]
@@ -489,7 +499,7 @@ fn rights_of_our_regions() {
     }
 }
 
-/// Connections from siw to a server of ours use receives of one queue.
+/// Several connections from siw share one receive queue of our server.
 #[test]
 fn shared_receives() {
     const LEN: usize = 3000;
@@ -522,7 +532,7 @@ fn shared_receives() {
         next[client] += 4;
     }
     assert_eq!(next, [40, 41, 42, 43]);
-    // Unused receives stay, though the connections end.
+    // Receives that were not used stay posted when the connections end.
     for &(id, ..) in &clients {
         pair.active.station.provider().disconnect(id, std::time::Instant::now()).unwrap();
     }
@@ -539,7 +549,7 @@ fn send_small_to_shared(pair: &mut Pair) {
     pair.until("message", |pair| pair.passive.done.pop().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// A client, and then a server, disconnects in the middle of a large message.
+/// One end disconnects in the middle of a large message, first the client and then the server.
 #[test]
 fn gone_in_the_middle() {
     for ours in ROLES {
@@ -557,10 +567,10 @@ fn gone_in_the_middle() {
             end.station.provider().destroy_id(id, std::time::Instant::now()).unwrap();
             let stayed = other(leaver);
             let wc = pair.completion(stayed, 1);
-            // The whole message may have been delivered before.
+            // The whole message may have arrived before the disconnect.
             assert!(matches!(wc.status, WcStatus::Flushed | WcStatus::Success), "{wc:?}");
             let cause = pair.disconnected(stayed);
-            // The embedded provider reports if the message was cut off; the kernel does not.
+            // Only the embedded provider reports that the message was cut off.
             let cut = stayed == ours && wc.status == WcStatus::Flushed;
             let truncated = cut && cause == DisconnectCause::Truncated;
             assert!(truncated || cause == DisconnectCause::Peer, "{wc:?}: {cause:?}");

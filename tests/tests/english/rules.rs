@@ -1,15 +1,15 @@
-//! The rules: what is wrong with a text. Each one is made to have few false hits, so much bad English passes.
+//! The rules: what is wrong with a text. Each rule is made to have few false hits, so much bad English passes.
 
 use super::text::{self, Kind, Paragraph, Shape, Text};
 
-/// Widest line of a comment or of a document, in characters.
+/// The widest allowed line of a comment or of a document, in characters.
 const WIDTH: usize = 140;
-/// Largest average length of the sentences of a document, in words.
+/// The largest allowed average length of the sentences of a document, in words.
 const AVERAGE: usize = 20;
-/// The words that begin the promise of a page to its reader.
+/// The beginning of the sentence in which a page says what its reader can do afterwards. Each page must have one.
 const PROMISE: &str = "After this page you";
 
-/// Expressions that have a plain one. Each `~` stands for one word or none.
+/// Expressions that have a plain replacement, and this replacement. Each `~` stands for one word or none.
 const EXPRESSIONS: &[(&str, &str)] = &[
     ("tells of", "reports, notifies"),
     ("tell of", "report, notify"),
@@ -38,7 +38,7 @@ const EXPRESSIONS: &[(&str, &str)] = &[
     ("whoever", "the caller, the program, the peer"),
 ];
 
-/// Files about octets as they are on the wire.
+/// Files in which the word `octets` is allowed, because they are about data on the wire.
 const WIRE: [&str; 7] = [
     "docs/wire.md",
     "docs/wireshark/",
@@ -49,19 +49,19 @@ const WIRE: [&str; 7] = [
     "tests/tests/wire.rs",
 ];
 
-/// Words that begin a clause.
+/// Words that begin a clause. They must not begin the documentation of an item, or a sentence as its subject.
 const CLAUSES: [&str; 5] = ["what", "who", "whom", "whose", "whether"];
 
-/// Prepositions that begin the documentation of an item only in a fragment, unless a comma ends what they begin.
+/// Prepositions. If one of them begins the documentation of an item, and no comma follows, the documentation is a fragment.
 const FRAGMENTS: [&str; 7] = ["of", "from", "until", "since", "to", "than", "by"];
 
-/// Words that begin no command, so that a sentence that one of them begins needs a verb behind it.
+/// Words that cannot begin a command. A sentence that begins with one of them must contain a verb.
 const OPENINGS: [&str; 24] = [
     "the", "a", "an", "this", "that", "each", "every", "all", "no", "one", "two", "three", "of", "from", "for", "by",
     "with", "in", "on", "at", "without", "between", "until", "as",
 ];
 
-/// Verbs that end neither with `s` nor with `ed`.
+/// Verbs that are recognized although they end neither with `s` nor with `ed`.
 const VERBS: &str = "are were be been am have had do did done can could may might must will would shall should need cannot \
     sent got came went left kept held made took taken gave given ran set put lost found built read cut go come let became become began begun \
     saw seen grew grown knew known fell fallen met paid said told spent stood thought understood wrote written won hit cost hear make take \
@@ -70,11 +70,11 @@ const VERBS: &str = "are were be been am have had do did done can could may migh
     lose await name check try lie stall know \
     isn't aren't don't doesn't can't won't";
 
-/// Words that end like a verb, and are none.
+/// Words that have the ending of a verb but are none.
 const NOT_VERBS: &str = "this its always less us bytes octets thus plus as perhaps towards afterwards backwards upwards besides need-less \
     milliseconds seconds nanoseconds microseconds tests is-not";
 
-/// Returns the faults of a Rust source.
+/// Returns the faults of a Rust source: `name` is its path, `texts` are its comments and literals, and `whole` is its content.
 pub(crate) fn source(name: &str, texts: &[Text], whole: &str) -> Vec<String> {
     let mut faults = Vec::new();
     for text in texts {
@@ -104,7 +104,7 @@ pub(crate) fn source(name: &str, texts: &[Text], whole: &str) -> Vec<String> {
     faults
 }
 
-/// Returns the faults of a document in Markdown.
+/// Returns the faults of a document in Markdown: `name` is its path, and `page` is its content.
 pub(crate) fn page(name: &str, page: &str) -> Vec<String> {
     let mut faults = Vec::new();
     let paragraphs = text::paragraphs(page.lines().enumerate().map(|(at, line)| (at + 1, line)));
@@ -138,13 +138,13 @@ pub(crate) fn page(name: &str, page: &str) -> Vec<String> {
     faults
 }
 
-/// Returns the lines that are too wide, with their width.
+/// Returns the number and the width of each line that is too wide.
 fn wide(whole: &str) -> impl Iterator<Item = (usize, usize)> + '_ {
     let widths = whole.lines().enumerate().map(|(at, line)| (at + 1, line.chars().count()));
     widths.filter(|(_, width)| *width > WIDTH)
 }
 
-/// Returns the words of a sentence in lower case, without marks. Code is a word without letters.
+/// Returns the words of a sentence in lower case, without punctuation. Code counts as a word without letters.
 fn words(sentence: &str) -> Vec<String> {
     let bare = |word: &str| word.trim_matches(|c: char| !(c.is_alphanumeric() || c == '`')).to_lowercase();
     sentence.split_whitespace().map(bare).filter(|word| !word.is_empty()).collect()
@@ -159,7 +159,7 @@ fn may_be_verb(word: &str) -> bool {
     (ends || word == "was" || listed(VERBS)) && !listed(NOT_VERBS)
 }
 
-/// Judges the first sentence of the documentation of an item.
+/// Judges the first sentence of the documentation of an item, and adds its faults.
 fn opening(name: &str, paragraph: &Paragraph, faults: &mut Vec<String>) {
     let Some((_, sentence)) = text::sentences(&paragraph.words).first().copied() else { return };
     let words = words(sentence);
@@ -175,7 +175,8 @@ fn opening(name: &str, paragraph: &Paragraph, faults: &mut Vec<String>) {
     }
 }
 
-/// Judges the expressions and the sentences of a paragraph. `begins`: it begins a comment of this kind, so its first sentence needs no verb.
+/// Judges the expressions and the sentences of a paragraph, and adds their faults. `begins` has the kind of the comment if the paragraph
+/// begins one; its first sentence needs no verb then.
 fn plain(name: &str, paragraph: &Paragraph, begins: Option<Kind>, faults: &mut Vec<String>) {
     expressions(name, &paragraph.words, &|at| paragraph.line(at), faults);
     if paragraph.shape != Shape::Sentences {
@@ -186,7 +187,7 @@ fn plain(name: &str, paragraph: &Paragraph, begins: Option<Kind>, faults: &mut V
         let word = |at: usize| words.get(at).map_or("", String::as_str);
         let asks = sentence.trim_end_matches(['"', ')', '_']).ends_with('?');
         let whole = sentence.ends_with('.') && words.len() > 2 && sentence.starts_with(char::is_uppercase);
-        // `opening` judges the first sentence of a documentation.
+        // The first sentence of a documentation is judged by `opening`.
         let begins = begins.filter(|_| number == 0);
         if whole && !asks && CLAUSES.contains(&word(0)) && begins != Some(Kind::Documentation) {
             faults.push(format!("{name}:{line}: a clause with `{}` is the subject: name the thing", word(0)));
@@ -204,7 +205,7 @@ fn plain(name: &str, paragraph: &Paragraph, begins: Option<Kind>, faults: &mut V
     }
 }
 
-/// Finds the expressions that have a plain one. `line` gives the line of a place in `text`.
+/// Adds a fault for each expression in `text` that has a plain replacement. `line` returns the line number of a position in `text`.
 fn expressions(name: &str, text: &str, line: &dyn Fn(usize) -> usize, faults: &mut Vec<String>) {
     let lower = text.to_ascii_lowercase();
     let is_letter = |c: char| c.is_alphanumeric() || c == '_';

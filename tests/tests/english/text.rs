@@ -1,6 +1,7 @@
-//! Texts: the comments and literals of a Rust source, and the paragraphs of a Markdown text.
+//! Extracts the texts that the rules judge: the comments and string literals of a Rust source, and the paragraphs of a
+//! Markdown text.
 
-/// The kind of a text in a source file.
+/// The kind of a text in a Rust source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The documentation of an item or of a file.
@@ -10,17 +11,18 @@ pub(crate) enum Kind {
     Literal,
 }
 
-/// A comment or a literal, each line with its number.
+/// A comment or a string literal: its kind, and each of its lines with the line number.
 #[derive(Debug)]
 pub(crate) struct Text {
     pub(crate) kind: Kind,
     pub(crate) lines: Vec<(usize, String)>,
 }
 
-/// Returns the comments and the string literals of a Rust source. Comments on consecutive lines are one text.
+/// Returns the comments and the string literals of a Rust source. Comments of one kind on consecutive lines are one
+/// text.
 pub(crate) fn source(source: &str) -> Vec<Text> {
     let (mut texts, mut rest, mut line) = (Vec::<Text>::new(), source, 1);
-    // The text before the comment on its line, to tell a comment that has its line for itself.
+    // True if only white space precedes on this line. A comment behind code is not joined with the comment above.
     let mut alone = true;
     while let Some(first) = rest.chars().next() {
         let (mut end, mut found) = (first.len_utf8(), None);
@@ -71,14 +73,14 @@ pub(crate) fn source(source: &str) -> Vec<Text> {
     texts
 }
 
-/// Returns the number of `#` of the raw literal that `rest` begins with.
+/// Returns the number of `#` signs if `rest` begins with a raw string literal, and otherwise `None`.
 fn raw(rest: &str) -> Option<usize> {
     let inner = rest.strip_prefix('r')?;
     let hashes = inner.len() - inner.trim_start_matches('#').len();
     inner[hashes..].starts_with('"').then_some(hashes)
 }
 
-/// Returns the length of the character literal that `rest` begins with; `None` for a lifetime.
+/// Returns the length of the character literal at the beginning of `rest`. `None` if `rest` begins with a lifetime.
 fn character(rest: &str) -> Option<usize> {
     let inner = &rest[1..];
     if let Some(escape) = inner.strip_prefix('\\') {
@@ -98,23 +100,24 @@ pub(crate) enum Shape {
     Row,
 }
 
-/// A paragraph of a Markdown text, without code.
+/// A paragraph of a Markdown text, without its code.
 #[derive(Debug)]
 pub(crate) struct Paragraph {
     pub(crate) shape: Shape,
     pub(crate) words: String,
-    /// The number of each line, behind the place in `words` at which it begins.
+    /// For each line of the paragraph: the position in `words` at which the line begins, and its line number.
     begins: Vec<(usize, usize)>,
 }
 
 impl Paragraph {
-    /// Returns the number of the line that the byte at `place` is on.
+    /// Returns the number of the line that contains the byte at `place` of `words`.
     pub(crate) fn line(&self, place: usize) -> usize {
         self.begins.iter().rev().find(|(begin, _)| *begin <= place).map_or(0, |(_, line)| *line)
     }
 }
 
-/// Returns the paragraphs of a Markdown text. Code is reduced to `` ` `` and links to their text.
+/// Returns the paragraphs of a Markdown text. Inline code is replaced by `` ` ``, links are replaced by their text, and
+/// code blocks are left out.
 pub(crate) fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragraph> {
     let (mut all, mut fenced, mut continues) = (Vec::<Paragraph>::new(), false, false);
     for (line, text) in lines {
@@ -151,13 +154,13 @@ pub(crate) fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> V
     all
 }
 
-/// Returns the text of an item behind its number, such as `12. `.
+/// Returns the text behind the number of a list item such as `12. `. `None` if the line is no such item.
 fn numbered(line: &str) -> Option<&str> {
     let (number, rest) = line.split_once(". ")?;
     (!number.is_empty() && number.len() < 4 && number.bytes().all(|c| c.is_ascii_digit())).then_some(rest)
 }
 
-/// Replaces code by `` ` ``, and links by their text.
+/// Replaces inline code by `` ` ``, and links by their text.
 fn simplify(paragraph: &mut Paragraph) {
     let (mut words, mut begins, mut code, mut at) = (String::new(), Vec::new(), false, 0);
     let whole = std::mem::take(&mut paragraph.words);
@@ -188,7 +191,7 @@ fn simplify(paragraph: &mut Paragraph) {
     (paragraph.words, paragraph.begins) = (words, begins);
 }
 
-/// Returns the sentences of a paragraph, each with its place.
+/// Returns the sentences of a paragraph, each with its position in `words`.
 pub(crate) fn sentences(words: &str) -> Vec<(usize, &str)> {
     const ABBREVIATIONS: [&str; 6] = ["e.g.", "i.e.", "etc.", "vs.", "No.", "St."];
     let (mut all, mut begin) = (Vec::new(), 0);

@@ -39,15 +39,17 @@ use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, SgeList};
 const ON_THE_WAY: usize = 64;
 /// The number of receives of a queue pair.
 const PLACES: usize = 4;
-/// The number of bytes after each buffer that must not be written.
+/// The length of the buffer of a receive, in bytes.
 const RECEIVE: usize = 160;
-/// The value of the bytes that must not be written.
+/// The number of bytes after each buffer that must not be written.
 const MARGIN: usize = 32;
+/// The value of the bytes that must not be written.
 const CANARY: u8 = 0xc5;
 /// The longest payload that the provider sends, in bytes.
 const SOURCE: usize = 300;
 /// The largest number of steps of a tape.
 const STEPS: usize = 400;
+/// The largest number of connection-manager ids at the same time.
 const IDS: usize = 6;
 
 /// A packet in flight: the sender's address, the receiver's address, and the content.

@@ -18,6 +18,7 @@ use crate::wc::WorkCompletion;
 
 /// The depth of each work queue.
 pub(super) const DEPTH: u32 = 16;
+/// The longest inline payload, in bytes.
 pub(super) const INLINE: u32 = 64;
 /// The number of bytes that one receive call may read in addition to the remaining part of a payload.
 const ROOM: usize = 256 * 1024;

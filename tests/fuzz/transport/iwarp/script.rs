@@ -26,6 +26,7 @@ use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 /// The number of bytes between the beginnings of two receives in the memory.
 const ROOM: usize = 512;
+/// The length of the longest posted receive, in bytes.
 const RECEIVE: usize = 400;
 /// The largest number of posted receives.
 const PLACES: usize = 8;
@@ -77,6 +78,7 @@ struct Memories {
 struct Work {
     /// The length of the longest receive that was ever posted in each slot. Bytes behind it must not be written.
     longest: [usize; PLACES],
+    /// The receive that is posted in each slot: the id of its work request, and its length.
     places: [Option<(u64, usize)>; PLACES],
     /// The posted sends that have not completed; true if the send must have a completion.
     sends: BTreeMap<u64, bool>,
@@ -90,6 +92,7 @@ struct Peer {
     piece: usize,
     /// The MSN of the peer's next message on each queue.
     msn: [u32; 4],
+    /// The message offset of the peer's next segment.
     offset: u32,
     asked: VecDeque<Asked>,
     /// The number of bytes that the peer has sent of its response to the oldest Read.
