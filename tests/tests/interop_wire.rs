@@ -1,5 +1,5 @@
-//! The embedded provider against peers that misbehave, byte by byte over TCP. The provider answers with the Terminate
-//! of the RFCs, changes nothing outside of the regions, and serves the next peer as usual.
+//! The embedded provider against peers that violate the protocol, byte by byte over TCP. The provider must answer with
+//! the Terminate of the RFCs, change nothing outside of the peer's regions, and serve the next peer as usual.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ fn read(region: &Region, offset: u64, size: u32) -> ReadRequest {
     ReadRequest { sink_stag: 7, sink_offset: 0x1000, size, source_stag: region.stag, source_offset: offset }
 }
 
-/// Sends `octets` in steps, and checks the Terminate, the event, the memory, and that others are still served.
+/// Sends `octets` to a new connection, once as a whole and once byte by byte. Checks the Terminate, the event, and that
+/// the memory of `region` is unchanged.
 #[track_caller]
 fn expect(target: &mut Target, region: &Region, receives: usize, crc: bool, octets: &[u8], want: Cause) {
     let before = target.inspect(region);
@@ -71,14 +72,14 @@ fn what_it_takes_when_all_is_well() {
     }
 }
 
-/// Row 47: more messages than receives.
+/// Row 47. More messages than posted receives.
 #[test]
 fn more_sends_than_receives() {
     let (mut target, region) = target();
     expect(&mut target, &region, 0, false, &fpdu_untagged(&SEND, b"", false), Cause::DDP_UNTAGGED_NO_BUFFER);
 }
 
-/// Row 51: a message that is longer than its receive.
+/// Row 51. A message that is longer than its receive.
 #[test]
 fn a_send_that_is_too_long() {
     let (mut target, region) = target();
@@ -87,7 +88,7 @@ fn a_send_that_is_too_long() {
     expect(&mut target, &region, 1, false, &fpdu_untagged(&begun, &[1; 9000], false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// Row 52: a message that never ends has no more room than its receive.
+/// Row 52. A message without an end: its parts may not exceed the receive, and each must continue at the right offset.
 #[test]
 fn a_message_that_never_ends() {
     let (mut target, region) = target();
@@ -97,7 +98,7 @@ fn a_message_that_never_ends() {
     expect(&mut target, &region, 1, false, &octets, Cause::INVALID_MO);
 }
 
-/// Row 53: unknown opcodes and versions; reserved bits are ignored.
+/// Row 53. Unknown opcodes and versions are faults. Reserved bits are ignored.
 #[test]
 fn headers_that_are_unknown() {
     let (mut target, region) = target();
@@ -127,7 +128,8 @@ fn headers_that_are_unknown() {
     peer.finish(&mut target);
 }
 
-/// Row 54: a peer that reads forever and accepts no answers has a bounded cost, and harms nobody.
+/// Row 54. A peer that requests Reads and never reads the answers from its socket costs a bounded amount of memory, and
+/// affects no other peer.
 #[test]
 fn a_peer_that_asks_and_never_reads() {
     let mut target = Target::new(plain());
@@ -139,11 +141,11 @@ fn a_peer_that_asks_and_never_reads() {
     for _ in 0..1000 {
         target.turn();
     }
-    // The answers wait, but another peer is served.
+    // The answers wait in the provider, and another peer is served meanwhile.
     let other = target.region(16, REMOTE);
     let memory = target.inspect(&other);
     assert_eq!(memory.len(), target.inspect(&other).len());
-    // The agreed depth is 64, and one more is accepted.
+    // The agreed depth is 64 outstanding Reads. The provider accepts one more, and then ends the connection.
     for msn in 5..=68 {
         peer.send(&fpdu_read(msn, &read(&region, region.base, 1), false));
     }
@@ -155,12 +157,12 @@ fn a_peer_that_asks_and_never_reads() {
     assert!(cause.contains(&Cause::RDMAP_STREAM_CATASTROPHIC.to_string()), "{cause}");
 }
 
-/// Row 55: a handshake and a frame arrive byte by byte.
+/// Row 55. A startup frame that arrives byte by byte. The connection is closed at the time limit of the handshake.
 #[test]
 fn slow_handshakes_have_an_end() {
     let (mut target, region) = target();
     let mut peer = Peer::open(target.address, false);
-    // The time limit begins when the connection is accepted.
+    // The time limit begins when the provider accepts the connection.
     target.until("a deadline of the handshake", |target| target.iwarp.next_deadline());
     for octet in request(&[0x10, 2, 0, 4]) {
         peer.send(&[octet]);
@@ -172,7 +174,7 @@ fn slow_handshakes_have_an_end() {
     target.inspect(&region);
 }
 
-/// Row 56: every guess of an STag ends the connection.
+/// Row 56. A guessed STag ends the connection.
 #[test]
 fn guesses() {
     let (mut target, region) = target();
@@ -184,7 +186,7 @@ fn guesses() {
     }
 }
 
-/// Row 57: out of bounds by as little and as much as possible.
+/// Row 57. Writes and Reads that exceed their region, by one byte up to the largest possible distance.
 #[test]
 fn out_of_bounds() {
     let (mut target, region) = target();
@@ -208,7 +210,7 @@ fn out_of_bounds() {
     expect(&mut target, &region, 0, false, &octets, Cause::RDMAP_BOUNDS);
 }
 
-/// rxe: address and length wrap around.
+/// The sum of a Write's offset and its length wraps around (a CVE of rxe).
 #[test]
 fn cve_2026_98365_address_wrap() {
     let (mut target, region) = target();
@@ -218,7 +220,8 @@ fn cve_2026_98365_address_wrap() {
     }
 }
 
-/// Row 57: regions of others, without the right, and invalidated.
+/// Row 57. The STag is that of a region that the peer may not access: without the right, restricted to another peer,
+/// invalidated, or deregistered.
 #[test]
 fn regions_that_are_not_the_peers() {
     let mut target = Target::new(plain());
@@ -257,7 +260,7 @@ fn regions_that_are_not_the_peers() {
     expect(&mut target, &region, 1, true, &fpdu_untagged(&take, b"", true), Cause::RDMAP_CANNOT_INVALIDATE);
 }
 
-/// Row 58: a region that is deregistered before the remaining part of a Write to it has arrived.
+/// Row 58. A region is deregistered while a part of a Write to it has not arrived.
 #[test]
 fn a_region_gone_under_a_write() {
     for crc in [true, false] {
@@ -272,7 +275,8 @@ fn a_region_gone_under_a_write() {
             }
             target.iwarp.deregister(region.inner.id).unwrap();
             let before = target.inspect(&region);
-            // Without CRC, earlier segments may be placed. With CRC, a Write is placed as a whole or not at all.
+            // Without CRCs, segments that arrived earlier may be placed. With CRCs, a Write of one frame is placed as a
+            // whole or not at all.
             assert!(!crc || before.iter().all(|&byte| byte == 0));
             peer.send(&octets[cut..]);
             assert_eq!(peer.terminated(&mut target), Cause::DDP_TAGGED_INVALID_STAG, "{cut}");
@@ -282,8 +286,8 @@ fn a_region_gone_under_a_write() {
     }
 }
 
-/// Row 59: a peer that writes memory while it reads that memory gets some mixture with correct frames and CRCs. Each
-/// byte is from before or after the write.
+/// Row 59. A peer writes memory while it reads that memory. It gets a mixture of old and new bytes, but all frames and
+/// CRCs are correct.
 #[test]
 fn a_region_written_while_it_is_read() {
     let mut target = Target::new(plain());
@@ -296,7 +300,7 @@ fn a_region_written_while_it_is_read() {
         }
         let mut left = 400_000;
         while left > 0 {
-            // This call checks the CRC of the frame.
+            // `Peer::fpdu` checks the CRC of the frame.
             let fpdu = peer.fpdu(&mut target);
             let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]])) - 14;
             assert!(fpdu[16..16 + len].iter().all(|&byte| u32::from(byte) == round || u32::from(byte) == round - 1));
@@ -306,7 +310,8 @@ fn a_region_written_while_it_is_read() {
     peer.finish(&mut target);
 }
 
-/// Row 68: sockets that accept little at a time. No frame is mixed with another, and all of them are whole.
+/// Row 68. The provider's socket accepts few bytes at a time. Its frames must still arrive whole, and must not be
+/// mixed.
 #[test]
 fn short_writes() {
     let mut settings = TcpConfig::default();
@@ -336,7 +341,7 @@ fn short_writes() {
     peer.finish(&mut target);
 }
 
-/// Row 60: startup frames with every fault; the connection of the peer is closed and nobody else is affected.
+/// Row 60. The startup frame of a peer has each possible fault. The provider closes the connection, and no other peer is affected.
 #[test]
 fn cve_2026_74345_malformed_mpa() {
     let (mut target, region) = target();
@@ -362,7 +367,7 @@ fn cve_2026_74345_malformed_mpa() {
             assert!(target.events.is_empty(), "{frame:?}");
         }
     }
-    // The request is cut at any position.
+    // The peer closes its socket after any part of a valid request.
     let whole = request(&[0x10, 2, 0, 6, 0, 1, 0, 1, 1, 2]);
     for len in 0..whole.len() {
         let mut peer = Peer::open(target.address, false);
@@ -373,7 +378,7 @@ fn cve_2026_74345_malformed_mpa() {
     }
     target.now += Duration::from_secs(6);
     target.inspect(&region);
-    // A frame of the stream is in the same segment.
+    // The first frame of the stream arrives in the same TCP segment as the request.
     let mut peer = Peer::open(target.address, false);
     peer.send(&[request(&[0x10, 2, 0, 4, 0, 1, 0, 1]), fpdu_untagged(&SEND, b"", false)].concat());
     let id = target.offered();
@@ -381,7 +386,7 @@ fn cve_2026_74345_malformed_mpa() {
     target.until("receive", |target| target.completions().first().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// Row 61: lengths below the header that they promise.
+/// Row 61. Frames whose length is smaller than the header of their opcode.
 #[test]
 fn cve_2026_64102_length_underflow() {
     let (mut target, region) = target();
@@ -406,7 +411,8 @@ fn cve_2026_64102_length_underflow() {
     expect(&mut target, &region, 1, false, &seal(fpdu, false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// The content of a pad, of at most four bytes as with rxe, is ignored, and never becomes payload.
+/// The padding of a frame, at most four bytes as rxe sends it, has any content. It is ignored, and never becomes
+/// payload.
 #[test]
 fn cve_2026_46043_pad_underflow() {
     let (mut target, region) = target();
@@ -424,7 +430,7 @@ fn cve_2026_46043_pad_underflow() {
     assert_eq!(answer[16..28], [0, 9, 9, 9, 9, 9, 9, 9, 9, 9, 0, 0]);
 }
 
-/// Row 62: a header in two segments, cut at any position.
+/// Row 62. A stream is cut into two TCP segments at any position, also within a header.
 #[test]
 fn cve_2026_98323_split_header() {
     for crc in [true, false] {
@@ -450,7 +456,7 @@ fn cve_2026_98323_split_header() {
     }
 }
 
-/// Row 63: answers, and remaining parts of messages that never began.
+/// Row 63. Responses without a request, messages that begin in the middle, and wrong queues.
 #[test]
 fn cve_2026_23242_opcode_before_context() {
     let (mut target, region) = target();
@@ -477,7 +483,7 @@ fn cve_2026_23242_opcode_before_context() {
     }
 }
 
-/// Row 64: an answer without a request, into memory that the peer may even write.
+/// Row 64. A Read response without a request is a fault, even if it is for memory that the peer may write.
 #[test]
 fn cve_2026_64268_read_response_unasked() {
     let (mut target, region) = target();
@@ -488,12 +494,12 @@ fn cve_2026_64268_read_response_unasked() {
     }
 }
 
-/// Row 65: any damaged byte of a Write with CRC: nothing of it is placed.
+/// Row 65. A Write with a CRC, of which any byte is damaged, changes no memory.
 #[test]
 fn damaged_octets() {
     let (mut target, region) = target();
     let whole = write(&region, region.base, &[0xee; 100], true);
-    // The length is left out, because a larger length only makes a frame that has not ended.
+    // The length is not damaged, because a larger length only makes an incomplete frame.
     for at in (2..whole.len()).step_by(7) {
         let mut octets = whole.clone();
         octets[at] ^= 0x10;
@@ -501,7 +507,7 @@ fn damaged_octets() {
     }
 }
 
-/// Row 66: sequence numbers, the Last flag, too many Reads.
+/// Row 66. Wrong sequence numbers, a Read request without the Last flag or at a wrong offset, and a wrong queue.
 #[test]
 fn sequences_and_depths() {
     let (mut target, region) = target();
@@ -516,7 +522,7 @@ fn sequences_and_depths() {
     let elsewhere = Untagged { opcode: Opcode::ReadRequest, queue: 0, ..SEND };
     let octets = fpdu_untagged(&elsewhere, &read(&region, region.base, 1).emit(), true);
     expect(&mut target, &region, 0, true, &octets, Cause::INVALID_QN);
-    // For a Read of zero bytes, nothing may be checked.
+    // The STag and the offset of a Read or Write of zero bytes must not be checked.
     let nowhere = Region { stag: 5, base: 3, ..region };
     let mut peer = target.connect(3, true);
     for _ in 0..3 {
@@ -535,7 +541,7 @@ fn sequences_and_depths() {
     peer.finish(&mut target);
 }
 
-/// Row 67: both sides end the connection at the same time, in every order; one event each.
+/// Row 67. Both sides end the connection at the same time, in every order. The program gets exactly one event.
 #[test]
 fn terminates_and_ends_in_any_order() {
     let (mut target, region) = target();
@@ -571,7 +577,7 @@ fn terminates_and_ends_in_any_order() {
     target.inspect(&region);
 }
 
-/// Both bit orders of a Terminate are read.
+/// The layer and the flags of a Terminate are read in the bit order of siw and in that of the RFC.
 #[test]
 fn terminates_of_siw_and_of_the_rfc() {
     for raw in [[0x11, 1, 0xc0, 0], [0x11, 1, 3, 0]] {

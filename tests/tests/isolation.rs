@@ -1,4 +1,4 @@
-//! The faults of one connection, one peer or one device do not affect others, and end with it.
+//! Faults of one connection, one peer or one device must not affect other connections, peers or devices.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,19 +18,19 @@ use rdma_reactor_tests::sim::fabric::Shared;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// A failure of a work request.
+/// The failure that a work request is made to have.
 const FAILURE: Failure = Failure { status: WcStatus::LocalProtectionError, vendor_error: 0x51 };
 
 fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
     probe.events.iter().find_map(|e| if let Event::Disconnect(_, reason) = e { Some(reason.clone()) } else { None })
 }
 
-/// A completion queue that cannot be polled, or cannot be armed, ends the connections of its device. The reactor
-/// continues: its timers fire, the device serves new connections when it works again, and the reactor can be shut down.
+/// If a completion queue cannot be polled or armed, the connections of its device end. The reactor continues: its timers fire, it uses the
+/// device again once the device works, and it can be shut down.
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     let breaks = [Call::PollCq, Call::ReqNotify];
-    // Some polls check for work before sleeping, and others process the work.
+    // The failing call is one of the next eight polls. Some polls only look for work before a sleep, and others process completions.
     for (call, more) in breaks.into_iter().flat_map(|call| (0..8).map(move |more| (call, more))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).timeouts(|t| t.flush = Duration::from_millis(20));
@@ -40,7 +40,7 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
             let conn = p.connect();
             gate.break_after(call, more);
             p.client.context().set_timer(Duration::from_millis(5), 7);
-            // This traffic gives the reactor something to poll for, and a reason to arm.
+            // The messages give the reactor something to poll, and a reason to arm the completion queue.
             while disconnect(&p.c).is_none() {
                 if let Err(error) = p.client.context().send(conn, b"into the void") {
                     assert!(matches!(error, SendErrorKind::WouldBlock(_) | SendErrorKind::Closed), "{error}");
@@ -62,8 +62,8 @@ fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     }
 }
 
-/// The listener of an address that moves to another device, as that of a bond does, is created again, and the others
-/// stay.
+/// If an address moves to another device, as that of a bond does, the reactor creates the listener of this address again. Other listeners
+/// and existing connections stay.
 #[test]
 fn a_listener_follows_its_address() {
     with_watchdog("a_listener_follows_its_address", || {
@@ -91,7 +91,7 @@ fn a_listener_follows_its_address() {
     });
 }
 
-/// A program that is notified of a failed operation cannot begin another one: the connection is ending already.
+/// A program that is notified of a failed operation cannot begin another one on the connection, because the connection is already ending.
 #[test]
 fn nothing_is_accepted_behind_a_failed_operation() {
     with_watchdog("nothing_is_accepted_behind_a_failed_operation", || {
@@ -106,7 +106,7 @@ fn nothing_is_accepted_behind_a_failed_operation() {
         let conn = p.connect();
         gate.fail_completion(FAILURE);
         for _ in 0..5 {
-            // A short message would end with its post.
+            // The message is longer than an inline message, whose send would complete when it is posted.
             p.client.context().send(conn, &[7; 4096]).expect("room");
         }
         p.until("the end", |p| disconnect(&p.c).is_some());
@@ -114,8 +114,8 @@ fn nothing_is_accepted_behind_a_failed_operation() {
     });
 }
 
-/// The reason of an end that is caused by a device has the name of the device and its code, which the vendor can
-/// explain.
+/// If a work request fails, the reason of the disconnect names the device, the status, and the device's own error code, which its vendor
+/// can explain.
 #[test]
 fn a_failed_work_request_says_what_the_device_calls_it() {
     with_watchdog("a_failed_work_request_says_what_the_device_calls_it", || {
@@ -125,7 +125,7 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
         let conn = p.connect();
         let device = p.client.context().device(conn).expect("it is on a device").to_owned();
         gate.fail_completion(FAILURE);
-        // A short message would end with its post.
+        // The message is longer than an inline message, whose send would complete when it is posted.
         p.client.context().send(conn, &[7; 4096]).expect("room");
         p.until("the end", |p| disconnect(&p.c).is_some());
         let reason = disconnect(&p.c).expect("just seen");
@@ -138,8 +138,9 @@ fn a_failed_work_request_says_what_the_device_calls_it() {
     });
 }
 
-/// A device keeps a remote key after any event that ends the rights to it: the memory is not lent, the call returns an error, and the key
-/// is counted. Once the device releases the key, the memory is lent.
+/// A device refuses to invalidate a remote key. Then the program cannot get the memory of the region, the call returns an error, and the
+/// key is counted. This holds after a revoke, after the end of a lease, and after the end of the connection. Once the device invalidates
+/// the key, the program gets the memory.
 #[test]
 fn a_remote_key_that_the_device_keeps_is_reported() {
     with_watchdog("a_remote_key_that_the_device_keeps_is_reported", || {
@@ -162,7 +163,7 @@ fn a_remote_key_that_the_device_keeps_is_reported() {
         }
         p.until("the lease is over", |p| p.client.stats().memory.unrevoked == 3);
         p.client.context().close(conn);
-        // The two regions for the peer.
+        // The end of the connection adds the two regions that only its peer may access.
         p.until("the connection has ended", |p| p.client.stats().memory.unrevoked == 5);
         for region in [&mut asked, &mut of_peer, &mut leased] {
             assert!(region.bytes().is_none() && region.bytes_mut().is_none(), "peers may write it");
@@ -180,7 +181,7 @@ fn a_remote_key_that_the_device_keeps_is_reported() {
     });
 }
 
-/// A time that exceeds every clock means no limit.
+/// A shutdown with a time that exceeds the range of the clock has no time limit.
 #[test]
 fn a_shutdown_may_take_for_ever() {
     with_watchdog("a_shutdown_may_take_for_ever", || {
@@ -191,7 +192,7 @@ fn a_shutdown_may_take_for_ever() {
     });
 }
 
-/// A shutdown waits for a peer that does nothing, without spinning.
+/// A shutdown that waits for a peer which does nothing must sleep, and not spin.
 #[test]
 fn a_shutdown_sleeps_while_a_peer_does_nothing() {
     with_watchdog("a_shutdown_sleeps_while_a_peer_does_nothing", || {
@@ -202,14 +203,14 @@ fn a_shutdown_sleeps_while_a_peer_does_nothing() {
         let conn = p.connect();
         p.client.context().send(conn, &vec![1; 4 << 20]).expect("room");
         let before = p.client.stats().turns.taken;
-        // The server, which runs no turn, would have to fetch the message.
+        // The shutdown waits until the server has fetched the message, but the server runs no turn.
         p.client.shutdown(&mut p.c, Duration::MAX).expect("it ends");
         let turns = p.client.stats().turns.taken - before;
         assert!(turns < 50, "{turns} turns in 300 ms");
     });
 }
 
-/// A handler that registers memory for its peer in the last callback.
+/// A program that registers memory for its peer in `on_disconnect`, the last callback of the connection.
 #[derive(Default)]
 struct Late {
     refusal: Option<Result<(), Error>>,
@@ -222,8 +223,8 @@ impl Handler for Late {
     }
 }
 
-/// Memory that only the peer of a connection may access cannot be registered after that connection has ended. Nobody
-/// could use the rights, and nobody would revoke them.
+/// After a connection has ended, memory that only its peer may access cannot be registered. No peer could use the access rights, and
+/// nothing would revoke them later.
 #[test]
 fn no_rights_for_a_peer_that_is_gone() {
     with_watchdog("no_rights_for_a_peer_that_is_gone", || {
@@ -240,7 +241,7 @@ fn no_rights_for_a_peer_that_is_gone() {
     });
 }
 
-/// The notifications that the tests below check.
+/// A program that records the notifications that the tests below check.
 #[derive(Clone, Default)]
 struct Told {
     up: Rc<RefCell<Vec<ConnectionId>>>,
@@ -260,7 +261,8 @@ impl Handler for Told {
     }
 }
 
-/// Returns a server and two clients on virtual time. Both are connected, and the first one runs no turns any more.
+/// Returns a server and two clients on virtual time, and the records of their programs. Both clients are connected, but the first one runs
+/// no more turns.
 fn beside_a_silent_client(config: &Config) -> (Shared, [Node; 3], [Told; 3]) {
     let (fabric, told) = (network(3), <[Told; 3]>::default());
     let mut nodes = [0, 1, 2].map(|node| {
@@ -278,8 +280,8 @@ fn beside_a_silent_client(config: &Config) -> (Shared, [Node; 3], [Told; 3]) {
     (fabric, nodes, told)
 }
 
-/// A peer that fetches none of its offered messages gets at most half of the memory for copies. A neighbour can still
-/// send large messages, and the peer loses its connection when its messages have stalled for too long.
+/// A peer that does not fetch the messages offered to it gets at most half of the memory for copies. Large messages to another peer are
+/// still accepted. The connection of the silent peer ends when its messages have made no progress for too long.
 #[test]
 fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
     const SIZE: usize = 1 << 20;
@@ -301,8 +303,8 @@ fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
     until(&fabric, &mut nodes, "its memory is free", |nodes| nodes[0].reactor.stats().memory.copied_bytes == 0);
 }
 
-/// A peer that makes many offers and answers no read gets only the part of the memory for fetched messages that is available without
-/// progress. The messages of another peer still arrive.
+/// A peer that offers many messages and answers no Reads gets only the part of the memory that is available without progress. The messages
+/// of another peer still arrive.
 #[test]
 fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
     with_watchdog("a_peer_that_answers_no_read_takes_a_quarter_of_the_memory", || {
@@ -315,7 +317,7 @@ fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
         for nth in 0..16 {
             p.client.context().send(first, &pattern(nth, SIZE)).expect("room for the offers");
         }
-        // The offers are sent, and the first peer runs no turn any more.
+        // This turn posts the offers. It is the last turn of the first client.
         p.client.turn(&mut p.c, Duration::ZERO).expect("a turn");
         let _silent = other_client(&mut p, config);
         p.c.large = true;
@@ -327,7 +329,7 @@ fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
     });
 }
 
-/// Puts another client into the pair. Returns the old one, which runs no turns any more.
+/// Replaces the client of the pair by a new one. Returns the old one, which therefore runs no more turns.
 fn other_client(p: &mut Pair, config: Config) -> (Reactor, Probe) {
     let client = Reactor::new(config).expect("a reactor");
     (std::mem::replace(&mut p.client, client), std::mem::take(&mut p.c))

@@ -1,5 +1,5 @@
-//! `Tls::log_keys`: the file that `SSLKEYLOGFILE` names, and the warning. The variable belongs to the process, so each case runs in a
-//! separate process.
+//! `Tls::log_keys` writes TLS secrets to the file that the environment variable `SSLKEYLOGFILE` names, and logs a warning. Each test runs
+//! this program again as a separate process, because the variable applies to a whole process.
 #![allow(clippy::disallowed_methods, reason = "a test of processes")]
 
 use std::fs;
@@ -11,10 +11,10 @@ use rdma_reactor::{Config, ConnectError, ConnectionId, Context, Handler, Provide
 use rdma_reactor_tests::identities::Authority;
 use rdma_reactor_tests::patience::patient;
 
-/// The variable that passes the case to the process.
+/// The variable that says which case a separate process must run.
 const CASE: &str = "KEYLOG_CASE";
 
-/// A program that stops when a connection is established.
+/// A program that stops its reactor when a connection is established.
 struct Brief;
 
 impl Handler for Brief {
@@ -27,7 +27,7 @@ impl Handler for Brief {
     }
 }
 
-/// The process of a case.
+/// The test that a separate process runs: a server and a client connect over TLS.
 #[test]
 fn one_connection() {
     let case = std::env::var(CASE).unwrap_or_default();
@@ -46,7 +46,7 @@ fn one_connection() {
     let (done, is_done) = channel();
     let serving = std::thread::spawn(move || {
         server.run(&mut Brief).expect("turns");
-        // The client may still wait for the last part of the handshake.
+        // The server runs further turns, because the client may still wait for the last part of the handshake.
         while is_done.try_recv().is_err() {
             server.turn(&mut Brief, std::time::Duration::from_millis(10)).expect("a turn");
         }
@@ -57,7 +57,7 @@ fn one_connection() {
     serving.join().expect("the server ends");
 }
 
-/// Runs a case with the variable set to `file`. Returns the logged lines.
+/// Runs `one_connection` in a separate process, with `SSLKEYLOGFILE` set to `file`. Returns the lines that it logged.
 fn run(case: &str, file: Option<&Path>) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a path"));
     command.args(["--exact", "one_connection", "--nocapture"]).env(CASE, case).env_remove("SSLKEYLOGFILE");
@@ -90,7 +90,7 @@ fn secrets_are_written_if_both_the_program_and_its_user_ask_for_it() {
         "CLIENT_TRAFFIC_SECRET_0",
         "SERVER_TRAFFIC_SECRET_0",
     ] {
-        // Both sides are in the process, and write the same secrets.
+        // Both sides are in the same process, so each secret is written twice.
         let lines: Vec<_> = text.lines().filter(|line| line.split(' ').next() == Some(label)).collect();
         assert!(lines.len() == 2 && lines[0] == lines[1], "{label}: {text}");
         let words: Vec<_> = lines[0].split(' ').collect();

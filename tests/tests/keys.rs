@@ -9,10 +9,10 @@ use rdma_reactor_tests::sim::tcp::address;
 
 const KEY: [u8; 32] = *b"not overwritten in freed memory!";
 
-/// The allocator of the system, which searches all freed memory for the key.
+/// The system's allocator, which first searches all memory that is freed for the key.
 struct Watching;
 
-/// The number of times that the key was found.
+/// The number of freed allocations that contained the key.
 static FOUND: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: all calls are forwarded to the allocator of the system.
@@ -22,7 +22,7 @@ unsafe impl GlobalAlloc for Watching {
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the memory belongs to the caller until the call below, and has that length.
+        // SAFETY: the allocation is valid until the call of `dealloc` below, and has this length.
         let found = unsafe { libc::memmem(memory.cast(), layout.size(), KEY.as_ptr().cast(), KEY.len()) };
         FOUND.fetch_add(usize::from(!found.is_null()), Ordering::Relaxed);
         // SAFETY: the caller upholds the same contract.
@@ -33,15 +33,15 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// Returns the number of times that the key is found in freed memory during `act`.
+/// Returns the number of allocations that are freed during `act` and contain the key.
 fn found(act: impl FnOnce()) -> usize {
     let before = FOUND.load(Ordering::Relaxed);
     act();
     FOUND.load(Ordering::Relaxed) - before
 }
 
-/// A key that is read, or given, copied, and used for a handshake on either side, when its list grows at any step. This file has one test,
-/// because the allocator is that of the process.
+/// Freed memory never contains a pre-shared key. The key is read from a list that grows, or given; then it is copied, and used for a
+/// handshake on either side. This file has only one test, because the allocator serves the whole process.
 #[test]
 fn a_key_is_overwritten_before_its_memory_is_given_back() {
     assert_eq!(found(|| drop(std::hint::black_box(KEY.to_vec()))), 1, "what is not overwritten is found");

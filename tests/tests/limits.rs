@@ -1,5 +1,5 @@
-//! Limits on time, memory and number that peers reach, on virtual time. Most peers here speak the protocol by hand
-//! (`docs/wire.md`), and are honest in all but one respect.
+//! Limits on the time, the memory and the number of connections that peers can cause, on virtual time. Most peers here speak the protocol
+//! by hand (`docs/wire.md`), and violate one rule each.
 
 mod limits {
     mod connections;
@@ -33,15 +33,16 @@ use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_transport::iwarp::wire::Untagged;
 
-/// The largest number of bytes in front of the payload of a frame.
+/// The largest number of bytes that precede the payload in a frame.
 const HEADER: u64 = 24;
 /// The kinds of messages.
 const DATA: u8 = 0;
 const PING: u8 = 3;
 const PONG: u8 = 4;
 const FRAGMENT: u8 = 10;
-/// The silence after which a peer is pinged, and after which its connection ends, ms.
+/// The silence after which the reactor pings a peer, in ms.
 const INTERVAL: u64 = 50;
+/// The silence after which the connection of a peer ends, in ms.
 const TIMEOUT: u64 = 150;
 const SLACK: u64 = 15;
 
@@ -53,11 +54,11 @@ fn config() -> Config {
         .timeouts(|t| t.close = ms(20))
 }
 
-/// The reasons and the times of the ends of a program's connections, ns.
+/// The time in ns and the reason of each end of a program's connections.
 #[derive(Clone, Default)]
 struct Ends(Rc<RefCell<Vec<(u64, DisconnectReason)>>>);
 
-/// A program that runs one action when a connection is established, and notes how connections end.
+/// A program that calls `up` when a connection is established, and records the ends of connections.
 struct Honest<F> {
     fabric: Shared,
     ends: Ends,
@@ -74,10 +75,10 @@ impl<F: FnMut(&mut Context<'_>, ConnectionId)> Handler for Honest<F> {
     }
 }
 
-/// A hand-made peer. It answers pings, and never grants credits; or it sends the beginning of a message, and then only Writes of zero
-/// bytes, which are signs of life.
+/// A peer that speaks the protocol by hand. Without a `first` message it answers pings, but never grants credits. With one, it sends this
+/// message, and then only RDMA Writes of zero bytes, which prove that it is alive.
 struct Rude {
-    /// The signs of life: answers, and Writes of zero bytes.
+    /// The number of signs of life that the peer has sent: answers to pings, or RDMA Writes of zero bytes.
     signs: Rc<Cell<u32>>,
     first: Vec<u8>,
     region: Option<Region>,
@@ -108,7 +109,7 @@ impl Handler for Rude {
     }
 }
 
-/// Returns a server with this program, and a hand-made peer, which has begun to connect.
+/// Returns a server with `program`, and a peer with `rude` that has begun to connect to it.
 fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude: Rude) -> [Node; 2] {
     let mut nodes =
         [Node::new(reactor(0, fabric, server), program), Node::new(reactor(1, fabric, config()), Box::new(rude))];
@@ -118,7 +119,7 @@ fn beside_rude(fabric: &Shared, server: Config, program: Box<dyn Handler>, rude:
     nodes
 }
 
-/// A program that opens a stream and reads nothing of it.
+/// A program that opens streams and reads nothing from them.
 struct Deaf;
 
 impl StreamHandler for Deaf {

@@ -1,4 +1,4 @@
-//! The links between the project's documents point to existing files and headings.
+//! Checks that the links in the project's documents point to existing files and headings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use pulldown_cmark::{BrokenLink, Event, LinkType, Options, Parser, Tag, TagEnd};
 
-/// Folders without documents of the project.
+/// Folders that contain no documents of the project.
 const SKIPPED: [&str; 2] = ["target", ".git"];
 
 /// A document: its links, and the anchors of its headings.
@@ -43,17 +43,17 @@ impl Document {
     }
 }
 
-/// Returns the anchor of a heading, as GitHub builds it.
+/// Returns the anchor that GitHub builds for a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Collects the documents below a folder.
+/// Adds all documents below a folder to `found`.
 fn documents(folder: &Path, found: &mut BTreeMap<PathBuf, Document>) {
     for entry in fs::read_dir(folder).expect("a folder of the project") {
         let entry = entry.expect("an entry");
-        // The packages have the README of the project as a symbolic link.
+        // The README of each package is a symbolic link to that of the project.
         if entry.file_type().expect("its type").is_symlink() {
             continue;
         }
@@ -68,7 +68,7 @@ fn documents(folder: &Path, found: &mut BTreeMap<PathBuf, Document>) {
     }
 }
 
-/// Returns a path without `.` and `..`.
+/// Returns the path with its components `.` and `..` resolved.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -81,7 +81,7 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// Returns the fault of a link of a document; `None` if it has none, or points out of the project.
+/// Returns the fault of a link in the document `of`. `None` if the link has no fault, or is an https address.
 fn fault(of: &Path, link: &str, documents: &BTreeMap<PathBuf, Document>) -> Option<String> {
     if link.starts_with("https://") {
         return None;
@@ -129,13 +129,13 @@ fn a_link_that_leads_nowhere_is_found() {
     }
 }
 
-/// Returns the faults of the links of a page that rustdoc includes too, without the files next to it. `overrides`: the labels that are
-/// defined before it.
+/// Returns the faults of the links of a page that is also part of rustdoc's documentation, where relative links to files do not work.
+/// `overrides` are the labels of links that rustdoc defines before the page.
 fn faults_in_rustdoc(page: &str, overrides: &BTreeSet<String>) -> Vec<String> {
     let (mut faults, mut used) = (Vec::new(), BTreeSet::new());
     let mut undefined = Vec::new();
     let mut note = |link: BrokenLink<'_>| {
-        // Brackets alone are text.
+        // Brackets without a label behind them are ordinary text.
         if link.link_type == LinkType::Reference {
             undefined.push(format!("[{}] is not defined", link.reference));
         }
@@ -165,7 +165,7 @@ fn faults_in_rustdoc(page: &str, overrides: &BTreeSet<String>) -> Vec<String> {
     faults
 }
 
-/// Returns the pages that a source file includes, each with the labels that are defined before it.
+/// Returns the pages that a source file includes, each with the labels of links that are defined before it.
 fn included(source: &str) -> Vec<(String, BTreeSet<String>)> {
     let (mut pages, mut labels) = (Vec::new(), BTreeSet::new());
     for line in source.lines() {
@@ -183,7 +183,7 @@ fn included(source: &str) -> Vec<(String, BTreeSet<String>)> {
     pages
 }
 
-/// The guide is read both as files and in rustdoc.
+/// The pages of the guide are read as files and in rustdoc, so their links must work in both.
 #[test]
 fn links_of_the_guide_lead_somewhere_in_rustdoc() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -196,7 +196,7 @@ fn links_of_the_guide_lead_somewhere_in_rustdoc() {
     });
     let faults: Vec<_> = faults.collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    // rustdoc has no files of pictures: each is part of the text, where a blank line would end it.
+    // In rustdoc a picture is not a file of its own, but part of the text. There, a blank line would end it.
     for picture in pages.iter().flat_map(|(_, labels)| labels).filter(|label| label.ends_with(".svg")) {
         assert!(guide.contains(&format!("#[doc = include_str!(\"../docs/{picture}\")]")), "{picture} follows no page");
         let text = fs::read_to_string(root.join("docs").join(picture)).expect("a picture");
@@ -219,7 +219,7 @@ fn a_link_that_leads_nowhere_in_rustdoc_is_found() {
     assert_eq!(included(source), [("a.md".to_owned(), labels(&["z.md"])), ("guide/b.md".to_owned(), labels(&[]))]);
 }
 
-/// Collects the code of the tests and of the tested libraries, below a folder.
+/// Appends the paths below a folder, and the content of all Rust files, to `all`.
 fn sources(folder: &Path, all: &mut String) {
     for entry in fs::read_dir(folder).expect("a folder of the project").flatten() {
         let path = entry.path();
@@ -232,7 +232,7 @@ fn sources(folder: &Path, all: &mut String) {
     }
 }
 
-/// `docs/reliability.md` names tests, settings of the simulation and files. Each name is a word in the code, or a file in it.
+/// `docs/reliability.md` names tests, settings of the simulation, and files. Each of these names must exist in the code.
 #[test]
 fn names_on_the_page_of_faults_are_in_the_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -248,7 +248,7 @@ fn names_on_the_page_of_faults_are_in_the_code() {
     assert!(gone.is_empty(), "docs/reliability.md names what is not in the code: {gone:?}");
 }
 
-/// `docs/reliability.md` counts the rows of its tables.
+/// `docs/reliability.md` states how many rows its tables have in each state. The numbers must be true.
 #[test]
 fn the_rows_of_the_page_of_faults_are_counted() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

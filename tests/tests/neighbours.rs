@@ -1,5 +1,5 @@
-//! Echoes of an honest client next to a hostile one, on virtual time: the 99th percentile is at most twice that of a
-//! quiet network, for every behaviour of the hostile one.
+//! Echoes of an honest client next to a hostile peer, on virtual time. Whatever the hostile peer does, the 99th percentile of their time is
+//! at most twice that of a network without it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use rdma_reactor_tests::sim::tcp::address;
 
 /// Nanoseconds per microsecond.
 const US: u64 = 1_000;
-/// The time that a program needs for each byte that it receives, ps: about 60 ns for the smallest frames.
+/// The processor time per received byte, in ps. It is about 60 ns for the smallest frames.
 const TOLL: u64 = 2_000;
 
 fn config() -> Config {
@@ -29,8 +29,8 @@ fn config() -> Config {
         .max_memory(512 << 20)
 }
 
-/// Checks that the echoes take at most twice as long as they do alone. `act` is called every `pause` ns. Returns the counters of the
-/// server.
+/// Checks that the 99th percentile of the echoes is at most twice that of a network without hostile peers. `join` adds these peers, and
+/// `act` is called every `pause` ns. Returns the counters of the server.
 fn beside(what: &str, pause: u64, join: impl FnOnce(&mut Street), mut act: impl FnMut(&Shared, &mut [Node])) -> Stats {
     let toll = |street: &Street| lock(&street.fabric).toll = TOLL;
     let mut quiet = Street::echoing(&config());
@@ -47,7 +47,8 @@ fn beside(what: &str, pause: u64, join: impl FnOnce(&mut Street), mut act: impl 
     stats
 }
 
-/// Does the same as [`beside`], with hostile sockets. Each of them acts in turn, with the number of its act.
+/// Does the same as [`beside`], with `count` hostile sockets. One socket acts every `pause` ns, each in turn. `act` gets the socket, and
+/// the number of its earlier acts.
 fn beside_sockets(what: &str, count: usize, pause: u64, act: impl Fn(&mut Hostile, u64)) -> Stats {
     let (mut sockets, mut acts) = (Vec::new(), 0_u64);
     beside(
@@ -71,7 +72,7 @@ fn server() -> std::net::SocketAddr {
     address(0, 7471)
 }
 
-/// A hundred handshakes arrive byte by byte.
+/// The startup frames of a hundred connections arrive byte by byte.
 #[test]
 fn slow_handshakes_delay_nobody() {
     let frame = startup_frame(&greeting(16));
@@ -82,7 +83,7 @@ fn slow_handshakes_delay_nobody() {
     assert_eq!(stats.connections.connected, 1, "none of them is up yet");
 }
 
-/// Connections send junk in place of a startup frame, and are opened again.
+/// Connections send junk instead of a startup frame, and are opened again.
 #[test]
 fn junk_delays_nobody() {
     let stats = beside_sockets("junk", 20, 10 * US, |socket, nth| match nth % 8 {
@@ -93,7 +94,7 @@ fn junk_delays_nobody() {
     assert_eq!(stats.connections.connected, 1);
 }
 
-/// A new connection arrives every 10 us, and none sends anything.
+/// A new connection is opened every 10 us, and none sends anything.
 #[test]
 fn silent_connections_delay_nobody() {
     let stats = beside_sockets("silent connections", 2_000, 10 * US, |socket, nth| {
@@ -116,7 +117,7 @@ fn churn_delays_nobody() {
     assert!(stats.connections.connected > 50, "{stats:?}");
 }
 
-/// Row 23. A new connection is requested every 20 us, with a valid startup frame, and each stays.
+/// Row 23. Two hundred connections are requested and established, and all of them stay.
 #[test]
 fn a_flood_of_connects_delays_nobody() {
     let stats = beside_sockets("connects", 200, 10 * US, |socket, nth| match nth {
@@ -127,7 +128,7 @@ fn a_flood_of_connects_delays_nobody() {
     assert!(stats.connections.connected > 100, "{stats:?}");
 }
 
-/// Writes without payload arrive as fast as TCP accepts them. They need no credit and no right.
+/// A peer sends RDMA Writes of zero bytes as fast as TCP accepts them. They need neither credits nor access rights.
 #[test]
 fn writes_of_nothing_delay_nobody() {
     let stats =
@@ -135,7 +136,7 @@ fn writes_of_nothing_delay_nobody() {
     assert_eq!(stats.connections.connected, 2);
 }
 
-/// Frames of messages arrive byte by byte, on fifty connections.
+/// Messages arrive byte by byte, on fifty connections.
 #[test]
 fn frames_octet_by_octet_delay_nobody() {
     let frame = fpdu_untagged(&SEND, &message(0, 16, &[1; 100]), true);
@@ -148,7 +149,7 @@ fn frames_octet_by_octet_delay_nobody() {
     assert!(stats.connections.connected > 40, "{stats:?}");
 }
 
-/// A peer requests echoes and never grants anything.
+/// Peers request echoes, and never grant credits for them.
 #[test]
 fn grants_that_never_come_delay_nobody() {
     let stats = beside_sockets("no grants", 20, 5 * US, |socket, nth| match nth {
@@ -160,7 +161,7 @@ fn grants_that_never_come_delay_nobody() {
     assert!(stats.connections.connected > 15, "{stats:?}");
 }
 
-/// A program that offers messages all the time, and whose reactor answers no Read, because it runs no turn any more.
+/// A program that offers as many large messages as it can. The test stops its reactor, so that it answers no Reads.
 struct Offers;
 
 impl Handler for Offers {
@@ -169,7 +170,7 @@ impl Handler for Offers {
     }
 }
 
-/// Messages are offered and can never be fetched.
+/// Large messages are offered, and cannot be fetched, because the peer answers no Reads.
 #[test]
 fn offers_that_are_never_fetched_delay_nobody() {
     let stats = beside(
@@ -184,7 +185,7 @@ fn offers_that_are_never_fetched_delay_nobody() {
     assert!(stats.memory.fetched_bytes > 0 && stats.memory.fetched_bytes <= 4 << 20, "{stats:?}");
 }
 
-/// A program that reads the peer's memory at full depth, all the time.
+/// A program that always has as many Reads of the peer's memory in flight as it can.
 #[derive(Default)]
 struct Reads(Option<(Region, RemoteRegion)>);
 
@@ -213,14 +214,14 @@ impl Handler for Reads {
     }
 }
 
-/// A server that echoes, and allows each peer to read its memory.
+/// A server that echoes, and registers memory that its peers may read.
 struct Library(Server, Vec<Region>);
 
 impl Handler for Library {
     fn on_connect(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let options = RegionOptions::new().allow(Access::REMOTE_READ);
         let region = cx.register(conn, 65_536, &options).expect("a region");
-        // The honest client would mistake the key for an echo.
+        // The key is not sent to the first client, the honest one, which would take it for an echo.
         if !self.1.is_empty() {
             cx.send(conn, &region.remote().to_bytes()).expect("room");
         }
@@ -232,13 +233,13 @@ impl Handler for Library {
     fn on_disconnect(&mut self, _: &mut Context<'_>, _: ConnectionId, _: DisconnectReason) {}
 }
 
-/// Reads of 64 KiB are posted at full depth.
+/// A peer always has as many Reads of 64 KiB in flight as it can.
 #[test]
 fn reads_at_full_depth_delay_nobody() {
     let library = |fabric: &Shared| Box::new(Library(Server(Arc::clone(fabric)), Vec::new())) as Box<dyn Handler>;
     let alone = Street::new(&config(), library).p99(u64::MAX, |_| {});
     let mut street = Street::new(&config(), library);
-    // A copy with its CRC runs at about 10 GB/s.
+    // This is the time per byte of a copy with its CRC, at about 10 GB/s.
     lock(&street.fabric).toll = 100;
     street.until(10, u64::MAX, |_| {});
     street.add(&config(), Box::<Reads>::default());
@@ -248,7 +249,7 @@ fn reads_at_full_depth_delay_nobody() {
     assert!(beside <= 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// A server that echoes short messages, and keeps long ones forever.
+/// A server that echoes messages of eight bytes, and keeps all other messages forever.
 struct Keeps(Server, Vec<DetachedMessage>);
 
 impl Handler for Keeps {
@@ -261,7 +262,7 @@ impl Handler for Keeps {
     }
 }
 
-/// A program that sends one-buffer messages and larger ones, as many as fit.
+/// A program that sends messages of one buffer and larger ones in turn, as many as the window allows.
 struct Hoard;
 
 impl Handler for Hoard {
@@ -275,7 +276,7 @@ impl Handler for Hoard {
     }
 }
 
-/// The program keeps all messages of a peer that sends as many as it can.
+/// A peer sends as many messages as it can, and the server's program keeps all of them.
 #[test]
 fn kept_messages_delay_nobody() {
     let keeps = |fabric: &Shared| Box::new(Keeps(Server(Arc::clone(fabric)), Vec::new())) as Box<dyn Handler>;
@@ -289,7 +290,7 @@ fn kept_messages_delay_nobody() {
     assert!(beside <= 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// A neighbour without a limit on its share of a turn delays the others, so that these tests can fail.
+/// Checks the measurement itself: if time is lost every 0.1 ms, the percentile must be more than twice as high.
 #[test]
 fn the_measurement_sees_a_delay() {
     let slow = |pause: u64| {
@@ -304,12 +305,12 @@ fn the_measurement_sees_a_delay() {
     assert!(beside > 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// Four peers send messages without payload, immediates, pings or grants, as fast as their credits allow. An echo waits for their shares of
-/// two turns at most, and these cost next to nothing unless the program is called for them.
+/// Four peers send messages without payload, immediate data, pings or grants, as fast as their credits allow. If the program is called for
+/// them, an echo waits at most for two shares of each peer. Otherwise they cost nearly nothing.
 #[test]
 fn floods_within_credits_delay_nobody_beyond_their_shares() {
     const PEERS: u64 = 4;
-    /// `Config::fairness`, and the time that the server's program takes for a message.
+    /// The limit of `Config::fairness` on the messages of one connection in a turn, and the time in ns that the program takes for one.
     const SHARE: (u64, u64) = (24, US);
     let measure = |kind: Option<Kind>| {
         let mut street = Street::echoing(&config());

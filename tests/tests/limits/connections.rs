@@ -1,13 +1,13 @@
-//! Limits in the number of connections and handshakes, and the reports about them to peers and to the log.
+//! Limits on the number of connections and handshakes, and how peers and the log are informed about refusals.
 
 use super::super::*;
 
-/// Row 41. The pools never exceed `max_memory`. A connection past that is refused, with its reason, on the side that has the limit; the
-/// others continue, and another one fits when one has ended.
+/// Row 41. The buffers of all connections never exceed `max_memory`. A connection that would exceed it is refused with this reason, on the
+/// side that has the limit. Existing connections continue, and when one has ended, another one is accepted.
 #[test]
 fn connections_past_max_memory_are_refused() {
     const MEMORY: usize = 1 << 20;
-    // Each side has the limit in turn.
+    // First the server has the limit, and then the client.
     for limited in 0..2 {
         let (fabric, attempts) = (network(2), Attempts::default());
         let small = config().buffer_size(4 << 10).receive_depth(32).send_depth(32);
@@ -51,17 +51,17 @@ fn connections_past_max_memory_are_refused() {
     }
 }
 
-/// Lets virtual time pass.
+/// Runs the nodes for `time` of virtual time, in ns.
 fn pass(fabric: &Shared, nodes: &mut [Node], time: u64) {
     let end = lock(fabric).now() + time;
     lock(fabric).schedule(end, Script::Tick);
     until(fabric, nodes, "time passes", |_| lock(fabric).now() >= end);
 }
 
-/// Requests that are cancelled immediately count towards `max_pending` until their state is gone, so that they use no more connections and
-/// buffers than that. The number of requests is that of one of the three processes that once caused four times as many connections as
-/// allowed; `make soak` sends those of all three (`TAKEN_BACK`). They are sent to servers that handle few completions in each turn, 24,000
-/// to each, as the network has no ports for many more, and with varying numbers at a time.
+/// A connect request that is cancelled immediately counts towards `max_pending` until its state is released. So such requests cannot cause
+/// more connections and buffers than this limit. `TAKEN_BACK` sets the number of requests (default: 400,000; `make soak` sends more). They
+/// are spread over servers with 24,000 requests each, because the simulated network has few more ports. Each server handles few completions
+/// per turn, so that requests pile up.
 #[test]
 fn requests_that_are_taken_back_count_until_they_are_gone() {
     const EACH: usize = 24_000;
@@ -71,9 +71,10 @@ fn requests_that_are_taken_back_count_until_they_are_gone() {
     }
 }
 
-/// Sends this number of requests and cancels them, this number at a time, and then connects an honest client.
+/// Sends `requests` connect requests to a new server, `at_a_time` of them together, and cancels each. Then checks that an honest client can
+/// connect.
 fn take_back(requests: usize, at_a_time: usize) {
-    /// The buffers of a connection: for the receives, the sends, and two messages of the reactor.
+    /// The number of buffers of one connection: 64 receives, 64 sends, and two for messages of the reactor.
     const BUFFERS: usize = 64 + 64 + 2;
     let (fabric, attempts) = (network(3), Attempts::default());
     let scarce = config().completions(|c| c.per_turn = 64);
@@ -86,7 +87,7 @@ fn take_back(requests: usize, at_a_time: usize) {
     let frame = startup_frame(&greeting(WINDOW));
     let mut most = 0;
     for round in 0..requests.div_ceil(at_a_time) {
-        // All requests are sent, and then all are cancelled, while the server is busy.
+        // Virtual time passes without a turn of the server, so it finds all requests sent and then all cancelled.
         let wait = |time: u64| {
             let until = lock(&fabric).now() + time;
             lock(&fabric).advance(until);
@@ -96,7 +97,7 @@ fn take_back(requests: usize, at_a_time: usize) {
         sockets.iter_mut().for_each(|socket| socket.send(frame.clone()));
         wait(MS);
         if round % 2 == 0 {
-            // They are cancelled when the server has accepted some of them.
+            // The server runs one turn first, so that it has accepted some of the requests before they are cancelled.
             step(&fabric, &mut nodes).expect("a turn");
         }
         sockets.iter_mut().for_each(|socket| socket.close(round % 3 > 0));
@@ -121,15 +122,15 @@ fn take_back(requests: usize, at_a_time: usize) {
     until(&fabric, &mut nodes, "an honest client is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// Peers that connect, send a valid request, and nothing more.
+/// Peers that connect and send a valid request, and then stay silent.
 struct Silent {
     fabric: Shared,
     request: Vec<u8>,
-    /// The connected peers that have not sent their requests.
+    /// The peers that have connected and will send their request at the next call of `ask`.
     asking: Vec<Hostile>,
-    /// The peers that have sent their requests, with the times, oldest first.
+    /// The peers that have sent their request, oldest first, with the time of the request.
     held: VecDeque<(u64, Hostile)>,
-    /// The closed peers: dropping one would close all sockets of its node.
+    /// The disconnected peers. They are kept, because dropping one would close all sockets of its node.
     gone: Vec<Hostile>,
 }
 
@@ -141,7 +142,7 @@ impl Silent {
         Self { fabric: fabric.clone(), request: startup_frame(&greeting), asking, held, gone }
     }
 
-    /// Connects another peer from this node. It sends its request after some time.
+    /// Connects another peer from `node`. It sends its request at the next call of `ask`.
     fn connect(&mut self, node: usize) {
         let mut socket = Hostile::at(node, &self.fabric);
         socket.open(address(0, 7471));
@@ -156,7 +157,7 @@ impl Silent {
         }
     }
 
-    /// Disconnects the peers that have occupied their slots for this time.
+    /// Disconnects the peers that sent their request at least `time` ago.
     fn go_after(&mut self, time: u64) {
         let now = lock(&self.fabric).now();
         while self.held.front().is_some_and(|(since, _)| since + time <= now) {
@@ -167,7 +168,7 @@ impl Silent {
     }
 }
 
-/// Returns a server on node 0, a client on node 1, and the results of the client's attempts.
+/// Returns a server on node 0, a client on node 1, and the record of the client's connects.
 fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
     let attempts = Attempts::default();
     let server = Config::default().buffer_size(512).receive_depth(16).send_depth(8).security(security(mode));
@@ -180,11 +181,11 @@ fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
     (nodes, attempts)
 }
 
-/// The default number of slots for connections that are not established.
+/// The default of `max_pending`: the largest number of connections that are not established.
 const PLACES: usize = 1024;
 
-/// Connects silent peers from this number of hosts at a rate. Honest clients connect from one other host, ten a second; if `hosts` is 0,
-/// both connect from there. Returns the share of successful clients, percent.
+/// Lets silent peers connect from `hosts` hosts, `per_second` of them. Meanwhile honest clients connect from another host, ten per second.
+/// If `hosts` is 0, the silent peers connect from the host of the honest clients. Returns the percentage of honest clients that succeed.
 fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) -> u64 {
     const SECONDS: u64 = 7;
     let fabric = network(2 + hosts);
@@ -196,7 +197,7 @@ fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) ->
             silent.connect((opened as usize).checked_rem(hosts).map_or(1, |nth| 2 + nth));
             opened += 1;
         }
-        // They occupy their slots for longer than the server allows.
+        // The silent peers stay for longer than the server allows (5 s).
         silent.go_after(6000 * MS);
         if matches!(ms % 100, 0) {
             let mut cx = nodes[1].reactor.context();
@@ -214,8 +215,8 @@ fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) ->
     up
 }
 
-/// Silent connections keep out at most one in ten honest newcomers, from one host or many or from the newcomers' own, at exactly the rate
-/// that fills all slots (205 a second, for 5 s each) or a higher one.
+/// Silent connections keep out at most one in ten honest clients, whether they come from one host, from many, or from the clients' own
+/// host. At 205 silent connections per second they would just fill all slots, because each stays for 5 s. The rates are higher.
 #[test]
 fn silent_newcomers_keep_nobody_out() {
     for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
@@ -226,8 +227,8 @@ fn silent_newcomers_keep_nobody_out() {
     }
 }
 
-/// One host has 1,100 silent connections, more than there are slots, for 5 s each, and occupies each free slot. Clients of the same host
-/// still connect, also the first one after a pause.
+/// A host holds more silent connections than the server has slots, for 5 s each, and takes each slot that becomes free. Honest clients of
+/// the same host can still connect: the server evicts a silent connection for each.
 #[test]
 fn a_host_that_holds_all_places_lets_its_own_clients_in() {
     const HELD: usize = 1_100;
@@ -256,7 +257,7 @@ fn a_host_that_holds_all_places_lets_its_own_clients_in() {
     }
 }
 
-/// Maps the peers of the nodes 2 and 3 to one IPv6 host, and the others to another one.
+/// Maps the addresses of the nodes 2 and 3 into one IPv6 network of 64 bits, and all others into another one.
 fn on_two_networks(peer: SocketAddr) -> SocketAddr {
     let IpAddr::V4(v4) = peer.ip() else { return peer };
     let node = u16::from(v4.octets()[3]) - 1;
@@ -264,7 +265,7 @@ fn on_two_networks(peer: SocketAddr) -> SocketAddr {
     SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, network, node, node, node, node), peer.port()))
 }
 
-/// IPv6 addresses with the same first 64 bits are one host: all of them together get half of the handshakes.
+/// IPv6 addresses with the same first 64 bits count as one host, so they share one limit on unfinished handshakes.
 #[test]
 fn addresses_of_one_network_share_its_handshakes() {
     const SHARE: usize = 8;
@@ -295,8 +296,8 @@ fn addresses_of_one_network_share_its_handshakes() {
     until(&fabric, &mut nodes, "a client of another network is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// Two thousand clients of one host that connect at the same time and send their hello are established as far as slots are available, and
-/// none of them is evicted.
+/// Two thousand clients of one host connect at the same time, and all of them send their first message. As many are established as there
+/// are slots, and none of them is evicted.
 #[test]
 fn a_burst_of_one_host_is_served() {
     const CLIENTS: usize = 2_000;
@@ -320,7 +321,7 @@ fn a_burst_of_one_host_is_served() {
     assert!(stats.connected >= 1024, "{stats:?}");
 }
 
-/// A program that handles each request slowly.
+/// A program that takes some virtual time to decide about each connect request.
 struct Ponders(Shared, u64);
 
 impl Handler for Ponders {
@@ -331,8 +332,8 @@ impl Handler for Ponders {
     }
 }
 
-/// Row 16. Requests whose peers have given up before the program decides are counted as refused, and leave no state; quick decisions are
-/// unaffected.
+/// Row 16. Peers give up before the program has decided about their requests. The requests are counted as refused, and leave no state. A
+/// program that decides quickly still accepts.
 #[test]
 fn undecided_requests_are_counted() {
     const CLIENTS: u64 = 5;
@@ -361,8 +362,7 @@ fn undecided_requests_are_counted() {
     until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// A peer whose request arrives while the reactor begins to drain receives that reason, and not that the reactor is at
-/// a limit.
+/// If a request arrives while the reactor drains, the peer is told that the reactor is draining, and not that it is busy.
 #[test]
 fn a_draining_reactor_says_so() {
     let (fabric, first, late) = (network(3), Attempts::default(), Attempts::default());
@@ -389,7 +389,7 @@ fn a_draining_reactor_says_so() {
     assert!(nodes[0].reactor.is_draining());
 }
 
-/// A program that publishes this number of messages to each subscriber, and closes a connection when it has them.
+/// A program that publishes 500 messages to each subscriber, and then closes the subscriber's connection.
 struct Publisher {
     left: BTreeMap<ConnectionId, usize>,
     ends: Rc<RefCell<Vec<(ConnectionId, DisconnectReason)>>>,
@@ -415,7 +415,7 @@ impl Handler for Publisher {
     }
 }
 
-/// A program that reads messages, or keeps them.
+/// A program that counts received messages. With `keeps` it also keeps them, so that it grants no credits.
 #[derive(Default)]
 struct Subscriber {
     keeps: Option<Vec<DetachedMessage>>,
@@ -435,8 +435,8 @@ impl Handler for Subscriber {
     }
 }
 
-/// The reasons of a drained server distinguish peers that were served in full from those that were aborted at the deadline, also without
-/// reports of each message. So do the reasons of the peers.
+/// When a server is drained, the reasons of its disconnects distinguish peers that got all messages from those that were aborted at the
+/// deadline. This is also true with `quiet_sends`. The two peers see different reasons, too.
 #[test]
 fn a_server_knows_whom_it_has_cut_off() {
     for quiet in [false, true] {
@@ -470,7 +470,7 @@ fn a_server_knows_whom_it_has_cut_off() {
     }
 }
 
-/// The warnings about peers, by the name of the thread that wrote them.
+/// A logger that keeps the warnings about peers, each with the name of the thread that wrote it.
 struct Warnings(Mutex<Vec<(String, String)>>);
 
 impl log::Log for Warnings {
@@ -496,7 +496,7 @@ impl Warnings {
         log::set_max_level(log::LevelFilter::Warn);
     }
 
-    /// Removes and returns the lines of a test, by the end of its name.
+    /// Removes and returns the lines whose thread has a name that ends with `test`.
     fn of(test: &str) -> Vec<String> {
         let mut lines = WARNINGS.0.lock().expect("nobody panics here");
         let (own, others) = lines.drain(..).partition(|(thread, _)| thread.ends_with(test));
@@ -505,8 +505,8 @@ impl Warnings {
     }
 }
 
-/// Lines of a level that is not logged use up no limit: a host that has caused some is still in the log when a warning is due, and no line
-/// was left out.
+/// The limit on log lines per host counts only lines that are logged. Here a host has caused lines of a lower level first; its later
+/// warning is logged, and does not say that lines were left out.
 #[test]
 fn lines_that_nobody_sees_are_not_counted() {
     Warnings::begin();
@@ -533,7 +533,7 @@ fn lines_that_nobody_sees_are_not_counted() {
     );
 }
 
-/// Refused peers are in the log of the server, with their addresses, but not each time.
+/// The server logs refused peers with their addresses, but only once in a while for each host.
 #[test]
 fn failed_handshakes_are_logged_once_in_a_while() {
     Warnings::begin();

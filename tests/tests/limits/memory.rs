@@ -1,8 +1,8 @@
-//! Limits in memory: the owners of keys, and the time for which peers may hold the memory for large messages.
+//! Limits on memory: each key is valid for one peer only, and peers may hold the memory for large messages only for some time.
 
 use super::super::*;
 
-/// A server that gives the first peer access to one region, and keeps it.
+/// A server that registers one region for its first peer, and keeps it.
 struct Vault(Rc<RefCell<Option<Region>>>);
 
 impl Handler for Vault {
@@ -14,7 +14,7 @@ impl Handler for Vault {
     }
 }
 
-/// A program that tries one key when it is connected, by a Write or by a Read.
+/// A program that uses one guessed key when it is connected, in a Read or in a Write.
 struct Guess {
     target: RemoteRegion,
     reads: bool,
@@ -39,8 +39,8 @@ impl Handler for Guess {
     }
 }
 
-/// Row 56. A guess of a key ends its connection immediately, even a guess that is valid for another peer. The memory stays unchanged, and
-/// its owner continues.
+/// Row 56. A wrong key ends the connection immediately, also a key that is valid for another peer. The region is unchanged, and the
+/// connection of its rightful peer continues.
 #[test]
 fn each_guess_of_a_key_costs_its_connection() {
     let (fabric, vault) = (network(3), Rc::new(RefCell::new(None)));
@@ -76,12 +76,12 @@ const PROGRESS: u8 = 11;
 const SECOND: u64 = 1_000 * MS;
 const MIB: usize = 1 << 20;
 
-/// Returns the offer of a hand-made peer.
+/// Returns the payload of an offer of a large message, which the receiver fetches by RDMA Reads.
 fn offer(number: u32, region: RemoteRegion) -> Vec<u8> {
     [&number.to_le_bytes()[..], &[0; 4], &region.to_bytes()].concat()
 }
 
-/// A server that answers each message, and keeps this number of the first ones forever.
+/// A server that answers each message, and keeps the first `keeps` messages forever.
 #[derive(Default)]
 struct Answers {
     keeps: usize,
@@ -91,7 +91,7 @@ struct Answers {
 
 impl Handler for Answers {
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // A peer that withholds credits leaves none.
+        // The send fails if the peer grants no credits.
         let _ = cx.send(conn, b"here");
         if self.kept.len() < self.keeps {
             self.kept.push(message.detach());
@@ -102,7 +102,7 @@ impl Handler for Answers {
     }
 }
 
-/// The times of answers, ns, and the reason of the disconnect.
+/// The times of the answers in ns, and the reason of the disconnect.
 #[derive(Clone, Default)]
 struct Log(Rc<RefCell<(Vec<u64>, Option<DisconnectReason>)>>);
 
@@ -115,7 +115,7 @@ impl Log {
     }
 }
 
-/// A program that sends messages of this length, each one after the answer to the previous one.
+/// A program that sends `count` messages of `len` bytes, each after the answer to the previous one.
 struct Asks {
     fabric: Shared,
     len: usize,
@@ -148,8 +148,8 @@ impl Handler for Asks {
     }
 }
 
-/// Peers that offer sixteen messages of 64 MiB each and answer no Read, from one address or from separate ones, hold no memory that an
-/// honest sender of such messages waits for. They are alive otherwise.
+/// Peers offer sixteen messages of 64 MiB each and answer no Reads, from one address or from several. They answer pings. They must not hold
+/// memory for which an honest sender of such messages would have to wait.
 #[test]
 fn peers_that_answer_no_reads_hold_no_memory() {
     for count in [2, 8, 40] {
@@ -206,7 +206,7 @@ fn withheld(count: usize, many: bool) {
     assert!(times.iter().all(|&time| time < 3 * SECOND), "{times:?} ns");
 }
 
-/// Returns the settings of a server with memory for three messages of 4 MiB at the same time.
+/// Returns settings with memory for only three messages of 4 MiB at the same time.
 fn short_of_memory() -> Config {
     Config::default()
         .large_messages(|l| l.memory = 16 * MIB)
@@ -214,8 +214,8 @@ fn short_of_memory() -> Config {
         .large_messages(|l| l.cache = 0)
 }
 
-/// Peers that answer Reads at first and then stop, some of them later than others, are evicted when others wait for their memory. The
-/// waiting peers lose only time.
+/// Peers answer Reads at first, and then stall, some of them earlier than others. They are evicted when other peers wait for their memory.
+/// The waiting peers lose only time.
 #[test]
 fn peers_that_stop_answering_give_way_to_those_that_wait() {
     for count in [2, 8, 40] {
@@ -227,7 +227,7 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
             let asks = Asks::boxed(&fabric, 4 * MIB, 2, &nobody);
             nodes.push(Node::new(reactor(1 + nth, &fabric, Config::default()), asks));
             nodes[1 + nth].reactor.context().connect(address(0, 7471)).expect("connecting");
-            // The peer stops when it has memory, or has had the time to request some.
+            // The peer stalls when it holds memory, or after it has had enough time to request some.
             let end = lock(&fabric).now() + 5 * MS;
             lock(&fabric).schedule(end, Script::Tick);
             until(&fabric, &mut nodes, "an offer", |nodes| {
@@ -242,15 +242,15 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
         let (times, ended) = log.0.take();
         println!("{count} peers: answers after {times:?} ns, {ended:?}");
         assert!(times.len() == 2 && ended.is_none(), "{ended:?}");
-        // Three at a time hold the memory for the grace time; those that are completely silent end by the keepalive.
+        // Three peers at a time hold the memory until the grace time ends. Peers that are completely silent end earlier, by the keepalive.
         let most = (2 * (count as u64 / 3 + 1) * SECOND).min(16 * SECOND);
         assert!(times.iter().all(|&time| time <= most), "{times:?} ns");
     }
 }
 
-/// Of 64 MiB, three peers that answer pings and no Reads hold 4 MiB each, and a sender on a slow path holds some for the first of its
-/// messages, one per connection. Then another one sends a message. Returns the times after which the three were evicted, and the first
-/// message of the slow sender and that of the other were answered, ms. The two lose nothing.
+/// Of 64 MiB, three peers that answer pings but no Reads hold 4 MiB each. A sender on a slow path holds memory for the first message of its
+/// first connection. Then another sender sends a message of `len` bytes. Returns three times in ms: until the three peers were evicted,
+/// until the first answer to the slow sender, and until the answer to the other one. Neither sender may lose a connection.
 fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u64; 3] {
     const SILENT: usize = 3;
     const PERIOD: u64 = 900 * MS;
@@ -316,24 +316,24 @@ fn beside_a_slow_one((slow_len, connections): (usize, usize), len: usize) -> [u6
     times
 }
 
-/// A message as large as all memory waits for a slow sender, which makes progress, and for peers that answer no Reads. These are evicted
-/// within their grace time, although the message cannot be fetched yet.
+/// A message as large as the whole memory waits for memory of a slow sender and of peers that answer no Reads. These peers are evicted
+/// within their grace time, although the message then still has to wait for the slow sender.
 #[test]
 fn peers_that_answer_no_reads_give_way_beside_a_slow_one() {
     let [gone, slow, large] = beside_a_slow_one((4 * MIB, 1), 64 * MIB);
     assert!(gone < 2_200 && (3_000..=slow).contains(&large), "nobody but the slow one was waited for");
 }
 
-/// The first in the queue is a second connection of a host that has used its share, and waits for itself. Those behind it still get the
-/// memory of peers that answer no Reads.
+/// The first message that waits for memory is the second one of a host that has used its share, so only this host can make room for it. A
+/// message behind it still gets the memory of peers that answer no Reads.
 #[test]
 fn a_host_that_waits_for_itself_hides_nobody() {
     let [_, slow, other] = beside_a_slow_one((28 * MIB, 2), 24 * MIB);
     assert!(other < 2_500 && slow > 20_000, "two of the three are enough");
 }
 
-/// Three senders on slow paths hold all the memory, and make progress. A fourth one waits for it longer than its transfer timeout. All
-/// messages arrive, and no connection ends.
+/// Three senders on slow paths hold all the memory, and make progress. A fourth sender waits for memory longer than its transfer timeout.
+/// All messages arrive, and no connection ends.
 #[test]
 fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
     const SLOW: usize = 3;
@@ -350,7 +350,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
     while logs.iter().any(|log| log.answers() == 0) {
         let now = lock(&fabric).now();
         if opened <= SLOW + 1 {
-            // The fast one connects when the others hold the memory.
+            // The next sender connects when the previous ones hold their memory.
             let has_memory = nodes[0].reactor.stats().memory.fetched_bytes == 4 * MIB * (opened - 1);
             if has_memory {
                 nodes[1..].iter_mut().for_each(|node| node.dead = true);
@@ -361,7 +361,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
                 opened += 1;
             }
         } else {
-            // Each of the slow ones sends for a moment, about a mebibyte per second.
+            // Each slow sender runs for a moment of each period, in which it sends about a mebibyte per second on average.
             if now >= window {
                 window = now + PERIOD;
                 lock(&fabric).schedule(window, Script::Tick);
@@ -379,7 +379,7 @@ fn slow_senders_are_served_and_waiting_for_memory_is_no_silence() {
     assert!(times[SLOW] > 2_000, "{times:?}: it had to wait for longer than its limit");
 }
 
-/// A peer may announce for at most four transfer timeouts that it waits for its own memory.
+/// A receiver may delay a sender for at most four transfer timeouts by reports that it waits for its own memory.
 #[test]
 fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     const LIMIT: u64 = 2_000;
@@ -387,7 +387,7 @@ fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     let answers = Answers { keeps: 3, ..Answers::default() };
     let mut nodes = vec![Node::new(reactor(0, &fabric, short_of_memory()), Box::new(answers))];
     nodes[0].reactor.context().listen(address(0, 7471)).expect("a free port");
-    // Two connections, because one gets at most half.
+    // Two connections are needed to use all of the memory, because one gets at most half.
     for (nth, log) in logs.iter().enumerate() {
         let client = Config::default().timeouts(|t| t.transfer = Duration::from_millis(LIMIT));
         let asks = Asks::boxed(&fabric, 4 * MIB, 4, log);
@@ -401,7 +401,7 @@ fn a_wait_for_the_peers_memory_has_a_limit_in_time() {
     assert!((4 * LIMIT * MS..(4 * LIMIT + 100) * MS).contains(&now), "{now} ns");
 }
 
-/// A hand-made peer that offers one message which can be fetched, and records the messages that it receives.
+/// A peer that speaks the protocol by hand. It offers one message, which can be fetched, and records the messages that it receives.
 struct Offerer {
     region: Option<Region>,
     got: Rc<RefCell<Vec<Vec<u8>>>>,
@@ -420,13 +420,13 @@ impl Handler for Offerer {
     }
 }
 
-/// Only a peer whose greeting has the feature is notified that this side waits for memory.
+/// A receiver reports that it waits for memory only to peers whose greeting has this feature.
 #[test]
 fn a_peer_of_an_older_version_is_not_told_of_a_wait() {
     for understands in [false, true] {
         let (fabric, log, got) = (network(3), Log::default(), Rc::<RefCell<Vec<Vec<u8>>>>::default());
         let answers = Answers { keeps: 1, ..Answers::default() };
-        // One message of this length uses all the memory.
+        // One message of 4 MiB uses all the memory.
         let small = short_of_memory().large_messages(|l| l.memory = 8 * MIB);
         let offerer = Offerer { region: None, got: Rc::clone(&got) };
         let mut nodes = [

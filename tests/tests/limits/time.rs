@@ -1,18 +1,18 @@
-//! Limits on time: slow callbacks, peers that send too slowly or nothing, and peers that never read.
+//! Limits on time: slow callbacks, peers that send too slowly or not at all, and peers that never read.
 
 use super::super::*;
 
-/// The time that a slow callback takes, ms: longer than every limit of its program.
+/// The time that a slow callback takes, in ms. It is longer than each time limit of its program.
 const THOUGHT: u64 = 500;
 
-/// A program with a slow callback, which makes a request at its end.
+/// A program with a slow callback. At its end the callback sets a timer, connects, and sends a message and closes, in any order.
 struct Slow {
     fabric: Shared,
     attempts: Attempts,
     answer: Vec<u8>,
-    /// The first of the three requests.
+    /// The request that is made first: 0 is the timer, 1 is the connect, and 2 is the close.
     first: usize,
-    /// The times at which a timer was set and has fired, ns.
+    /// The time at which the timer was set, and the time at which it has fired, in ns.
     timer: Rc<RefCell<Vec<u64>>>,
 }
 
@@ -45,8 +45,8 @@ impl Handler for Slow {
     }
 }
 
-/// Times count from the call, however long the callback has taken: the time of a timer, of an attempt to connect, and of a close behind a
-/// large message.
+/// The time limit of a request counts from the call, and not from the begin of the callback, however long the callback took before. This
+/// holds for a timer, a connect, and a close after a large message.
 #[test]
 fn times_count_from_the_call() {
     (0..3).for_each(times_count_from);
@@ -83,8 +83,8 @@ fn times_count_from(first: usize) {
     assert!(timer[1] >= timer[0] + 30 * MS, "set and fired at {timer:?}");
 }
 
-/// Row 48. The connection to a peer that answers each ping and never grants anything ends when the last credit for a ping is used, whether
-/// or not the program sends.
+/// Row 48. A peer answers each ping but never grants credits. Its connection ends when the last credit for a ping is used, whether or not
+/// the program sends.
 #[test]
 fn a_peer_that_answers_and_never_grants_is_given_up() {
     for sends in [true, false] {
@@ -112,7 +112,7 @@ fn a_peer_that_answers_and_never_grants_is_given_up() {
     }
 }
 
-/// Row 52. A message whose last part never arrives ends its connection after `Timeouts::transfer`, though its sender is alive.
+/// Row 52. If the last part of a message never arrives, the connection ends after `Timeouts::transfer`, although the sender is alive.
 #[test]
 fn a_message_without_its_last_part_has_a_limit_in_time() {
     const LIMIT: u64 = 400;
@@ -132,8 +132,8 @@ fn a_message_without_its_last_part_has_a_limit_in_time() {
     assert_eq!(all, free, "the buffers of the parts are free");
 }
 
-/// Row 55. A frame that arrives byte by byte is no sign of life: its sender counts as silent. A frame that arrives in larger pieces over a
-/// longer time is received.
+/// Row 55. A frame that arrives byte by byte is no sign of life, so its sender counts as silent. A frame that arrives in larger pieces is
+/// received, although it takes longer than the timeout.
 #[test]
 fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
     let payload = vec![5; 8_000];
@@ -167,14 +167,14 @@ fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
         if !arrives {
             let (at, reason) = ends.0.borrow()[0].clone();
             assert_eq!(reason, DisconnectReason::KeepaliveTimeout);
-            // The received header of the frame counts, and each 512 further bytes.
+            // The header of the frame is a sign of life once it has arrived, and so are each 512 further bytes.
             let signs = (HEADER / piece as u64 + 1) * INTERVAL;
             assert!(at - begun <= (signs + TIMEOUT + SLACK) * MS, "pieces of {piece}: after {} ns", at - begun);
         }
     }
 }
 
-/// A program that writes to each stream as much as fits, and closes it some time later.
+/// A program that writes to its stream until the stream is full, and closes it after `CLOSES`.
 struct Writer {
     fabric: Shared,
     over: Rc<Cell<Option<u64>>>,
@@ -205,7 +205,7 @@ impl StreamHandler for Writer {
 }
 
 /// Row 54. A stream whose peer never reads stays open as long as the peer is alive. After a close it ends within the linger time and the
-/// close timeout. If the peer's process stalls, the connection ends as any other.
+/// close timeout. If the peer's process stalls, the stream ends by the keepalive timeout.
 #[test]
 fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
     const LINGER: u64 = 300;
@@ -230,7 +230,8 @@ fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
     }
 }
 
-/// A program that sends a message in parts of one byte, one just before each time limit on its progress, and signs of life between them.
+/// A program that sends a message in parts of one byte, each just before a time limit would pass since the previous part. Signs of life
+/// precede and follow each part.
 struct Drip {
     left: u8,
     ticks: u64,
@@ -267,7 +268,7 @@ impl Handler for Drip {
     }
 }
 
-/// `Timeouts::transfer` applies to a message in parts as a whole: its sender gains no time with each part.
+/// `Timeouts::transfer` limits the time of a message as a whole, so its sender gains no time with each part.
 #[test]
 fn a_message_in_parts_has_one_limit_in_time_as_a_whole() {
     const LIMIT: u64 = 400;

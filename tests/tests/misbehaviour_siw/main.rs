@@ -1,9 +1,11 @@
-//! The answers of the embedded provider and of the kernel's `siw` to the same bytes that violate a rule.
+//! Compares the answers of the embedded provider and of the kernel's `siw` to bytes that violate a rule.
 //!
-//! The embedded provider must answer as the RFCs say. The answers of `siw` are asserted, too, because peers in the
-//! field see them; the table shows the differences from the RFCs. None of these bytes harms `siw`. The two MPA replies
-//! that do, a length above 256 and an enhanced one without its four bytes, are for an initiator and are not played.
-//! These tests need a `siw` device; `make test-rdma-full` brings one.
+//! The embedded provider must answer as the RFCs say. The expected answers of `siw` are listed as well, because peers
+//! in the field get them, and the list shows how they differ from the RFCs. None of these bytes harms `siw`. Two MPA
+//! replies would harm it as an initiator: one with a length above 256, and an enhanced one without its four bytes. They
+//! are not sent.
+//!
+//! These tests need a `siw` device; `make test-rdma-full` creates one.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the kernel keeps its own time")]
 
@@ -20,11 +22,11 @@ use rdma_transport::wr::RemoteAddress;
 use rdma_transport::{RemoteKey, SendFlags, SendOp};
 use target::{MEMORY, Outcome, PATIENCE, Target};
 
-/// The expected answer of `siw` to a script.
+/// The expected answer of `siw` to a script of bytes.
 #[derive(Clone, Copy, Debug)]
 enum Siw {
     Does(Outcome),
-    /// `siw` answers like this, and has placed the bytes in front of the fault.
+    /// `siw` gives this answer, and has already placed the bytes that precede the fault.
     Parts(Outcome),
 }
 
@@ -40,7 +42,7 @@ const WAITS: Siw = Siw::Does(Outcome::Waits);
 const CLOSES: Siw = Siw::Does(Outcome::Close);
 
 struct Script {
-    /// The row of the fault catalogue, or the CVE.
+    /// The number of the row in `docs/reliability.md` or of the CVE, and the fault.
     name: &'static str,
     receives: usize,
     crc: bool,
@@ -57,7 +59,7 @@ fn read_of(at: RemoteAddress, size: u32) -> ReadRequest {
     ReadRequest { sink_stag: 7, sink_offset: 0x1000, size, source_stag: at.key.0, source_offset: at.address }
 }
 
-/// Returns a Send's frame with one byte changed, cut to `len` bytes before its trailer.
+/// Returns the frame of a Send, truncated to its first 20 bytes and with one byte changed, with a correct trailer.
 fn changed(at: usize, value: u8) -> Vec<u8> {
     let mut fpdu = fpdu_untagged(&SEND, b"", false);
     fpdu[at] = value;
@@ -65,7 +67,7 @@ fn changed(at: usize, value: u8) -> Vec<u8> {
     seal(fpdu, false)
 }
 
-/// Returns a frame whose length is shorter than its header.
+/// Returns a frame whose length field is smaller than its header.
 fn short(ddp: u8, rdmap: u8, len: usize) -> Vec<u8> {
     let mut fpdu = vec![0; 2 + len];
     fpdu[1] = len as u8;
@@ -75,7 +77,8 @@ fn short(ddp: u8, rdmap: u8, len: usize) -> Vec<u8> {
     seal(fpdu, false)
 }
 
-/// Returns a script for every rule that bytes alone can violate. `base` is the target's whole memory.
+/// Returns a script for each rule that a peer can violate by the bytes that it sends. `base` is the beginning of the
+/// target's memory.
 fn scripts(base: RemoteAddress) -> Vec<Script> {
     let script = |name, octets, ours, siw| Script { name, receives: 1, crc: false, octets, ours, siw };
     let at = |offset: i64| RemoteAddress { address: base.address.wrapping_add_signed(offset), ..base };
@@ -113,7 +116,7 @@ fn scripts(base: RemoteAddress) -> Vec<Script> {
             Cause::DDP_UNTAGGED_NO_BUFFER,
             told(0x2102_0300),
         )),
-        // siw uses the code of the fault before this one.
+        // siw answers with the code of the preceding fault (no receive), although this fault is another one.
         script(
             "51 a message longer than its receive",
             send(SEND, b"x"),
@@ -255,7 +258,7 @@ fn scripts(base: RemoteAddress) -> Vec<Script> {
     ]
 }
 
-/// Returns the part of a Terminate's control word that names the cause, in the RFC's layout.
+/// Returns the upper half of the control word of a Terminate with this cause, in the layout of the RFC.
 fn control(cause: Cause) -> u32 {
     u32::from(cause.layer.raw()) << 28 | u32::from(cause.etype) << 24 | u32::from(cause.code) << 16
 }
@@ -290,7 +293,7 @@ fn rules_broken() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Plays a script to a target as a whole, and then byte by byte if it is short.
+/// Sends the bytes of a script to a target as a whole, and then byte by byte if there are few. Returns the outcome.
 fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
     let mut outcomes = Vec::new();
     for step in [script.octets.len(), 1] {
@@ -299,26 +302,26 @@ fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
         }
         let mut stream = target.connect(script.receives, script.crc);
         for chunk in script.octets.chunks(step) {
-            // It is no error if the target has closed already.
+            // The write fails if the target has closed the connection already. This is expected.
             let _ = stream.write_all(chunk);
             target.end.turn();
         }
         outcomes.push(target.outcome(&mut stream));
         target.drop_connection();
         match script.siw {
-            // siw checks each part of a Write as it arrives, and keeps the parts in front of the wrong one.
+            // siw checks each part of a Write as it arrives, so it has placed the parts that precede the wrong one.
             Siw::Parts(_) if kernel => target.end.clear(0..MEMORY),
             _ => target.end.check_clear(0..MEMORY, script.name),
         }
     }
     target.still_serves();
     outcomes.dedup();
-    // The answer of siw depends on how the bytes arrive.
+    // The answer of siw may depend on how the bytes are cut. That of the embedded provider may not.
     assert!(kernel || outcomes.len() == 1, "{}: cut into bytes it ends otherwise: {outcomes:x?}", script.name);
     outcomes[0]
 }
 
-/// Row 64: wrong answers to a Read of 16 bytes.
+/// Row 64. The peer answers a Read of 16 bytes with wrong responses.
 #[test]
 fn wrong_answers() {
     type Answer = fn(&ReadRequest) -> Vec<u8>;
@@ -362,7 +365,7 @@ fn wrong_answers() {
     for (name, make, cause, at_siw) in cases {
         for (who, target) in [("ours", &mut ours), ("siw", &mut siw)] {
             let mut stream = target.connect(1, false);
-            // The peer of an adapter sends first.
+            // The side that connects must send first.
             stream.write_all(&fpdu_untagged(&SEND, b"", false)).unwrap();
             target.until("message", |end| end.done.pop());
             let remote = RemoteAddress { address: 0x1000, key: RemoteKey(9) };
@@ -374,7 +377,7 @@ fn wrong_answers() {
             let _ = stream.write_all(&make(&request));
             let outcome = target.outcome(&mut stream);
             target.drop_connection();
-            // The content of the sink is not known, and nothing around it has changed.
+            // The response may have changed the memory of the Read, but nothing around it.
             target.end.check_clear(0..4096, name);
             target.end.check_clear(4112..MEMORY, name);
             target.end.clear(4096..4112);
@@ -392,7 +395,7 @@ fn wrong_answers() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Rows 55 and 60: startup frames that are wrong, cut short, or slow. Both providers close the connection, and neither
+/// Rows 55 and 60. Startup frames that are wrong, or cut short. Both providers close the connection, and neither
 /// notifies its program.
 #[test]
 fn startup_frames() {
@@ -420,12 +423,13 @@ fn startup_frames() {
     }
 }
 
-/// The opcode of each message, which matters to a peer that arms for solicited events only.
+/// The opcode says for each message if it solicits an event. This matters to a peer that arms its queue for solicited
+/// events only.
 #[test]
 fn solicited_events() {
     for (who, mut target) in [("ours", Target::ours()), ("siw", Target::siw())] {
         let mut stream = target.connect(1, false);
-        // The passive side does not send first.
+        // The accepting side may send only after the first message of its peer.
         stream.write_all(&fpdu_untagged(&SEND, b"", false)).unwrap();
         target.until("message", |end| end.done.pop());
         let wanted = [Opcode::Send, Opcode::SendSolicited, Opcode::Send];
@@ -446,7 +450,7 @@ fn solicited_events() {
     }
 }
 
-/// Row 67: the peer ends the connection in several ways; one event at each.
+/// Row 67. The peer ends the connection in several ways, and the target closes without a Terminate of its own.
 #[test]
 fn peers_that_give_up() {
     let terminate = fpdu_untagged(&Untagged::TERMINATE, &[0x11, 0, 0, 0], false);

@@ -1,4 +1,4 @@
-//! One end of a connection, and its answers.
+//! A provider with a listener, to which a test connects by a plain socket, and its answers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -16,23 +16,23 @@ use rdma_transport::{CmEventKind, CmId, ConnectParam};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const MEMORY: usize = 1 << 20;
 
-/// The end of a stream.
+/// The end of a connection, as the peer's socket sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The stream ended with a Terminate that had this control word.
     Terminate(u32),
     /// The stream ended without a Terminate.
     Close,
-    /// The stream did not end, and the target waits for more.
+    /// The stream did not end. The target waits for more bytes.
     Waits,
 }
 
-/// One end, with a listener.
+/// A provider under test, with a listener.
 pub(crate) struct Target {
     pub(crate) end: End,
     listener: CmId,
     pub(crate) address: SocketAddr,
-    /// Time without an answer after which the target counts as waiting.
+    /// The time without an end of the stream after which the outcome is `Waits`.
     patience: Duration,
 }
 
@@ -56,7 +56,7 @@ impl Target {
     }
 
     pub(crate) fn siw() -> Self {
-        // The patience is longer than the kernel's time limit of a handshake.
+        // This is longer than the time limit of the kernel for a handshake, so that siw closes the connection first.
         Self::new(End::new(Box::new(Verbs::open().unwrap()), MEMORY), Duration::from_secs(6))
     }
 
@@ -78,7 +78,8 @@ impl Target {
         }
     }
 
-    /// Connects a peer that is a bare socket.
+    /// Connects a plain socket to the target, with `receives` posted receives of zero bytes. Returns the socket after
+    /// the handshake.
     #[track_caller]
     pub(crate) fn connect(&mut self, receives: usize, crc: bool) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
@@ -120,7 +121,8 @@ impl Target {
         });
     }
 
-    /// Reads to the end of the stream. Returns the last Terminate as the outcome.
+    /// Reads the socket until the stream ends or the patience is exhausted. Returns the last Terminate if there was
+    /// one.
     pub(crate) fn outcome(&mut self, stream: &mut TcpStream) -> Outcome {
         let mut octets = Vec::new();
         let patience = Instant::now() + self.patience;
@@ -159,7 +161,7 @@ impl Target {
         outcome
     }
 
-    /// Drops the connection.
+    /// Waits until the target reports the disconnect, and then destroys the id of the connection.
     pub(crate) fn drop_connection(&mut self) {
         let id = self.end.id;
         self.until("disconnect", |end| {
@@ -171,7 +173,7 @@ impl Target {
         self.end.done.clear();
     }
 
-    /// Checks with a correct connection that others are not affected.
+    /// Checks that the target still serves a correct connection.
     pub(crate) fn still_serves(&mut self) {
         let mut stream = self.connect(1, true);
         let target = self.end.remote(MEMORY - 8);
