@@ -44,7 +44,7 @@ fn fails(fabric: &Shared, nodes: &mut [Node; 2], attempts: &Attempts) -> (Connec
     (error, lock(fabric).now() - begun)
 }
 
-/// Row 11. A connect to an address without a listener is refused immediately.
+/// Row 11 of `docs/reliability.md`. A connect to an address without a listener is refused immediately.
 #[test]
 fn nobody_listens() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::<Attempts>::default());
@@ -54,7 +54,8 @@ fn nobody_listens() {
     assert_eq!(nodes[1].reactor.stats().connections.current, 0);
 }
 
-/// Row 12. A connect that gets no answer ends after `Timeouts::connect`, both if packets are lost and if the server's process stalls.
+/// Row 12 of `docs/reliability.md`. A connect that gets no answer ends after `Timeouts::connect`, both if packets are lost and if the
+/// server's process stalls.
 #[test]
 fn nobody_answers() {
     for stops in [false, true] {
@@ -72,7 +73,8 @@ fn nobody_answers() {
     }
 }
 
-/// Row 14. If the server's program rejects a request, the client receives the private data of the rejection. The server counts it.
+/// Row 14 of `docs/reliability.md`. If the server's program rejects a request, the client receives the private data of the rejection. The
+/// server counts it.
 #[test]
 fn the_program_rejects() {
     let (fabric, mut nodes, attempts) = pair(Config::default(), Box::new(Refuses));
@@ -85,8 +87,8 @@ fn the_program_rejects() {
     assert_eq!((stats.refused, stats.connected, stats.current), (1, 0, 0), "{stats:?}");
 }
 
-/// Row 24. A reactor with `max_connections` connections rejects a further request as busy, and its own connects fail immediately. When a
-/// connection has ended, another one is accepted.
+/// Row 24 of `docs/reliability.md`. A reactor with `max_connections` connections rejects a further request as busy, and its own connects
+/// fail immediately. When a connection has ended, another one is accepted.
 #[test]
 fn connections_are_limited_in_number() {
     const MOST: u32 = 3;
@@ -110,8 +112,8 @@ fn connections_are_limited_in_number() {
     until(&fabric, &mut nodes, "it is up", |_| attempts.up.borrow().len() == MOST as usize + 1);
 }
 
-/// Row 24. A client that stalls during its handshake loses its slot after `Timeouts::handshake`, so another client can connect although
-/// `max_pending` is 1.
+/// Row 24 of `docs/reliability.md`. A client that stalls during its handshake loses its slot after `Timeouts::handshake`, so another client
+/// can connect although `max_pending` is 1.
 #[test]
 fn an_unfinished_handshake_gives_its_place_up() {
     let limited = Config::default().max_pending(1).timeouts(|t| t.handshake = Duration::from_millis(50));

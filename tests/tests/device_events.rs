@@ -123,8 +123,8 @@ fn at_each_step(said: Said, is_true: impl Fn(&How) -> bool) -> usize {
     ends
 }
 
-/// Rows 6, 10 and 30. If the device reports a failed queue pair or an unreachable address, it ends each connection that has a queue pair.
-/// The reason is that of the device, whatever the connection was doing.
+/// Rows 6, 10 and 30 of `docs/reliability.md`. If the device reports a failed queue pair or an unreachable address, it ends each connection
+/// that has a queue pair. The reason is that of the device, whatever the connection was doing.
 #[test]
 fn the_device_says_that_connections_have_failed() {
     const WHY: &str = "the queue pair failed";
@@ -136,8 +136,8 @@ fn the_device_says_that_connections_have_failed() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Row 32. If a completion queue overruns, its connections end with that reason. Each send still completes, although its completion is
-/// lost. New connections get another completion queue, and the failed one is destroyed.
+/// Row 32 of `docs/reliability.md`. If a completion queue overruns, its connections end with that reason. Each send still completes,
+/// although its completion is lost. New connections get another completion queue, and the failed one is destroyed.
 #[test]
 fn the_completion_queue_overruns() {
     let ends = at_each_step(Said::Overrun, |how| match how {
@@ -148,8 +148,8 @@ fn the_completion_queue_overruns() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Rows 28 and 29. If a device is removed, its connections end, also those that are being established. When the device is added again, its
-/// listener accepts connections again.
+/// Rows 28 and 29 of `docs/reliability.md`. If a device is removed, its connections end, also those that are being established. When the
+/// device is added again, its listener accepts connections again.
 #[test]
 fn the_device_is_removed() {
     let ends = at_each_step(Said::Removal, |how| match how {
@@ -160,7 +160,7 @@ fn the_device_is_removed() {
     assert!(ends > 50, "{ends} connections were cut off");
 }
 
-/// Row 20. A TIMEWAIT event that arrives too early or twice changes nothing.
+/// Row 20 of `docs/reliability.md`. A TIMEWAIT event that arrives too early or twice changes nothing.
 #[test]
 fn the_end_of_timewait_is_told_too_early_and_twice() {
     assert_eq!(at_each_step(Said::Timewait, |_| false), 0);
@@ -176,8 +176,8 @@ impl Handler for Listener {
     }
 }
 
-/// Row 30. Events of a port, and unknown events, are passed to the program in order and with the name of the device. They end no
-/// connection.
+/// Row 30 of `docs/reliability.md`. Events of a port, and unknown events, are passed to the program in order and with the name of the
+/// device. They end no connection.
 #[test]
 fn events_of_a_port_are_told_and_end_nothing() {
     let (fabric, gate, told) = (network(2), Gate::default(), Listener::default());
@@ -204,7 +204,8 @@ fn events_of_a_port_are_told_and_end_nothing() {
     assert_eq!(nodes[0].reactor.stats().connections.current, 1, "the connection goes on");
 }
 
-/// Row 18. If the `Established` event of a connection is lost, the peer's first message establishes the connection.
+/// Row 18 of `docs/reliability.md`. If the `Established` event of a connection is lost, the peer's first message establishes the
+/// connection.
 #[test]
 fn a_beginning_that_is_never_told_is_that_of_the_first_message() {
     let mut world = World::new();
@@ -232,8 +233,8 @@ impl Handler for Rude {
     }
 }
 
-/// Row 18. The `Established` event is lost, and the peer disconnects. If the peer had sent a first message, the program is notified of the
-/// connection and then of its end. Otherwise it is notified of neither.
+/// Row 18 of `docs/reliability.md`. The `Established` event is lost, and the peer disconnects. If the peer had sent a first message, the
+/// program is notified of the connection and then of its end. Otherwise it is notified of neither.
 #[test]
 fn an_end_without_a_beginning_is_told_to_nobody() {
     for (says_hello, closes) in [(false, false), (false, true), (true, true)] {
@@ -273,8 +274,8 @@ impl Handler for Sender {
     }
 }
 
-/// Rows 6 and 7. If the device's retries are exhausted, the connection ends with the status of the device: either the peer did not answer,
-/// or it had no posted receive.
+/// Rows 6 and 7 of `docs/reliability.md`. If the device's retries are exhausted, the connection ends with the status of the device: either
+/// the peer did not answer, or it had no posted receive.
 #[test]
 fn retries_that_are_used_up_are_the_reason_of_the_end() {
     for status in [WcStatus::RetryExceeded, WcStatus::ReceiverNotReady] {
@@ -309,7 +310,8 @@ impl Handler for Keeper {
     }
 }
 
-/// Row 7. On iWARP, a message without a posted receive ends the connection from the receiving side. Both sides get this reason.
+/// Row 7 of `docs/reliability.md`. On iWARP, a message without a posted receive ends the connection from the receiving side. Both sides get
+/// this reason.
 #[test]
 fn a_message_without_a_receive_is_the_reason_of_the_end() {
     let (fabric, sender, kept) = (network(2), Sender { messages: 8, ..Sender::default() }, Rc::default());
@@ -365,8 +367,8 @@ fn lazy(fabric: &Shared, purge: u32) -> Reactor {
     Reactor::with_parts(config(), parts).expect("settings in range")
 }
 
-/// Row 35. Completions that arrive after their connection has ended are only counted. If the device discards them with the queue pair, none
-/// is counted.
+/// Row 35 of `docs/reliability.md`. Completions that arrive after their connection has ended are only counted. If the device discards them
+/// with the queue pair, none is counted.
 #[test]
 fn completions_of_connections_that_are_gone_are_counted() {
     // Six receives are posted at the end: all except the two that the hello and the goodbye have used.

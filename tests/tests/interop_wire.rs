@@ -72,14 +72,14 @@ fn what_it_takes_when_all_is_well() {
     }
 }
 
-/// Row 47. More messages than posted receives.
+/// Row 47 of `docs/reliability.md`. More messages than posted receives.
 #[test]
 fn more_sends_than_receives() {
     let (mut target, region) = target();
     expect(&mut target, &region, 0, false, &fpdu_untagged(&SEND, b"", false), Cause::DDP_UNTAGGED_NO_BUFFER);
 }
 
-/// Row 51. A message that is longer than its receive.
+/// Row 51 of `docs/reliability.md`. A message that is longer than its receive.
 #[test]
 fn a_send_that_is_too_long() {
     let (mut target, region) = target();
@@ -88,7 +88,8 @@ fn a_send_that_is_too_long() {
     expect(&mut target, &region, 1, false, &fpdu_untagged(&begun, &[1; 9000], false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// Row 52. A message without an end: its parts may not exceed the receive, and each must continue at the right offset.
+/// Row 52 of `docs/reliability.md`. A message without an end: its parts may not exceed the receive, and each must continue at the right
+/// offset.
 #[test]
 fn a_message_that_never_ends() {
     let (mut target, region) = target();
@@ -98,7 +99,7 @@ fn a_message_that_never_ends() {
     expect(&mut target, &region, 1, false, &octets, Cause::INVALID_MO);
 }
 
-/// Row 53. Unknown opcodes and versions are faults. Reserved bits are ignored.
+/// Row 53 of `docs/reliability.md`. Unknown opcodes and versions are faults. Reserved bits are ignored.
 #[test]
 fn headers_that_are_unknown() {
     let (mut target, region) = target();
@@ -128,8 +129,8 @@ fn headers_that_are_unknown() {
     peer.finish(&mut target);
 }
 
-/// Row 54. A peer that requests Reads and never reads the answers from its socket costs a bounded amount of memory, and
-/// affects no other peer.
+/// Row 54 of `docs/reliability.md`. A peer that requests Reads and never reads the answers from its socket costs a bounded amount of
+/// memory, and affects no other peer.
 #[test]
 fn a_peer_that_asks_and_never_reads() {
     let mut target = Target::new(plain());
@@ -157,7 +158,7 @@ fn a_peer_that_asks_and_never_reads() {
     assert!(cause.contains(&Cause::RDMAP_STREAM_CATASTROPHIC.to_string()), "{cause}");
 }
 
-/// Row 55. A startup frame that arrives byte by byte. The connection is closed at the time limit of the handshake.
+/// Row 55 of `docs/reliability.md`. A startup frame that arrives byte by byte. The connection is closed at the time limit of the handshake.
 #[test]
 fn slow_handshakes_have_an_end() {
     let (mut target, region) = target();
@@ -174,7 +175,7 @@ fn slow_handshakes_have_an_end() {
     target.inspect(&region);
 }
 
-/// Row 56. A guessed STag ends the connection.
+/// Row 56 of `docs/reliability.md`. A guessed STag ends the connection.
 #[test]
 fn guesses() {
     let (mut target, region) = target();
@@ -186,7 +187,7 @@ fn guesses() {
     }
 }
 
-/// Row 57. Writes and Reads that exceed their region, by one byte up to the largest possible distance.
+/// Row 57 of `docs/reliability.md`. Writes and Reads that exceed their region, by one byte up to the largest possible distance.
 #[test]
 fn out_of_bounds() {
     let (mut target, region) = target();
@@ -220,8 +221,8 @@ fn cve_2026_98365_address_wrap() {
     }
 }
 
-/// Row 57. The STag is that of a region that the peer may not access: without the right, restricted to another peer,
-/// invalidated, or deregistered.
+/// Row 57 of `docs/reliability.md`. The STag is that of a region that the peer may not access: without the right, restricted to another
+/// peer, invalidated, or deregistered.
 #[test]
 fn regions_that_are_not_the_peers() {
     let mut target = Target::new(plain());
@@ -260,7 +261,7 @@ fn regions_that_are_not_the_peers() {
     expect(&mut target, &region, 1, true, &fpdu_untagged(&take, b"", true), Cause::RDMAP_CANNOT_INVALIDATE);
 }
 
-/// Row 58. A region is deregistered while a part of a Write to it has not arrived.
+/// Row 58 of `docs/reliability.md`. A region is deregistered while a part of a Write to it has not arrived.
 #[test]
 fn a_region_gone_under_a_write() {
     for crc in [true, false] {
@@ -286,8 +287,8 @@ fn a_region_gone_under_a_write() {
     }
 }
 
-/// Row 59. A peer writes memory while it reads that memory. It gets a mixture of old and new bytes, but all frames and
-/// CRCs are correct.
+/// Row 59 of `docs/reliability.md`. A peer writes memory while it reads that memory. It gets a mixture of old and new bytes, but all frames
+/// and CRCs are correct.
 #[test]
 fn a_region_written_while_it_is_read() {
     let mut target = Target::new(plain());
@@ -310,7 +311,7 @@ fn a_region_written_while_it_is_read() {
     peer.finish(&mut target);
 }
 
-/// Row 68. The provider's socket accepts few bytes at a time. Its frames must still arrive whole, and must not be
+/// Row 68 of `docs/reliability.md`. The provider's socket accepts few bytes at a time. Its frames must still arrive whole, and must not be
 /// mixed.
 #[test]
 fn short_writes() {
@@ -341,7 +342,8 @@ fn short_writes() {
     peer.finish(&mut target);
 }
 
-/// Row 60. The startup frame of a peer has each possible fault. The provider closes the connection, and no other peer is affected.
+/// Row 60 of `docs/reliability.md`. The startup frame of a peer has each possible fault. The provider closes the connection, and no other
+/// peer is affected.
 #[test]
 fn cve_2026_74345_malformed_mpa() {
     let (mut target, region) = target();
@@ -386,7 +388,7 @@ fn cve_2026_74345_malformed_mpa() {
     target.until("receive", |target| target.completions().first().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// Row 61. Frames whose length is smaller than the header of their opcode.
+/// Row 61 of `docs/reliability.md`. Frames whose length is smaller than the header of their opcode.
 #[test]
 fn cve_2026_64102_length_underflow() {
     let (mut target, region) = target();
@@ -430,7 +432,7 @@ fn cve_2026_46043_pad_underflow() {
     assert_eq!(answer[16..28], [0, 9, 9, 9, 9, 9, 9, 9, 9, 9, 0, 0]);
 }
 
-/// Row 62. A stream is cut into two TCP segments at any position, also within a header.
+/// Row 62 of `docs/reliability.md`. A stream is cut into two TCP segments at any position, also within a header.
 #[test]
 fn cve_2026_98323_split_header() {
     for crc in [true, false] {
@@ -456,7 +458,7 @@ fn cve_2026_98323_split_header() {
     }
 }
 
-/// Row 63. Responses without a request, messages that begin in the middle, and wrong queues.
+/// Row 63 of `docs/reliability.md`. Responses without a request, messages that begin in the middle, and wrong queues.
 #[test]
 fn cve_2026_23242_opcode_before_context() {
     let (mut target, region) = target();
@@ -483,7 +485,7 @@ fn cve_2026_23242_opcode_before_context() {
     }
 }
 
-/// Row 64. A Read response without a request is a fault, even if it is for memory that the peer may write.
+/// Row 64 of `docs/reliability.md`. A Read response without a request is a fault, even if it is for memory that the peer may write.
 #[test]
 fn cve_2026_64268_read_response_unasked() {
     let (mut target, region) = target();
@@ -494,7 +496,7 @@ fn cve_2026_64268_read_response_unasked() {
     }
 }
 
-/// Row 65. A Write with a CRC, of which any byte is damaged, changes no memory.
+/// Row 65 of `docs/reliability.md`. A Write with a CRC, of which any byte is damaged, changes no memory.
 #[test]
 fn damaged_octets() {
     let (mut target, region) = target();
@@ -507,7 +509,7 @@ fn damaged_octets() {
     }
 }
 
-/// Row 66. Wrong sequence numbers, a Read request without the Last flag or at a wrong offset, and a wrong queue.
+/// Row 66 of `docs/reliability.md`. Wrong sequence numbers, a Read request without the Last flag or at a wrong offset, and a wrong queue.
 #[test]
 fn sequences_and_depths() {
     let (mut target, region) = target();
@@ -541,7 +543,7 @@ fn sequences_and_depths() {
     peer.finish(&mut target);
 }
 
-/// Row 67. Both sides end the connection at the same time, in every order. The program gets exactly one event.
+/// Row 67 of `docs/reliability.md`. Both sides end the connection at the same time, in every order. The program gets exactly one event.
 #[test]
 fn terminates_and_ends_in_any_order() {
     let (mut target, region) = target();

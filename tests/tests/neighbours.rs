@@ -105,7 +105,7 @@ fn silent_connections_delay_nobody() {
     assert_eq!(stats.connections.connected, 1);
 }
 
-/// Row 23. Connections are established and closed again, one every 100 us.
+/// Row 23 of `docs/reliability.md`. Connections are established and closed again, one every 100 us.
 #[test]
 fn churn_delays_nobody() {
     let stats = beside_sockets("churn", 10, 10 * US, |socket, nth| match nth % 10 {
@@ -117,7 +117,7 @@ fn churn_delays_nobody() {
     assert!(stats.connections.connected > 50, "{stats:?}");
 }
 
-/// Row 23. Two hundred connections are requested and established, and all of them stay.
+/// Row 23 of `docs/reliability.md`. Two hundred connections are requested and established, and all of them stay.
 #[test]
 fn a_flood_of_connects_delays_nobody() {
     let stats = beside_sockets("connects", 200, 10 * US, |socket, nth| match nth {

@@ -1,5 +1,5 @@
-//! `aio`, `broadcast`, `call` and `stream` use only the public API of the reactor, so that a user could have written them. The compiler is
-//! the test: it builds them in this crate, where only the exports of `lib.rs` are visible.
+//! Compiles `aio`, `broadcast`, `call` and `stream` as a part of this crate, where only the public API of the reactor is visible. So a user
+//! could have written these modules. The check is that they compile.
 #![allow(dead_code, missing_docs, unreachable_pub, unused_imports, reason = "nothing here is used or published")]
 #![allow(unexpected_cfgs, reason = "features of the reactor: what they add is left out here")]
 
@@ -16,7 +16,7 @@ mod call;
 #[path = "../../reactor/src/stream/mod.rs"]
 mod stream;
 
-/// The turns in parts that `aio` is built on, called by a program.
+/// A program drives a reactor by the parts of a turn, as `aio` does: it waits for the reactor's descriptor itself.
 mod turns {
     use std::os::fd::AsRawFd;
     use std::time::Duration;
@@ -27,7 +27,7 @@ mod turns {
 
     const ECHOES: usize = 20;
 
-    /// A program that echoes messages, or counts them.
+    /// A program that counts messages, and echoes those of accepted connections.
     #[derive(Default)]
     struct Program {
         conn: Option<ConnectionId>,

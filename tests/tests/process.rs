@@ -1,4 +1,4 @@
-//! Events of the process around a reactor: signals, a fork, ten thousand timers of one time.
+//! Events of the process around a reactor: signals, a fork, and ten thousand timers for the same time.
 #![allow(clippy::disallowed_methods, reason = "threads are what is tested")]
 
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ use rdma_reactor_tests::sim::fabric::lock;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::swarm::MS;
 
-/// A stream of signals, each of which interrupts the system call that the thread is in, loses and repeats nothing.
+/// Many signals arrive, each of which interrupts the current system call. No message is lost or duplicated.
 #[test]
 fn signals_interrupt_nothing() {
     with_watchdog("signals_interrupt_nothing", || {
@@ -37,8 +37,8 @@ fn signals_interrupt_nothing() {
     });
 }
 
-/// A child that lives longer inherits every descriptor of its parent. A connection that ends in the parent still ends for the peer, whether
-/// it is closed or its reactor is dropped.
+/// A forked child has copies of all descriptors of its parent, and outlives the connection. If the parent closes the connection or drops
+/// its reactor, the peer must still be notified of the end.
 #[test]
 fn a_forked_child_keeps_no_connection_alive() {
     with_watchdog("a_forked_child_keeps_no_connection_alive", || {
@@ -46,12 +46,13 @@ fn a_forked_child_keeps_no_connection_alive() {
             let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::default(), Probe::default());
             let conn = p.connect();
             let (reader, writer) = UnixStream::pair().expect("two sockets");
-            // SAFETY: the child of this process with several threads calls only `read` and `_exit`, which are allowed there.
+            // SAFETY: this process has several threads, so the child may only call async-signal-safe functions. It calls `read` and
+            // `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let mut byte = 0_u8;
-                // The child has the writing end, too, so it ends when it is killed.
-                // SAFETY: the byte is valid for a write of one.
+                // The child has a copy of `writer`, too, so the read never returns. The child runs until the parent kills it. SAFETY: the
+                // pointer is valid for a write of one byte.
                 unsafe {
                     libc::read(std::os::fd::AsRawFd::as_raw_fd(&reader), (&raw mut byte).cast(), 1);
                     libc::_exit(0);
@@ -72,7 +73,7 @@ fn a_forked_child_keeps_no_connection_alive() {
             });
             assert_eq!(told, Some(reason));
             drop(writer);
-            // SAFETY: the child belongs to this test, and nobody has waited for it.
+            // SAFETY: this process has forked the child, and has not waited for it yet. So the process id is still that of the child.
             let ended = unsafe {
                 libc::kill(child, libc::SIGKILL);
                 libc::waitpid(child, ptr::null_mut(), 0)
@@ -82,7 +83,7 @@ fn a_forked_child_keeps_no_connection_alive() {
     });
 }
 
-/// A program that notes the timers that have fired, and the turn of each.
+/// A program that records the numbers of the timers that have fired.
 #[derive(Clone, Default)]
 struct Fired(Rc<RefCell<Vec<u64>>>);
 
@@ -92,7 +93,7 @@ impl Handler for Fired {
     }
 }
 
-/// Ten thousand timers of one time fire once each, in the order in which they were set, at most 1,024 in a turn.
+/// Ten thousand timers for the same time fire once each, in the order in which they were set. A turn handles at most 1,024 of them.
 #[test]
 fn ten_thousand_timers_at_one_time() {
     const TIMERS: u64 = 10_000;
@@ -102,7 +103,7 @@ fn ten_thousand_timers_at_one_time() {
     for number in 0..TIMERS {
         cx.set_timer(Duration::from_secs(1), number);
     }
-    // Each was set a little later than the previous one.
+    // Each timer is due a little later than the previous one, because the clock advances with each call. This time is after all of them.
     let all_due = lock(&fabric).now() + 2_000 * MS;
     lock(&fabric).advance(all_due);
     let fired = Fired::default();

@@ -1,4 +1,4 @@
-//! The written contract of `Provider`, for each provider of this project that needs no device.
+//! Runs the suite of the `Provider` contract on each provider of this project that needs no device.
 
 use rdma_reactor_tests::contract;
 use rdma_transport::conformance::run;
@@ -11,7 +11,7 @@ provider_conformance!(null, contract::NULL);
 provider_conformance!(loopback, contract::IN_PROCESS);
 provider_conformance!(hardware, contract::hardware(0));
 
-/// Each seed is another order in which completions and events arrive.
+/// Each seed makes completions and events arrive in another order.
 #[test]
 fn hardware_of_many_seeds() {
     for seed in 1..=100 {

@@ -1,4 +1,4 @@
-//! Providers with planted defects, each of which the conformance suite of providers must find.
+//! Runs the suite of the `Provider` contract on providers with planted defects, and checks that it finds each defect.
 
 use rdma_reactor_tests::contract::mutant;
 use rdma_reactor_tests::mutant::Defect;

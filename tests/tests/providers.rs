@@ -1,4 +1,4 @@
-//! Several providers in one reactor: the provider of each connection and listener.
+//! Reactors with several providers: which one carries each connection and each listener.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::{Gate, Unresolved};
 use rdma_reactor_tests::patience::patient;
 
-/// Returns a plain server, and a client on three providers. Over the loopback the last of them is tried first.
+/// Returns a server with one provider, and a client with three. For a loopback address, the client tries its last provider first.
 fn pair(config: Config) -> (Pair, [Gate; 3]) {
     let mut p = Pair::new(&Setup::iwarp(), Setup::iwarp().config(), Probe::echo(), Probe::default());
     let gates: [Gate; 3] = Default::default();
@@ -22,8 +22,8 @@ fn ids(gates: &[Gate; 3]) -> [i64; 3] {
     [0, 1, 2].map(|nth| gates[nth].objects().ids)
 }
 
-/// A connection uses the first provider that resolves the peer's address. Those that were tried before keep no state, whether they refuse
-/// or report nothing for `Timeouts::resolve`.
+/// A connection uses the first provider that resolves the peer's address. Providers that were tried earlier keep no state, both if they
+/// report an error and if they report nothing for `Timeouts::resolve`.
 #[test]
 fn a_connection_goes_over_the_first_provider_that_leads_there() {
     with_watchdog("a_connection_goes_over_the_first_provider_that_leads_there", || {
@@ -56,7 +56,7 @@ fn a_connection_goes_over_the_first_provider_that_leads_there() {
     });
 }
 
-/// An attempt that is closed while an address is being resolved leaves no state on any provider.
+/// A connect that is closed while a provider resolves the address leaves no state on any provider.
 #[test]
 fn an_attempt_that_is_given_up_leaves_nothing() {
     with_watchdog("an_attempt_that_is_given_up_leaves_nothing", || {
@@ -73,7 +73,7 @@ fn an_attempt_that_is_given_up_leaves_nothing() {
     });
 }
 
-/// The program is notified of the last attempt when no provider reaches the peer, once.
+/// If no provider can resolve the peer's address, the program gets one error: that of the last provider.
 #[test]
 fn one_error_is_told_when_none_leads_there() {
     with_watchdog("one_error_is_told_when_none_leads_there", || {
@@ -90,7 +90,7 @@ fn one_error_is_told_when_none_leads_there() {
     });
 }
 
-/// A connection that names its source uses a provider that can choose it, or fails.
+/// A connect with a source address or a source device uses a provider that supports this choice. If there is none, it fails.
 #[test]
 fn a_chosen_source_is_never_ignored() {
     with_watchdog("a_chosen_source_is_never_ignored", || {
@@ -105,8 +105,8 @@ fn a_chosen_source_is_never_ignored() {
     });
 }
 
-/// A listener on a specific address is on one provider. On an unspecified address it is on each that can own the port: here all of them use
-/// TCP, so that it is the first one alone.
+/// A listener on a specific address is on one provider. A listener on an unspecified address is on each provider that can own the port. All
+/// three providers use TCP here, so only the first one can own it.
 #[test]
 fn a_listener_is_on_the_providers_that_have_the_address() {
     with_watchdog("a_listener_is_on_the_providers_that_have_the_address", || {
@@ -124,7 +124,8 @@ fn a_listener_is_on_the_providers_that_have_the_address() {
     });
 }
 
-/// A provider of the program is tried before those that the configuration selects. `rdma_auto.rs` has the same with devices.
+/// The reactor tries the program's own provider before the providers that the configuration selects. `rdma_auto.rs` tests this with
+/// devices.
 #[test]
 fn a_provider_of_the_program_carries_what_is_its_own() {
     with_watchdog("a_provider_of_the_program_carries_what_is_its_own", || {
@@ -135,7 +136,7 @@ fn a_provider_of_the_program_carries_what_is_its_own() {
     });
 }
 
-/// A reactor has 1 to 8 providers.
+/// A reactor must have one to eight providers.
 #[test]
 fn the_number_of_providers_is_checked() {
     let with = |count: usize| {

@@ -1,5 +1,5 @@
-//! The conformance suite on the kernel's RDMA devices. It is built with the feature `verbs`, and needs such devices;
-//! `make test-rdma` brings its own. If a device is missing, every test that needs it fails.
+//! The conformance suite on the kernel's RDMA devices, siw and rxe. It needs the feature `verbs` and both devices; a test fails if its
+//! device is missing. `make test-rdma` creates the devices.
 #![cfg(feature = "verbs")]
 
 use rdma_reactor_tests::conformance;
@@ -9,7 +9,8 @@ conformance!(rxe, rdma_reactor_tests::conformance::Setup::device("RXE"));
 conformance!(shared siw_shared, rdma_reactor_tests::conformance::Setup::device("SIW").shared(128));
 conformance!(shared rxe_shared, rdma_reactor_tests::conformance::Setup::device("RXE").shared(128));
 
-// By default the reactors are spread over the completion vectors, and the connections of each share one completion queue.
+// These runs differ from the default, in which reactors are spread over the completion vectors, and all connections of a reactor share one
+// completion queue.
 conformance!(queues siw_vector, rdma_reactor_tests::conformance::Setup::device("SIW").on_vector(1));
 conformance!(queues rxe_vector, rdma_reactor_tests::conformance::Setup::device("RXE").on_vector(1));
 conformance!(queues siw_queues, rdma_reactor_tests::conformance::Setup::device("SIW").own_queues());

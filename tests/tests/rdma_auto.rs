@@ -1,5 +1,5 @@
-//! `ProviderChoice::Auto` on a host with RDMA devices: the provider of each connection and listener. On the kernel's
-//! siw and rxe; `make test-rdma` runs these tests. `rdma_without_siw.rs` has the others.
+//! `ProviderChoice::Auto` on a host with the kernel's siw and rxe: which provider carries each connection and each listener.
+//! `make test-rdma` runs these tests. `rdma_without_siw.rs` tests a host without iWARP.
 #![cfg(feature = "verbs")]
 
 use std::net::SocketAddr;
@@ -10,7 +10,8 @@ use rdma_reactor_tests::auto::{IN_PROCESS, connect_to, device_of, each_where_it_
 use rdma_reactor_tests::conformance::harness::{Event, Probe, with_watchdog};
 use rdma_reactor_tests::device::{RXE, SIW};
 
-/// An iWARP device uses the port in TCP, so that the devices listen alone.
+/// An iWARP device owns the TCP port of a listener on an unspecified address. So the embedded provider does not listen there, and only the
+/// devices do.
 #[test]
 fn an_iwarp_device_keeps_the_port_for_itself() {
     with_watchdog("an_iwarp_device_keeps_the_port_for_itself", || {
@@ -25,8 +26,8 @@ fn an_iwarp_device_keeps_the_port_for_itself() {
     });
 }
 
-/// A listener on the address of a device is on that device, and one on another address on the embedded provider; so one reactor
-/// serves both.
+/// A listener on the address of a device uses that device, and a listener on another address uses the embedded provider. One reactor can
+/// have both.
 #[test]
 fn each_address_is_listened_on_where_it_is() {
     with_watchdog("each_address_is_listened_on_where_it_is", || {
@@ -42,7 +43,7 @@ fn each_address_is_listened_on_where_it_is() {
     });
 }
 
-/// A program puts its own provider in front of those of `Auto`: devices and the embedded one.
+/// The program's own provider is tried before those of `Auto`: the devices and the embedded provider.
 #[test]
 fn three_providers_carry_each_what_is_theirs() {
     with_watchdog("three_providers_carry_each_what_is_theirs", || {
@@ -58,7 +59,7 @@ fn three_providers_carry_each_what_is_theirs() {
     });
 }
 
-/// An address that no device resolves in time is tried over TCP. Here no host has it, so that this fails, too.
+/// If no device resolves an address in time, the connect goes over TCP. Here no host has the address, so the connect then fails, too.
 #[test]
 fn what_does_not_resolve_in_time_is_tried_over_tcp() {
     with_watchdog("what_does_not_resolve_in_time_is_tried_over_tcp", || {

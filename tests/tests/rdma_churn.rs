@@ -1,6 +1,6 @@
-//! Memory and descriptors stay constant over 10,000 sequential connections on each of the kernel's devices.
-//! `RDMA_CYCLES` sets another number, at least 4,000, because the first half fills pools, arenas and the kernel's
-//! lists.
+//! Opens and closes 10,000 connections on each of the kernel's RDMA devices. Memory and descriptors must not grow in
+//! the second half. `RDMA_CYCLES` sets another number of connections. It must be at least 4,000, because the first half
+//! fills pools, arenas and lists of the kernel.
 #![cfg(feature = "verbs")]
 
 use std::cell::Cell;
@@ -13,15 +13,15 @@ use rdma_reactor_tests::conformance::harness::{Event, Pair, Probe, now, open_des
 use rdma_reactor_tests::device::{Device, RXE, SIW, config};
 use rdma_reactor_tests::usage::resident_kib;
 
-/// The number of simultaneous connections.
+/// The number of connections that are open at the same time.
 const AT_ONCE: u64 = 16;
-/// The smallest number of cycles that gives a result.
+/// The smallest allowed number of connections.
 const LEAST: u64 = 4000;
-/// The memory that may be added after the first half, KiB. The kernel makes huge pages of used memory in steps of 2
-/// MiB, when it finds the time. The value is far less than a page for each connection.
+/// The memory that may be added after the first half, in KiB. It is far less than one page per connection. It is not
+/// zero, because the kernel may turn used memory into huge pages of 2 MiB at any time.
 const SLACK: u64 = 8 << 10;
 
-/// Connects, receives one echo, and closes, repeatedly.
+/// Opens connections on a device. Each one receives one echo, and is closed and replaced by another one.
 fn churn(device: Device) {
     let cycles: u64 = std::env::var("RDMA_CYCLES").map_or(10_000, |n| n.parse().expect("RDMA_CYCLES is a number"));
     assert!(cycles >= LEAST, "RDMA_CYCLES is {cycles}: it must be {LEAST} at least");

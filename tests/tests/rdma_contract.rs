@@ -1,5 +1,5 @@
-//! The written contract of `Provider`, for the kernel's RDMA devices. It is built with the feature `verbs`, and needs such devices;
-//! `make test-rdma` brings its own.
+//! Runs the suite of the `Provider` contract on the kernel's RDMA devices. It needs the feature `verbs` and the devices; `make test-rdma`
+//! creates them.
 #![cfg(feature = "verbs")]
 
 use rdma_reactor_tests::contract::{KERNEL, Real};

@@ -1,8 +1,8 @@
-//! Connecting by exchange on the kernel's rxe, where rdma_cm is not there: `tests/vm/exchange.sh` takes it away before. It is built with
-//! the feature `verbs`; `make test-rdma` runs it.
+//! Connecting by exchange (over a TCP stream instead of rdma_cm) on the kernel's rxe. `tests/vm/exchange.sh` unloads the module rdma_ucm
+//! before. The tests need the feature `verbs`; `make test-rdma` runs them.
 #![cfg(feature = "verbs")]
 
-/// The written contract of `Provider`.
+/// The suite of the `Provider` contract, with connections by exchange.
 mod contract {
     use rdma_reactor_tests::contract::Real;
     use rdma_reactor_tests::device::RXE;
@@ -35,7 +35,7 @@ rdma_reactor_tests::conformance!(exchanged rxe, rdma_reactor_tests::conformance:
     ..rdma_reactor_tests::conformance::Setup::device("RXE")
 });
 
-/// The options of the reactor, and errors. The peer is another process, or a stream of bytes written by the test.
+/// The reactor's options for connecting by exchange, and errors. The peer is another process, or a byte stream that the test writes.
 mod faults {
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpListener};
@@ -59,7 +59,7 @@ mod faults {
         Pair { server, s, client, c: Probe::default(), address, flushes: true, witness: None }
     }
 
-    /// A server that listens for exchange, and a client.
+    /// Returns a server that listens for exchanges with these options, and a client.
     fn pair(options: ListenOptions) -> Pair {
         let mut p = pair_at(&config(), Probe::echo(), RXE.address());
         let listener = p.server.context().listen_with(RXE.address(), options).expect("a listener");
@@ -92,7 +92,7 @@ mod faults {
         });
     }
 
-    /// With `ProviderChoice::Auto`, what does not ask for an exchange is on TCP: listeners as well as connections.
+    /// With `ProviderChoice::Auto` and without rdma_cm, connections and listeners without the option `exchange` use TCP.
     #[test]
     fn auto_without_rdma_cm_is_on_tcp() {
         with_watchdog("auto_without_rdma_cm_is_on_tcp", || {
@@ -111,7 +111,7 @@ mod faults {
         });
     }
 
-    /// A peer that is killed is noticed by the end of its stream, and not by the keepalive.
+    /// A killed peer is noticed immediately, because its TCP stream ends. The keepalive would take longer.
     #[test]
     fn a_killed_peer_is_lost_at_once() {
         with_watchdog("a_killed_peer_is_lost_at_once", || {
@@ -132,7 +132,7 @@ mod faults {
         });
     }
 
-    /// A peer that is stopped keeps its stream open: the keepalive notices it.
+    /// The TCP stream of a stopped peer stays open, so only the keepalive notices the peer.
     #[test]
     fn a_stopped_peer_is_lost_by_the_keepalive() {
         with_watchdog("a_stopped_peer_is_lost_by_the_keepalive", || {
@@ -148,7 +148,7 @@ mod faults {
         });
     }
 
-    /// Errors come within the time limit, and name what is wrong.
+    /// Wrong options and peers cause an error within the time limit, and its text names the cause.
     #[test]
     fn what_is_wrong_is_named() {
         with_watchdog("what_is_wrong_is_named", || {
@@ -165,7 +165,7 @@ mod faults {
             }
             let refused = p.client.context().connect_with(SIW.address(), by_exchange()).expect_err("iWARP").to_string();
             assert!(refused.contains("iWARP"), "{refused}");
-            // Nobody listens, and somebody who speaks another protocol does.
+            // First nobody listens at the address, and then a server listens that speaks another protocol.
             let mut nobody = p.address;
             nobody.set_port(1);
             p.client.context().connect_with(nobody, by_exchange()).expect("an attempt");
@@ -197,7 +197,7 @@ mod faults {
         });
     }
 
-    /// A stream of the program, which has no address: the device is named.
+    /// The program brings its own stream for the exchange. The stream has no IP address, so the options must name the device.
     #[test]
     fn the_program_brings_the_stream() {
         with_watchdog("the_program_brings_the_stream", || {
@@ -220,7 +220,7 @@ mod faults {
         });
     }
 
-    /// Nothing is left on the device after many connections.
+    /// After many connections by exchange, no object remains on the device.
     #[test]
     fn connections_leave_nothing() {
         with_watchdog("connections_leave_nothing", || {

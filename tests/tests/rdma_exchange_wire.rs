@@ -1,5 +1,5 @@
-//! Connecting by exchange between two rxe devices at the ends of a veth pair, for IPv4 and IPv6, without rdma_cm. In the guest,
-//! `tests/vm/exchange_wire.sh` sets the devices up.
+//! Connecting by exchange (over a TCP stream instead of rdma_cm) between two rxe devices at the ends of a veth pair, over IPv4 and IPv6.
+//! `tests/vm/exchange_wire.sh` creates the devices in the virtual machine.
 #![cfg(feature = "verbs")]
 
 use std::net::{IpAddr, SocketAddr};
@@ -10,16 +10,16 @@ use rdma_reactor_tests::conformance::harness::{Pair, Probe, with_watchdog};
 use rdma_reactor_tests::device::config;
 use rdma_reactor_tests::exchanged;
 
-/// The devices at the two ends.
+/// The devices at the two ends of the veth pair.
 const DEVICES: [&str; 2] = ["rxe8", "rxe9"];
 
-/// The addresses of the two ends.
+/// Returns the addresses of the two devices, for IPv4 or IPv6.
 fn ends(v6: bool) -> [IpAddr; 2] {
     let texts = if v6 { ["fd77:8::1", "fd77:9::1"] } else { ["10.77.8.1", "10.77.9.1"] };
     texts.map(|text| text.parse().expect("an address"))
 }
 
-/// A server on one end, and a client on the other.
+/// Returns a server on the second device that listens for exchanges, and a client.
 fn pair(v6: bool, options: ExchangeOptions) -> Pair {
     let [mut server, client] = [0; 2].map(|_| Reactor::new(config()).expect("a reactor"));
     let any = SocketAddr::new(ends(v6)[1], 0);
@@ -54,7 +54,7 @@ fn ipv6_connects_and_carries() {
     with_watchdog("ipv6_connects_and_carries", || talk(true, ExchangeOptions::default()));
 }
 
-/// The devices are named, and the stream is on the loopback: a network of its own.
+/// The TCP stream of an exchange may use another network than the RDMA devices, which the options name. Here it uses the loopback.
 #[test]
 fn the_stream_may_take_another_network() {
     with_watchdog("the_stream_may_take_another_network", || {

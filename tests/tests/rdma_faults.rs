@@ -1,5 +1,6 @@
-//! Faults on the kernel's siw and rxe: a peer that dies or falls silent, a link that goes down, and a device that is
-//! removed. Each connection ends once, in time and with its reason, everything is released, and the loop continues.
+//! Faults on the kernel's siw and rxe: a peer that dies or falls silent, a link that goes down, and a device that is removed. Each
+//! connection must end once, in time, and with the true reason. All resources must be released, and the reactor must continue.
+//!
 //! `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 
@@ -19,17 +20,17 @@ use rdma_reactor_tests::device::{Device, Peer, RXE, SIW, config};
 use rdma_reactor_tests::witness::{Baseline, Witness};
 
 const PEER: &str = env!("CARGO_BIN_EXE_rdma-peer");
-/// The number of connections that a fault hits.
+/// The number of established connections that a fault hits.
 const HIT: usize = 8;
 /// The number of connections that are being established when a fault hits.
 const RISING: usize = 4;
-/// The number of messages that each side has in flight on each connection. Below it: their length in bytes. Even if all
-/// of them are in one direction, there are credits for them: 16, less 3 for control, less at most half that the peer
-/// has not granted yet.
+/// The number of messages that each side has in flight on each connection. There are credits for them even if all of them are in one
+/// direction: of 16 credits, 3 are for control messages, and half of the others may not have been granted again yet.
 const MESSAGES: usize = 2;
+/// The length of each message, in bytes.
 const SIZE: usize = 1000;
 
-/// The load on the connections when the fault comes.
+/// The load on the connections when the fault occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     Idle,
@@ -41,34 +42,34 @@ impl Load {
         if self == Self::Traffic { MESSAGES } else { 0 }
     }
 
-    /// Returns true if this reason may replace the expected one. siw reports a message that it could not send before it
-    /// reports the end of the connection, if the message was in flight.
+    /// Returns true if a connection may end with this reason instead of the expected one. If a message was in flight, siw first reports the
+    /// failed message, and only then the end of the connection.
     fn may_cut(self, device: Device, reason: &DisconnectReason) -> bool {
         self == Self::Traffic
             && matches!(reason, DisconnectReason::WorkRequest { device: name, failure }
                 if device == SIW && *name == SIW.name() && failure.status == WcStatus::LocalQpOperationError)
     }
 
-    /// Returns true if a connection may end with this reason when its device is removed. The kernel decides whether an
-    /// end is notified first of the removal, or of the other end's disconnect.
+    /// Returns true if a connection may end with this reason when its device is removed. The kernel decides whether the removal or the
+    /// disconnect by the peer is reported first.
     fn fits_removal(self, device: Device, reason: &DisconnectReason) -> bool {
         matches!(reason, DisconnectReason::DeviceRemoved | DisconnectReason::Lost) || self.may_cut(device, reason)
     }
 }
 
-/// The end in this process: a reactor, and its events.
+/// The side of the connections that is in this process: a reactor, and the record of its events.
 struct Side {
     reactor: Reactor,
     probe: Probe,
     /// The number of received messages, by connection.
     heard: Rc<RefCell<BTreeMap<ConnectionId, u64>>>,
-    /// The neighbour of the connections that a fault hits, on the same device.
+    /// An honest connection on the same device, which the fault must not affect.
     witness: Option<Witness>,
 }
 
 impl Side {
-    /// Returns a side that sends this number of messages on each new connection, and sends returned messages again. No silence of a busy
-    /// machine ends its connections.
+    /// Returns a side that sends `messages` messages on each new connection, and sends each received message back. Its keepalive is so long
+    /// that a busy machine ends no connection.
     fn new(messages: usize) -> Self {
         Self::with(config().timeouts(|t| t.keepalive = PATIENCE), messages)
     }
@@ -93,7 +94,7 @@ impl Side {
         Self { reactor: Reactor::new(config).expect("a reactor"), probe, heard, witness: None }
     }
 
-    /// Adds an honest neighbour.
+    /// Adds an honest connection on the same reactor and device.
     fn witnessed(mut self, device: Device) -> Self {
         let witness = Witness::start(device, config(), 1);
         witness.watch(&mut self.reactor, 0);
@@ -102,7 +103,7 @@ impl Side {
         self
     }
 
-    /// Waits until the neighbour has received some more echoes.
+    /// Waits until the honest connection has received some more echoes.
     fn goes_on(&mut self) {
         let further = self.witness.as_ref().map(Witness::further).unwrap_or_default();
         self.until("the neighbour's echoes go on", |side| {
@@ -133,7 +134,7 @@ impl Side {
         self.reactor.context().connect(to).expect("connecting")
     }
 
-    /// Opens connections, and waits until they are established and, if there is traffic, have received something.
+    /// Opens connections and waits until all are established. If the load is traffic, also waits until messages have made some round trips.
     fn connected(&mut self, to: SocketAddr, count: usize, load: Load) -> Vec<ConnectionId> {
         let conns: Vec<_> = (0..count).map(|_| self.connect(to)).collect();
         self.until("all are up", |side| conns.iter().all(|conn| side.is_up(*conn)));
@@ -143,7 +144,7 @@ impl Side {
         conns
     }
 
-    /// Waits until messages have made several round trips on all of these connections.
+    /// Waits until messages have made some more round trips on each of these connections.
     fn hears(&mut self, conns: &[ConnectionId]) {
         let before = self.heard.borrow().clone();
         let enough = |side: &Self| {
@@ -162,7 +163,7 @@ impl Side {
         self.ends(conn).len() == 1
     }
 
-    /// Returns the disconnects of a connection: one, or none yet.
+    /// Returns the events that report the end of a connection. There are none or one; more than one fails the test.
     fn ends(&self, conn: ConnectionId) -> Vec<&Event> {
         let of_it = |event: &&Event| match event {
             Event::Disconnect(id, _) | Event::ConnectError(id, _) => *id == conn,
@@ -173,7 +174,7 @@ impl Side {
         ends
     }
 
-    /// Waits for the end of each of these connections, which must have this reason.
+    /// Waits until each of these connections has ended, and checks that the reason is the expected one or an allowed one.
     fn all_end(&mut self, on: Device, load: Load, conns: &[ConnectionId], expected: &DisconnectReason) {
         self.until("every connection ends", |side| conns.iter().all(|conn| side.has_ended(*conn)));
         for conn in conns {
@@ -188,14 +189,13 @@ impl Side {
         self.until("connections that were coming up end", |side| conns.iter().all(|conn| side.has_ended(*conn)));
     }
 
-    /// Returns the number of events of a device and a kind.
+    /// Returns the number of events of this kind that were reported for the device.
     fn said(&self, device: Device, kind: DeviceEventKind) -> usize {
         let name = device.name();
         self.probe.count(|event| matches!(event, Event::Device(told) if told.kind == kind && told.device == name))
     }
 
-    /// Opens an endpoint for datagrams in a group, with itself as a peer. Returns `None` if the device has no
-    /// datagrams.
+    /// Opens a datagram endpoint that is in a group and has itself as a peer, and returns both. `None` if the device has no datagrams.
     fn endpoint(&mut self, device: Device) -> Option<(EndpointId, PeerId)> {
         if device == SIW {
             return None;
@@ -224,7 +224,7 @@ impl Side {
             > 0
     }
 
-    /// Ends in order, and checks that all buffers are in their pools and each accepted message has completed.
+    /// Shuts down. Checks that all buffers are in their pools, and that each accepted message has completed.
     fn finish(mut self) {
         self.goes_on();
         self.witness.iter().for_each(Witness::leave);
@@ -237,7 +237,7 @@ impl Side {
     }
 }
 
-/// Kills the server with SIGKILL.
+/// The server's process is killed by SIGKILL.
 fn killed_server(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
@@ -250,7 +250,7 @@ fn killed_server(device: Device, load: Load) {
     side.all_end(device, load, &conns, &DisconnectReason::Lost);
     println!("all know after {:?}", killed.elapsed());
     side.all_over(&rising);
-    // The loop continues.
+    // The reactor still works: it connects to a new server.
     let (peer, to) = Peer::serve(PEER, &[device.address()]);
     let conns = side.connected(to[0], 1, load);
     assert!(side.is_up(conns[0]));
@@ -259,7 +259,7 @@ fn killed_server(device: Device, load: Load) {
     before.check();
 }
 
-/// Kills the client with SIGKILL.
+/// The client's process is killed by SIGKILL, twice.
 fn killed_client(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let mut side = Side::new(0).witnessed(device);
@@ -281,7 +281,7 @@ fn killed_client(device: Device, load: Load) {
     before.check();
 }
 
-/// Stops a peer, so that it neither sends nor dies. Its kernel answers, and its program does not.
+/// The peer's process is stopped by SIGSTOP. Its kernel still acknowledges messages, but its program does not run.
 fn stopped_peer(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address()]);
@@ -298,8 +298,8 @@ fn stopped_peer(device: Device, load: Load) {
     before.check();
 }
 
-/// Sets the network device down and up. siw drops its connections immediately. rxe cannot send any more, and notices it
-/// at the next message or ping.
+/// The network device is set down and up again. siw drops its connections immediately. rxe can no longer send, and notices this at the next
+/// message or ping.
 fn link_down(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
@@ -328,7 +328,7 @@ fn link_down(device: Device, load: Load) {
             }
         }
         side.until("the peer knows", |_| peer.count("down: ") == already + HIT);
-        // siw's connections use the loopback, which is up; rxe cannot reach the peer.
+        // New connections while the link is down: those of siw use the loopback, which is up. rxe cannot reach the peer.
         let rising: Vec<_> = (0..RISING).map(|_| side.connect(to[0])).collect();
         side.until("connects have an answer", |s| rising.iter().all(|conn| s.is_up(*conn) || s.has_ended(*conn)));
         for conn in &rising {
@@ -348,15 +348,15 @@ fn link_down(device: Device, load: Load) {
         }
         device.link("up");
         side.until("the port is up", |_| device.is_active());
-        // rxe reports it twice.
+        // There may be more than one event, because rxe reports that the port is up twice.
         side.until("the port is said to be up", |side| side.said(device, up) > before);
-        // Nothing was in flight, so the endpoint is not affected.
+        // The endpoint had no datagram in flight when the link went down, so it works again.
         if let Some((endpoint, peer)) = endpoint {
             let text = [round as u8; 10];
             side.reactor.context().datagrams().send(endpoint, peer, &text).expect("there is room");
             side.until("datagrams go on", |side| side.hears_datagram(endpoint, &text));
         }
-        // The listener still exists, and serves again.
+        // The listener was not affected, and accepts connections again.
         let again = side.connected(to[0], 1, load);
         for conn in [again[0], others[0], others[1]] {
             side.reactor.context().close(conn);
@@ -370,7 +370,7 @@ fn link_down(device: Device, load: Load) {
     before.check();
 }
 
-/// Removes the device (`rdma link del`) under both ends and a listener.
+/// The device is removed (`rdma link del`) while both ends of connections and a listener use it.
 fn removed(device: Device, load: Load) {
     let before = Baseline::new(&[SIW, RXE]);
     let (mut peer, to) = Peer::serve(PEER, &[device.address(), device.other().address()]);
@@ -396,7 +396,7 @@ fn removed(device: Device, load: Load) {
             );
         }
         println!("all know after {:?}", start.elapsed());
-        // Connections that were being established get the reason, too, before their time limit.
+        // Connections that were being established end as well, before their time limit.
         for conn in rising.iter().chain([&silent]) {
             side.all_over(&[*conn]);
             match side.ends(*conn)[..] {
@@ -416,26 +416,26 @@ fn removed(device: Device, load: Load) {
             side.turn();
         }
         println!("gone after {:?}", start.elapsed());
-        // The server has lost as many connections, and those that were being established.
+        // The server's process reports the end of as many connections. It may also report those that were being established.
         side.until("the peer knows", |_| peer.count("down: ") >= already + HIT);
-        // At least one end of each gets the reason, except if a message was cut short.
+        // For each connection at least one end has the removal as its reason, unless a message was cut short.
         let why = |event: &Event| match event {
             Event::Disconnect(_, reason) => *reason != DisconnectReason::Lost && load.fits_removal(device, reason),
             _ => false,
         };
         let cut = if load == Load::Traffic { peer.count("local queue pair operation error") } else { 0 };
         assert!(side.probe.count(why) + cut + peer.count("down: the device was removed") >= round * HIT);
-        // Connections on the other device are not affected, and more can be opened.
+        // Connections on the other device are not affected, and more of them can be opened.
         assert!(others.iter().all(|conn| side.is_up(*conn)));
         if load == Load::Traffic {
             side.hears(&others);
         }
         let more = side.connected(to[1], 1, load);
-        // No device reaches the address.
+        // A new connect to the removed device's address fails, because no other device reaches it.
         let lost = side.connect(to[0]);
         side.all_over(&[lost]);
         assert!(matches!(side.ends(lost)[..], [Event::ConnectError(..)]));
-        // The device is added again, and the server listens again.
+        // The device is added again, and the server must listen on it again.
         device.add();
         let mut conn = side.connect(to[0]);
         let deadline = now() + PATIENCE;
@@ -443,8 +443,7 @@ fn removed(device: Device, load: Load) {
         while !side.is_up(conn) {
             assert!(now() < deadline, "the server does not listen again: {:?}", side.probe);
             side.turn();
-            // The attempts are not too frequent, because a siw that gets a request while it begins to listen stops
-            // answering in time.
+            // The attempts have a pause. If siw gets a request while it begins to listen, it stops answering for a while.
             if side.has_ended(conn) && tried.elapsed() > Duration::from_millis(200) {
                 tried = now();
                 conn = side.connect(to[0]);

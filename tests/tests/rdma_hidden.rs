@@ -1,5 +1,5 @@
-//! `ProviderChoice::Auto` with one of two devices hidden from the process, as in a container with only the other one: the system lists
-//! both. libibverbs remembers the devices that it has found, so this test is alone in its process; `make test-rdma` runs it.
+//! `ProviderChoice::Auto` in a process that can open only one of two devices, as in a container, although the system lists both. libibverbs
+//! caches the devices that it has found, so this test is alone in its process. `make test-rdma` runs it.
 #![cfg(feature = "verbs")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use rdma_reactor_tests::auto::{each_where_it_belongs, pair};
 use rdma_reactor_tests::conformance::harness::with_watchdog;
 use rdma_reactor_tests::device::{RXE, SIW};
 
-/// Returns the device file of a device.
+/// Returns the path of the file by which processes open a device.
 fn node(device: &str) -> PathBuf {
     let all = fs::read_dir("/sys/class/infiniband_verbs").expect("the kernel's list");
     let mut names = all.flatten().map(|entry| entry.file_name());
@@ -21,7 +21,7 @@ fn node(device: &str) -> PathBuf {
     PathBuf::from("/dev/infiniband").join(names.find(of).expect("its node"))
 }
 
-/// Connections to the device's address use TCP, and those of the other device use that device.
+/// Connections to the address of the hidden device use TCP. Connections to the address of the other device use that device.
 #[test]
 fn a_hidden_device_is_done_without() {
     with_watchdog("a_hidden_device_is_done_without", || {

@@ -1,5 +1,5 @@
-//! The use of a device's queues and memory by reactors: completion vectors, one completion queue for all connections, and kept memory for
-//! large messages. On the kernel's siw and rxe; `make test-rdma-full` runs these tests.
+//! How reactors use the queues and the memory of a device: completion vectors, one completion queue for all connections, and memory for
+//! large messages that is kept for later ones. The tests use the kernel's siw and rxe; `make test-rdma-full` runs them.
 #![cfg(feature = "verbs")]
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn pair(device: Device, config: Config, s: Probe) -> Pair {
     Pair::new(&Setup::on(device), config, s, Probe::default())
 }
 
-/// Every completion vector wakes a reactor that sleeps.
+/// A completion on any completion vector wakes a sleeping reactor that uses this vector.
 fn each_vector_wakes_its_reactor(device: Device) {
     let mut p = pair(device, Setup::on(device).config(), Probe::default());
     let conn = p.connect();
@@ -33,8 +33,8 @@ fn each_vector_wakes_its_reactor(device: Device) {
     }
 }
 
-/// All connections of a reactor complete on one queue, as long as it has room for them. (On siw each reactor has another queue,
-/// on which nothing completes.)
+/// All connections of a reactor use one completion queue, as long as it has room for their completions. (On siw, each reactor has a further
+/// queue on which nothing completes.)
 fn connections_share_one_completion_queue(device: Device) {
     let mut p = pair(device, Setup::on(device).config(), Probe::echo());
     p.connect();
@@ -48,11 +48,12 @@ fn connections_share_one_completion_queue(device: Device) {
     p.finish();
 }
 
-/// Messages of one length, sent sequentially, with or without kept memory of earlier ones.
+/// One connection on which messages of one length are sent sequentially. Its reactors keep the memory of large messages for later ones, or
+/// release it.
 struct Run {
     pair: Pair,
     conn: rdma_reactor::ConnectionId,
-    /// The seconds and the registrations of each part of the run.
+    /// The duration in seconds and the number of memory registrations of each call of `send`.
     parts: Vec<(f64, u64)>,
 }
 
@@ -84,8 +85,8 @@ impl Run {
     }
 }
 
-/// Later messages use the memory of earlier ones, and register nothing. Without kept memory, each message registers
-/// memory on both sides. The two alternate in one run, and the times are printed.
+/// With kept memory, later messages use the memory of earlier ones, and register none. Without it, each message registers memory on both
+/// sides. The two kinds of reactors send in turn, and the test prints the rates.
 fn kept_memory_is_registered_once(device: Device) {
     const ROUNDS: usize = 5;
     for (len, count) in [(1 << 20, 16), (64 << 20, 1)] {

@@ -1,4 +1,5 @@
-//! The part of the conformance suite that counts descriptors, on the kernel's RDMA devices; see `rdma.rs`.
+//! The part of the conformance suite that counts file descriptors, on the kernel's RDMA devices. It is alone in its
+//! process; `rdma.rs` has the other parts.
 #![cfg(feature = "verbs")]
 
 use rdma_reactor_tests::conformance;

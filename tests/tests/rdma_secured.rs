@@ -1,5 +1,5 @@
-//! The conformance suite on secured connections over the kernel's RDMA devices: the sealed messages are the same as on the embedded
-//! provider, and only the provider differs. `make test-rdma-full` runs those with a pre-shared key, and `tests/vm/secured.sh` runs all.
+//! The conformance suite with secured connections on the kernel's RDMA devices. `make test-rdma-full` runs the tests with a pre-shared key,
+//! and `tests/vm/secured.sh` runs all of them.
 #![cfg(feature = "verbs")]
 
 use rdma_reactor::SecurityMode::{Psk, Tls};

@@ -1,4 +1,5 @@
-//! The packets between two rxe devices over a wire, as `tests/vm/wire.sh` sets it up in the guest; `make test-rdma` runs these tests.
+//! Captures the packets between two rxe devices at the ends of a veth pair. `tests/vm/wire.sh` sets the devices up in the virtual machine.
+//! `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 
 use std::collections::BTreeSet;
@@ -8,14 +9,16 @@ use rdma_reactor::{Config, ConnectOptions, ListenOptions, ProviderChoice, Reacto
 use rdma_reactor_tests::capture::{Capture, Packet};
 use rdma_reactor_tests::conformance::harness::{Pair, Probe, with_watchdog};
 
-/// The addresses of rxe0 and rxe1, and the network device between the two.
+/// The address of rxe0, the client's device.
 const HERE: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
+/// The address of rxe1, the server's device.
 const THERE: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 1);
+/// The network device between the two, on which packets are captured.
 const BETWEEN: &str = "v1";
-/// The lengths of the IP, UDP and transport headers and of the checksum of a packet in the middle of a message, bytes.
+/// The length of the headers and of the checksum in a packet in the middle of a message: IP, UDP, BTH and ICRC, in bytes.
 const HEADERS: usize = 20 + 8 + 12 + 4;
 
-/// Returns a server on rxe1 and a client on rxe0.
+/// Returns a server on rxe1 with these options, and a client.
 fn pair(options: ListenOptions) -> Pair {
     let config = Config::default().provider(ProviderChoice::Verbs);
     let [mut server, client] = [0; 2].map(|_| Reactor::new(config.clone()).expect("a reactor"));
@@ -25,7 +28,7 @@ fn pair(options: ListenOptions) -> Pair {
     Pair { server, s: Probe::echo(), client, c: Probe::default(), address, flushes: true, witness: None }
 }
 
-/// Echoes messages of 5,000 bytes. Returns the packets of their connection.
+/// Connects the client with these options, and echoes messages of 5,000 bytes. Returns the packets of the connection.
 fn exchange(p: &mut Pair, options: ConnectOptions) -> Vec<Packet> {
     let capture = Capture::on(BETWEEN).expect("the right to capture");
     let options = options.source(Source::Address(IpAddr::V4(HERE)));
@@ -40,8 +43,8 @@ fn exchange(p: &mut Pair, options: ConnectOptions) -> Vec<Packet> {
     packets
 }
 
-/// The type of service is in the IP header of each packet of the connection, including acknowledgements. The side that connects decides for
-/// both: the listener gets it with the request, and its own setting has no effect on RoCE.
+/// The type of service is in the IP header of each packet of the connection, including acknowledgements. On RoCE the connecting side
+/// decides for both: the listener gets its value with the request, and the listener's own setting has no effect.
 #[test]
 fn the_type_of_service_is_on_the_wire() {
     with_watchdog("the_type_of_service_is_on_the_wire", || {
@@ -65,7 +68,7 @@ fn the_type_of_service_is_on_the_wire() {
     });
 }
 
-/// The connection manager derives the path MTU from the network device: 1024 for an MTU of 1500.
+/// The path MTU follows from the MTU of the network device: 1024 for an MTU of 1500.
 #[test]
 fn the_path_mtu_is_that_of_the_network_device() {
     with_watchdog("the_path_mtu_is_that_of_the_network_device", || {

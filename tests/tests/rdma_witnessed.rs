@@ -1,6 +1,6 @@
-//! Faults on the kernel's siw and rxe next to an honest neighbour on the same reactors and the same device. Each connection ends once, in
-//! time and with its reason, each accepted message completes once before, the neighbour is not affected, and all open objects on the device
-//! are released. `make test-rdma` runs these tests.
+//! Faults on the kernel's siw and rxe, with an honest connection on the same reactors and the same device. Each connection must end once,
+//! in time, and with the true reason. Each accepted message must complete once before. The honest connection must not be affected, and all
+//! open objects on the device must be released. `make test-rdma` runs these tests.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "the process around a reactor is what is tested")]
 
@@ -32,7 +32,7 @@ fn echoing(device: Device) -> Pair {
     Pair::new(&setup, setup.config(), Probe::echo(), Probe::default())
 }
 
-/// Row 12. A connect without an answer ends at its time limit, and the loop continues meanwhile.
+/// Row 12 of `docs/reliability.md`. A connect without an answer ends at its time limit. The reactor serves the honest connection meanwhile.
 fn nobody_answers(device: Device) {
     let setup = Setup::witnessed(device);
     let limit = ms(1500);
@@ -52,7 +52,8 @@ fn nobody_answers(device: Device) {
     p.finish();
 }
 
-/// Row 7. A peer that posts no receive ends its connection: on siw because a message could not be sent, on rxe because of its silence.
+/// Row 7 of `docs/reliability.md`. The connection to a peer without posted receives ends. On siw the reason is a failed message, and on rxe
+/// it is the silence of the peer.
 fn no_receive_is_posted(device: Device) {
     let setup = Setup::witnessed(device);
     let server = setup.config().timeouts(|t| (t.keepalive_interval, t.keepalive) = (ms(500), ms(5000)));
@@ -86,7 +87,7 @@ fn no_receive_is_posted(device: Device) {
         }
         let up = p.s.connection();
         if let Some(conn) = up.filter(|_| p.s.sent == 0 && p.s.received == 0) {
-            // Nothing is accepted any more once the connection has ended.
+            // The send fails once the connection has ended.
             let _ = p.server.context().send(conn, b"to the void");
         }
         ended = p.s.events.iter().find_map(|event| match event {
@@ -110,7 +111,7 @@ fn no_receive_is_posted(device: Device) {
     p.finish();
 }
 
-/// A limit of the process, which is restored after a test.
+/// A lowered resource limit of the process. Dropping this restores the limit.
 struct Limit {
     resource: rlimit::Resource,
     before: (u64, u64),
@@ -130,8 +131,8 @@ impl Drop for Limit {
     }
 }
 
-/// Row 40. Without descriptors no reactor can be created, and the error names the reason. Existing reactors continue,
-/// and open connections.
+/// Row 40 of `docs/reliability.md`. The process runs out of file descriptors. Creating a reactor or a connection may fail, with an error
+/// that names the reason. Existing reactors and connections continue.
 fn no_descriptors(device: Device) {
     let mut p = echoing(device);
     let old = p.connect();
@@ -162,12 +163,13 @@ fn no_descriptors(device: Device) {
     p.finish();
 }
 
-/// Row 79. A stream of signals, each of which interrupts the system call that the thread is in, loses and repeats nothing.
+/// Row 79 of `docs/reliability.md`. Many signals arrive, each of which interrupts the current system call. No message is lost or
+/// duplicated.
 fn signals_interrupt_nothing(device: Device) {
     let setup = Setup::witnessed(device);
     let mut p = Pair::new(&setup, setup.config().wait(Wait::Event), Probe::echo(), Probe::default());
     let signals = Signals::start(Duration::from_micros(500));
-    // Connections are established and end during the signals, too, until enough signals have arrived.
+    // Connections are also established and closed while the signals arrive, until enough signals have arrived.
     let (mut cycles, begun) = (0, now());
     while cycles < 5 || signals.caught() <= 100 {
         assert!(begun.elapsed() < PATIENCE, "there were few signals: {}", signals.caught());
@@ -191,8 +193,8 @@ fn signals_interrupt_nothing(device: Device) {
     p.finish();
 }
 
-/// Row 80. The whole process stalls for longer than its timers and both of its timeouts. No connection ends because of it, each timer fires
-/// once, and the connections continue.
+/// Row 80 of `docs/reliability.md`. The whole process stalls for longer than the keepalive timeout, the transfer timeout and its timers. No
+/// connection ends, and each timer fires once.
 fn the_process_stands_still(device: Device) {
     let setup = Setup::witnessed(device);
     let config = setup

@@ -1,5 +1,5 @@
-//! Four reactors on two cores serve 1,000 connections. The load is within 10 % of even, in connections and in messages,
-//! also after many connections were replaced.
+//! Four reactors on two cores serve 1,000 connections. Connections and messages must be distributed evenly, within 10
+//! %, also after many connections were replaced.
 #![allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
 
 use std::net::SocketAddr;
@@ -32,7 +32,8 @@ impl Handler for Echo {
     }
 }
 
-/// A client with one message at a time on each connection, and a number of messages for each.
+/// A client that has one message in flight on each connection. The first byte of a message is the number of echoes that
+/// are still to come.
 #[derive(Default)]
 struct Client {
     live: Vec<ConnectionId>,
@@ -99,7 +100,7 @@ fn a_thousand_connections_are_shared_evenly() {
         let spawn = |(index, mut reactor): (usize, Reactor)| {
             let mut echo = Echo(index as u8, Arc::clone(&counts[index]));
             thread::spawn(move || {
-                // Two reactors share a core, if there are two cores.
+                // Two reactors share each core. On a machine with one core, all of them share it.
                 Reactors::pin(index % 2).expect("a core");
                 reactor.run(&mut echo).map(|()| reactor.stats())
             })
@@ -121,7 +122,7 @@ fn a_thousand_connections_are_shared_evenly() {
             let messages: Vec<_> = counts.iter().map(|count| count.swap(0, Ordering::Relaxed)).collect();
             assert_even("messages", &messages, CONNECTIONS * ECHOES);
             if round == 0 {
-                // All connections of one reactor end, and a tenth of the others'.
+                // The client closes all connections of one reactor, and a tenth of all others.
                 let mut gone = client.live.clone();
                 gone.retain(|&conn| reactor.context().private_data(conn) == [1] || conn.to_string().ends_with("0.1"));
                 gone.iter().for_each(|&conn| reactor.context().close(conn));

@@ -1,4 +1,4 @@
-//! Connections in shared memory whose peer is another process: the process is killed, stopped, or has no shared memory.
+//! Connections in shared memory with another process, which is killed, stopped, or has no shared memory.
 #![allow(clippy::disallowed_methods, reason = "other processes are what is tested")]
 
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ impl Handler for Server {
     }
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
-        // The window of an active peer has room; one that has ended needs no echo.
+        // The send may fail only if the connection has ended. Otherwise the window has room, because the peer waits for each echo.
         let _ = cx.send(conn, &message);
         self.echoes += 1;
     }
@@ -67,17 +67,17 @@ impl Host {
     }
 }
 
-/// Another process, which is killed at the end.
+/// Another process with connections to this one. Dropping this kills the process.
 struct Peer {
     child: Child,
     said: Option<BufReader<ChildStdout>>,
 }
 
-/// The resources of a process.
+/// The file descriptors and the shared memory of a process.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     descriptors: usize,
-    /// The length of its shared mappings, bytes.
+    /// The total length of the shared memory that the process has mapped, in bytes.
     segments: u64,
 }
 
@@ -98,7 +98,7 @@ impl Peer {
         Self { child, said }
     }
 
-    /// Returns the next lines that it prints.
+    /// Waits for the next `count` lines of the process's output, and returns them.
     fn lines(&mut self, count: usize) -> Vec<String> {
         let said = self.said.as_mut().expect("nobody else reads it");
         said.lines().take(count).map(|line| line.expect("its output")).collect()
@@ -118,7 +118,7 @@ impl Peer {
 
     fn signal(&self, signal: libc::c_int) {
         let pid = libc::pid_t::try_from(self.child.id()).expect("a process id");
-        // SAFETY: sends a signal to a child that nobody has waited for.
+        // SAFETY: this process has started the child and has not waited for it yet, so the process id is still that of the child.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 }
@@ -130,7 +130,7 @@ impl Drop for Peer {
     }
 }
 
-/// The end of the peer's socket ends the connection without a timeout, and the server serves others.
+/// If a peer's process is killed, its socket closes. This ends the connections without a timeout, and the server continues.
 #[test]
 fn a_killed_peer_is_lost_at_once() {
     with_watchdog("a_killed_peer_is_lost_at_once", || {
@@ -148,7 +148,7 @@ fn a_killed_peer_is_lost_at_once() {
     });
 }
 
-/// The resources of a process for a connection: a descriptor, and 32 KiB that it shares with its peer.
+/// A connection costs each of its two processes one descriptor and a mapping of 32 KiB, which the two share.
 #[test]
 fn an_idle_connection_costs_its_rings_and_a_descriptor_of_each_side() {
     const FEW: usize = 10;
@@ -177,7 +177,7 @@ fn an_idle_connection_costs_its_rings_and_a_descriptor_of_each_side() {
     });
 }
 
-/// A stopped peer consumes nothing: the ring fills, sends are refused until there is room, and connections end only by the keepalive.
+/// A stopped peer consumes nothing. So the ring fills up, further sends are refused, and the connections end only by the keepalive.
 #[test]
 fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
     with_watchdog("a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive", || {
@@ -208,8 +208,8 @@ fn a_stopped_peer_fills_its_ring_and_is_found_by_the_keepalive() {
     });
 }
 
-/// A side that requires shared memory does not fall back to TCP with a peer that has none, whichever of them has
-/// connected.
+/// A side that requires shared memory does not fall back to TCP if its peer has no shared memory. This holds for the connecting side and
+/// for the listening side.
 #[test]
 fn a_peer_without_shared_memory_is_not_talked_to_where_it_is_required() {
     with_watchdog("a_peer_without_shared_memory_is_not_talked_to_where_it_is_required", || {

@@ -1,9 +1,10 @@
-//! An attacker on the path between two secured reactors ([`rdma_reactor_tests::sim::middleman`]): no wrong message is
-//! ever delivered, and changes are noticed.
+//! An attacker on the path between two secured reactors ([`rdma_reactor_tests::sim::middleman`]). No changed message
+//! may be delivered, and the changes must be noticed.
 //!
-//! `FLIP_STEP=N` changes every `N`th byte only (default: 1 with a pre-shared key, 7 with TLS).
+//! `FLIP_STEP=N` changes only every `N`th byte (default: 1 with a pre-shared key, 7 with TLS).
 //!
-//! Also the last message of a peer, on devices that report the end of a connection before earlier events.
+//! Further tests check that the last message of a peer arrives on devices that report the end of a connection before
+//! earlier completions.
 
 use std::cell::RefCell;
 use std::os::fd::AsFd;
@@ -32,7 +33,7 @@ use rdma_transport::iwarp::{Iwarp, IwarpConfig};
 
 const MODES: [SecurityMode; 2] = [SecurityMode::Psk, SecurityMode::Tls];
 
-/// The number of bytes of each direction that are changed, one in each connection.
+/// The number of bytes of each direction that are changed. Each run changes one of them.
 const OCTETS: usize = 10_000;
 
 fn undisturbed(mode: SecurityMode, segment: usize) -> History {
@@ -41,7 +42,7 @@ fn undisturbed(mode: SecurityMode, segment: usize) -> History {
     outcome
 }
 
-/// A middleman who only forwards bytes is not noticed, however the bytes are split.
+/// An attacker that only forwards bytes is not noticed, wherever the bytes are cut.
 #[test]
 fn octets_may_be_cut_anywhere() {
     for mode in MODES {
@@ -52,18 +53,18 @@ fn octets_may_be_cut_anywhere() {
     }
 }
 
-/// Checks a result after a change.
+/// Checks the outcome of a run in which the attacker has changed something.
 fn check(attack: Attack, outcome: &History) {
     if let Some(wrong) = outcome.wrong() {
         panic!("{attack:?}: {wrong}: {outcome:?}");
     }
     match outcome.hit {
-        // The handshake covers the greetings.
+        // The handshake authenticates the greetings, so it fails after a change in one.
         Some(Hit::Greeting) => {
             assert!(!outcome.seen[SERVER].connected && !outcome.is_whole(), "{attack:?}: {outcome:?}");
         }
         Some(Hit::Sealed) => assert!(!outcome.is_whole(), "{attack:?} is not noticed: {outcome:?}"),
-        // A grant of the handshake may be changed without harm, and so may the padding behind the tags of a large
+        // Some changes are harmless: of a grant in a handshake message, or of the padding behind the tags of a large
         // message.
         Some(Hit::Fetched | Hit::Handshake | Hit::Transport) | None => {}
     }
@@ -109,7 +110,7 @@ fn no_changed_octet_is_delivered_with_tls() {
     flips(SecurityMode::Tls, 7);
 }
 
-/// Messages that are dropped, repeated, moved, cut, changed, or invented, at every position in both directions.
+/// The attacker drops, repeats, moves, truncates, changes, or inserts a message, at every position in both directions.
 #[test]
 fn no_message_is_dropped_repeated_moved_or_made() {
     for mode in MODES {
@@ -137,14 +138,14 @@ fn no_message_is_dropped_repeated_moved_or_made() {
                     if let Some(wrong) = outcome.wrong() {
                         panic!("{mode:?}, {attack:?}: {wrong}: {outcome:?}");
                     }
-                    // No message follows the last one that would show that it is missing, or duplicated.
+                    // If the attack hits the last message, no later message shows that it is missing or duplicated.
                     let last = nth + 1 >= whole[from].1;
                     let soft = how == How::Stall || last && matches!(how, How::Drop | How::Swap | How::Repeat);
                     let cut = last && matches!(how, How::Drop | How::Swap) && from == CLIENT;
                     assert!(!cut || !outcome.is_whole(), "{mode:?}, {attack:?}: a cut is not told from a goodbye");
                     if outcome.hit == Some(Hit::Sealed) && !soft {
                         assert!(!outcome.is_whole(), "{mode:?}, {attack:?} is not noticed: {outcome:?}");
-                        // A side that was not notified of the connection is not notified of its end.
+                        // A side that was never notified of the connection is not notified of its end either.
                         let seen = outcome.seen.iter().any(|seen| seen.noticed || !seen.connected);
                         assert!(seen, "{mode:?}, {attack:?} is not noticed as what it is: {outcome:?}");
                         noticed += 1;
@@ -161,7 +162,7 @@ fn no_message_is_dropped_repeated_moved_or_made() {
     }
 }
 
-/// A device with completions up to two milliseconds late, and immediate connection-manager events.
+/// A device that reports completions up to two milliseconds late, and events of the connection manager immediately.
 const HASTY: HardwareOptions = HardwareOptions {
     late: 500,
     late_by: 2 * MS,
@@ -177,7 +178,7 @@ const HASTY: HardwareOptions = HardwareOptions {
     keeps: 0,
 };
 
-/// The events of the side that connects.
+/// The events of the connecting side.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     messages: Vec<Vec<u8>>,
@@ -185,7 +186,8 @@ struct Heard {
     error: Option<ConnectError>,
 }
 
-/// A side that listens and refuses its peers, or sends them a message and closes; and the side that connects to it.
+/// The program of both sides. The listening side refuses the peer, or sends two messages and closes. The connecting
+/// side records its events.
 #[derive(Clone, Default)]
 struct Brief {
     refuses: bool,
@@ -220,7 +222,8 @@ impl Handler for Brief {
     }
 }
 
-/// Connects a side to another one on such devices. Returns its events.
+/// Runs a connection between two devices with the options `HASTY`, until it has ended. Returns the program with the
+/// recorded events.
 fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
     let (fabric, brief) = (network(2), Brief { refuses, ..Brief::default() });
     let config = Config::default().wait(Wait::Event).max_memory(8 << 20).security(security(mode));
@@ -244,8 +247,8 @@ fn hear(mode: SecurityMode, refuses: bool, seed: u64) -> Brief {
     brief
 }
 
-/// The side that connects receives the reason of a refusal, or the message sent to it, though its device reports the
-/// end first.
+/// The connecting side gets the reason of a refusal, or the peer's last messages, although its device reports the
+/// disconnect first.
 #[test]
 fn the_last_word_is_heard_behind_the_end() {
     for mode in MODES {
@@ -261,8 +264,8 @@ fn the_last_word_is_heard_behind_the_end() {
     }
 }
 
-/// A program that sends a large part of a device's memory, which cannot be sealed, and large messages before and after
-/// it.
+/// A program that tries to send memory of a device, which cannot be sealed, and sends large messages before and after
+/// that.
 #[derive(Default)]
 struct SendsDeviceMemory {
     got: Vec<usize>,
@@ -291,8 +294,7 @@ impl Handler for SendsDeviceMemory {
     }
 }
 
-/// A send of memory that cannot be sealed is refused and does not affect the connection: the next large messages are
-/// accepted.
+/// A send of memory that cannot be sealed is refused. The connection continues, and the next large messages arrive.
 #[test]
 fn a_refused_region_leaves_the_next_message_whole() {
     for mode in MODES {

@@ -1,5 +1,5 @@
-//! Each setting reaches the place where it takes effect. `transport/tests/verbs/settings.rs` reads the same ones back from the queue pairs
-//! of devices.
+//! Each setting must reach the place where it takes effect. `transport/tests/verbs/settings.rs` reads the same settings back from the queue
+//! pairs of devices.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ fn pair() -> Pair {
     Pair::new(&Setup::iwarp(), config(), Probe::default(), Probe::default())
 }
 
-/// Returns a pair whose client is on a device with these limits.
+/// Returns a server and a client. The client's device has capabilities that `limits` changes, and its calls are recorded.
 fn recorded(config: Config, limits: impl FnOnce(&mut Capabilities)) -> (Pair, Record) {
     let (mut p, record) = (pair(), Record::default());
     p.client = Forward::recording(config, limits, &record);
@@ -40,7 +40,7 @@ fn queue_pair(asked: &[Asked]) -> QpAttr {
     asked.iter().find_map(made).expect("a queue pair was made")
 }
 
-/// Returns the entries and the completion vector of the first completion queue.
+/// Returns the number of entries and the completion vector of the first completion queue that was created.
 fn completion_queue(asked: &[Asked]) -> (u32, u32) {
     let made =
         |asked: &Asked| if let Asked::CompletionQueue(size, vector) = *asked { Some((size, vector)) } else { None };
@@ -86,7 +86,7 @@ fn options_of_a_listener_arrive_with_each_connection() {
     });
 }
 
-/// Settings that no device supports are refused immediately, by the name of the setting. Nothing is opened for them.
+/// Values that no device supports are refused immediately, with an error that names the setting. No connection or listener is opened.
 #[test]
 fn options_out_of_range_are_refused() {
     let mut p = pair();
@@ -120,7 +120,8 @@ fn options_out_of_range_are_refused() {
     assert_eq!(p.client.context().connections(), 0);
 }
 
-/// Depths and the inline size are used as configured, or as the device supports them if that is less; and a connection works with them.
+/// The queue depths and the inline size are those of the configuration, or those of the device if it supports less. The connection works in
+/// both cases.
 #[test]
 fn queues_are_cut_to_the_device() {
     with_watchdog("queues_are_cut_to_the_device", || {
@@ -139,7 +140,7 @@ fn queues_are_cut_to_the_device() {
             let (size, _) = completion_queue(&asked);
             assert_eq!((max_send_wr, max_recv_wr, max_inline, size), expected);
             assert_eq!(max_recv_sge, 1, "receives are of one piece");
-            // More than either queue has slots for, in both directions.
+            // There are more messages than either queue has slots, in both directions.
             for sent in 0..500 {
                 while p.client.context().send(conn, b"there and back").is_err() {
                     p.turn();
@@ -152,7 +153,7 @@ fn queues_are_cut_to_the_device() {
     });
 }
 
-/// Reactors are spread over the completion vectors of a device in turn, unless a vector is selected.
+/// Reactors are distributed over the completion vectors of a device in turn, unless the program selects a vector.
 #[test]
 fn completion_vectors_are_spread_or_chosen() {
     with_watchdog("completion_vectors_are_spread_or_chosen", || {
@@ -167,7 +168,7 @@ fn completion_vectors_are_spread_or_chosen() {
             assert_eq!(vector(4, config().completions(|c| c.vector = Some(wanted))), wanted);
         }
         assert_eq!(vector(1, config().completions(|c| c.vector = Some(3))), 0, "there is no choice");
-        // Other tests create reactors meanwhile, so the numbers have gaps.
+        // Other tests create reactors at the same time, so two reactors of this test may get the same vector.
         let mut spread = std::collections::BTreeSet::new();
         while spread.len() < 2 {
             spread.insert(vector(4, config()));
@@ -184,15 +185,15 @@ fn completion_vectors_are_spread_or_chosen() {
     });
 }
 
-/// Returns the first and the last connection that `on_connect` announced to a probe.
+/// Returns the first and the last of the established connections of a probe.
 fn first_and_last(probe: &Probe) -> (ConnectionId, ConnectionId) {
     let connected = |event: &Event| if let Event::Connect(conn, _) = event { Some(*conn) } else { None };
     let all: Vec<_> = probe.events.iter().filter_map(connected).collect();
     (*all.first().expect("it was notified of a connection"), all[all.len() - 1])
 }
 
-/// On a device whose sinks of Reads are open to peers, large messages are read into such sinks, each peer's into separate sinks, and
-/// delivered in memory that no peer can access. On other devices no sink is open.
+/// On some devices, peers can write into memory that is the sink of a Read. There, large messages are read into such sinks, separate ones
+/// for each peer, and delivered in a copy that no peer can access. On other devices no memory is registered as such a sink.
 #[test]
 fn sinks_of_reads_are_open_only_where_they_must_be() {
     with_watchdog("sinks_of_reads_are_open_only_where_they_must_be", || {
@@ -238,7 +239,7 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
             p.until("all are released", |p| p.client.stats().memory.regions == 0);
             assert_eq!(p.client.stats().memory.fetched_bytes, 0);
 
-            // The first peer knows the keys of the sinks that its messages were read into.
+            // A second peer must not get sinks whose keys the first peer knows.
             p.connect();
             let (_, other) = first_and_last(&p.s);
             for (to, fresh) in [(other, u64::from(open)), (there, 0)] {
@@ -256,8 +257,8 @@ fn sinks_of_reads_are_open_only_where_they_must_be() {
     });
 }
 
-/// A host outside of the allowed networks is refused by the embedded provider before it is read from, and by the
-/// reactor on a provider that does not check it.
+/// A peer whose address is not in an allowed network is refused. The embedded provider does this before it reads from the peer. With a
+/// provider that does not check addresses, the reactor does it.
 #[test]
 fn only_allowed_networks_may_connect() {
     with_watchdog("only_allowed_networks_may_connect", || {
@@ -297,8 +298,8 @@ fn only_allowed_networks_may_connect() {
     });
 }
 
-/// Of the silent connections of one address, the oldest is evicted for the next client at the limit, after its grace time. By default the
-/// limit is two thousand, and the grace time is half a second.
+/// If one address has as many silent connections as the limit allows, a new one evicts the oldest of them, after its grace time (default:
+/// half a second).
 #[test]
 fn handshakes_of_one_address_are_limited_as_configured() {
     with_watchdog("handshakes_of_one_address_are_limited_as_configured", || {
@@ -356,7 +357,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     for (node, address) in [(0, silent), (2, there)] {
         nodes[node].reactor.context().listen(address).expect("a free port");
     }
-    // Its TCP answers, and its process never does.
+    // Its kernel accepts the TCP connection, and its process never answers.
     nodes[0].dead = true;
     let begun = lock(&fabric).now();
     let mut cx = nodes[1].reactor.context();
@@ -365,7 +366,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     let took = lock(&fabric).now() - begun;
     assert!((2 * ATTEMPT * MS..3 * ATTEMPT * MS).contains(&took), "{took} ns");
     assert_eq!(nodes[1].reactor.context().peer_address(conn), Some(there));
-    // The last address has the longer time.
+    // The last address may use the whole connect timeout.
     let begun = lock(&fabric).now();
     nodes[1].reactor.context().connect_any(&[silent, silent], ConnectOptions::new()).expect("connecting");
     until(&fabric, &mut nodes, "the error", |_| !attempts.errors.borrow().is_empty());
@@ -374,7 +375,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     assert!((LIMIT * MS..(LIMIT + 2 * ATTEMPT) * MS).contains(&took), "{took} ns");
 }
 
-/// A program that handles each message slowly, in virtual time.
+/// A program that takes 600 ms of virtual time for each message.
 struct Slow(Shared, Rc<Cell<u32>>);
 
 impl Handler for Slow {
@@ -385,7 +386,7 @@ impl Handler for Slow {
     }
 }
 
-/// A program that sends ten large messages, and closes.
+/// A program that sends ten large messages, and then closes.
 struct Sender(Rc<Cell<u32>>);
 
 impl Handler for Sender {
@@ -406,7 +407,7 @@ fn a_closed_connection_has_its_time_for_each_message() {
     let mut server = reactor(0, &fabric, Config::default());
     let address = ([10, 0, 0, 1], 7471).into();
     server.context().listen(address).expect("listening");
-    // The time is enough for one message, and not for ten.
+    // The close timeout is long enough for one message, but not for all ten. So it must begin again with each message.
     let mut client = reactor(1, &fabric, Config::default().timeouts(|t| t.close = Duration::from_secs(1)));
     client.context().connect(address).expect("connecting");
     let slow = Slow(Arc::clone(&fabric), Rc::clone(&taken));
@@ -418,8 +419,8 @@ fn a_closed_connection_has_its_time_for_each_message() {
     assert_eq!((sent.get(), taken.get()), (10, 10));
 }
 
-/// On a device that may place a peer's data after the peer has lost the right, as siw, the memory is copied instead of lent, permanently.
-/// Memory that peers could only read is lent again.
+/// Some devices, such as siw, may write a peer's data after the peer has lost its right. There, memory that peers could write is never lent
+/// to the program again: the program must copy. Memory that peers could only read is lent again.
 #[test]
 fn memory_that_peers_may_write_late_is_not_lent_again() {
     for late in [false, true] {

@@ -1,4 +1,5 @@
-//! Receives that connections share: the memory that this saves, and a device without shared receive queues.
+//! Receives that connections share: how much memory this saves, and the errors on a device without shared receive
+//! queues.
 
 use rdma_reactor::transport::caps::Features;
 use rdma_reactor::{Config, ConnectError, Reactor, RejectReason};
@@ -7,7 +8,7 @@ use rdma_reactor_tests::forward::Forward;
 use rdma_reactor_tests::gate::Gate;
 use rdma_reactor_tests::patience::patient;
 
-/// Measures the pool of a server with `count` idle connections, bytes.
+/// Returns the size of the buffers of a server with `count` idle connections, in bytes.
 fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
     let mut p = Pair::with_configs(&Setup::iwarp(), config, client, Probe::default(), Probe::default());
     for _ in 0..count {
@@ -19,8 +20,8 @@ fn idle(config: Config, client: Config, count: usize, stride: usize) -> usize {
     bytes
 }
 
-/// The pool for 500 idle connections at default settings (8 KiB messages, 64 receives and 64 sends each), with separate
-/// receives and with 2,880 shared ones, and also with fewer sends, which suits idle connections.
+/// Compares the buffers of 500 idle connections, with 64 receives per connection and with 2,880 shared ones. Messages
+/// have 8 KiB. Both are measured with 64 sends per connection, the default, and with 4, which suits idle connections.
 #[test]
 fn idle_connections_take_less_memory() {
     with_watchdog("idle_connections_take_less_memory", || {
@@ -33,7 +34,7 @@ fn idle_connections_take_less_memory() {
         let own_short = mib(config.clone().send_depth(4));
         let shared_short = mib(config.send_depth(4).shared_receives(Some(2880)));
         println!("MiB: {own} and {shared} shared; with 4 sends each {own_short} and {shared_short} shared");
-        // A pool grows by slabs of 4 MiB.
+        // The memory of buffers grows in steps of 4 MiB.
         assert!((511..=516).contains(&own), "{own} MiB");
         assert!((279..=284).contains(&shared), "{shared} MiB");
         assert!((275..=280).contains(&own_short), "{own_short} MiB");
@@ -45,8 +46,8 @@ fn without_shared_queues(config: Config) -> Reactor {
     Forward::reactor(config, Features::SHARED_RECEIVE_QUEUE, &Gate::default())
 }
 
-/// On a device without shared receive queues, a connect fails with the provider and the missing feature, and a listener
-/// refuses.
+/// On a device without shared receive queues, a connect with shared receives fails. The error names the provider and
+/// the missing feature. A listener refuses its peers.
 #[test]
 fn a_device_without_shared_queues_says_so() {
     with_watchdog("a_device_without_shared_queues_says_so", || {
@@ -64,7 +65,7 @@ fn a_device_without_shared_queues_says_so() {
         let lacks = ConnectError::Unsupported { provider: "forward", feature: "shared receive queues on this device" };
         assert_eq!(error(&p), Some(lacks.clone()));
         assert_eq!(lacks.to_string(), "the provider forward has no shared receive queues on this device");
-        // Without the setting, connections work on such a device.
+        // Without shared receives, connections work on such a device.
         p.client = without_shared_queues(config.clone());
         p.c = Probe::default();
         p.connect();

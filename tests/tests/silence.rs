@@ -1,5 +1,4 @@
-//! Peers that fall silent: their path is dead in one direction or both, their process is stopped or killed. All times
-//! are virtual.
+//! Peers that fall silent: their path fails in one direction or in both, or their process is stopped or killed. All times are virtual.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -17,10 +16,11 @@ use rdma_reactor_tests::sim::quiet::{Node, network, reactor, step, until};
 use rdma_reactor_tests::sim::swarm::MS;
 use rdma_reactor_tests::sim::tcp::address;
 
-/// The silence after which a peer is pinged, and after which its connection ends, ms: a hundredth of the defaults.
+/// The silence after which the reactor pings a peer, in ms. It is a hundredth of the default.
 const INTERVAL: u64 = 50;
+/// The silence after which the connection of a peer ends, in ms. It is a hundredth of the default.
 const TIMEOUT: u64 = 150;
-/// The time beyond the timeout in which both sides are notified, ms: that of a flush, and some turns.
+/// The time after the keepalive timeout in which both sides must be notified, in ms. It covers the flush and some turns.
 const SLACK: u64 = 11;
 
 fn config() -> Config {
@@ -40,25 +40,26 @@ fn config() -> Config {
         .large_messages(|l| l.max_message = 1 << 20)
 }
 
-/// The activity of a connection when its path breaks.
+/// The activity of a connection when a fault occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traffic {
-    /// No activity.
+    /// The connection sends nothing.
     Idle,
     /// One message in each direction per millisecond.
     Echoes,
     /// As many messages as possible.
     Flood,
-    /// Messages that the peer fetches.
+    /// Large messages, which the peer fetches by RDMA Reads.
     Offers,
     /// Writes to the peer's memory.
     Writes,
-    /// Messages that the peer's program keeps, so that the window is closed.
+    /// Messages that the peer's program keeps, so that no credits are granted.
     Kept,
 }
 
 impl Traffic {
-    /// Ages of a connection at which a fault occurs, ns: immediately, while it is busy, and for an idle one around the times of its pings.
+    /// Returns the ages of a connection at which a fault occurs, in ns: at its beginning, and while it is busy. For an idle connection,
+    /// also around the times of its pings.
     const fn ages(self) -> &'static [u64] {
         match self {
             Self::Idle | Self::Kept => &[0, 3 * MS, 49 * MS, 50 * MS, 51 * MS, 60 * MS, 99 * MS, 111 * MS, 149 * MS],
@@ -70,7 +71,7 @@ impl Traffic {
 const ALL: [Traffic; 6] =
     [Traffic::Idle, Traffic::Echoes, Traffic::Flood, Traffic::Offers, Traffic::Writes, Traffic::Kept];
 
-/// The notifications of a program.
+/// The record of a program.
 #[derive(Debug, Default)]
 struct Book {
     up: u32,
@@ -82,7 +83,7 @@ struct Book {
     remote: Option<RemoteRegion>,
 }
 
-/// The program of either side. The side that connects sends.
+/// The program of both nodes. Node 1 connects, and begins to send.
 struct Program {
     book: Rc<RefCell<Book>>,
     traffic: Traffic,
@@ -172,7 +173,7 @@ impl Handler for Program {
     }
 }
 
-/// Two nodes. The second one has connected to the first one, or is about to.
+/// Two nodes: node 0 listens, and node 1 connects to it.
 struct World {
     fabric: Shared,
     nodes: [Node; 2],
@@ -193,7 +194,7 @@ impl World {
         Self { fabric, nodes, books }
     }
 
-    /// Returns a world with an established connection of this age.
+    /// Returns a world with a connection that was established `age` ns ago.
     fn up(traffic: Traffic, config: &Config, age: u64) -> Self {
         let mut world = Self::new(traffic, config);
         until(&world.fabric, &mut world.nodes, "it is up", |_| world.books.iter().all(|book| book.borrow().up == 1));
@@ -205,7 +206,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Lets virtual time pass, ns.
+    /// Runs the nodes for `time` of virtual time, in ns.
     fn pass(&mut self, time: u64) {
         let end = self.now() + time;
         lock(&self.fabric).schedule(end, Script::Tick);
@@ -218,7 +219,7 @@ impl World {
         [0, 1].map(|node| self.books[node].borrow().ended.len())
     }
 
-    /// Returns the time until each side was notified of the end, ns.
+    /// Runs until both sides are notified of the end. Returns the time until the notification of each side, in ns.
     fn times(&mut self, what: &str) -> [u64; 2] {
         let (begun, mut times) = (self.now(), [0; 2]);
         let Self { fabric, nodes, books } = self;
@@ -233,7 +234,7 @@ impl World {
         times
     }
 
-    /// Checks that the nodes hold no resources any more, and that each was notified of at most one end.
+    /// Checks that these nodes hold no resources any more, and that each program was notified of at most one end.
     fn check(&self, nodes: &[usize]) {
         for &node in nodes {
             let book = self.books[node].borrow();
@@ -245,7 +246,7 @@ impl World {
         }
     }
 
-    /// Checks that the path works again, and so does a new connection.
+    /// Restores the path, and checks that a new connection works.
     fn serve_again(&mut self) {
         lock(&self.fabric).mend();
         for book in &self.books {
@@ -257,7 +258,8 @@ impl World {
     }
 }
 
-/// Rows 2 and 4. Both sides are notified at the end of the timeout, for each dead direction, and in each activity.
+/// Rows 2 and 4 of `docs/reliability.md`. Both sides are notified in time if the path fails in either direction or in both, whatever the
+/// connection is doing.
 #[test]
 fn a_dead_path_is_noticed_by_both_sides_in_time() {
     for traffic in ALL {
@@ -275,7 +277,7 @@ fn a_dead_path_is_noticed_by_both_sides_in_time() {
                 for time in times {
                     assert!(time <= (TIMEOUT + SLACK) * MS, "{what}: {times:?} ns");
                 }
-                // The side that ended the connection had received nothing for the whole timeout.
+                // The end may come up to one ping interval before the timeout, because the last sign of life may be older than the fault.
                 assert!(times.iter().all(|&time| time >= (TIMEOUT - INTERVAL) * MS), "{what}: {times:?} ns");
                 world.pass(10 * MS);
                 world.check(&[0, 1]);
@@ -285,7 +287,8 @@ fn a_dead_path_is_noticed_by_both_sides_in_time() {
     }
 }
 
-/// Rows 2 and 4. With the defaults, that is after 15 seconds and the time of a flush at most.
+/// Rows 2 and 4 of `docs/reliability.md`. With the default timeouts, both sides are notified at most 15 seconds after the path fails, and
+/// the time of a flush.
 #[test]
 fn a_dead_path_is_noticed_after_15_seconds_by_default() {
     for (from, to) in [(0, 1), (1, 0)] {
@@ -297,7 +300,7 @@ fn a_dead_path_is_noticed_after_15_seconds_by_default() {
     }
 }
 
-/// Rows 2 and 4. A path that breaks at any moment during connection setup leaves no half-open connection.
+/// Rows 2 and 4 of `docs/reliability.md`. A path that fails at any moment of connection setup leaves no connection that only one side has.
 #[test]
 fn a_path_that_dies_in_a_handshake_leaves_nothing() {
     for mode in [SecurityMode::Plain, SecurityMode::Psk] {
@@ -321,7 +324,7 @@ fn a_path_that_dies_in_a_handshake_leaves_nothing() {
     }
 }
 
-/// Row 3. A process that is stopped for less than the timeout, counted from its last message, loses nothing.
+/// Row 3 of `docs/reliability.md`. If a process is stopped for less than the timeout, counted from its last message, no connection ends.
 #[test]
 fn a_stop_shorter_than_the_timeout_ends_nothing() {
     for traffic in ALL {
@@ -344,8 +347,8 @@ fn a_stop_shorter_than_the_timeout_ends_nothing() {
     }
 }
 
-/// Row 8. A path that is restored before the timeout, in one direction or both, ends nothing, and messages in flight
-/// arrive.
+/// Row 8 of `docs/reliability.md`. If a path fails in one direction or in both, and works again before the timeout, no connection ends.
+/// Messages in flight arrive.
 #[test]
 fn a_path_that_comes_back_in_time_ends_nothing() {
     for traffic in ALL {
@@ -366,7 +369,8 @@ fn a_path_that_comes_back_in_time_ends_nothing() {
     }
 }
 
-/// Row 3. A longer stop ends the connection: the peer is notified in time, and the stopped side when it runs again.
+/// Row 3 of `docs/reliability.md`. If a process is stopped for longer than the timeout, its peer is notified in time. The stopped side is
+/// notified when it runs again.
 #[test]
 fn a_stop_longer_than_the_timeout_is_noticed_by_both_sides() {
     for traffic in ALL {
@@ -386,7 +390,7 @@ fn a_stop_longer_than_the_timeout_is_noticed_by_both_sides() {
     }
 }
 
-/// Row 1. The kernel closes the sockets of a killed process, and the peer is notified within a second.
+/// Row 1 of `docs/reliability.md`. The kernel closes the sockets of a killed process, so the peer is notified within a second.
 #[test]
 fn a_killed_peer_is_noticed_within_a_second() {
     for traffic in ALL {
@@ -404,7 +408,7 @@ fn a_killed_peer_is_noticed_within_a_second() {
     }
 }
 
-/// Row 82. A reactor that shuts down aborts the remaining connections at its deadline, also those with dead peers.
+/// Row 82 of `docs/reliability.md`. A drain aborts the remaining connections at its deadline, also those whose peers are dead.
 #[test]
 fn a_shutdown_does_not_wait_for_dead_peers() {
     const DEADLINE: u64 = 40;

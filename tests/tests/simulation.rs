@@ -1,15 +1,15 @@
-//! The simulation: real reactors over the embedded provider, in worlds with every fault.
+//! The simulation: real reactors with the embedded provider on a simulated network, in random worlds with every kind of fault.
 //!
-//! `SIM_SEEDS=N` sets the number of worlds (default: 4,000, half of that within one host, and a tenth for each security mode), and
-//! `SIM_FIRST=N` the first one. `SIM_SECURITY=tls`, `psk` or `plain` sets the security of `replay`: only the ciphertext then differs
-//! between runs. A failing world prints the command that replays it.
+//! `SIM_SEEDS=N` sets the number of worlds (default: 4,000; half of that for worlds within one host, and a tenth for each security mode).
+//! `SIM_FIRST=N` sets the first world. A failing world prints the command that replays it. `SIM_SECURITY=tls`, `psk` or `plain` sets the
+//! security of `replay`; two replays of a secured world differ only in the ciphertext.
 
 use rdma_reactor::SecurityMode;
 use rdma_reactor_tests::sim::devices;
 use rdma_reactor_tests::sim::run::{check, check_many, seed};
 use rdma_reactor_tests::sim::world::Variant;
 
-/// The number of worlds unless `SIM_SEEDS` sets it.
+/// The number of worlds if `SIM_SEEDS` is not set.
 const WORLDS: u64 = 4_000;
 
 fn number(name: &str) -> Option<u64> {
@@ -28,8 +28,8 @@ fn every_promise_is_kept_in_every_world() {
     }
 }
 
-/// Worlds of one host, whose connections are in shared memory if no fault occurs. The stores of a node become visible to the others late,
-/// so two sides interleave at each of them.
+/// Runs worlds within one host, whose connections use shared memory unless a fault prevents it. A store of one side becomes visible to the
+/// other one late, so all interleavings of the two sides can occur.
 #[test]
 fn every_promise_is_kept_within_one_host() {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS / 2));
@@ -42,7 +42,7 @@ fn every_promise_is_kept_within_one_host() {
     }
 }
 
-/// Worlds with a reactor on two devices that assign equal keys, fail, are removed, and refuse to release objects.
+/// Runs worlds in which a reactor has two devices. The devices assign equal keys, fail, are removed, and refuse to release objects.
 #[test]
 fn every_promise_is_kept_on_two_devices() {
     let (first, count) = (number("SIM_FIRST").unwrap_or(0), number("SIM_SEEDS").unwrap_or(WORLDS));
@@ -90,8 +90,7 @@ fn the_same_seed_is_the_same_world() {
     }
 }
 
-/// Runs one world with `SIM_SEED=0x...`, and prints its whole timeline if it fails. `RUST_LOG` turns on the library's
-/// log.
+/// Runs the world of `SIM_SEED=0x...`, and prints its whole timeline if it fails. `RUST_LOG` also prints the log of the reactors.
 #[test]
 fn replay() {
     let Some(seed) = number("SIM_SEED") else { return };
@@ -109,7 +108,7 @@ fn replay() {
     }
 }
 
-/// Runs the world with two devices of `SIM_SEED=0x...`.
+/// Runs the world of `SIM_SEED=0x...` with a reactor on two devices.
 #[test]
 fn replay_on_two_devices() {
     let Some(seed) = number("SIM_SEED") else { return };

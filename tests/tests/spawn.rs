@@ -1,15 +1,16 @@
-//! A program that spawns a future of `aio` on a runtime of several threads does not compile. The compiler's message contains the cure.
+//! If a program spawns a future of `aio` on a multi-threaded runtime, the compiler must refuse it, with a message that says what to do
+//! instead.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-/// The beginning of each program: a function with the bounds of `tokio::spawn`.
+/// The beginning of each compiled program: a function with the same bounds as `tokio::spawn`.
 const SPAWN: &str = "#![allow(dead_code)]\n\
     fn spawn<F: std::future::Future + Send + 'static>(_: F) {}\n";
 
-/// Returns the libraries of the reactor next to this test, the newest first: other builds may have left theirs.
+/// Returns the compiled libraries of the reactor in the folder of this test, the newest first. There may be some of other builds.
 fn libraries(folder: &Path) -> Vec<PathBuf> {
     let files = folder.read_dir().expect("the folder of this test").map(|entry| entry.expect("an entry").path());
     let is_library = |path: &PathBuf| {
@@ -22,13 +23,13 @@ fn libraries(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the compiler's messages about a program; `None` if no library has `aio`, or none is of this compiler.
+/// Compiles a program. Returns the compiler's messages, or `None` if no library of the reactor has `aio` and is of this compiler version.
 fn compile(name: &str, program: &str) -> Option<String> {
     let own = std::env::current_exe().expect("a path");
     let folder = own.parent().expect("a folder");
     let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.rs", std::process::id()));
     std::fs::write(&source, format!("{SPAWN}{program}")).expect("room");
-    // Not /dev/null: the compiler replaces its output file by a new one.
+    // The output cannot be /dev/null, because the compiler would replace that file.
     let compiled = source.with_extension("rmeta");
     let messages = libraries(folder).into_iter().find_map(|library| {
         let output = Command::new("rustc")
@@ -40,12 +41,12 @@ fn compile(name: &str, program: &str) -> Option<String> {
             .output()
             .expect("rustc");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        // The library is of another compiler, or without the feature.
+        // The library is of another compiler version, or has no `aio`. The next one is tried.
         let unfit = text.contains("E0514") || text.contains("E0432") || text.contains("E0433");
         (!unfit).then_some(text)
     });
     std::fs::remove_file(&source).expect("it is there");
-    // A program that does not compile leaves no output.
+    // The file does not exist if the program did not compile.
     let _ = std::fs::remove_file(&compiled);
     messages
 }

@@ -1,5 +1,6 @@
-//! The structure of the source, as `docs/design/layers.md` and `docs/design/walks.md` describe it: the order of the layers, circles, the
-//! walks of a message, the names of types and their width. `outside.rs` checks visibility. These tests need no device.
+//! Checks the structure of the source, as `docs/design/layers.md` and `docs/design/walks.md` describe it: the order of the layers, circles
+//! of dependencies, the files that a message passes (its walk), the names of types, and their size. `outside.rs` checks what is public.
+//! These tests need no device.
 
 mod structure {
     pub(crate) mod names;
@@ -21,31 +22,33 @@ use structure::{names, order, seam, shape, surface, walks};
 
 const LAYERS_PAGE: &str = "docs/design/layers.md";
 const WALKS_PAGE: &str = "docs/design/walks.md";
-/// The public items of both libraries.
+/// The list of the public items of both libraries.
 const PUBLIC_ITEMS: &str = "tests/data/public-items.txt";
-/// The names that still name several types. `DOUBLED_NAMES=write` removes those that name one now.
+/// The list of names that several types still have. `DOUBLED_NAMES=write` removes the names that only one type has now.
 const DOUBLED_NAMES: &str = "tests/data/doubled-names.txt";
 
-/// The largest number of lines of the reactor that name the type of the program's handler. Code with that type is
-/// compiled once per program.
+/// The largest number of lines of the reactor that name the type of the program's handler. Code that is generic over this type is compiled
+/// again for each program.
 const HANDLER_LINES: usize = 12;
 /// The largest number of fields of a type outside of `config/mod.rs`.
 const FIELDS: usize = 20;
-/// The walks of the reactor, each with the largest number of files that a message passes.
+/// The walks of a message in the reactor, each with the largest number of files on it.
 const WALKS: [(&str, usize); 3] = [("A message in", 4), ("A message past one buffer, in", 5), ("A message out", 2)];
-/// The walks of the embedded provider.
+/// The walks of a message in the embedded provider, each with the largest number of files on it.
 const EMBEDDED_WALKS: [(&str, usize); 2] =
     [("The embedded provider: a message in", 4), ("The embedded provider: a message out", 4)];
-/// The ways in which the reactor and the embedded provider look up a connection.
+/// How the reactor looks up a connection: by these functions, or in this field.
 const LOOK_UPS: Ways = Ways { functions: &["of_work", "at", "at_with_provider", "input"], field: "table" };
+/// How the embedded provider looks up a connection: by this function, or in this field.
 const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["endpoint"], field: "endpoints" };
-/// The largest number of methods of `Provider` that return no role. Below it: the same for a role.
+/// The largest number of methods of `Provider` that return no role (a trait for an optional part of a provider), and the largest number of
+/// methods of a role.
 const SEAM: [usize; 2] = [25, 10];
-/// The largest number of booleans of a type without an explanation.
+/// The largest number of booleans of a type that needs no explanation in `WITH_BOOLEANS`.
 const BOOLEANS: usize = 1;
-/// The types with more booleans, and the reason why no two of them exclude each other.
+/// The types with more booleans: the booleans, and the reason why no two of them exclude each other.
 const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
-    // The reactor.
+    // Types of the reactor.
     ("Config", &["quiet_sends", "contain_panics", "plain_remote_memory"], "settings of the program"),
     ("Connection", &["marked", "corked"], "a corked connection is on the list to be posted, or it is not"),
     (
@@ -96,7 +99,7 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
         &["pending", "stop", "gone"],
         "requests of other threads, which come in any combination, and the end of the reactor",
     ),
-    // The embedded provider.
+    // Types of the embedded provider.
     ("IwarpConfig", &["retry_v1", "markers", "extensions"], "three settings of the program"),
     (
         "CmEndpoint",
@@ -117,12 +120,12 @@ const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     ),
     ("StartupHeader", &["markers", "crc", "reject", "enhanced"], "flags on the wire, as they came"),
     ("Enhanced", &["peer_to_peer", "rtr_send", "rtr_write", "rtr_read"], "flags on the wire, as they came"),
-    // Shared memory.
+    // Types of the provider for shared memory.
     ("Incoming", &["writing", "release_due"], "a write that is not whole, and payload that is to be released"),
     ("ReceiveProgress", &["news", "more", "unknown_window"], "something may have come, be left, and wait for a packet"),
     ("Link", &["extensions", "dead"], "what was agreed on, and the end"),
     ("Outgoing", &["immediate_next", "answer_next"], "an answer may be next when immediate data is due"),
-    // The provider on devices.
+    // Types of the provider on devices.
     (
         "RawDevice",
         &["iwarp", "managed", "removed"],
@@ -161,7 +164,8 @@ fn layers_use_only_what_stands_below_them() {
     none(&order::violations(&transport(), &written(LAYERS_PAGE, "Layers of the transport")));
 }
 
-/// Public items must be kept: a new one needs a reason in the list. `PUBLIC_ITEMS=write` writes the list anew below its history.
+/// Each public item is a promise to users, so a new one needs a reason in the list's history. `PUBLIC_ITEMS=write` writes the list again
+/// below its history.
 #[test]
 fn the_public_items_are_listed() {
     let path = workspace().join(PUBLIC_ITEMS);
@@ -239,7 +243,7 @@ fn a_message_passes_the_written_files_and_finds_its_connection_once() {
 fn a_message_passes_the_written_files_of_the_embedded_provider() {
     let source = transport();
     for file in EMBEDDED_WALKS.into_iter().flat_map(|heading| walk(&source, heading)) {
-        // Calls of the connection manager are in the file that begins both walks.
+        // This file also has the calls of the connection manager, which may look up an endpoint twice.
         let most = if file.file.ends_with("/provider.rs") { 2 } else { 1 };
         none(&walks::look_ups(file, most, EMBEDDED_LOOK_UPS));
     }
@@ -253,7 +257,7 @@ fn the_seam_is_narrow_and_has_no_default() {
     none(&seam::faults(module("provider.rs"), module("roles.rs"), SEAM[0], SEAM[1]));
 }
 
-/// Tests of the checks: each check finds its fault.
+/// Tests of the checks: each check must find a planted fault.
 mod checks {
     use super::*;
 
@@ -366,7 +370,7 @@ mod checks {
         );
         assert_eq!(order::circles_of_folders(&siblings), [""; 0], "they are in one folder");
 
-        // No two files form a circle, but the folders do.
+        // No two files depend on each other, but the folders do.
         let folders = [
             ("lib.rs", "mod a; mod b;"),
             ("a/mod.rs", "mod x; mod y;"),

@@ -1,4 +1,4 @@
-//! A reactor and all objects that a program holds of it are dropped in every order, on virtual time.
+//! Drops a reactor, and all objects that a program can hold, in every order, on virtual time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -38,7 +38,7 @@ impl Handler for Holder {
     }
 }
 
-/// Sends a short message, one in several buffers and one that is offered.
+/// A program that sends three messages: a short one, one in several buffers, and one that the peer fetches.
 struct Giver;
 
 impl Handler for Giver {
@@ -49,7 +49,7 @@ impl Handler for Giver {
     }
 }
 
-/// The dropped objects.
+/// An object that is dropped or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thing {
     Connection,
@@ -60,7 +60,7 @@ enum Thing {
     Reactor,
 }
 
-/// Returns all orders of some objects.
+/// Returns all permutations of some objects.
 fn orders(things: &[Thing]) -> Vec<Vec<Thing>> {
     if things.is_empty() {
         return vec![Vec::new()];
@@ -72,7 +72,8 @@ fn orders(things: &[Thing]) -> Vec<Vec<Thing>> {
     things.iter().flat_map(with).collect()
 }
 
-/// Runs until all objects exist, and drops them in one order, with some steps after each object or none.
+/// Runs until the program holds all objects, and drops them in this order, with `steps` steps after each. Then checks that no object of the
+/// provider remains.
 fn take_down(order: &[Thing], steps: u32) {
     let what = format!("{order:?}, {steps} steps");
     let (fabric, gate, holder) = (network(2), Gate::default(), Holder::default());
@@ -104,7 +105,7 @@ fn take_down(order: &[Thing], steps: u32) {
             Thing::Reactor => nodes[0] = None,
         }
         for _ in 0..steps {
-            // Without the first node nobody needs a turn.
+            // Once the reactor under test is dropped, no node needs a turn.
             if nodes[0].is_none() {
                 break;
             }
@@ -121,9 +122,8 @@ fn take_down(order: &[Thing], steps: u32) {
     assert_eq!(lock(&fabric).sockets(), 0, "{what}");
 }
 
-/// Row 44. A connection, its peer, a region, a buffer, messages of all kinds and the reactor are dropped in every order: nothing panics,
-/// and no object of the provider remains.
-/// panics, and nothing of the provider is left.
+/// Row 44 of `docs/reliability.md`. A connection, its peer, a region, a buffer, messages of all kinds, and the reactor are dropped in every
+/// order. Nothing may panic, and no object of the provider may remain.
 #[test]
 fn everything_may_go_in_any_order() {
     let all = orders(&[Thing::Connection, Thing::Peer, Thing::Region, Thing::Buffer, Thing::Message, Thing::Reactor]);

@@ -1,5 +1,5 @@
-//! A reactor on a separate thread, used from tasks of several threads. No test assumes how fast time passes: each waits for its event, and
-//! a watchdog ends a test that hangs.
+//! `ThreadedReactor`: a reactor on a thread of its own, which tasks of several threads use. No test depends on how fast time passes: each
+//! test waits for its event, and a time limit ends a test that hangs.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -21,13 +21,13 @@ fn config() -> Config {
     patient(Config::default().provider(ProviderChoice::Iwarp))
 }
 
-/// Runs a test on several threads.
+/// Runs a test on a runtime with this number of threads, with a time limit.
 fn on_threads<F: Future>(threads: usize, test: F) -> F::Output {
     let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") })
 }
 
-/// Returns two reactors with one connection: its active side, then its passive one.
+/// Connects two reactors. Returns the connecting reactor and its connection, and then the accepting reactor and its connection.
 async fn pair(config: Config) -> (ThreadedReactor, ThreadedConnection, ThreadedReactor, ThreadedConnection) {
     let (here, there) = (ThreadedReactor::start(config.clone()).unwrap(), ThreadedReactor::start(config).unwrap());
     let mut listener = there.listen(LOOPBACK.into()).await.unwrap();
@@ -36,7 +36,7 @@ async fn pair(config: Config) -> (ThreadedReactor, ThreadedConnection, ThreadedR
     (here, conn, there, accepted)
 }
 
-/// Echoes on each connection, until its reactor is drained.
+/// Listens on a reactor, and echoes on each accepted connection until the reactor is drained. Returns the address of the listener.
 async fn serve(reactor: ThreadedReactor) -> SocketAddr {
     let mut listener = reactor.listen(LOOPBACK.into()).await.unwrap();
     let address = listener.local_address();
@@ -115,7 +115,7 @@ fn tasks_share_a_connection_and_keep_their_order() {
     });
 }
 
-/// A peer that consumes nothing stops the sender after the queue, the window and the buffers between them.
+/// If the peer's program receives nothing, the sender waits once all queues and the window between the two are full.
 #[test]
 fn a_sender_waits_for_a_peer_that_does_not_receive() {
     on_threads(2, async {
@@ -127,7 +127,8 @@ fn a_sender_waits_for_a_peer_that_does_not_receive() {
                 here.with(|_| ()).await.unwrap();
                 continue;
             }
-            // The sender waits for the peer's program, once everything sent has arrived, and before that for the peer's thread.
+            // The sender waits. If all its messages have arrived, it waits for the peer's program, and otherwise only for the peer's
+            // thread.
             let out = here.with(|cx| cx.stats().messages.sent).await.unwrap();
             if there.with(|cx| cx.stats().messages.received).await.unwrap() == out {
                 break;
@@ -135,7 +136,7 @@ fn a_sender_waits_for_a_peer_that_does_not_receive() {
         }
         assert!(sent >= 64, "{sent}");
         println!("{sent} messages until the sender waits");
-        // A dropped future has sent nothing, and nothing is lost.
+        // The future that was dropped has not sent its message, and no earlier message is lost.
         for expected in 0..sent {
             assert_eq!(accepted.recv().await.unwrap()[..], expected.to_le_bytes());
         }
@@ -151,7 +152,7 @@ fn a_dropped_connection_sends_what_was_taken_first() {
     on_threads(2, async {
         let (here, conn, there, mut accepted) = pair(config()).await;
         for message in 0..1_000_u32 {
-            // The peer receives, so that there is room again.
+            // The send waits for the peer, which receives on its own thread.
             while conn.send(message.to_le_bytes().to_vec()).now_or_never().is_none() {
                 tokio::task::yield_now().await;
             }
@@ -183,7 +184,7 @@ fn deliver_waits_until_the_message_is_sent() {
         accepted.peer_address().expect("it has an address");
         let id = accepted.id();
         there.with(move |cx| cx.abort(id)).await.unwrap();
-        // The connection breaks now or later; from then on nothing is delivered.
+        // The connection ends some time after the abort. From then on, no message is delivered.
         let end = loop {
             match conn.sender().deliver("two").await {
                 Ok(()) => tokio::task::yield_now().await,
@@ -252,7 +253,7 @@ fn a_panic_on_the_thread_ends_every_wait() {
         assert_eq!(sender.send("nobody is there").await, Err(ConnectionEnd::Reactor));
         assert!(here.connect(([127, 0, 0, 1], 9).into()).await.is_err());
         assert!(here.listen(LOOPBACK.into()).await.is_err());
-        // The peer is notified of it.
+        // The peer is notified of the end.
         assert!(accepted.recv().await.is_err());
         end(there).await;
     });
@@ -274,7 +275,7 @@ fn a_drain_ends_what_waits() {
     });
 }
 
-/// The thread ends when no handle is left; its listener shows that.
+/// The thread of a reactor ends when its last handle is dropped. Then its connections end, too.
 #[test]
 fn the_thread_ends_with_its_last_holder() {
     on_threads(2, async {
@@ -283,7 +284,7 @@ fn the_thread_ends_with_its_last_holder() {
         let mut conn = here.connect(listener.local_address()).await.unwrap();
         let accepted = listener.accept().await.unwrap();
         drop((there, listener));
-        // The connection holds a handle.
+        // The accepted connection still holds a handle, so the thread still runs.
         accepted.send("still here").await.unwrap();
         assert_eq!(&conn.recv().await.unwrap()[..], b"still here");
         drop(accepted);
@@ -303,7 +304,7 @@ fn without_an_executor_a_thread_waits() {
     let message = server.block_on(accepted.recv()).unwrap().unwrap();
     server.block_on(accepted.send(message)).unwrap().unwrap();
     assert_eq!(&client.block_on(conn.recv()).unwrap().unwrap()[..], b"hello");
-    // On the reactor's own thread that would wait forever.
+    // Waiting on the reactor's own thread would wait forever, so it is refused.
     let own = client.clone();
     let refused = client.block_on(client.with(move |_| own.block_on(async {}))).unwrap().unwrap();
     assert_eq!(refused, Err(OwnThread));
@@ -313,7 +314,7 @@ fn without_an_executor_a_thread_waits() {
     }
 }
 
-/// An attempt without a waiting task is closed.
+/// If the future of a connect is dropped, the connection is closed as soon as it is established.
 #[test]
 fn a_dropped_connect_leaves_nothing() {
     on_threads(2, async {

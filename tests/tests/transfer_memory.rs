@@ -1,10 +1,9 @@
-//! One message of 4 GiB between two processes, neither of which uses more than 64 MiB besides the memory of the
+//! One message of 4 GiB is sent between two processes. Neither may use more than 64 MiB besides the memory of the
 //! message.
 //!
-//! The memory of each process is its high-water mark of resident memory (`VmHWM`), which counts every page that was
-//! ever resident. The sender's source is a region that is sent without a copy, and the receiver's target is a region,
-//! too. In each process, these 4 GiB count as the buffer. Everything else is under the limit: program, stacks, pools,
-//! and data in flight.
+//! The memory of a process is the high-water mark of its resident memory (`VmHWM`), which counts every page that was
+//! ever resident. The sender sends a region without a copy, and the receiver keeps the received message as a region.
+//! These 4 GiB are not counted in either process. Everything else is: the program, stacks, pools, and data in flight.
 #![allow(clippy::disallowed_methods, reason = "processes and time are what is measured")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -20,25 +19,25 @@ use rdma_reactor_tests::patience::{TEST, patient};
 
 const LEN: usize = 4 << 30;
 const BEYOND: usize = 64 << 20;
-/// The variable with the receiver's address, which is set in the sending process.
+/// The environment variable with the receiver's address. It is set in the process that sends.
 const ROLE: &str = "TRANSFER_TO";
 
 fn config() -> Config {
-    // Comparing 4 GiB in a callback may take longer than the keepalive timeout.
+    // The receiver compares 4 GiB in a callback, which may take longer than the default keepalive timeout.
     patient(Config::default())
         .provider(ProviderChoice::Iwarp)
         .large_messages(|l| l.max_message = LEN as u64)
         .large_messages(|l| l.memory = LEN)
 }
 
-/// Returns the high-water mark of this process's memory, bytes.
+/// Returns the high-water mark of this process's resident memory, in bytes.
 fn high_water() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("the system's account of this process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a high-water mark");
     line.trim().trim_end_matches(" kB").parse::<usize>().expect("KiB") << 10
 }
 
-/// Returns the `nth` word of the message. All words differ.
+/// Returns the word of the message at index `nth`. All words of the message differ.
 const fn word(nth: u64) -> u64 {
     nth.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -130,7 +129,7 @@ fn four_gib_take_little_beside_their_buffers() {
     let listener = reactor.context().listen(([127, 0, 0, 1], 0).into()).expect("a port");
     let address = reactor.context().local_address(listener).expect("it listens");
     let started = Instant::now();
-    // The other process is this test again. It is killed when it takes too long.
+    // The sending process runs this test again, with the variable set. It is killed if it takes too long.
     let mut child = Command::new("timeout")
         .args(["-s", "KILL", &TEST.as_secs().to_string()])
         .arg(std::env::current_exe().expect("this program"))

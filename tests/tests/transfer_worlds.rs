@@ -1,8 +1,8 @@
-//! Transfers of lists on virtual time, over a network that is slow in all ways, with peers that stop, close, are aborted or name wrong
-//! memory. Nothing is in progress forever: each transfer ends once, within its time and that of a flush, and its report about the pieces is
-//! true of the memory.
+//! Transfers of lists of pieces (`Context::transfer`) on virtual time, over a network that is slow in every respect. Peers stop, close, are
+//! aborted, or name wrong memory. Each transfer must end once, within its time and the time of a flush. Its report about the pieces must be
+//! true.
 //!
-//! `TRANSFER_WORLDS=100` sets the number of worlds (default: 4,000), and `TRANSFER_SEED=7` runs that one only.
+//! `TRANSFER_WORLDS=100` sets the number of worlds (default: 4,000), and `TRANSFER_SEED=7` runs only the world with that seed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,35 +23,39 @@ use rdma_reactor_tests::sim::swarm::{FaultOptions, MS, Options};
 use rdma_reactor_tests::sim::tcp::address;
 use rdma_reactor_tests::sim::trace::Trace;
 
-/// The number of acts of a world. Below it: the number of steps in which everything must end.
+/// The number of random actions in a world.
 const ACTS: u64 = 120;
+/// The number of simulation steps in which everything must have ended.
 const STEPS: u64 = 400_000;
 const PORT: u16 = 7471;
-/// The time that a device needs to flush. Below it: the time by which a turn may be late, ns.
+/// The time that the reactor waits for a device to flush, in ns.
 const FLUSH: u64 = 50 * MS;
+/// The time by which a transfer may end after its limit, because a turn runs late, in ns.
 const LATE: u64 = 5 * MS;
-/// The length of the memory of a transfer on each side, bytes. Below it: the number of transfers of a world.
+/// The length of the memory of one transfer on each side, in bytes.
 const ROOM: usize = 4096;
+/// The largest number of transfers in a world.
 const TRANSFERS: usize = 40;
-/// The content of memory before the transfers: the local one. Below it: that of the peer.
+/// The content of the local memory before a transfer.
 const HERE: u8 = 0xee;
+/// The content of the peer's memory before a transfer.
 const THERE: u8 = 0xdd;
 
-/// A transfer that has begun.
+/// A transfer that has not ended.
 #[derive(Clone, Debug)]
 struct Begun {
-    /// The number of the transfer, which names its memory.
+    /// The number of the transfer, which selects its part of the memory.
     number: usize,
     reads: bool,
     confirms: bool,
     list: Vec<Piece>,
-    /// The latest time of its end, ns.
+    /// The time by which the transfer must have ended, in ns.
     until: u64,
-    /// The index of a piece with a wrong key.
+    /// The index of the piece that has a wrong remote key, if there is one.
     wrong: Option<usize>,
 }
 
-/// The figures of the world.
+/// The number of transfers by their outcome, and the number of messages that arrived.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     done: u64,
@@ -61,28 +65,28 @@ struct Tally {
     messages: u64,
 }
 
-/// The state of the client.
+/// The record of the client.
 #[derive(Default)]
 struct Book {
     up: Vec<ConnectionId>,
     begun: BTreeMap<(ConnectionId, TransferId), Begun>,
-    /// The local memory, by the number of the transfer.
+    /// The local memory of each transfer, by its number.
     locals: BTreeMap<usize, Region>,
-    /// The memory of the peer, as the peer holds it.
+    /// The region of the peer that holds the remote memory of all transfers.
     remote: Option<Rc<RefCell<Region>>>,
     tally: Tally,
     wrong: Vec<String>,
-    /// This world has no faults.
+    /// True if this world has no faults, so that each transfer completes unless it is cancelled.
     calm: bool,
 }
 
-/// Returns the byte of a transfer's payload at an offset of its memory.
+/// Returns the payload byte of a transfer at an offset of its memory.
 fn byte(number: usize, at: usize) -> u8 {
     ((number * 31 + at * 7) % 199) as u8
 }
 
 impl Book {
-    /// Returns the bytes at the destination of a piece, unless the program has dropped that memory.
+    /// Returns the bytes at the destination of a piece. `None` if the program has dropped this memory.
     fn target(&self, begun: &Begun, piece: &Piece) -> Option<Vec<u8>> {
         let mut bytes = vec![0; piece.len()];
         if begun.reads {
@@ -93,7 +97,7 @@ impl Book {
         Some(bytes)
     }
 
-    /// Compares a report with the memory.
+    /// Checks the report about an ended transfer against the memory. Returns the reason if the report is wrong.
     fn judge(&mut self, conn: ConnectionId, transfer: TransferId, now: u64, end: &TransferEnd) -> Result<(), String> {
         let begun = self.begun.remove(&(conn, transfer)).ok_or("it had ended, or was never begun")?;
         if now > begun.until {
@@ -132,7 +136,7 @@ impl Book {
                 return Err(format!("piece {nth} was touched: {end:?}"));
             }
         }
-        // The lease has ended.
+        // The transfer has ended, so its local memory is no longer lent to it and can be written.
         let local = self.locals.get_mut(&begun.number);
         if local.is_some_and(|local| local.copy_from(0, &[0; ROOM]).is_err()) {
             return Err("its memory is still lent".into());
@@ -164,7 +168,8 @@ impl Handler for Client {
     }
 }
 
-/// The owner of the memory. Each message names a transfer, all of whose bytes have arrived if it is a write.
+/// The peer, which owns the remote memory. A message to it names a transfer and its pieces. If the transfer is a write, all bytes of these
+/// pieces must have arrived before the message.
 #[derive(Clone, Default)]
 struct Server(Rc<RefCell<Served>>);
 
@@ -205,7 +210,7 @@ struct World {
     client: (Reactor, Client),
     server: (Reactor, Server),
     more: [bool; 2],
-    /// The server runs no turns until then, ns.
+    /// The server is stopped and runs no turns until this time, in ns.
     stopped: u64,
     next: usize,
 }
@@ -246,7 +251,7 @@ impl World {
         lock(&self.fabric).now()
     }
 
-    /// Gives one turn to each node that is due, or lets time pass.
+    /// Runs one turn of each node that is due. If none is, virtual time passes. Then checks the promises.
     fn step(&mut self) {
         let now = self.now();
         let (mut next, mut idle) = (lock(&self.fabric).next(), true);
@@ -274,7 +279,7 @@ impl World {
         self.look();
     }
 
-    /// Checks all promises.
+    /// Checks that no promise is broken, and that no transfer is overdue.
     fn look(&self) {
         let (book, now) = (self.client.1.0.borrow(), self.now());
         assert!(book.wrong.is_empty(), "{:?}", book.wrong);
@@ -289,7 +294,7 @@ impl World {
     fn act(&mut self) {
         let up = self.client.1.0.borrow().up.clone();
         if up.len() < 2 && (up.is_empty() || self.rng.chance(100)) {
-            // The connect may fail immediately, if no descriptors are left.
+            // The connect may fail immediately, if no descriptors are left. A later action tries again.
             let _ = self.client.0.context().connect(address(0, PORT));
         }
         let Some(&conn) = up.get(self.rng.index(up.len().max(1))) else { return };
@@ -300,7 +305,7 @@ impl World {
                 let begun: Vec<_> = self.client.1.0.borrow().begun.keys().copied().collect();
                 if !begun.is_empty() {
                     let (conn, transfer) = begun[self.rng.index(begun.len())];
-                    // The transfer may have ended, and the program is notified in the next turn.
+                    // The call has no effect if the transfer has ended already, and the program is only to be notified in the next turn.
                     self.client.0.context().cancel_transfer(conn, transfer);
                 }
             }
@@ -324,7 +329,7 @@ impl World {
         self.more = [true; 2];
     }
 
-    /// Begins a transfer.
+    /// Begins a transfer with random pieces, time limit and options.
     fn begin(&mut self, conn: ConnectionId) {
         if self.next == TRANSFERS {
             return;
@@ -342,7 +347,7 @@ impl World {
             list.push(Piece::new(at, remote.part((number * ROOM + at) as u64, len).expect("inside")));
             at += len as usize;
         }
-        // The pieces are in any order.
+        // The order of the pieces is random.
         for nth in 1..list.len() {
             list.swap(nth, rng.index(nth + 1));
         }
@@ -392,7 +397,7 @@ impl World {
             book.begun.insert((conn, transfer), Begun { number, reads, confirms, list, until, wrong });
             book.locals.insert(number, local);
         }
-        // Some owners do not wait: dropped memory stays alive for the transfer.
+        // Some programs drop the local memory during the transfer. The reactor then keeps it until the transfer ends.
         if self.rng.chance(100) {
             book.locals.remove(&number);
         }

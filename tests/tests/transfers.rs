@@ -1,4 +1,5 @@
-//! Transfers of lists with peers that stop, are killed, or are closed, and futures that are dropped, on the embedded provider.
+//! Transfers of lists of pieces (`Context::transfer`) with the embedded provider: peers that stop, wrong keys, and futures that are
+//! dropped.
 
 use std::time::Duration;
 
@@ -11,13 +12,14 @@ use rdma_reactor::{
 use rdma_reactor_tests::conformance::harness::{Event, PATIENCE, Pair, Probe, Setup, now};
 use rdma_reactor_tests::patience::patient;
 
-/// The length of a block, bytes. Below it: their number.
+/// The length of a block, in bytes.
 const BLOCK: usize = 4096;
+/// The number of blocks in a list.
 const BLOCKS: usize = 10_000;
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// A peer that runs no turns answers no Read: at its deadline the transfer ends with the connection, within the time to flush. Another
-/// connection of the same reactor continues, and its memory is untouched.
+/// A peer runs no turns, and so answers no Reads. The transfer ends at its deadline, together with its connection. Another region of the
+/// connection is unchanged.
 #[test]
 fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
     let setup = Setup::iwarp();
@@ -37,7 +39,8 @@ fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
         assert!(begun.elapsed() < PATIENCE, "the transfer is in progress for ever");
         p.client.turn(&mut p.c, Some(Duration::from_millis(5))).expect("a turn");
     }
-    // Not before its time. The delay after it depends on the machine; the worlds on virtual time are exact.
+    // The transfer must not end before its deadline. How much later it ends depends on the machine; `transfer_worlds.rs` checks this on
+    // virtual time.
     assert!(begun.elapsed() >= within);
     let Some(Event::Transferred(_, _, end)) = p.c.events.iter().find(|event| matches!(event, Event::Transferred(..)))
     else {
@@ -53,7 +56,7 @@ fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
     p.finish();
 }
 
-/// A list of 10,000 blocks has a wrong key at piece 7,000: the report is exact for a read.
+/// In a list of 10,000 pieces, piece 7,000 has a wrong key. The report of a read says exactly which pieces have arrived.
 #[test]
 fn a_wrong_key_at_piece_7000_is_found_there() {
     let setup = Setup::iwarp();
@@ -74,7 +77,7 @@ fn a_wrong_key_at_piece_7000_is_found_there() {
         p.c.events.iter().filter_map(|event| if let Event::Transferred(_, _, end) = event { Some(end) } else { None });
     let ends: Vec<_> = ends.collect();
     let [end] = ends[..] else { panic!("{} ends", ends.len()) };
-    // Earlier pieces of its batch may have arrived without having been reported.
+    // Some pieces of the same batch before the wrong one may have arrived without a report. These count as unknown.
     assert!((6900..=7000).contains(&end.there) && end.there + end.unknown > 7000, "{} there", end.there);
     assert!(end.untouched() > 2900, "{} untouched", end.untouched());
     let bytes = local.bytes().expect("nobody uses it");
@@ -84,7 +87,8 @@ fn a_wrong_key_at_piece_7000_is_found_there() {
     p.finish();
 }
 
-/// A transfer as a future. A dropped one is cancelled: its memory is returned, and its message is never sent.
+/// A transfer can be awaited as a future. If the future is dropped, the transfer is cancelled: its memory is returned, and its message is
+/// never sent.
 #[test]
 fn a_transfer_is_a_future_and_cancelled_when_it_is_dropped() {
     let net = AsyncReactor::new(patient(Config::default().provider(ProviderChoice::Iwarp))).expect("a reactor");
@@ -111,7 +115,7 @@ fn a_transfer_is_a_future_and_cancelled_when_it_is_dropped() {
         let options = TransferOptions::within(PATIENCE);
         let (never, source) = (options.clone().message(b"never"), [&local]);
         let dropped = conn.transfer(Transfer::Write(&source), list, &never);
-        // The future is polled once, and then dropped.
+        // `select` polls the transfer once, and the future is then dropped.
         match select(Box::pin(dropped), Box::pin(std::future::ready(()))).await {
             Either::Left(_) => panic!("10,000 blocks in no time"),
             Either::Right(((), dropped)) => drop(dropped),

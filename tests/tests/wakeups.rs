@@ -1,8 +1,8 @@
-//! No wake-up is lost. Messages are sent at random times, in each wait mode, over TCP and in shared memory, and a watchdog counts late
-//! ones. In shared memory, the two sides decide about ringing the doorbell by words that both write.
+//! No wake-up may be lost. Messages are sent at random times, in each wait mode, over TCP and in shared memory, and a watchdog counts late
+//! messages. In shared memory, each side decides by words that both sides write if it must wake the other one.
 //!
-//! `WAKEUP_MESSAGES=N` sets the number per mode (default: 20,000; `make soak` uses 1,000,000). In shared memory with `Wait::Event`, that is
-//! also the least number of sleeps of each side.
+//! `WAKEUP_MESSAGES=N` sets the number of messages per mode (default: 20,000; `make soak` uses 1,000,000). In shared memory with
+//! `Wait::Event`, each side must also sleep at least as many times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +16,11 @@ use rdma_reactor_tests::conformance::harness::{now, with_watchdog_of};
 use rdma_reactor_tests::patience::patient;
 use rdma_reactor_tests::sim::rng::Rng;
 
-/// The longest time of a message and its echo on a busy machine. A lost wake-up would last until the next keepalive,
-/// which never occurs in this test.
+/// The longest time that a message and its echo may take on a busy machine. A lost wake-up would last until the next keepalive, which does
+/// not occur in this test.
 const LATE: Duration = Duration::from_secs(60);
 
-/// An echoing program, and the number of sleeps of its reactor.
+/// A program that echoes, and records how often its reactor has slept.
 struct Echo(Arc<AtomicU64>);
 
 impl Handler for Echo {
@@ -30,12 +30,12 @@ impl Handler for Echo {
     }
 }
 
-/// A client that sends messages sequentially. Before each it rests for a random time: not at all, for less than a spin, for about as long
-/// as arming takes, or long enough for both sides to sleep. It continues until both have slept often.
+/// A client that sends one message at a time. Before each it pauses for a random time: not at all, shorter than a spin, about as long as
+/// arming takes, or so long that both sides sleep. It ends when enough messages are sent and both sides have slept often enough.
 struct Pacer {
     rng: Rng,
     least: u64,
-    /// The number of sleeps of each side.
+    /// The number of times that each side must have slept.
     sleeps: u64,
     sent: u64,
     echoes: Arc<AtomicU64>,
@@ -45,7 +45,7 @@ struct Pacer {
 
 impl Pacer {
     fn go_on(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
-        // Either kind of wake-up could have been lost.
+        // Both sides must have slept often, because a wake-up of either one could be lost.
         let often = self.sleeps;
         let have_slept = cx.stats().turns.waits > often && self.server_sleeps.load(Ordering::Relaxed) > often;
         if self.sent >= self.least && have_slept {
@@ -53,7 +53,7 @@ impl Pacer {
         }
         self.sent += 1;
         match self.rng.below(100) {
-            // Timers have a resolution of a millisecond.
+            // The delay is a multiple of a millisecond, the resolution of timers.
             0 => {
                 cx.set_timer(Duration::from_micros(self.rng.below(1_500)), 0);
             }
@@ -119,7 +119,7 @@ fn paced(provider: ProviderChoice, wait: Wait) {
 
     let server = thread::spawn(move || server.run(&mut Echo(server_sleeps)).map(|()| server.stats()));
     let (over, watch) = std::sync::mpsc::channel::<()>();
-    // Late messages are counted, and helped: a wake-up makes the reactors find everything that they missed.
+    // The watchdog counts late messages, and wakes both reactors then, so that they find the events that they have missed.
     let help = stop.clone();
     let watchdog = thread::spawn(move || {
         let (mut late, mut seen) = (0, 0);
@@ -143,7 +143,7 @@ fn paced(provider: ProviderChoice, wait: Wait) {
     assert_eq!((echoes, late), (pacer.sent, 0));
 }
 
-/// Runs in each wait mode.
+/// Runs the test in each wait mode.
 fn nothing_is_late(name: &'static str, provider: ProviderChoice) {
     for wait in [Wait::Event, Wait::Spin(Duration::from_micros(20)), Wait::Adaptive] {
         with_watchdog_of(Duration::from_secs(20 * 60), name, || paced(provider, wait));

@@ -1,4 +1,4 @@
-//! The wire format against recorded connections and the test vectors of the RFCs.
+//! Checks the wire format of iWARP with recorded connections and with the test vectors of the RFCs.
 
 use proptest::prelude::*;
 use rdma_reactor_tests::pcap::{self, Capture, End, Hole};
@@ -18,7 +18,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
 }
 
-/// An FPDU taken apart, with parsed fields, and raw octets for the rest.
+/// A parsed FPDU: the fields of its headers, and the other octets as they are.
 #[derive(Debug)]
 struct Fpdu<'a> {
     header: SegmentHeader,
@@ -31,7 +31,7 @@ struct Fpdu<'a> {
 }
 
 impl<'a> Fpdu<'a> {
-    /// Takes exactly one FPDU apart.
+    /// Parses `bytes`, which are exactly one FPDU.
     fn parse(bytes: &'a [u8]) -> Result<Self, HeaderError> {
         let prefix = bytes.first_chunk().expect("an FPDU has at least eight octets");
         let header = SegmentHeader::parse(bytes)?;
@@ -54,7 +54,7 @@ impl<'a> Fpdu<'a> {
         })
     }
 
-    /// Puts the FPDU together again; with `crc` the CRC is computed.
+    /// Emits the FPDU again. The CRC is computed if `crc` is true, and otherwise it is the recorded one.
     fn emit(&self, crc: bool) -> Vec<u8> {
         let read_request = self.read_request.map(|request| request.emit());
         let mut terminate = [0; MAX_TERMINATE_LEN];
@@ -86,7 +86,7 @@ impl<'a> Fpdu<'a> {
     }
 }
 
-/// One direction of a capture, taken apart.
+/// One direction of a recorded connection, parsed.
 #[derive(Debug)]
 struct Side<'a> {
     startup: Result<StartupHeader, StartupError>,
@@ -95,7 +95,8 @@ struct Side<'a> {
     fpdus: Vec<Result<Fpdu<'a>, HeaderError>>,
 }
 
-/// Splits a stream to its last octet; the startup frame is put together again immediately.
+/// Parses a whole stream, and checks that each frame is emitted as it was recorded. Returns `None` if the stream is too
+/// short for a startup frame.
 fn split(stream: &[u8]) -> Option<Side<'_>> {
     let (head, mut rest) = stream.split_first_chunk::<STARTUP_HEADER_LEN>()?;
     let startup = StartupHeader::parse(head);
@@ -137,12 +138,14 @@ fn sides(capture: &Capture) -> [Option<Side<'_>>; 2] {
     sides
 }
 
-/// Returns true if CRCs are in use: in both directions if either side requests them (RFC 5044 §7.1.1).
+/// Returns true if the connection uses CRCs. It uses them in both directions if either side has requested them (RFC
+/// 5044 §7.1.1).
 fn crc_in_use(sides: &[Option<Side<'_>>; 2]) -> bool {
     sides.iter().flatten().any(|side| side.startup.is_ok_and(|header| header.crc))
 }
 
-/// The captures: name, number of FPDUs of client and server, CRC in use, end of either stream.
+/// The recorded connections: the name, the number of FPDUs of client and server, true if CRCs are in use, and how each
+/// stream ended.
 const CAPTURES: &[(&str, [usize; 2], bool, [End; 2])] = {
     use End::{Fin, Open, Reset};
     &[
@@ -197,7 +200,7 @@ fn every_frame_of_every_capture_survives() {
         {
             seen += 1;
             match fpdu {
-                // One frame cannot be parsed; it is in the capture that was made for that.
+                // The only frame that cannot be parsed is in the recording of an unknown opcode.
                 Err(error) => {
                     assert_eq!((name.as_str(), side), ("27-term-unknown-opcode", 0), "{error}");
                     let want = HeaderError::TooShort { opcode: Some(Opcode::Immediate), ulpdu_len: 21, min: 26 };
@@ -214,7 +217,7 @@ fn every_frame_of_every_capture_survives() {
     assert_eq!(seen, 202);
 }
 
-/// One capture was thinned out when it was recorded, at the boundary of an FPDU; the others are whole.
+/// One recording lacks some FPDUs in the middle, because it was shortened; the others are complete.
 #[test]
 fn holes_in_the_captures() {
     for (name, capture) in pcap::all() {
@@ -224,7 +227,7 @@ fn holes_in_the_captures() {
     }
 }
 
-/// Segments account for every octet, so that a test may replay them.
+/// The segments of a recording cover every octet of its streams, so that a test can replay them.
 #[test]
 fn segments_add_up() {
     for (name, capture) in pcap::all() {
@@ -263,7 +266,7 @@ fn startup_frames_of_the_captures() {
     let capture = pcap::load("39-reply-markers-refused");
     assert!(sides(&capture)[1].as_ref().unwrap().startup.unwrap().markers);
 
-    // 4 + 252 octets follow a PD_Length of 0.
+    // The frame has a PD_Length of 0, although 4 + 252 octets follow.
     let capture = pcap::load("36-siw-bug-private-data-252");
     assert_eq!(capture.client_to_server.len(), STARTUP_HEADER_LEN + 256);
     let [Some(client), None] = sides(&capture) else { panic!("one frame") };
@@ -280,7 +283,8 @@ fn terminates_of_the_captures() {
         ("24-term-send-too-long", Cause::DDP_UNTAGGED_NO_BUFFER, None, Some(200)),
         ("25-send-invalidate-then-write", Cause::DDP_TAGGED_INVALID_STAG, None, Some(64)),
         ("26-term-bad-crc", Cause::LLP_CRC, Some(Cause { layer: Layer::Rdmap, etype: 2, code: 2 }), None),
-        // The word is in siw's order, without headers, and defined in both readings. The RFC's reading comes first.
+        // The control word is in siw's bit order and quotes no header, and it has a meaning in both bit orders. The
+        // meaning in the RFC's order comes first.
         ("27-term-unknown-opcode", Cause::LLP_IRD, Some(Cause::RDMAP_OPCODE), None),
         ("29-term-ird-exceeded", Cause::RDMAP_STREAM_CATASTROPHIC, None, Some(0)),
         ("30-term-insufficient-ird-3fff", Cause::RDMAP_OPCODE, Some(Cause::LLP_IRD), None),
@@ -307,7 +311,7 @@ fn terminates_of_the_captures() {
     assert_eq!(seen, expected);
 }
 
-/// The quote of a Terminate begins like its segment, whatever siw does to the later bytes.
+/// The quote in a Terminate begins like the quoted segment. siw corrupts some of the later bytes.
 #[test]
 fn quotes_of_the_captures() {
     for (name, ddp, read) in [
@@ -331,10 +335,10 @@ fn crc_vectors() {
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     let zeros = "00".repeat(24);
     for (covered, crc) in [
-        // This is figure 5 of RFC 5044, its marker included.
+        // Figure 5 of RFC 5044, which has a marker at its beginning.
         (format!("00000000 002a4143 00000000 00000000 00000001 00000000 {zeros}"), "52239983"),
         (format!("002a4143 00000000 00000000 00000001 00000000 {zeros}"), "b7243ec3"),
-        // This is figure 6 of RFC 5044, with a marker in the middle.
+        // Figure 6 of RFC 5044, which has a marker in the middle.
         (format!("002a4143 00000000 00000000 00000002 00000000 00000014 {zeros}"), "84925898"),
     ] {
         let covered = hex(&covered);
@@ -391,7 +395,7 @@ fn whole_frames_from_fields() {
     }
 }
 
-/// The CRC finds a flip of each bit of each short frame in the captures with CRC.
+/// The CRC detects each flipped bit of each short frame in the recordings with CRCs.
 #[test]
 fn every_flipped_bit_of_a_capture_is_caught() {
     let mut frames = 0;
@@ -417,7 +421,7 @@ fn every_flipped_bit_of_a_capture_is_caught() {
     assert!(frames > 20, "{frames}");
 }
 
-/// Checks the CRC over the octets of a whole frame, as a receiver does that has all of it.
+/// Returns true if the CRC of a complete frame is correct.
 fn crc_holds(fpdu: &[u8]) -> bool {
     let (covered, crc) = fpdu.split_at(fpdu.len() - CRC_LEN);
     crc32c(covered).to_le_bytes() == crc

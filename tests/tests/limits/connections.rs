@@ -2,8 +2,8 @@
 
 use super::super::*;
 
-/// Row 41. The buffers of all connections never exceed `max_memory`. A connection that would exceed it is refused with this reason, on the
-/// side that has the limit. Existing connections continue, and when one has ended, another one is accepted.
+/// Row 41 of `docs/reliability.md`. The buffers of all connections never exceed `max_memory`. A connection that would exceed it is refused
+/// with this reason, on the side that has the limit. Existing connections continue, and when one has ended, another one is accepted.
 #[test]
 fn connections_past_max_memory_are_refused() {
     const MEMORY: usize = 1 << 20;
@@ -332,8 +332,8 @@ impl Handler for Ponders {
     }
 }
 
-/// Row 16. Peers give up before the program has decided about their requests. The requests are counted as refused, and leave no state. A
-/// program that decides quickly still accepts.
+/// Row 16 of `docs/reliability.md`. Peers give up before the program has decided about their requests. The requests are counted as refused,
+/// and leave no state. A program that decides quickly still accepts.
 #[test]
 fn undecided_requests_are_counted() {
     const CLIENTS: u64 = 5;

@@ -39,8 +39,8 @@ impl Handler for Guess {
     }
 }
 
-/// Row 56. A wrong key ends the connection immediately, also a key that is valid for another peer. The region is unchanged, and the
-/// connection of its rightful peer continues.
+/// Row 56 of `docs/reliability.md`. A wrong key ends the connection immediately, also a key that is valid for another peer. The region is
+/// unchanged, and the connection of its rightful peer continues.
 #[test]
 fn each_guess_of_a_key_costs_its_connection() {
     let (fabric, vault) = (network(3), Rc::new(RefCell::new(None)));

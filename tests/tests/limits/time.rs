@@ -83,8 +83,8 @@ fn times_count_from(first: usize) {
     assert!(timer[1] >= timer[0] + 30 * MS, "set and fired at {timer:?}");
 }
 
-/// Row 48. A peer answers each ping but never grants credits. Its connection ends when the last credit for a ping is used, whether or not
-/// the program sends.
+/// Row 48 of `docs/reliability.md`. A peer answers each ping but never grants credits. Its connection ends when the last credit for a ping
+/// is used, whether or not the program sends.
 #[test]
 fn a_peer_that_answers_and_never_grants_is_given_up() {
     for sends in [true, false] {
@@ -112,7 +112,8 @@ fn a_peer_that_answers_and_never_grants_is_given_up() {
     }
 }
 
-/// Row 52. If the last part of a message never arrives, the connection ends after `Timeouts::transfer`, although the sender is alive.
+/// Row 52 of `docs/reliability.md`. If the last part of a message never arrives, the connection ends after `Timeouts::transfer`, although
+/// the sender is alive.
 #[test]
 fn a_message_without_its_last_part_has_a_limit_in_time() {
     const LIMIT: u64 = 400;
@@ -132,8 +133,8 @@ fn a_message_without_its_last_part_has_a_limit_in_time() {
     assert_eq!(all, free, "the buffers of the parts are free");
 }
 
-/// Row 55. A frame that arrives byte by byte is no sign of life, so its sender counts as silent. A frame that arrives in larger pieces is
-/// received, although it takes longer than the timeout.
+/// Row 55 of `docs/reliability.md`. A frame that arrives byte by byte is no sign of life, so its sender counts as silent. A frame that
+/// arrives in larger pieces is received, although it takes longer than the timeout.
 #[test]
 fn a_frame_that_comes_octet_by_octet_has_a_limit_in_time() {
     let payload = vec![5; 8_000];
@@ -204,8 +205,8 @@ impl StreamHandler for Writer {
     }
 }
 
-/// Row 54. A stream whose peer never reads stays open as long as the peer is alive. After a close it ends within the linger time and the
-/// close timeout. If the peer's process stalls, the stream ends by the keepalive timeout.
+/// Row 54 of `docs/reliability.md`. A stream whose peer never reads stays open as long as the peer is alive. After a close it ends within
+/// the linger time and the close timeout. If the peer's process stalls, the stream ends by the keepalive timeout.
 #[test]
 fn a_stream_to_a_peer_that_never_reads_has_limits_in_time() {
     const LINGER: u64 = 300;

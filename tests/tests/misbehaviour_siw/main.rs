@@ -321,7 +321,7 @@ fn run(target: &mut Target, script: &Script, kernel: bool) -> Outcome {
     outcomes[0]
 }
 
-/// Row 64. The peer answers a Read of 16 bytes with wrong responses.
+/// Row 64 of `docs/reliability.md`. The peer answers a Read of 16 bytes with wrong responses.
 #[test]
 fn wrong_answers() {
     type Answer = fn(&ReadRequest) -> Vec<u8>;
@@ -395,8 +395,8 @@ fn wrong_answers() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Rows 55 and 60. Startup frames that are wrong, or cut short. Both providers close the connection, and neither
-/// notifies its program.
+/// Rows 55 and 60 of `docs/reliability.md`. Startup frames that are wrong, or cut short. Both providers close the
+/// connection, and neither notifies its program.
 #[test]
 fn startup_frames() {
     let frames: Vec<(&str, Vec<u8>, bool)> = vec![
@@ -450,7 +450,8 @@ fn solicited_events() {
     }
 }
 
-/// Row 67. The peer ends the connection in several ways, and the target closes without a Terminate of its own.
+/// Row 67 of `docs/reliability.md`. The peer ends the connection in several ways, and the target closes without a
+/// Terminate of its own.
 #[test]
 fn peers_that_give_up() {
     let terminate = fpdu_untagged(&Untagged::TERMINATE, &[0x11, 0, 0, 0], false);

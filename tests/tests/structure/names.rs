@@ -1,4 +1,4 @@
-//! Names of types: none names two types of a crate, and no public one names a type in both libraries.
+//! Checks the names of types: no two types of a crate have the same name, and no two public types of the two libraries have.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use syn::{Item, ItemFn, Visibility};
 
 use super::source::{Source, attributes, is_for_tests};
 
-/// The positions at which a name is given to a type, a trait or an alias; true: the item is public.
+/// For each name, the places at which a type, a trait or an alias gets this name. True if the item is public.
 type Places = BTreeMap<String, Vec<(String, bool)>>;
 
-/// Returns the types, traits and aliases of a crate that are not for tests only.
+/// Returns the places of all types, traits and aliases of a crate, except those that are for tests only.
 fn places(source: &Source) -> Places {
     struct Types<'a>(&'a str, Places);
     impl<'ast> Visit<'ast> for Types<'_> {
@@ -28,13 +28,13 @@ fn places(source: &Source) -> Places {
             };
             let place = format!("{}:{}", self.0, name.span().start().line);
             let places = self.1.entry(name.to_string()).or_default();
-            // Of several definitions in a file that depend on features, each build has one.
+            // If a file has several definitions of the same name under different `cfg`, each build has only one of them.
             if places.is_empty() || !attributes(item).iter().any(|attribute| attribute.path().is_ident("cfg")) {
                 places.push((place, matches!(visibility, Visibility::Public(_))));
             }
         }
 
-        // A type within a function is visible nowhere else.
+        // A type within a function is visible nowhere else, so its name does not count.
         fn visit_item_fn(&mut self, _: &'ast ItemFn) {}
 
         fn visit_impl_item_fn(&mut self, _: &'ast syn::ImplItemFn) {}
@@ -48,7 +48,8 @@ fn places(source: &Source) -> Places {
     all
 }
 
-/// Returns the names that name two types: `CRATE NAME` in one crate, `public NAME` in both libraries. Each has its places.
+/// Returns the names that several types have, each with its places. A key is `CRATE NAME` for two types of one crate, and `public NAME` for
+/// public types of both libraries.
 pub(crate) fn doubles(crates: &[(&str, &Source)]) -> BTreeMap<String, Vec<String>> {
     let (mut doubles, mut public) = (BTreeMap::new(), BTreeMap::<String, Vec<Vec<String>>>::new());
     for (of, source) in crates {
@@ -68,7 +69,8 @@ pub(crate) fn doubles(crates: &[(&str, &Source)]) -> BTreeMap<String, Vec<String
     doubles
 }
 
-/// Compares the names that are doubled with a list of those that may be for now. Lines of the list that begin with `#` are its history.
+/// Returns the names in `doubles` that are not in the list of allowed ones, and the names in the list that are not needed any more. Lines
+/// of the list that begin with `#` are its history.
 pub(crate) fn faults(doubles: &BTreeMap<String, Vec<String>>, listed: &str) -> Vec<String> {
     let listed: Vec<&str> = listed.lines().filter(|line| !line.starts_with('#')).collect();
     let new = doubles.iter().filter(|(name, _)| !listed.contains(&name.as_str()));

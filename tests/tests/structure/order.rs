@@ -1,11 +1,11 @@
-//! The order of a crate's layers, and circles.
+//! Checks the order of a crate's layers, and finds circles of dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::Source;
 use super::tables::{Table, code};
 
-/// A dependency between two modules or two folders, and its place in the source.
+/// A dependency of one module or folder on another one, and its place in the source.
 #[derive(Clone, Debug)]
 pub(crate) struct Edge {
     pub(crate) from: String,
@@ -13,8 +13,8 @@ pub(crate) struct Edge {
     pub(crate) place: String,
 }
 
-/// Returns the dependencies between the modules of a crate. The root is left out, because it knows all modules and all
-/// know it.
+/// Returns the dependencies between the modules of a crate. The root module is left out, because it and all other modules depend on each
+/// other.
 pub(crate) fn edges(source: &Source) -> Vec<Edge> {
     let mut edges = Vec::new();
     for (from, module) in source.modules.iter().filter(|(from, _)| !from.is_empty()) {
@@ -28,7 +28,7 @@ pub(crate) fn edges(source: &Source) -> Vec<Edge> {
     edges
 }
 
-/// Returns true if one of two contains the other, as a module or a folder.
+/// Returns true if one of the two modules or folders contains the other, or if they are the same.
 fn is_family(one: &str, other: &str) -> bool {
     let holds = |outer: &str, inner: &str| {
         inner == outer || inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'))
@@ -36,7 +36,7 @@ fn is_family(one: &str, other: &str) -> bool {
     holds(one, other) || holds(other, one)
 }
 
-/// Returns the dependencies among some edges that form a circle, if there is one.
+/// Returns dependencies that form a circle, or `None` if there is no circle.
 fn circle(edges: &[Edge]) -> Option<Vec<&Edge>> {
     let mut left: Vec<&Edge> = edges.iter().filter(|edge| !is_family(&edge.from, &edge.to)).collect();
     loop {
@@ -47,7 +47,7 @@ fn circle(edges: &[Edge]) -> Option<Vec<&Edge>> {
             break;
         }
     }
-    // The walk continues from every module that is reached.
+    // Each remaining module depends on another remaining one. So following the dependencies must come back to a module.
     let mut way = vec![*left.first()?];
     loop {
         let last = way[way.len() - 1];
@@ -64,12 +64,13 @@ fn told(what: &str, edges: &[Edge]) -> Vec<String> {
     vec![format!("a circle of {what}:\n{}", ways.collect::<Vec<_>>().join("\n"))]
 }
 
-/// Returns a circle between files, other than a module and its children.
+/// Returns a description of a circle of files, or nothing. A module and its children may depend on each other.
 pub(crate) fn circles_of_files(source: &Source) -> Vec<String> {
     told("files", &edges(source))
 }
 
-/// Returns a circle between folders, at any depth, other than a folder and those in it. A file that is in no folder counts as one.
+/// Returns a description of a circle of folders at any depth, or nothing. A folder and those within it may depend on each other. A file
+/// that is in no folder counts as a folder.
 pub(crate) fn circles_of_folders(source: &Source) -> Vec<String> {
     let folder = |name: &str| match source.modules[name].file.rsplit_once('/') {
         Some((_, "mod.rs")) => name.to_owned(),
@@ -81,15 +82,15 @@ pub(crate) fn circles_of_folders(source: &Source) -> Vec<String> {
     told("folders", &lifted.collect::<Vec<_>>())
 }
 
-/// One row of the table of layers, with folders or files at the same height, and paths that they may not use.
+/// One row of the table of layers: modules or folders of the same height, and paths that they must not use.
 #[derive(Debug)]
 struct Layer {
     names: Vec<String>,
     unknown: Vec<String>,
 }
 
-/// Returns dependencies against the written order. The table has a layer in each row, the highest first: `| layer |
-/// what it is | knows nothing of |`. A layer uses itself and the rows below it, and no path of its last column.
+/// Returns the dependencies that violate the order of layers. Each row of the table is a layer, the highest first:
+/// `| layer | what it is | knows nothing of |`. A layer may use itself and the rows below it, and no path in its last column.
 pub(crate) fn violations(source: &Source, table: &Table) -> Vec<String> {
     let mut found = Vec::new();
     let layers: Vec<Layer> =
@@ -103,7 +104,7 @@ pub(crate) fn violations(source: &Source, table: &Table) -> Vec<String> {
         }
         ranks.insert(name.as_str(), rank);
     }
-    // The rank is that of the innermost folder that the table names.
+    // A module belongs to the layer of the innermost folder around it that the table names.
     let rank = |module: &str| {
         let ends = module.match_indices('/').map(|(at, _)| at).chain([module.len()]);
         ends.filter_map(|end| ranks.get(&module[..end]).copied()).next_back()

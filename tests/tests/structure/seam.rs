@@ -1,15 +1,15 @@
-//! The seam to providers: the width of its traits, and that an implementer must write each method.
+//! Checks the interface between the reactor and its providers: the number of methods of its traits, and that no method has a default body.
 
 use syn::{GenericArgument, Item, ItemTrait, PathArguments, ReturnType, TraitItem, Type};
 
 use super::source::Module;
 
-/// Returns the traits of a file.
+/// Returns the traits that a file declares.
 fn traits(module: &Module) -> impl Iterator<Item = &ItemTrait> {
     module.syntax.items.iter().filter_map(|item| if let Item::Trait(found) = item { Some(found) } else { None })
 }
 
-/// Returns the name of the role that a method returns: `Option<&dyn Role>`.
+/// Returns the name of the role if a method returns `Option<&dyn Role>`, and otherwise `None`.
 fn role(output: &ReturnType) -> Option<String> {
     let ReturnType::Type(_, output) = output else { return None };
     let Type::Path(path) = &**output else { return None };
@@ -21,8 +21,8 @@ fn role(output: &ReturnType) -> Option<String> {
     Some(bound.path.segments.last()?.ident.to_string())
 }
 
-/// Returns the positions where the seam is wider than `most` methods of `Provider` and `most_of_role` of a role, a method has a body, or a
-/// role is not returned by one method of `Provider`.
+/// Returns the faults of the interface. `Provider` may have at most `most` methods that return no role, and a role at most `most_of_role`
+/// methods. No method may have a body, and each role must be returned by exactly one method of `Provider`.
 pub(crate) fn faults(provider: &Module, roles: &Module, most: usize, most_of_role: usize) -> Vec<String> {
     let (mut faults, mut returned) = (Vec::new(), Vec::new());
     let files = [(provider, most), (roles, most_of_role)];

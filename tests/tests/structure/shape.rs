@@ -1,18 +1,18 @@
-//! The shape of types and signatures.
+//! Checks the sizes of types, and which signatures name the handler's type.
 
 use syn::visit::{self, Visit};
 use syn::{Fields, GenericArgument, Item, ItemStruct, PathArguments, Type, Variant};
 
 use super::source::{Source, attributes, is_for_tests};
 
-/// A type with named fields, or a variant with named fields.
+/// A struct, or a variant of an enum: its place, its name, the number of its fields, and its booleans.
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) file: String,
     pub(crate) line: usize,
     pub(crate) name: String,
     pub(crate) fields: usize,
-    /// The fields that are booleans.
+    /// The names of the fields that are booleans.
     pub(crate) booleans: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ impl Shape {
     }
 }
 
-/// Returns all types of a crate that are not for tests.
+/// Returns the structs and variants of a crate, except those that are for tests only.
 pub(crate) fn shapes(source: &Source) -> Vec<Shape> {
     struct Shapes<'a>(&'a str, Vec<Shape>);
     impl<'ast> Visit<'ast> for Shapes<'_> {
@@ -71,7 +71,7 @@ pub(crate) fn shapes(source: &Source) -> Vec<Shape> {
     found
 }
 
-/// Returns the types with more fields than `most`, outside of files of this name.
+/// Returns the types with more than `most` fields. Files whose path ends with `except` are left out.
 pub(crate) fn too_wide(shapes: &[Shape], most: usize, except: &str) -> Vec<String> {
     let wide = shapes.iter().filter(|shape| shape.fields > most && !shape.file.ends_with(except));
     wide.map(|shape| {
@@ -80,8 +80,8 @@ pub(crate) fn too_wide(shapes: &[Shape], most: usize, except: &str) -> Vec<Strin
     .collect()
 }
 
-/// Returns the types with more than `most` booleans that the list does not explain, and types of the list that are not
-/// in the code or have other booleans.
+/// Returns the types with more than `most` booleans that the list does not explain. Also returns the entries of the
+/// list that fit no type.
 pub(crate) fn unexplained(shapes: &[Shape], most: usize, explained: &[(&str, &[&str], &str)]) -> Vec<String> {
     let listed =
         |shape: &&Shape| explained.iter().any(|(name, fields, _)| *name == shape.name && *fields == shape.booleans);
@@ -99,7 +99,7 @@ pub(crate) fn unexplained(shapes: &[Shape], most: usize, explained: &[(&str, &[&
         .collect()
 }
 
-/// Returns the lines of a crate in which a signature names the type of the program's handler.
+/// Returns the lines of a crate that contain `H: Handler`, the bound of the handler's type.
 pub(crate) fn handler_lines(source: &Source) -> Vec<String> {
     let lines = source
         .modules

@@ -1,5 +1,4 @@
-//! The source of one crate: its modules as `mod` declares them from `lib.rs` on, without code for tests only, and the
-//! paths that each module uses.
+//! Reads the source of a crate: its modules, from `lib.rs` on, without code that is for tests only, and the paths that each module uses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,11 +9,10 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, Meta, Token, UseTree};
 
-/// A path that a module uses.
+/// A path that a module uses, and its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// The names of the path, from the root: `crate`, `super` and `self` are resolved, and the path begins with `crate` or with the name of
-    /// another crate.
+    /// The names of the path. It begins with `crate` or with the name of another crate: `super` and `self` are resolved.
     pub(crate) path: Vec<String>,
     pub(crate) line: usize,
 }
@@ -28,18 +26,18 @@ pub(crate) struct Module {
     pub(crate) uses: Vec<Use>,
 }
 
-/// The modules of a crate by name, such as `conn/credit`; the root is the empty name.
+/// The modules of a crate by their name, such as `conn/credit`. The name of the root module is empty.
 pub(crate) struct Source {
     pub(crate) modules: BTreeMap<String, Module>,
 }
 
 impl Source {
-    /// Reads the crate whose `lib.rs` is in `folder` of the workspace.
+    /// Reads the crate whose `lib.rs` is in `folder`, a path from the root of the workspace.
     pub(crate) fn read(workspace: &Path, folder: &str) -> Self {
         Self::load(folder, &|file| std::fs::read_to_string(workspace.join(file)).ok())
     }
 
-    /// Reads files by a function of their path.
+    /// Reads the crate by `read`, which returns the content of a file, or `None` if the file does not exist.
     pub(crate) fn load(folder: &str, read: &dyn Fn(&str) -> Option<String>) -> Self {
         let mut modules = BTreeMap::new();
         let mut wanted = vec![String::new()];
@@ -61,7 +59,7 @@ impl Source {
         Self { modules }
     }
 
-    /// Returns a crate of these files, each with its text; the names are relative to `src`.
+    /// Returns a crate with these files: their paths below `src`, and their content.
     #[cfg(test)]
     pub(crate) fn of(files: &[(&str, &str)]) -> Self {
         Self::load("src", &|file| {
@@ -70,8 +68,8 @@ impl Source {
         })
     }
 
-    /// Returns the module of this crate that a path points to: the root if it names nothing deeper. `None` for other
-    /// crates.
+    /// Returns the name of the module of this crate to which a path leads: the longest part of the path that is a module. `None` for paths
+    /// of other crates.
     pub(crate) fn target(&self, path: &[String]) -> Option<&str> {
         let [root, rest @ ..] = path else { return None };
         if root != "crate" {
@@ -82,7 +80,7 @@ impl Source {
         self.modules.get_key_value(&name).map(|(name, _)| name.as_str())
     }
 
-    /// Returns the module in a file, by its path in the folder of the crate, such as `conn/mod.rs`.
+    /// Returns the module in a file of the crate. `file` is the path below `src`, such as `conn/mod.rs`.
     pub(crate) fn at(&self, file: &str) -> Option<&Module> {
         self.modules.values().find(|module| module.file.ends_with(&format!("src/{file}")))
     }
@@ -92,7 +90,7 @@ fn segments(name: &str) -> Vec<String> {
     name.split('/').filter(|part| !part.is_empty()).map(Into::into).collect()
 }
 
-/// Returns the name of a child module that an item declares.
+/// Returns the name of the module if the item declares one that is not for tests only.
 fn child(item: &Item) -> Option<String> {
     match item {
         Item::Mod(module) if !is_for_tests(&module.attrs) => Some(module.ident.to_string()),
@@ -100,7 +98,7 @@ fn child(item: &Item) -> Option<String> {
     }
 }
 
-/// Returns true if an item with these attributes is compiled for tests only.
+/// Returns true if an item with these attributes is compiled for tests, documentation tests or fuzz targets only.
 pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     fn needs_test(meta: &Meta) -> bool {
         match meta {
@@ -118,7 +116,7 @@ pub(crate) fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Returns the attributes of an item of the kinds that a file has.
+/// Returns the attributes of an item, or none for rare kinds of items that are not listed here.
 pub(crate) fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
@@ -138,11 +136,11 @@ pub(crate) fn attributes(item: &Item) -> &[Attribute] {
 
 /// A visitor that collects the paths of one file.
 struct Reader {
-    /// The current module; longer than the file's inside of `mod name { ... }`.
+    /// The current module. Within `mod name { ... }` this is longer than the name of the file's module.
     module: Vec<String>,
-    /// The names of the modules that the file declares.
+    /// The names of the child modules that the file declares.
     children: Vec<String>,
-    /// The names, from the root, of the declared modules that are files.
+    /// The full names of the declared modules that are separate files.
     declared: Vec<String>,
     uses: Vec<Use>,
 }
@@ -196,7 +194,7 @@ impl Reader {
         }
     }
 
-    /// Collects paths from `crate` or `super` in the arguments of a macro.
+    /// Collects the paths that begin with `crate` or `super` in the arguments of a macro, which the parser does not resolve.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
         for (at, token) in tokens.iter().enumerate() {
@@ -264,7 +262,7 @@ impl<'ast> Visit<'ast> for Reader {
         visit::visit_macro(self, item);
     }
 
-    // `pub(in super::super)` and documentation use nothing.
+    // Paths in `pub(in super::super)` and in attributes are no dependencies.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_attribute(&mut self, _: &'ast Attribute) {}

@@ -1,5 +1,5 @@
-//! The public items of a crate: types, traits, functions, constants, and the methods of types and traits. Every `pub` item can be reached
-//! from outside, because the lint `unreachable_pub` finds the others.
+//! Lists the public items of a crate: types, traits, functions, constants, and the methods of types and traits. Each `pub` item can be
+//! reached from outside the crate, because the lint `unreachable_pub` refuses all others.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use syn::{ImplItem, Item, TraitItem, Type, Visibility};
 
 use super::source::{Source, is_for_tests};
 
-/// Returns the public items of a crate, sorted, each as `Type`, `Type::method`, or `function`, behind its public module
-/// at the root.
+/// Returns the public items of a crate, sorted. Each is `Type`, `Type::method` or `function`, preceded by the name of its public module at
+/// the root.
 pub(crate) fn items(source: &Source) -> BTreeSet<String> {
     let root = source.modules.get("").map(|root| root.syntax.items.as_slice()).unwrap_or_default();
     let public: BTreeSet<String> = root
@@ -71,15 +71,15 @@ fn note(item: &Item, found: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the text of the list, below a history: its lines `# NUMBER: WHY` explain how the number of items has
-/// changed.
+/// Returns the text of the list of public items: the history, and then the items of each crate. The lines of the history are
+/// `# NUMBER: WHY`; each says why the number of items has changed.
 pub(crate) fn list(history: &[String], items: &[(&str, BTreeSet<String>)]) -> String {
     let history = history.iter().map(|line| format!("{line}\n"));
     let names = items.iter().flat_map(|(of, names)| names.iter().map(move |name| format!("{of} {name}\n")));
     history.chain(names).collect()
 }
 
-/// Returns the history lines of a list, and the number in the last one.
+/// Returns the lines of the history at the beginning of a list, and the number of items in the last of these lines, if it has one.
 pub(crate) fn history(list: &str) -> (Vec<String>, Option<usize>) {
     let lines: Vec<String> = list.lines().filter(|line| line.starts_with('#')).map(Into::into).collect();
     let last = lines.last().and_then(|line| line[1..].trim().split(':').next()?.parse().ok());

@@ -1,13 +1,13 @@
-//! Tables of a Markdown document.
+//! Reads the tables of a Markdown document.
 
-/// A row of a table.
+/// A row of a table: its line in the document, and its cells.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) line: usize,
     pub(crate) cells: Vec<String>,
 }
 
-/// A table, without its head.
+/// A table without its head row.
 #[derive(Debug)]
 pub(crate) struct Table {
     /// The path of the document.
@@ -18,7 +18,7 @@ pub(crate) struct Table {
 /// Returns the first table below a heading.
 ///
 /// # Panics
-/// Panics if there is no such heading, or no table in its section, or if rows differ in length.
+/// Panics if the heading does not exist, its section has no table, or the rows differ in length.
 pub(crate) fn table(file: &str, text: &str, heading: &str) -> Table {
     let mut lines = text
         .lines()
@@ -41,7 +41,7 @@ pub(crate) fn table(file: &str, text: &str, heading: &str) -> Table {
     Table { file: file.into(), rows }
 }
 
-/// Returns the words of a cell that are marked as code.
+/// Returns the texts in a cell that are marked as code.
 pub(crate) fn code(cell: &str) -> Vec<String> {
     cell.split('`').skip(1).step_by(2).map(Into::into).collect()
 }

@@ -1,4 +1,5 @@
-//! Walks: the files that a message passes, in order, as a document lists them, and the look-ups of a connection in them.
+//! Checks the walks: the files that a message passes, in order, as a document lists them, and how often these files
+//! look up the connection.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +9,11 @@ use syn::{Block, Expr, ImplItemFn, Item, ItemFn};
 use super::source::{Module, Source, attributes, is_for_tests};
 use super::tables::{Table, code};
 
-/// Reads the files that a table lists: `| file | what it does |`.
+/// Returns the modules of the files that a table of a walk lists: `| file | what it does |`.
 ///
 /// # Errors
-/// The files that are not in the source, and those that the walk visits twice. It may end where it began.
+/// Returns messages about files that do not exist, and about files that the walk visits twice. It may end where it has
+/// begun.
 pub(crate) fn files<'a>(source: &'a Source, table: &Table) -> Result<Vec<&'a Module>, Vec<String>> {
     let (mut files, mut wrong, mut seen) = (Vec::<&Module>::new(), Vec::new(), BTreeSet::new());
     for (nth, row) in table.rows.iter().enumerate() {
@@ -33,14 +35,15 @@ pub(crate) fn files<'a>(source: &'a Source, table: &Table) -> Result<Vec<&'a Mod
     if wrong.is_empty() { Ok(files) } else { Err(wrong) }
 }
 
-/// The ways in which a connection is looked up: functions, and `get` and `get_mut` of a field.
+/// How a connection is looked up: by calls of these functions, or by `get` and `get_mut` of a field with this name.
 #[derive(Clone, Copy)]
 pub(crate) struct Ways {
     pub(crate) functions: &'static [&'static str],
     pub(crate) field: &'static str,
 }
 
-/// Returns the names of the ways that are not in the source any more, so that nothing is counted by them.
+/// Returns a message for each function or field of `ways` that does not exist any more. Otherwise a renamed one would
+/// not be counted.
 pub(crate) fn unknown(source: &Source, ways: Ways) -> Vec<String> {
     #[derive(Default)]
     struct Names(BTreeSet<String>);
@@ -59,8 +62,8 @@ pub(crate) fn unknown(source: &Source, ways: Ways) -> Vec<String> {
     counted.filter(|name| !names.0.contains(name)).map(|name| format!("there is no `{name}` to count")).collect()
 }
 
-/// Returns the functions of a file that look up a connection more often than `most`, on the branch with the most
-/// look-ups.
+/// Returns a message for each function of a file that looks up a connection more than `most` times. If the code
+/// branches, the branch with the most look-ups counts.
 pub(crate) fn look_ups(module: &Module, most: usize, ways: Ways) -> Vec<String> {
     struct Functions<'a>(&'a Module, usize, Ways, Vec<String>);
     impl Functions<'_> {
@@ -93,7 +96,7 @@ pub(crate) fn look_ups(module: &Module, most: usize, ways: Ways) -> Vec<String> 
     functions.3
 }
 
-/// Returns the number of look-ups of a connection.
+/// A visitor that counts the look-ups of a connection: the ways to look one up, and the count.
 struct LookUps(Ways, usize);
 
 impl LookUps {
