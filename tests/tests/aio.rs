@@ -439,7 +439,7 @@ fn a_stream_of_futures_talks_to_one_of_callbacks() {
 }
 
 /// Runs turns as an executor of another library would, until the drain has ended. Returns the number of turns that reported no remaining
-/// work before that.
+/// work meanwhile.
 fn turns_until_drained(net: &AsyncReactor) -> u32 {
     let mut idle = 0;
     let waker = std::task::Waker::noop();

@@ -502,7 +502,7 @@ fn operations_pass_messages_that_wait_for_the_peer() {
     world.until("all writes", || done.get() == 200);
     assert!(lock(&world.fabric).now() < begun + 1000 * MS, "the writes wait for a timer");
     assert!(waiting.borrow().is_none());
-    // `operate` with a send that finds no room also waits behind the sends that wait already.
+    // A send by `AsyncConnection::operate` also waits behind the sends that wait already.
     let conn = here.clone();
     let operation = world.begin(async move { conn.operate(|cx| cx.send(conn.id(), b"an operation")).await });
     world.settle();

@@ -95,8 +95,8 @@ impl Fate {
     }
 }
 
-/// Measures how often waiting messages are overtaken. It holds the number of messages that have begun to wait on one end of a connection.
-/// For each that still waits, it holds the number of later messages that were sent before it.
+/// Counts how often each waiting message of one end of a connection is overtaken. The first number counts the messages that have begun to
+/// wait. The map has each message that still waits, with the number of later messages that were sent before it.
 #[derive(Clone, Default)]
 struct Line(Rc<RefCell<(u64, BTreeMap<u64, usize>)>>);
 

@@ -18,7 +18,7 @@ use rdma_reactor_tests::sim::tcp::address;
 const DEPTH: usize = 16;
 const MESSAGES: u64 = 400;
 
-/// The time between two messages of a publisher, unless one is refused because its memory is full.
+/// The time between two messages of a publisher, as long as the broadcast refuses none.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// Returns the content of a message: its number, and bytes that depend on the number.
@@ -174,7 +174,7 @@ struct History {
     got: Vec<Vec<u64>>,
     /// The virtual time from the first published message to the last one.
     took: Duration,
-    /// The largest number of regions of the publisher's device.
+    /// The largest number of memory regions that the publisher had registered at the same time.
     regions: usize,
     /// The largest number of bytes of large messages that the publisher had copied for single receivers.
     copied: usize,

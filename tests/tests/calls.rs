@@ -328,7 +328,8 @@ fn futures_that_are_dropped_end_their_calls() {
                 let mut kept = None;
                 while let Ok(request) = calls.next().await {
                     match &request[..] {
-                        // The request arrives only if it was accepted before the client cancelled it. The cancellation then ends its time.
+                        // The server may accept this request before the client cancels it. `time_left` returns `None` once the cancellation
+                        // arrives.
                         b"lost" => {
                             while request.time_left().is_some() {
                                 net.sleep(Duration::from_millis(1)).await;

@@ -38,7 +38,7 @@ struct Program {
     book: Rc<RefCell<Book>>,
     /// True if the program also panics in `on_connect`, which ends the connection.
     at_connect: bool,
-    /// In this many of eight timer callbacks, the program appends bytes successfully before the panic.
+    /// In this many of every eight timer callbacks, the program appends bytes successfully before the panic.
     after: usize,
 }
 
@@ -161,8 +161,7 @@ fn panics_in_fill_lose_no_buffer() {
                 sent += 1;
             }
         }
-        // The peer returns credits in groups, so a connection may have only one of them. That is two for both
-        // connections.
+        // The peer grants credits in groups. So each of the two connections may have only one credit at this moment.
         assert!(sent >= 2, "{sent} messages had room");
         until(&fabric, &mut nodes, "traffic afterwards", |_| {
             server.book.borrow().received.len() == (chunks + sent) * TEXT.len()

@@ -35,7 +35,8 @@ impl Handler for Client {
     fn on_recv(&mut self, _: &mut Context<'_>, _: ConnectionId, _: Message<'_>) {}
 }
 
-/// A peer that is a bare socket. `features` are the feature bits of its greeting, or `None` if it has raw framing and so no greeting.
+/// A peer that is a bare socket. Its greeting has the feature bits that `accept` gets. With `None` it uses raw framing, which has no
+/// greeting.
 struct Peer {
     stream: TcpStream,
 }
@@ -106,7 +107,7 @@ fn use_them(reactor: &mut Reactor, conn: ConnectionId) -> (Region, Option<SendEr
 
 #[test]
 fn not_without_the_peers_word() {
-    // Features whose bits are not those of the extensions. Bits 4 and 5 must be 0, because they encode the security (none).
+    // These greetings lack bit 0, the extensions. Bits 4 and 5 are 0, which means that the peer uses no security.
     for features in [0, 0xc0] {
         let (mut reactor, mut client, mut peer, conn) = connected(features, patient(Config::default()));
         let has = reactor.context().capabilities(conn).unwrap().features;

@@ -202,7 +202,7 @@ impl World {
     }
 }
 
-/// Runs one life. If `fault` is given, the call of this kind and number fails. Returns the number of calls of each kind, if none fails.
+/// Runs one life. If `fault` is given, the call of this kind and number fails. Returns how many calls of each kind were made.
 fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<Call, u32> {
     let gate = Gate::default();
     if let Some((call, nth, failure, _)) = fault {
@@ -230,7 +230,7 @@ fn live(config: &Config, fault: Option<(Call, u32, Failure, Cost)>) -> BTreeMap<
             Cost::One => assert!(undone <= 1, "one connection: {}", world.reasons()),
             Cost::Device => {}
         }
-        // A failed poll of the sockets is not always an error of the turn: the embedded provider polls the sockets of connections again.
+        // A failed poll of the sockets need not fail the turn, because the embedded provider polls the sockets of connections again.
         let may_fail = usize::from(cost == Cost::Turn);
         let must_fail = if call == Call::NetPoll { 0 } else { may_fail };
         assert!((must_fail..=may_fail).contains(&world.turns_failed.len()), "{:?}", world.turns_failed);
@@ -302,7 +302,7 @@ fn dropped_in_an_unwind() {
             world.end();
         }));
         assert_eq!(life.is_err(), gate.failed() == 1, "callback {nth} has panicked");
-        // One connection-manager id may remain, of a connect request that is not answered yet. It is destroyed with the provider.
+        // One connection-manager id may remain: that of a connect request that was not answered yet. It is destroyed with the provider.
         let Objects { ids, regions, completion_queues, shared_queues } = gate.objects();
         assert!((0..=1).contains(&ids), "{ids} ids after a panic of callback {nth}");
         assert_eq!((regions, completion_queues, shared_queues), (0, 0, 0), "after a panic of callback {nth}");

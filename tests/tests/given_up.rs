@@ -279,7 +279,7 @@ fn messages_outlive_their_device() {
                 for (nth, message) in server.0.borrow().kept.iter().enumerate() {
                     assert!(message.iter().all(|&byte| byte == message[0]), "message {nth} after round {round}");
                 }
-                // One message is dropped and one is released. The others stay until the device was given up again.
+                // One message is dropped and one is released. The test keeps the others while the device is given up again.
                 let dropped = server.0.borrow_mut().kept.pop();
                 drop(dropped);
                 let released = server.0.borrow_mut().kept.remove(0);

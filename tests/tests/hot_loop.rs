@@ -1,7 +1,7 @@
 //! A reactor whose polling always finds completions must still serve timers, descriptors and other threads. A reactor whose polling finds
 //! nothing must let its peer run on the same processor.
 //!
-//! The load is a provider that returns each sent message immediately, so that polling always finds work. Each reading of the clock advances
+//! The provider of these tests returns each sent message immediately, so that polling always finds work. Each reading of the clock advances
 //! the time.
 
 use std::io::Write;

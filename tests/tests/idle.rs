@@ -104,7 +104,7 @@ impl World {
     }
 
     /// Runs for `time`, and then for `time` again, which is measured. Returns the share of the measured time that each node spent in its
-    /// turns. Also returns the counters at its beginning and at its end.
+    /// turns. Also returns the counters of both nodes at the beginning and at the end of that time.
     fn live(&mut self, time: Duration) -> ([f64; 2], [[Stats; 2]; 2]) {
         let time = time.as_nanos() as u64;
         let mut pass = || {
@@ -139,7 +139,7 @@ fn a_thousand_idle_connections_take_next_to_nothing() {
         let turns = |stats: &[Stats; 2]| stats.iter().map(|stats| stats.turns.taken).sum::<u64>();
         let (messages, turns) = (messages(&after) - messages(&before), turns(&after) - turns(&before));
         println!("{wait:?}: {turns} turns, {messages} completions");
-        // At most four messages per connection and interval, each with a completion on both sides.
+        // There are at most four messages per connection and interval, each with a completion on both sides.
         assert!(messages <= 12 * 8 * CONNECTIONS && turns <= messages, "{turns} turns, {messages} completions");
     }
 }

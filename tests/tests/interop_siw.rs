@@ -549,7 +549,7 @@ fn send_small_to_shared(pair: &mut Pair) {
     pair.until("message", |pair| pair.passive.done.pop().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// One end disconnects in the middle of a large message, first the client and then the server.
+/// One end disconnects in the middle of a large message: the client in one round, and the server in the other one.
 #[test]
 fn gone_in_the_middle() {
     for ours in ROLES {

@@ -72,14 +72,14 @@ fn what_it_takes_when_all_is_well() {
     }
 }
 
-/// Row 47 of `docs/reliability.md`. More messages than posted receives.
+/// Row 47 of `docs/reliability.md`. A peer sends more messages than receives are posted.
 #[test]
 fn more_sends_than_receives() {
     let (mut target, region) = target();
     expect(&mut target, &region, 0, false, &fpdu_untagged(&SEND, b"", false), Cause::DDP_UNTAGGED_NO_BUFFER);
 }
 
-/// Row 51 of `docs/reliability.md`. A message that is longer than its receive.
+/// Row 51 of `docs/reliability.md`. A peer sends a message that is longer than its receive.
 #[test]
 fn a_send_that_is_too_long() {
     let (mut target, region) = target();
@@ -88,8 +88,8 @@ fn a_send_that_is_too_long() {
     expect(&mut target, &region, 1, false, &fpdu_untagged(&begun, &[1; 9000], false), Cause::DDP_UNTAGGED_TOO_LONG);
 }
 
-/// Row 52 of `docs/reliability.md`. A message without an end: its parts may not exceed the receive, and each must continue at the right
-/// offset.
+/// Row 52 of `docs/reliability.md`. A peer sends the parts of a message without an end. The parts may not exceed the receive, and each must
+/// continue at the right offset.
 #[test]
 fn a_message_that_never_ends() {
     let (mut target, region) = target();
@@ -158,7 +158,7 @@ fn a_peer_that_asks_and_never_reads() {
     assert!(cause.contains(&Cause::RDMAP_STREAM_CATASTROPHIC.to_string()), "{cause}");
 }
 
-/// Row 55 of `docs/reliability.md`. A startup frame that arrives byte by byte. The connection is closed at the time limit of the handshake.
+/// Row 55 of `docs/reliability.md`. A startup frame arrives byte by byte. The connection is closed at the time limit of the handshake.
 #[test]
 fn slow_handshakes_have_an_end() {
     let (mut target, region) = target();
@@ -187,7 +187,7 @@ fn guesses() {
     }
 }
 
-/// Row 57 of `docs/reliability.md`. Writes and Reads that exceed their region, by one byte up to the largest possible distance.
+/// Row 57 of `docs/reliability.md`. A peer's Writes and Reads exceed a region, by one byte up to the largest possible distance.
 #[test]
 fn out_of_bounds() {
     let (mut target, region) = target();
@@ -388,7 +388,7 @@ fn cve_2026_74345_malformed_mpa() {
     target.until("receive", |target| target.completions().first().map(|wc| assert!(wc.status.is_success())));
 }
 
-/// Row 61 of `docs/reliability.md`. Frames whose length is smaller than the header of their opcode.
+/// Row 61 of `docs/reliability.md`. A peer sends frames whose length is smaller than the header of their opcode.
 #[test]
 fn cve_2026_64102_length_underflow() {
     let (mut target, region) = target();
@@ -458,7 +458,8 @@ fn cve_2026_98323_split_header() {
     }
 }
 
-/// Row 63 of `docs/reliability.md`. Responses without a request, messages that begin in the middle, and wrong queues.
+/// Row 63 of `docs/reliability.md`. A peer sends responses without a request, messages that begin in the middle, and messages to a wrong
+/// queue.
 #[test]
 fn cve_2026_23242_opcode_before_context() {
     let (mut target, region) = target();
@@ -509,7 +510,8 @@ fn damaged_octets() {
     }
 }
 
-/// Row 66 of `docs/reliability.md`. Wrong sequence numbers, a Read request without the Last flag or at a wrong offset, and a wrong queue.
+/// Row 66 of `docs/reliability.md`. A peer sends wrong sequence numbers, a Read request without the Last flag or at a wrong offset, and a
+/// Read request to a wrong queue.
 #[test]
 fn sequences_and_depths() {
     let (mut target, region) = target();

@@ -18,7 +18,7 @@ use rdma_reactor_tests::sim::fabric::Shared;
 use rdma_reactor_tests::sim::quiet::{Node, network, reactor, until};
 use rdma_reactor_tests::sim::tcp::address;
 
-/// The failure that a work request is made to have.
+/// The failure with which a work request completes in these tests.
 const FAILURE: Failure = Failure { status: WcStatus::LocalProtectionError, vendor_error: 0x51 };
 
 fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
@@ -30,7 +30,8 @@ fn disconnect(probe: &Probe) -> Option<DisconnectReason> {
 #[test]
 fn a_device_that_fails_is_not_the_end_of_the_reactor() {
     let breaks = [Call::PollCq, Call::ReqNotify];
-    // The failing call is one of the next eight polls. Some polls only look for work before a sleep, and others process completions.
+    // Each run makes another one of the next eight calls fail. Some polls only look for work before a sleep, and others process
+    // completions.
     for (call, more) in breaks.into_iter().flat_map(|call| (0..8).map(move |more| (call, more))) {
         with_watchdog("a_device_that_fails_is_not_the_end_of_the_reactor", || {
             let config = Setup::iwarp().config().wait(Wait::Event).timeouts(|t| t.flush = Duration::from_millis(20));
@@ -303,8 +304,8 @@ fn a_peer_that_fetches_nothing_takes_half_of_the_memory() {
     until(&fabric, &mut nodes, "its memory is free", |nodes| nodes[0].reactor.stats().memory.copied_bytes == 0);
 }
 
-/// A peer that offers many messages and answers no Reads gets only the part of the memory that is available without progress. The messages
-/// of another peer still arrive.
+/// A peer that offers many messages and answers no Reads gets only a quarter of the memory for fetched messages, the part that a peer gets
+/// before it has made progress. The messages of another peer still arrive.
 #[test]
 fn a_peer_that_answers_no_read_takes_a_quarter_of_the_memory() {
     with_watchdog("a_peer_that_answers_no_read_takes_a_quarter_of_the_memory", || {

@@ -40,8 +40,8 @@ fn found(act: impl FnOnce()) -> usize {
     FOUND.load(Ordering::Relaxed) - before
 }
 
-/// Freed memory never contains a pre-shared key. The key is read from a list that grows, or given; then it is copied, and used for a
-/// handshake on either side. This file has only one test, because the allocator serves the whole process.
+/// Freed memory never contains a pre-shared key. The test reads the key from a list of keys that grows, or creates it from bytes. It then
+/// copies the key, and uses it for a handshake on either side. This file has only one test, because the allocator serves the whole process.
 #[test]
 fn a_key_is_overwritten_before_its_memory_is_given_back() {
     assert_eq!(found(|| drop(std::hint::black_box(KEY.to_vec()))), 1, "what is not overwritten is found");

@@ -35,7 +35,7 @@ use rdma_transport::iwarp::wire::Untagged;
 
 /// The largest number of bytes that precede the payload in a frame.
 const HEADER: u64 = 24;
-/// The kinds of messages.
+/// The kinds of messages, as in the header of a message (`docs/wire.md`).
 const DATA: u8 = 0;
 const PING: u8 = 3;
 const PONG: u8 = 4;

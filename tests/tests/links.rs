@@ -196,7 +196,7 @@ fn links_of_the_guide_lead_somewhere_in_rustdoc() {
     });
     let faults: Vec<_> = faults.collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    // In rustdoc a picture is not a file of its own, but part of the text. There, a blank line would end it.
+    // In rustdoc a picture is not a file of its own, but part of the text. A blank line would end the picture there.
     for picture in pages.iter().flat_map(|(_, labels)| labels).filter(|label| label.ends_with(".svg")) {
         assert!(guide.contains(&format!("#[doc = include_str!(\"../docs/{picture}\")]")), "{picture} follows no page");
         let text = fs::read_to_string(root.join("docs").join(picture)).expect("a picture");

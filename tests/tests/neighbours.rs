@@ -1,5 +1,5 @@
-//! Echoes of an honest client next to a hostile peer, on virtual time. Whatever the hostile peer does, the 99th percentile of their time is
-//! at most twice that of a network without it.
+//! Echoes of an honest client next to a hostile peer, on virtual time. Whatever the hostile peer does, the 99th percentile of the time of
+//! an echo is at most twice that without a hostile peer.
 
 use std::sync::Arc;
 
@@ -305,8 +305,9 @@ fn the_measurement_sees_a_delay() {
     assert!(beside > 2 * alone, "p99 is {beside} ns, and {alone} ns alone");
 }
 
-/// Four peers send messages without payload, immediate data, pings or grants, as fast as their credits allow. If the program is called for
-/// them, an echo waits at most for two shares of each peer. Otherwise they cost nearly nothing.
+/// Four peers send messages without payload, immediate data, pings or grants, as fast as their credits allow. A turn handles only a limited
+/// share of messages of each connection. If the program is called for these messages, an echo waits for at most two shares of each peer.
+/// Otherwise they cost nearly nothing.
 #[test]
 fn floods_within_credits_delay_nobody_beyond_their_shares() {
     const PEERS: u64 = 4;

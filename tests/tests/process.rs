@@ -51,8 +51,8 @@ fn a_forked_child_keeps_no_connection_alive() {
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let mut byte = 0_u8;
-                // The child has a copy of `writer`, too, so the read never returns. The child runs until the parent kills it. SAFETY: the
-                // pointer is valid for a write of one byte.
+                // The child has a copy of `writer`, too, so the read never returns. The child runs until the parent kills it.
+                // SAFETY: the pointer is valid for a write of one byte.
                 unsafe {
                     libc::read(std::os::fd::AsRawFd::as_raw_fd(&reader), (&raw mut byte).cast(), 1);
                     libc::_exit(0);

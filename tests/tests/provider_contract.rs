@@ -11,7 +11,7 @@ provider_conformance!(null, contract::NULL);
 provider_conformance!(loopback, contract::IN_PROCESS);
 provider_conformance!(hardware, contract::hardware(0));
 
-/// Each seed makes completions and events arrive in another order.
+/// With each seed, the simulated device reports completions and events in another order.
 #[test]
 fn hardware_of_many_seeds() {
     for seed in 1..=100 {

@@ -416,7 +416,7 @@ fn removed(device: Device, load: Load) {
             side.turn();
         }
         println!("gone after {:?}", start.elapsed());
-        // The server's process reports the end of as many connections. It may also report those that were being established.
+        // The server's process reports the end of these connections, and perhaps of those that were being established.
         side.until("the peer knows", |_| peer.count("down: ") >= already + HIT);
         // For each connection at least one end has the removal as its reason, unless a message was cut short.
         let why = |event: &Event| match event {

@@ -1,5 +1,5 @@
-//! Four reactors on two cores serve 1,000 connections. Connections and messages must be distributed evenly, within 10
-//! %, also after many connections were replaced.
+//! Four reactors on two cores serve 1,000 connections. Connections and messages must be distributed evenly, within ten
+//! percent, also after many connections were replaced.
 #![allow(clippy::disallowed_methods, reason = "a thread for each reactor")]
 
 use std::net::SocketAddr;

@@ -264,8 +264,8 @@ fn the_last_word_is_heard_behind_the_end() {
     }
 }
 
-/// A program that tries to send memory of a device, which cannot be sealed, and sends large messages before and after
-/// that.
+/// A program that tries to send memory of a device (a dma-buf), which cannot be sealed. It sends a large message after
+/// each attempt.
 #[derive(Default)]
 struct SendsDeviceMemory {
     got: Vec<usize>,

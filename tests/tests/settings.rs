@@ -357,7 +357,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     for (node, address) in [(0, silent), (2, there)] {
         nodes[node].reactor.context().listen(address).expect("a free port");
     }
-    // Its kernel accepts the TCP connection, and its process never answers.
+    // The kernel of node 0 accepts the TCP connection, but the process of node 0 never answers.
     nodes[0].dead = true;
     let begun = lock(&fabric).now();
     let mut cx = nodes[1].reactor.context();
@@ -366,7 +366,7 @@ fn a_silent_address_is_given_up_for_the_next() {
     let took = lock(&fabric).now() - begun;
     assert!((2 * ATTEMPT * MS..3 * ATTEMPT * MS).contains(&took), "{took} ns");
     assert_eq!(nodes[1].reactor.context().peer_address(conn), Some(there));
-    // The last address may use the whole connect timeout.
+    // The last address of a list may use the whole connect timeout.
     let begun = lock(&fabric).now();
     nodes[1].reactor.context().connect_any(&[silent, silent], ConnectOptions::new()).expect("connecting");
     until(&fabric, &mut nodes, "the error", |_| !attempts.errors.borrow().is_empty());

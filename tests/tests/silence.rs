@@ -51,7 +51,7 @@ enum Traffic {
     Flood,
     /// Large messages, which the peer fetches by RDMA Reads.
     Offers,
-    /// Writes to the peer's memory.
+    /// RDMA Writes to the peer's memory.
     Writes,
     /// Messages that the peer's program keeps, so that no credits are granted.
     Kept,
@@ -71,7 +71,7 @@ impl Traffic {
 const ALL: [Traffic; 6] =
     [Traffic::Idle, Traffic::Echoes, Traffic::Flood, Traffic::Offers, Traffic::Writes, Traffic::Kept];
 
-/// The record of a program.
+/// The events of a program.
 #[derive(Debug, Default)]
 struct Book {
     up: u32,
@@ -287,8 +287,8 @@ fn a_dead_path_is_noticed_by_both_sides_in_time() {
     }
 }
 
-/// Rows 2 and 4 of `docs/reliability.md`. With the default timeouts, both sides are notified at most 15 seconds after the path fails, and
-/// the time of a flush.
+/// Rows 2 and 4 of `docs/reliability.md`. With the default timeouts, both sides are notified at most 15 seconds and the time of a flush
+/// after the path fails.
 #[test]
 fn a_dead_path_is_noticed_after_15_seconds_by_default() {
     for (from, to) in [(0, 1), (1, 0)] {

@@ -46,7 +46,8 @@ const EMBEDDED_LOOK_UPS: Ways = Ways { functions: &["endpoint"], field: "endpoin
 const SEAM: [usize; 2] = [25, 10];
 /// The largest number of booleans of a type that needs no explanation in `WITH_BOOLEANS`.
 const BOOLEANS: usize = 1;
-/// The types with more booleans: the booleans, and the reason why no two of them exclude each other.
+/// The types with more than `BOOLEANS` booleans. Each entry has the names of the booleans, and the reason why no two of them exclude each
+/// other.
 const WITH_BOOLEANS: &[(&str, &[&str], &str)] = &[
     // Types of the reactor.
     ("Config", &["quiet_sends", "contain_panics", "plain_remote_memory"], "settings of the program"),

@@ -152,7 +152,7 @@ fn a_dropped_connection_sends_what_was_taken_first() {
     on_threads(2, async {
         let (here, conn, there, mut accepted) = pair(config()).await;
         for message in 0..1_000_u32 {
-            // The send waits for the peer, which receives on its own thread.
+            // There is no room for the message until the peer's thread has received earlier ones.
             while conn.send(message.to_le_bytes().to_vec()).now_or_never().is_none() {
                 tokio::task::yield_now().await;
             }

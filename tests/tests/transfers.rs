@@ -56,7 +56,8 @@ fn a_peer_that_stops_ends_a_transfer_at_its_deadline() {
     p.finish();
 }
 
-/// In a list of 10,000 pieces, piece 7,000 has a wrong key. The report of a read says exactly which pieces have arrived.
+/// In a list of 10,000 pieces, piece 7,000 has a wrong key. The report must say which pieces before it have arrived, and that later ones
+/// are untouched.
 #[test]
 fn a_wrong_key_at_piece_7000_is_found_there() {
     let setup = Setup::iwarp();

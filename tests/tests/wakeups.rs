@@ -1,5 +1,5 @@
 //! No wake-up may be lost. Messages are sent at random times, in each wait mode, over TCP and in shared memory, and a watchdog counts late
-//! messages. In shared memory, each side decides by words that both sides write if it must wake the other one.
+//! messages. In shared memory, a side reads a word that both sides write, to decide if it must wake the other one.
 //!
 //! `WAKEUP_MESSAGES=N` sets the number of messages per mode (default: 20,000; `make soak` uses 1,000,000). In shared memory with
 //! `Wait::Event`, each side must also sleep at least as many times.

@@ -46,7 +46,7 @@ mod limits;
 #[path = "../../../reactor/src/security/mod.rs"]
 mod security;
 
-/// Replaces the reactor's module `memory` for the files above: it has the only items that they use from there.
+/// Stands in for the reactor's module `memory`, of which the files above use only this type.
 mod memory {
     pub(crate) mod region {
         pub(crate) use rdma_reactor::RemoteRegion;

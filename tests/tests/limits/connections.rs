@@ -184,8 +184,9 @@ fn secured_pair(fabric: &Shared, mode: SecurityMode) -> ([Node; 2], Attempts) {
 /// The default of `max_pending`: the largest number of connections that are not established.
 const PLACES: usize = 1024;
 
-/// Lets silent peers connect from `hosts` hosts, `per_second` of them. Meanwhile honest clients connect from another host, ten per second.
-/// If `hosts` is 0, the silent peers connect from the host of the honest clients. Returns the percentage of honest clients that succeed.
+/// Lets silent peers connect from `hosts` hosts, in all `per_second` connections per second. Meanwhile honest clients connect from another
+/// host, ten per second. If `hosts` is 0, the silent peers connect from the host of the honest clients. Returns the percentage of honest
+/// clients that succeed.
 fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) -> u64 {
     const SECONDS: u64 = 7;
     let fabric = network(2 + hosts);
@@ -216,7 +217,7 @@ fn beside_silent_newcomers(mode: SecurityMode, per_second: u64, hosts: usize) ->
 }
 
 /// Silent connections keep out at most one in ten honest clients, whether they come from one host, from many, or from the clients' own
-/// host. At 205 silent connections per second they would just fill all slots, because each stays for 5 s. The rates are higher.
+/// host. At 205 silent connections per second they would just fill all slots, because each stays for 5 s. The tested rates are higher.
 #[test]
 fn silent_newcomers_keep_nobody_out() {
     for mode in [SecurityMode::Plain, SecurityMode::Tls, SecurityMode::Psk] {
@@ -296,8 +297,8 @@ fn addresses_of_one_network_share_its_handshakes() {
     until(&fabric, &mut nodes, "a client of another network is up", |_| attempts.up.borrow().len() == 1);
 }
 
-/// Two thousand clients of one host connect at the same time, and all of them send their first message. As many are established as there
-/// are slots, and none of them is evicted.
+/// Two thousand clients of one host connect at the same time, and all of them send their first message. At least as many are established as
+/// there are slots, and none of them is evicted.
 #[test]
 fn a_burst_of_one_host_is_served() {
     const CLIENTS: usize = 2_000;

@@ -242,7 +242,8 @@ fn peers_that_stop_answering_give_way_to_those_that_wait() {
         let (times, ended) = log.0.take();
         println!("{count} peers: answers after {times:?} ns, {ended:?}");
         assert!(times.len() == 2 && ended.is_none(), "{ended:?}");
-        // Three peers at a time hold the memory until the grace time ends. Peers that are completely silent end earlier, by the keepalive.
+        // Three peers at a time hold the memory until their grace time ends, so the wait grows with their number. The keepalive limits it,
+        // because it ends all peers that are completely silent.
         let most = (2 * (count as u64 / 3 + 1) * SECOND).min(16 * SECOND);
         assert!(times.iter().all(|&time| time <= most), "{times:?} ns");
     }

@@ -45,8 +45,8 @@ impl Handler for Slow {
     }
 }
 
-/// The time limit of a request counts from the call, and not from the begin of the callback, however long the callback took before. This
-/// holds for a timer, a connect, and a close after a large message.
+/// The time limit of a request counts from the call, and not from the beginning of the callback, however long the callback took before.
+/// This holds for a timer, a connect, and a close after a large message.
 #[test]
 fn times_count_from_the_call() {
     (0..3).for_each(times_count_from);
@@ -182,7 +182,7 @@ struct Writer {
     id: Option<ConnectionId>,
 }
 
-/// The time at which the writer closes its stream, ms.
+/// The time at which the writer closes its stream, in ms.
 const CLOSES: u64 = 1_000;
 
 impl StreamHandler for Writer {

@@ -2,8 +2,8 @@
 //!
 //! The embedded provider must answer as the RFCs say. The expected answers of `siw` are listed as well, because peers
 //! in the field get them, and the list shows how they differ from the RFCs. None of these bytes harms `siw`. Two MPA
-//! replies would harm it as an initiator: one with a length above 256, and an enhanced one without its four bytes. They
-//! are not sent.
+//! replies would harm it as an initiator: one with a length above 256, and an enhanced one without the four bytes of
+//! its enhanced block. They are not sent.
 //!
 //! These tests need a `siw` device; `make test-rdma-full` creates one.
 #![cfg(feature = "verbs")]
@@ -116,7 +116,7 @@ fn scripts(base: RemoteAddress) -> Vec<Script> {
             Cause::DDP_UNTAGGED_NO_BUFFER,
             told(0x2102_0300),
         )),
-        // siw answers with the code of the preceding fault (no receive), although this fault is another one.
+        // siw answers with the code for a missing receive, although there is a receive that is too short.
         script(
             "51 a message longer than its receive",
             send(SEND, b"x"),

@@ -1,4 +1,4 @@
-//! A provider with a listener, to which a test connects by a plain socket, and its answers.
+//! The target of the tests: a provider with a listener. A test connects to it by a plain socket, and reads its answers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -121,8 +121,8 @@ impl Target {
         });
     }
 
-    /// Reads the socket until the stream ends or the patience is exhausted. Returns the last Terminate if there was
-    /// one.
+    /// Reads the socket until the stream ends or the patience is exhausted. Returns the last Terminate, or `Close` if
+    /// there was none, or `Waits` if the stream did not end.
     pub(crate) fn outcome(&mut self, stream: &mut TcpStream) -> Outcome {
         let mut octets = Vec::new();
         let patience = Instant::now() + self.patience;

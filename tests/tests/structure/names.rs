@@ -1,4 +1,4 @@
-//! Checks the names of types: no two types of a crate have the same name, and no two public types of the two libraries have.
+//! Checks the names of types. No two types of a crate may have the same name, and no public types of the two libraries may.
 
 use std::collections::BTreeMap;
 

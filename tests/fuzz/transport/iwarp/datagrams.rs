@@ -438,8 +438,8 @@ impl World<'_> {
         }
         let damaged = (fate >= 220).then(|| damage % packet.2.len());
         if let Some(at) = damaged {
-            // One flipped bit. The provider accepts any identification of an IPv4 header, which a socket does not expose, but no
-            // identification explains a CRC after one flipped bit.
+            // Exactly one bit is flipped. A socket does not expose the identification of the IPv4 header, so the provider accepts a CRC
+            // that fits any identification. A single flipped bit never looks like another identification.
             packet.2[at] ^= 1 << (fate & 7);
         }
         // The CRC does not cover the byte that routers may change, so the provider accepts the packet after a flip in it.
@@ -667,8 +667,7 @@ impl World<'_> {
         }
         let wire = self.post.wire();
         let answers = wire.on_the_way.iter().filter(|(.., octets)| is_answer(octets)).count();
-        // Replies that were delivered already are not counted here. So this is the least that is needed for at most one reply to each
-        // query.
+        // Only replies in flight are counted, so this check is weaker than the promise of at most one reply to each query.
         assert!(answers <= self.questions, "{answers} answers to {} questions", self.questions);
     }
 
