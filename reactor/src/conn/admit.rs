@@ -1,4 +1,4 @@
-//! The protocol as a table: the kinds of messages that a peer may send in each stage of a connection.
+//! The message kinds that a peer may send in each stage of a connection, as a table.
 //!
 //! | stage | handshake | hello | credit | fragment | all others |
 //! |---|---|---|---|---|---|
@@ -16,46 +16,51 @@
 //! | `Unopened` | taken | taken | violation | violation | violation |
 //! | `NeverUp` | taken | violation | violation | violation | violation |
 //!
-//! A stage follows from the state of the connection ([`Connection::stage`]) and is never stored. A message that is accepted may still be a
-//! violation by its payload. Messages without a header are not in the table: see [`Connection::received`].
+//! A taken message is processed. Its payload may still be a violation. An ignored message is dropped without an effect.
+//!
+//! A connection does not store its stage: [`Connection::stage`] derives it from the state. Messages without a header are not in the table:
+//! [`Connection::received`] checks them.
 
 use super::frame::MessageKind;
 use super::state::{Ending, State};
 use super::{Connection, Role};
 
-/// The stage of a connection. It decides which messages the peer may send.
+/// The stage of a connection. It decides which messages the peer may send. The local side is *active* if it opened the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The local side connects without security and does not know yet that the peer has accepted.
+    /// The local side is active, without security. It has not been notified yet that the peer accepted.
     Requested,
-    /// Like `Requested`, on a connection that will be secured.
+    /// As `Requested`, on a connection that will be encrypted.
     RequestedSecured,
-    /// The peer connects without security, and its hello is missing.
+    /// The peer is active, without security. Its hello has not arrived.
     Accepted,
-    /// The connection will be secured, and one of these holds: the peer's messages are not sealed yet, the local side is the active one, or
-    /// the peer's hello has arrived before the local side is done.
+    /// The handshake is in progress, on a connection that will be encrypted. The hello cannot arrive now, for one of three reasons:
+    /// - The local side is active, so the peer sends no hello.
+    /// - The peer's messages are not encrypted yet.
+    /// - The hello has arrived already, before the local handshake ended.
     Proving,
-    /// The peer connects and is done: its messages are sealed, and its hello may arrive before the local side is done.
+    /// The peer is active and has ended its handshake. Its messages are encrypted, and its hello may arrive before the local handshake
+    /// ends.
     PeerDone,
-    /// The peer connects, both sides are done, and the peer's hello is missing.
+    /// The peer is active, and both sides have ended the handshake. The peer's hello has not arrived.
     Proven,
-    /// The two sides do not accept each other. The peer may continue as if it was accepted until the refusal arrives.
+    /// One side has refused the other's identity. The peer does not know that yet, so it may send any message until the refusal arrives.
     Refusing,
     /// The connection is up.
     Up,
-    /// The connection is up, and some fragments of a message have arrived. No other message may arrive between the fragments of a message.
+    /// The connection is up, and some fragments of a message have arrived. Until its last fragment, no other message may arrive.
     Joining,
     /// The connection was up, and is ending.
     Ending,
-    /// The connection was up, and is ending in the middle of a message in several buffers.
+    /// The connection was up, and is ending after some fragments of a message have arrived.
     EndingJoining,
-    /// The connection is ending before the peer's hello was seen. The hello may have arrived before the transport ended.
+    /// The connection is ending, and the peer's hello was not processed. The hello may have arrived before the transport ended.
     Unopened,
     /// The connection is ending and will not come up.
     NeverUp,
 }
 
-/// The decision about a message by its kind.
+/// The decision about a message, by its kind alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Take,
@@ -65,7 +70,7 @@ pub(super) enum Admission {
     Violation,
 }
 
-/// Decides about a message by its kind. See the [module](self) for the table.
+/// Decides whether a message of this kind is processed in this stage, by the table of the [module](self).
 pub(super) const fn admit(stage: Stage, kind: MessageKind) -> Admission {
     use Admission::{Ignore, Take, Violation};
     use Stage::{
@@ -85,7 +90,7 @@ pub(super) const fn admit(stage: Stage, kind: MessageKind) -> Admission {
         },
         MessageKind::Credit => match stage {
             Up | Ending => Take,
-            // The grant itself is in the header, and was counted.
+            // The message only carries a grant of credits in its header. That was processed before this call.
             RequestedSecured | Proving | PeerDone | Proven | Refusing => Ignore,
             Requested | Accepted | Joining | EndingJoining | Unopened | NeverUp => Violation,
         },
@@ -123,12 +128,12 @@ impl Connection {
     }
 }
 
-/// The seal of the peer's messages.
+/// The encryption of the peer's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seal {
-    /// The connection will not be secured.
+    /// The connection is not encrypted and will not be.
     None,
-    /// The peer's messages are not sealed yet.
+    /// The connection will be encrypted, and the peer's messages are not encrypted yet.
     Missing,
     On,
 }
@@ -166,8 +171,8 @@ mod tests {
     use crate::error::ConnectError;
     use crate::security::{Channel, Handshake, PeerIdentity, SecurityError};
 
-    /// The decisions in the order of `MessageKind::ALL`: data, hello, credit, ping, pong, immediate, offer, fetched, goodbye,
-    /// handshake, fragment, progress, refused.
+    /// For each stage, a letter for each message kind (T: taken, I: ignored, V: violation). The kinds are in the order of
+    /// `MessageKind::ALL`: data, hello, credit, ping, pong, immediate, offer, fetched, goodbye, handshake, fragment, progress, refused.
     const TABLE: [(Stage, &str); 13] = [
         (Stage::Requested, "VVVVVVVVVVVVV"),
         (Stage::RequestedSecured, "VVIVVVVVVVVVV"),
@@ -212,8 +217,8 @@ mod tests {
         state
     }
 
-    /// The stage of a connection by its state, for an active and a passive side without security, before the peer's messages are
-    /// sealed, and after.
+    /// States, each with the expected stages. The three rows of a state are: no security, security before the peer's messages are
+    /// encrypted, and security after that. Each row has the stage of the active and of the passive side.
     fn stages() -> Vec<(State, [[Stage; 2]; 3])> {
         use Stage::{
             Accepted, Ending as End, NeverUp, PeerDone, Proven, Proving, Refusing, Requested, RequestedSecured,

@@ -1,9 +1,11 @@
-//! Posts lists through the send queue.
+//! Posts the pieces of lists: the RDMA Reads or Writes that the program has requested as one transfer.
 //!
-//! A list waits beside the send queue, and its pieces enter the queue in batches, in order: as many as a third of the queue holds, of which
-//! the last one is signaled. So lists use at most two thirds of the queue, no memory but that of the program, and all other sends have a
-//! turn between two batches. A refused send of the program reserves the next slots for the lists, if they wait for some, and gets those
-//! behind; so neither starves the other.
+//! A new list does not enter the send queue immediately. Its pieces enter it later, in order and in batches. A batch has at most as many
+//! pieces as a third of the send queue, and only its last piece is signaled. At most two batches are posted at a time. So lists never fill
+//! the send queue, need no memory of the library, and leave room for other sends between two batches.
+//!
+//! If a send of the program is refused while lists wait for slots, the next free slots are reserved for the lists, and the send gets the
+//! slots after those. So neither lists nor sends starve.
 
 use rdma_transport::wr::{SendOp, SgeList};
 
@@ -19,12 +21,12 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, TransferEnd, TransferNotification};
 use crate::memory::operations::Locals;
 
-/// The largest number of batches that one flush posts. A flush follows the end of a batch, so with one batch at a time the peer would be
-/// idle from the end of a batch until the next one has reached it.
+/// The largest number of batches of a list that one flush posts. A flush follows the end of a batch. With one batch per flush, the peer
+/// would be idle from the end of that batch until the next batch has reached it.
 const BATCHES: usize = 2;
 
 impl Connection {
-    /// Returns true if there is a list that has not ended.
+    /// Returns true if the connection has a list that has not ended.
     #[inline]
     pub(crate) fn has_lists(&self) -> bool {
         self.sends.lists.is_active()
@@ -41,7 +43,7 @@ impl Connection {
         self.transfers.offers() || self.has_lists()
     }
 
-    /// Begins a transfer of a list that was checked.
+    /// Starts the transfer of a checked list, and returns its id.
     pub(crate) fn begin_list(&mut self, order: Order, env: &mut Env<'_>) -> TransferId {
         let lists = &mut self.sends.lists;
         let id = TransferId::new(lists.next);
@@ -64,7 +66,7 @@ impl Connection {
         id
     }
 
-    /// Cancels a list: nothing more of it is posted. Returns false if there is no such list.
+    /// Cancels a list: no more of its pieces are posted. Returns false if there is no list with this id.
     pub(crate) fn cancel_list(&mut self, id: TransferId, env: &mut Env<'_>) -> bool {
         let Some(at) = self.sends.lists.waiting.iter().position(|list| list.id == id) else { return false };
         let list = &mut self.sends.lists.waiting[at];
@@ -73,7 +75,8 @@ impl Connection {
         true
     }
 
-    /// Handles the deadlines of lists. Lists without posted pieces end now, and those with posted pieces end with the connection.
+    /// Ends the lists whose deadline has passed. A list without work requests in the send queue ends alone. Posted work requests cannot be
+    /// withdrawn, so a list that has some ends the connection.
     pub(crate) fn lists_due(&mut self, env: &mut Env<'_>) {
         let mut late = false;
         let mut at = 0;
@@ -90,7 +93,7 @@ impl Connection {
         self.watch_lists(env);
     }
 
-    /// Schedules a check of the next deadline of a list.
+    /// Schedules [`Connection::lists_due`] for the earliest deadline of a list.
     fn watch_lists(&self, env: &mut Env<'_>) {
         if let Some(at) = self.sends.lists.next_deadline() {
             self.want(env, Action::ListsBy(at));
@@ -104,28 +107,29 @@ impl Connection {
         }
     }
 
-    /// Leaves the posted work requests' memory to a queue pair that continues to use it.
+    /// Keeps the memory of posted pieces pinned for good. The queue pair could not be destroyed, so the device may still access that
+    /// memory.
     pub(super) fn forsake_lists(&mut self) {
         for list in self.sends.lists.waiting.iter_mut().filter(|list| list.is_posted()) {
             list.order.leases = Leases::default();
         }
     }
 
-    /// Adds pieces to the send queue as far as there are slots, the oldest list first, and the notifications behind the
-    /// last ones.
+    /// Adds pieces to the send queue while slots are free, the oldest list first. After the last piece of a list, adds its confirmation and
+    /// its notification.
     #[inline(never)]
     pub(crate) fn pump_lists(&mut self, env: &mut Env<'_>) {
         if !matches!(self.state, State::Open | State::Draining) {
             return;
         }
-        // The reserved slots belong to the lists during this call.
+        // The lists are taken out of the send queue, so its free slots include those that are reserved for lists.
         let mut lists = std::mem::take(&mut self.sends.lists);
         let (places, queued) = (self.transfers.places(), self.sends.len());
         lists.missing = (0, 0);
         let mut at = 0;
         while let Some(list) = lists.waiting.get_mut(at) {
             if list.is_late(env.now) {
-                // The posted pieces are handled when the timer of the deadline expires.
+                // The list posts nothing more. The timer of its deadline calls `lists_due`, which handles the posted pieces.
                 list.stop.get_or_insert(Stop::Deadline);
             }
             for nth in 0..BATCHES {
@@ -168,7 +172,8 @@ impl Connection {
         self.sends.lists = lists;
     }
 
-    /// Queues the Read behind the last piece. If all pieces are empty, there is nothing to confirm.
+    /// Queues the confirmation: a Read behind the last piece, whose end proves that the peer's memory has all bytes. Returns the new state
+    /// of the confirmation. `Ended`: nothing was queued, because all pieces are empty.
     fn push_confirmation(&mut self, order: &mut Order) -> PartState {
         let Order { pieces, confirmation: Some(region), .. } = order else { return PartState::Ended };
         let Some(last) = pieces.iter().rfind(|piece| !piece.is_empty()) else {
@@ -187,7 +192,7 @@ impl Connection {
         PartState::Posted
     }
 
-    /// Queues the message behind the last piece. The caller has checked that there are a credit and a slot.
+    /// Queues the message that notifies the peer of the whole list. The caller has checked that a credit and a slot are available.
     fn push_notification(&mut self, order: &Order, env: &mut Env<'_>) {
         let immediate;
         let (kind, payload) = match &order.notification {
@@ -210,7 +215,7 @@ impl Connection {
         self.sends.push(SendQueueEntry::of_list(ListPart::Notification).with(posted), SendOp::Send, SgeList::one(sge));
     }
 
-    /// Handles the end of pieces of one list. They end in the order of their lists.
+    /// Handles the end of `count` pieces. Pieces end in the order of posting, so they are of the oldest list with pieces in flight.
     #[inline(never)]
     pub(super) fn pieces_ended(&mut self, count: usize, outcome: Outcome, env: &mut Env<'_>) {
         let lists = &mut self.sends.lists;
@@ -220,7 +225,7 @@ impl Connection {
         self.end_list_if_over(at, env);
     }
 
-    /// Handles the end of a work request behind the pieces of a list.
+    /// Handles the end of a list's confirmation or notification.
     pub(super) fn part_ended(&mut self, part: ListPart, outcome: Outcome, env: &mut Env<'_>) {
         let is_posted = |list: &List| {
             [list.confirmation, list.notification][usize::from(part == ListPart::Notification)] == PartState::Posted
@@ -230,7 +235,7 @@ impl Connection {
         self.end_list_if_over(at, env);
     }
 
-    /// Ends a list if nothing is left to do for it. Returns true if it has ended.
+    /// Ends the list at index `at` if it has nothing more to post and nothing in flight. Returns true if it has ended.
     fn end_list_if_over(&mut self, at: usize, env: &mut Env<'_>) -> bool {
         if !self.sends.lists.waiting.get(at).is_some_and(List::is_over) {
             return false;

@@ -1,4 +1,4 @@
-//! The output of a connection: callbacks, and actions for the driver.
+//! The outputs of a connection: callbacks for the program, and actions for the driver.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -16,10 +16,10 @@ use crate::memory::landing::Offered;
 use crate::memory::list::TransferEnd;
 use crate::memory::region::Region;
 
-/// A callback.
+/// A callback of the program, which is pending.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The identity of the peer is proven on a connection that is being secured. The program must accept it or not.
+    /// The peer has proven its identity on a connection that is being secured. The program must accept or refuse the peer.
     Identified,
     /// The connection is up.
     Connected,
@@ -29,17 +29,17 @@ pub(crate) enum Event {
     Fragments(Box<Fragments>),
     /// The peer offers a message longer than one buffer.
     Offered(Offered),
-    /// A message longer than one buffer was fetched.
+    /// A message longer than one buffer was fetched into memory of the library.
     Fetched(Box<Region>),
-    /// A message longer than one buffer is in the program's memory, or its connection ended first.
+    /// A message longer than one buffer was fetched into memory of the program, or the connection ended before that.
     Landed(Box<(Offered, Result<(), Failure>)>),
-    /// A write with immediate data by the peer was placed.
+    /// A Write with Immediate of the peer has placed its data.
     Immediate(Immediate),
-    /// This many consecutive sends have ended with the same outcome. There is one callback for each.
+    /// `count` consecutive sends have ended with the same outcome; `send` is the first of them. The program receives one callback for each.
     Sent { send: SendId, count: u32, outcome: Outcome },
     /// A transfer of a list has ended.
     Transferred(Box<(TransferId, TransferEnd)>),
-    /// A send like the refused one would be accepted now.
+    /// A send of the size that was refused would be accepted now.
     Writable,
     /// The last callback of a connection that was up.
     Disconnected(Box<DisconnectReason>),
@@ -57,20 +57,20 @@ pub(crate) struct Arrived {
     pub(crate) end: u32,
     /// The index of the device.
     pub(crate) device: u16,
-    /// True if the connection uses receives of the shared queue.
+    /// True if the receive is of the device's shared receive queue.
     pub(crate) shared: bool,
 }
 
-/// A message in several buffers of the pool, or the beginning of one.
+/// A message in several buffers of the pool. Its last parts may not have arrived yet.
 #[derive(Debug)]
 pub(crate) struct Fragments {
-    /// Its parts in order, each with the offset at which the part ends in the buffer, in bytes. Each part has a header in front.
+    /// The parts in order: the buffer, and the offset at which the part ends in that buffer, in bytes. Each part begins with a header.
     pub(crate) parts: Vec<(Buffer, u32)>,
     /// The length of the parts that have arrived, in bytes.
     pub(crate) len: usize,
     /// The number of parts that have not arrived.
     pub(crate) following: u32,
-    /// The time at which the first part arrived. The limit on the message as a whole counts from here.
+    /// The time at which the first part arrived. The time limit for the whole message starts here.
     pub(crate) since: Instant,
     /// The index of the device.
     pub(crate) device: usize,
@@ -79,51 +79,51 @@ pub(crate) struct Fragments {
 /// An action for a connection.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// Call [`super::Connection::timeout`] at this time, or never for `None`. This replaces the earlier schedule.
+    /// Call [`super::Connection::timeout`] at this time, or not at all if `None`. This replaces the earlier schedule.
     Deadline(Option<Instant>),
-    /// Call [`super::Connection::timeout`] at this time, unless an earlier call is scheduled.
+    /// Call [`super::Connection::timeout`] at this time, unless a call is already scheduled for an earlier time.
     LookBy(Instant),
     /// Call [`super::Connection::lists_due`] at this time. This replaces the earlier schedule.
     ListsBy(Instant),
-    /// Make the device flush the queues, and wait for that.
+    /// Disconnect, so that the device flushes the queues of the queue pair, and wait for the flushed completions.
     Flush,
-    /// Watch the connection: it has begun to end.
+    /// Add the connection to the list of ending connections.
     Ending,
-    /// Note that the connection that a peer has opened is up.
+    /// Note that a connection which the peer opened is up, so it is not an unfinished handshake any more.
     Settled,
-    /// Handle the peer's Send with Invalidate, which has revoked a remote key of this device.
+    /// Handle a Send with Invalidate of the peer, which has invalidated a remote key of this device.
     Invalidated { device: usize, key: RemoteKey },
-    /// Check a region that its owner has dropped: it may be unused now.
+    /// Check a region that its owner has dropped. If no work request uses it any more, it can be deregistered.
     Unused(Key),
-    /// Release memory of a message longer than one buffer: it is not needed any more, or never was.
+    /// Release memory for a message longer than one buffer. The message was never fetched into it, or does not need it any more.
     Discard(Box<Region>),
-    /// Note that the connection does not wait for memory any more.
+    /// Remove the connection from the connections that wait for memory.
     NoMemory,
     /// Trigger a turn, because there is something to post and no turn is running.
     Ring,
 }
 
-/// See the [module](self). The lists are reused.
+/// The outputs of all connections of a reactor. The allocations are reused from turn to turn.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// The callbacks in order, behind `arrived`.
+    /// The callbacks in order. `arrived` precedes them.
     pub(crate) events: VecDeque<(ConnectionId, Event)>,
-    /// A message that arrived while no callback was pending. Most messages arrive so, and do not use the list.
+    /// A message that arrived while no other callback was pending. This is the usual case, and it avoids the queue of `events`.
     pub(crate) arrived: Option<(ConnectionId, Arrived)>,
     /// The actions in order.
     pub(crate) actions: VecDeque<(ConnectionId, Action)>,
     /// Connections with work requests to post, without duplicates.
     pub(crate) to_post: Vec<ConnectionId>,
-    /// Connections that were refused a send and may have capacity again.
+    /// Connections on which a send was refused. It may be accepted now.
     pub(crate) to_ask: VecDeque<ConnectionId>,
     /// The limit on log lines about peers.
     pub(crate) log_limit: LogLimit,
-    /// True if no turn is running.
+    /// True if no turn of the reactor is running.
     pub(crate) outside: bool,
 }
 
 impl Effects {
-    /// Returns the next callback.
+    /// Removes the next callback and returns it. `None` if no callback is pending.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
         match self.arrived.take() {

@@ -1,33 +1,32 @@
-//! The greeting that two reactors exchange in the private data of request, reply and reject. The layout is in
-//! `docs/wire.md`.
+//! The greeting that two reactors exchange in the private data of the connection manager's request, reply and reject. `docs/wire.md`
+//! describes the layout.
 
 use crate::error::RejectReason;
 use crate::limits::{MAX_WINDOW, MIN_WINDOW};
 use crate::security::SecurityMode;
 
-/// The length of the private data that every connection manager carries, in bytes (`rdma_connect`(3)).
+/// The length of private data that every connection manager can carry, in bytes (`rdma_connect`(3)).
 const PORTABLE_PRIVATE_DATA: usize = 56;
 const MAGIC: [u8; 4] = *b"RDXR";
 const VERSION: u8 = 2;
 /// The feature bit of immediate data and atomics on the embedded provider.
 const EXTENSIONS: u8 = 1;
-/// The feature bit of messages in several buffers.
+/// The feature bit of a side that joins messages which arrive in several buffers.
 const FRAGMENTS: u8 = 2;
-/// The feature bit of notifications that a part of a large message was fetched.
+/// The feature bit of a side that wants reports of the parts of its large messages that the peer has fetched.
 const PROGRESS: u8 = 4;
 /// The feature bit of a side that ends the connection when it receives a goodbye.
 const PARTING: u8 = 8;
-/// The feature bit of a side that understands the notification that its peer waits for its own memory.
+/// The feature bit of a side that accepts reports that its peer lacks the memory to fetch a message.
 const WAITING: u8 = 64;
-/// The feature bit of a side that understands tags of offers, and refusals of its offers.
+/// The feature bit of a side that accepts tags in offers, and refusals of its own offers.
 const LANDINGS: u8 = 128;
-/// The shift of the two feature bits that encode how a side secures its connections, as a number of [`SecurityMode`].
+/// The position of the two feature bits that encode the [`SecurityMode`] of a side, as a number.
 const MODE_SHIFT: u8 = 4;
 const MODE_MASK: u8 = 3;
-/// The first of the reasons to refuse a peer that secures its connections in another way. The number of the mode is
-/// added.
+/// The reason of a reject because the two sides use different security modes, plus the number of the mode that the rejecting side uses.
 const SECURITY: u8 = 5;
-/// The reason of a reactor that is draining, behind those of security.
+/// The reason of a reject because the reactor is draining. The numbers from `SECURITY` to this one are in use.
 const DRAINING: u8 = 8;
 const GREETING_LEN: usize = 20;
 
@@ -62,32 +61,31 @@ const fn reason(raw: u8) -> RejectReason {
     }
 }
 
-/// A greeting on the wire: `magic:4 | version:1 | user_len:1 | reason:1 | features:1 | window:4 | buffer_size:4 |
-/// max_message:4 | user…`, little-endian.
+/// A greeting on the wire, little-endian: `magic:4 | version:1 | user_len:1 | reason:1 | features:1 | window:4 | buffer_size:4 |
+/// max_message:4 | user…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting<'a> {
-    /// The number of receives posted for the peer.
+    /// The number of receives that the sender of the greeting has posted for the peer.
     pub(crate) window: u32,
     /// The largest payload that the sender accepts in one buffer, in bytes.
     pub(crate) buffer_size: u32,
     /// The largest message that the sender fetches, in KiB; 0 if it fetches none.
     pub(crate) max_message: u32,
-    /// True if the sender understands immediate data and atomics of the embedded provider. They are used if both sides
-    /// do.
+    /// True if the sender supports immediate data and atomics on the embedded provider. They are used if both sides support them.
     pub(crate) extensions: bool,
     /// True if the sender joins messages that arrive in several buffers.
     pub(crate) fragments: bool,
-    /// True if the sender wants notifications of the parts of its large messages that the peer has fetched.
+    /// True if the sender wants reports of the parts of its large messages that the peer has fetched.
     pub(crate) progress: bool,
-    /// True if the sender ends the connection when it receives a goodbye, so that the peer can wait for that.
+    /// True if the sender ends the connection when it receives a goodbye. Then the peer may wait for that end.
     pub(crate) parting: bool,
-    /// True if the sender understands that its peer waits for its own memory before it fetches a message.
+    /// True if the sender accepts reports that its peer lacks the memory to fetch a message.
     pub(crate) waiting: bool,
-    /// True if the sender understands tags of offers, and refusals of its offers.
+    /// True if the sender accepts tags in offers, and refusals of its own offers.
     pub(crate) landings: bool,
-    /// The mode in which the sender secures the connection; `None` if this version does not know it.
+    /// The sender's security mode. `None` if this version of the protocol does not define its number.
     pub(crate) security: Option<SecurityMode>,
-    /// The reason of a refusal; meaningful in a reject only.
+    /// The reason of a refusal. Only a reject uses this field.
     pub(crate) reason: RejectReason,
     /// The program's private data.
     pub(crate) user: &'a [u8],
@@ -112,7 +110,7 @@ impl<'a> Greeting<'a> {
         }
     }
 
-    /// Encodes the greeting. The caller has refused private data longer than [`MAX_USER_PRIVATE_DATA`].
+    /// Encodes the greeting. The caller guarantees that `user` has at most [`MAX_USER_PRIVATE_DATA`] bytes.
     pub(crate) fn emit(&self) -> Vec<u8> {
         debug_assert!(self.user.len() <= MAX_USER_PRIVATE_DATA);
         let mut out = Vec::with_capacity(PORTABLE_PRIVATE_DATA);
@@ -134,19 +132,19 @@ impl<'a> Greeting<'a> {
         out
     }
 
-    /// Refuses a window or buffer size that the protocol cannot work with.
+    /// Returns the greeting if its window and buffer size are in the range of the protocol.
     ///
     /// # Errors
-    /// [`RejectReason::Limits`].
+    /// [`RejectReason::Limits`] if they are not.
     pub(crate) fn checked(self) -> Result<Self, RejectReason> {
         let sound = (MIN_WINDOW..=MAX_WINDOW).contains(&self.window) && self.buffer_size > 0;
         if sound { Ok(self) } else { Err(RejectReason::Limits) }
     }
 
-    /// Parses a greeting from private data that may have been padded.
+    /// Parses a greeting from private data. Some transports pad private data at its end.
     ///
     /// # Errors
-    /// The connection must be rejected for the returned reason.
+    /// The reason with which the connection must be rejected.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, RejectReason> {
         let (fixed, rest) = bytes.split_first_chunk::<GREETING_LEN>().ok_or(RejectReason::NotOurs)?;
         let word = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
@@ -180,7 +178,7 @@ impl<'a> Greeting<'a> {
         })
     }
 
-    /// Returns the octets of a greeting, without the padding of the private data.
+    /// Returns the bytes of a greeting, without the padding that a transport may have added to the private data.
     pub(crate) fn octets(bytes: &[u8]) -> &[u8] {
         let len = Greeting::parse(bytes).map_or(bytes.len(), |greeting| GREETING_LEN + greeting.user.len());
         &bytes[..len]

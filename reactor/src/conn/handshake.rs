@@ -8,14 +8,14 @@ use crate::security::{Handshake, Opener, Sealer};
 pub(crate) struct Securing {
     pub(super) setup: Box<Setup>,
     pub(super) handshake: Box<dyn Handshake>,
-    /// Bytes for the peer that are not in a message yet.
+    /// Handshake bytes for the peer that are not in a message yet.
     pub(super) outbox: Vec<u8>,
-    /// The number of bytes that the peer has sent.
+    /// The number of handshake bytes that the peer has sent.
     pub(super) taken: usize,
     pub(super) progress: SecuringProgress,
-    /// The keys for the messages of the peer, from the end of its handshake until its last message without a seal.
+    /// The keys for the messages of the peer. Set from the end of the peer's handshake until its last unencrypted message has arrived.
     pub(super) opener: Option<Box<Opener>>,
-    /// True if the peer's hello has arrived before the local side was done.
+    /// True if the peer's hello arrived before the local handshake ended.
     pub(super) greeted: bool,
 }
 
@@ -25,17 +25,17 @@ impl Securing {
     }
 }
 
-/// The progress of the local side.
+/// The progress of the handshake on the local side.
 #[derive(Debug)]
 pub(super) enum SecuringProgress {
     /// The peer has not proven its identity.
     Proving,
-    /// The peer has proven its identity, and the program must decide if it accepts the peer.
+    /// The peer has proven its identity. The program must decide whether to accept the peer.
     Asking(Sealer),
-    /// The program will decide later.
+    /// The program has postponed its decision about the peer.
     Postponed(Sealer),
-    /// The program has accepted the peer; the peer must be notified behind the last bytes.
+    /// The program has accepted the peer. The peer must be notified after the last handshake bytes.
     Accepted(Sealer),
-    /// The peer was notified.
+    /// The peer was notified that it is accepted.
     Done,
 }

@@ -1,4 +1,4 @@
-//! A large message that is being fetched from the peer's memory, piece by piece.
+//! A large message that the local side fetches from the peer's memory with several Reads.
 
 use rdma_transport::wr::Sge;
 
@@ -13,27 +13,28 @@ use crate::security::channel::{SEGMENT, Segments, TAG, segment, tail};
 /// The longest Read, in bytes.
 const PIECE: u64 = 1 << 20;
 
-/// The shortest remainder that is read separately after other Reads, in bytes. The siw of Linux 6.1 answers a Read of
-/// at most 32 bytes that crosses a page with wrong bytes.
+/// The shortest last Read of a message that needs several Reads, in bytes. The siw driver of Linux 6.1 answers a Read of at most 32 bytes
+/// that crosses a page with wrong bytes.
 const CRUMB: u64 = 64;
 
-/// The largest number of Reads in flight on a connection for large messages.
+/// The largest number of Reads for large messages that a connection has in flight.
 pub(super) const PIECES: usize = 4;
 
-/// The number of fetched bytes after which the sender is notified, before the notification of the whole message.
+/// The local side reports its progress to the sender each time it has fetched this number of bytes. The end of the message is reported
+/// separately.
 pub(super) const STRIDE: u64 = PIECE * PIECES as u64;
 
-/// Returns the length of the next Read if `left` bytes are left.
+/// Returns the length of the next Read, in bytes, if `left` bytes of the message are not read yet.
 fn piece(left: u64) -> u64 {
     if left > PIECE && left < PIECE + CRUMB { PIECE - CRUMB } else { left.min(PIECE) }
 }
 
-/// The data sink of an offered message (RFC 5040): the memory that it is read into.
+/// The data sink of an offered message (RFC 5040): the memory that its bytes are read into.
 #[derive(Debug)]
 pub(super) enum Sink {
-    /// The program has not answered the offer yet.
+    /// The program has not decided yet about the message that the peer offers.
     Unanswered,
-    /// Memory of the library, once it is available.
+    /// Memory of the library, which has not been allocated yet.
     Wanted,
     /// Memory of the library.
     Library(Box<Region>),
@@ -41,25 +42,25 @@ pub(super) enum Sink {
     Program(Landing),
 }
 
-/// A message that is being fetched.
+/// A large message that the peer has offered, and that the local side is fetching.
 #[derive(Debug)]
 pub(super) struct IncomingMessage {
     pub(super) offer: Offer,
     pub(super) sink: Sink,
-    /// The bytes for which Reads are in flight or done.
+    /// The number of bytes that the posted Reads cover, finished or in flight.
     pub(super) asked: u64,
     pub(super) done: u64,
-    /// The bytes that were reported to the peer as fetched; all of them if it does not want reports.
+    /// The number of bytes that were reported to the peer as fetched. Equal to `total` if the peer does not want reports.
     pub(super) told: u64,
-    /// The bytes to read in total: the message, and the tags of its segments if it is sealed.
+    /// The number of bytes to read: the message, and the authentication tags of its segments if the message is encrypted.
     pub(super) total: u64,
-    /// A sealed message that is being opened.
+    /// The decryption state of an encrypted message.
     segments: Option<Segments>,
 }
 
 impl IncomingMessage {
-    /// Creates a message of which nothing is fetched yet. `sealed`: the messages of the connection are sealed. `reports`: the peer wants to
-    /// be notified of the parts that are fetched.
+    /// Creates a message of which nothing is fetched yet. `sealed`: the messages of the connection are encrypted. `reports`: the peer wants
+    /// reports of the parts that were fetched.
     pub(super) const fn new(offer: Offer, sealed: bool, reports: bool) -> Self {
         let total = offer.region.len + if sealed { tail(offer.region.len) } else { 0 };
         let told = if reports { 0 } else { total };
@@ -75,7 +76,8 @@ impl IncomingMessage {
         Offered { id: OfferId(self.offer.number), len: self.offer.region.len, tag: self.offer.tag }
     }
 
-    /// Returns true if it is the message of this offer, and the program has not answered it. Messages in flight have different numbers.
+    /// Returns true if this is the message with the id `offer`, and the program has not decided about it. The offers in flight have
+    /// different ids.
     pub(super) const fn is_unanswered(&self, offer: OfferId) -> bool {
         self.offer.number == offer.0 && matches!(self.sink, Sink::Unanswered)
     }
@@ -84,7 +86,7 @@ impl IncomingMessage {
         matches!(self.sink, Sink::Wanted)
     }
 
-    /// Returns the library's memory of the message.
+    /// Returns the library's memory for the message. `None` if the program provides the memory, or none is assigned yet.
     pub(super) const fn region(&self) -> Option<&Region> {
         match &self.sink {
             Sink::Library(region) => Some(region),
@@ -92,8 +94,8 @@ impl IncomingMessage {
         }
     }
 
-    /// Returns the entry for a Read of a part, and the holds on the memory meanwhile: a landing holds itself. `None` if it has no memory
-    /// yet.
+    /// Returns the SGE for a Read of `len` bytes at offset `from`, and the holds that keep its memory registered until the Read ends.
+    /// Memory of the program needs no hold here: the `Landing` has one. `None` if the message has no memory yet.
     pub(super) fn lend(&mut self, from: u64, len: u64) -> Option<(Sge, Holds)> {
         let mut holds = Holds::default();
         let sge = match &mut self.sink {
@@ -108,8 +110,7 @@ impl IncomingMessage {
         Some((sge, holds))
     }
 
-    /// Returns true if the peer must be notified of the bytes that are fetched. The end of a whole message is reported
-    /// separately.
+    /// Returns true if a progress report to the peer is due. The end of the whole message is reported separately.
     pub(super) const fn owes_progress(&self) -> bool {
         self.done.saturating_sub(self.told) >= STRIDE && !self.is_whole()
     }
@@ -118,8 +119,8 @@ impl IncomingMessage {
         self.total > self.offer.region.len
     }
 
-    /// Returns the start and the length of the Read after the first `asked` bytes. A sealed message is read from its end: the tags arrive
-    /// first, and each piece is opened when it has arrived.
+    /// Returns the offset and the length of the next Read, in bytes, if earlier Reads cover `asked` bytes. An encrypted message is read
+    /// from its end, because the tags are there: once they have arrived, each piece can be decrypted when it arrives.
     pub(super) fn read_at(&self, asked: u64) -> (u64, u64) {
         if !self.is_sealed() {
             return (asked, piece(self.total - asked));
@@ -129,14 +130,15 @@ impl IncomingMessage {
         (from, end - from)
     }
 
-    /// Opens the segments of the last `len` bytes. Returns false if they are not what the peer has sealed.
+    /// Decrypts the segments in the last `len` bytes that arrived. Returns false if a segment is not authentic, or memory is missing.
     pub(super) fn open(&mut self, len: u64, opener: &mut Opener) -> bool {
         let (whole, message) = (self.is_whole(), self.offer.region.len);
         let message_of = *self.segments.get_or_insert_with(|| opener.begin(message));
         let Sink::Library(region) = &mut self.sink else { return false };
         let (mut from, mut to) = (self.total - self.done, (self.total - self.done + len).min(message));
         if region.is_open() {
-            // The device leaves the memory open to the peer: a copy is opened, once all bytes have arrived.
+            // The peer can write to this memory as long as the device has it registered. So the whole message is first copied to private
+            // memory, and the copy is decrypted.
             if !whole {
                 return true;
             }

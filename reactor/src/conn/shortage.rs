@@ -1,9 +1,10 @@
-//! The shortage of memory for large messages: which message needs memory next, whether the peer answers Reads, and how long the local side
-//! waits.
+//! Rules for a shortage of memory for large messages: which message gets memory next, which peers must first answer a Read, and how the
+//! peer learns that the local side waits.
 //!
-//! Memory is granted to peers that answer Reads. Unless there is plenty, a peer that has answered none lately must first answer a
-//! Read of a few bytes, which are dropped: a *probe*. So offers that cannot be fetched hold no memory. A receiver that waits for
-//! its own memory reports that to the sender, whose time limit applies to the peer's silence and not to this wait.
+//! If memory is scarce, only peers that have answered a Read within the last 2 seconds get memory. Other peers must first answer a *probe*:
+//! a Read of a few bytes, which are dropped. So a peer that offers messages and answers no Reads holds no memory.
+//!
+//! A receiver that waits for memory reports this to the sender. The sender then does not count the wait against its time limit.
 
 use std::time::{Duration, Instant};
 
@@ -18,14 +19,14 @@ use crate::error::DisconnectReason;
 use crate::memory::operations::{Holds, Locals};
 use crate::memory::region::Region;
 
-/// The length of a probe, in bytes. A message that is shorter is read as a whole.
+/// The largest length of a probe, in bytes. If the message is shorter, the probe reads all of it.
 pub(crate) const PROBE: u64 = 64;
 
-/// The time for which an answer to a Read shows that the peer answers Reads.
+/// The time for which a peer counts as answering after it has answered a Read.
 const PROOF: Duration = Duration::from_secs(2);
 
-/// The interval at which a side that still waits for memory reports it again and sends another probe. The answer arrives before the one to
-/// the last probe expires.
+/// The interval at which the local side, while it waits for memory, repeats its report to the peer and its probe. It is shorter than
+/// `PROOF`, so the next answer arrives before the last answer expires.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A wait of the local side for memory.
@@ -42,22 +43,22 @@ struct MemoryWait {
 pub(super) struct Shortage {
     /// The time at which the peer last answered a Read.
     shown: Option<Instant>,
-    /// The memory for probes, while the next message waits for its own memory.
+    /// The memory for probes, which exists while a message waits for memory.
     probe: Option<Box<Region>>,
-    /// True if a probe is in flight. It was posted while no other Read was, and Reads end in order: it is the first one
-    /// to end.
+    /// True if a probe is in flight. A probe is posted while no other Read is in flight, and Reads end in order. So the next Read that ends
+    /// is the probe.
     probing: bool,
-    /// The wait of the next message that needs memory.
+    /// The current wait for memory, if a message waits.
     wait: Option<MemoryWait>,
 }
 
 impl Shortage {
-    /// Returns true if the peer must be notified that the local side waits for memory.
+    /// Returns true if the peer must be notified now that the local side waits for memory.
     pub(super) fn owes_report(&self) -> bool {
         self.wait.is_some_and(|wait| wait.owed)
     }
 
-    /// Notes that the peer was notified.
+    /// Notes that the peer was notified that the local side waits for memory.
     pub(super) fn reported(&mut self) {
         if let Some(wait) = &mut self.wait {
             wait.owed = false;
@@ -77,14 +78,16 @@ impl Shortage {
     }
 }
 
-/// Returns the time between two reports that the local side waits for memory.
+/// Returns the interval between two reports to the peer that the local side waits for memory.
 fn report_interval(env: &Env<'_>) -> Duration {
     REPORT_INTERVAL.min(env.config.timeouts.transfer / 4)
 }
 
 impl Connection {
-    /// Returns the length of the next message that needs memory, in bytes. That is the oldest message, or one behind it if the Reads of
-    /// those before it are about to be posted: memory must not be reserved before it is read into.
+    /// Returns the length of the next message that needs memory, in bytes. `None` if no message needs memory now.
+    ///
+    /// This is usually the oldest message. A later message gets memory early if the Reads of all messages before it will be posted soon.
+    /// Otherwise its memory would be idle until then.
     pub(crate) fn wants_memory(&self) -> Option<usize> {
         let active = self.transfers.active()?;
         let at = active.incoming.iter().position(IncomingMessage::wants_memory)?;
@@ -102,14 +105,14 @@ impl Connection {
         drop(active.shortage.end());
     }
 
-    /// Returns true if the peer has answered a Read lately.
+    /// Returns true if the peer has answered a Read within the last `PROOF`.
     pub(crate) fn has_shown(&self, now: Instant) -> bool {
         let lately = |shown| now.saturating_duration_since(shown) <= PROOF;
         self.transfers.active().and_then(|active| active.shortage.shown).is_some_and(lately)
     }
 
-    /// Returns true if a probe must be sent: no Read in flight would show the same, and the last answer is about to
-    /// expire.
+    /// Returns true if a probe should be sent: no Read is in flight, the send queue has a free slot, and the peer has answered no Read
+    /// within the last quarter of `PROOF`.
     pub(crate) fn may_probe(&self, now: Instant) -> bool {
         let fresh = |shown| now.saturating_duration_since(shown) < PROOF / 4;
         let active = self.transfers.active();
@@ -117,8 +120,8 @@ impl Connection {
             && self.sends.room(0) > 0
     }
 
-    /// Returns the time at which the last Read ended, and the memory of messages that are being fetched, in bytes. `None` if no Read is in
-    /// flight for them.
+    /// Returns the time of the last progress of the Reads in flight, and the bytes of the library's memory that their messages hold. `None`
+    /// if no Read is in flight, or the messages hold no such memory.
     pub(crate) fn stalled(&self) -> Option<(Instant, usize)> {
         let active = self.transfers.active().filter(|active| active.pieces > 0)?;
         let held = active.incoming.iter().filter_map(IncomingMessage::region);
@@ -126,12 +129,12 @@ impl Connection {
         (bytes > 0).then_some((active.read, bytes))
     }
 
-    /// Returns true if there is memory for a probe.
+    /// Returns true if the connection has memory for a probe.
     pub(crate) fn has_probe(&self) -> bool {
         self.transfers.active().is_some_and(|active| active.shortage.probe.is_some())
     }
 
-    /// Stores memory for probes.
+    /// Sets the memory for probes.
     pub(crate) fn take_probe(&mut self, region: Region) {
         if let Some(active) = self.transfers.active_mut() {
             active.shortage.probe = Some(Box::new(region));
@@ -154,7 +157,7 @@ impl Connection {
         self.watch_transfers(env);
     }
 
-    /// Notes that there is no memory for the next message now. The peer is notified, if it understands that.
+    /// Notes that the next message cannot get memory now. A report to the peer becomes due, if the peer accepts such reports.
     pub(crate) fn wait_for_memory(&mut self, env: &mut Env<'_>) {
         let owed = self.terms.waiting;
         let Some(active) = self.transfers.active_mut() else { return };
@@ -164,8 +167,8 @@ impl Connection {
         }
     }
 
-    /// Notifies the peer again that the local side waits for memory, and probes it again, when that is due. Returns the time of the next
-    /// report.
+    /// Schedules the next report to the peer and the next probe, if the interval since the last report has passed. Returns the time of the
+    /// report after that. `None` if the local side does not wait for memory.
     pub(super) fn renew_wait(&mut self, env: &mut Env<'_>) -> Option<Instant> {
         let (tells, every) = (self.terms.waiting, report_interval(env));
         let wait = self.transfers.active_mut()?.shortage.wait.as_mut()?;
@@ -177,7 +180,7 @@ impl Connection {
         Some(env.now + every)
     }
 
-    /// Ends the connection: it holds memory for which others wait, and its peer answers no Reads.
+    /// Ends the connection, because its messages hold memory that other connections wait for, and its peer answers no Reads.
     pub(crate) fn give_way(&mut self, env: &mut Env<'_>) {
         log::info!("{}: {} answers no reads, and others wait for the memory", self.id, self.peer.address);
         self.end(Ending::decided(DisconnectReason::TransferTimeout), env);
