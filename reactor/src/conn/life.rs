@@ -1,4 +1,4 @@
-//! The beginning and the end of a connection.
+//! The start and the end of a connection.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -22,12 +22,12 @@ use crate::error::{ConnectError, DisconnectReason, Outcome, PeerViolation, Rejec
 use crate::log_limit::{Complaint, complain};
 use crate::security::SecurityMode;
 
-/// The silence of the peer at the time of a connection's timeout.
+/// What is known about a silent peer at the time of a connection's timeout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silence {
-    /// The time at which the transport received the last bytes of the peer, if the provider reports that.
+    /// The time at which the transport last received bytes from the peer. `None` if the provider does not report it.
     pub(crate) heard: Option<Instant>,
-    /// True if the reactor has processed everything that the peer has sent.
+    /// True if the reactor has processed everything that the peer has sent so far.
     pub(crate) caught_up: bool,
 }
 
@@ -38,27 +38,27 @@ impl Config {
 }
 
 impl Connection {
-    // Beginning.
+    // Start.
 
-    /// Sets the queues of the connection once its device is known. `sends`: the slots of the send queue. `window`: the
-    /// number of receives that the peer is granted. `immediate`: the provider has sends that end with their post.
+    /// Sets the sizes of the queues once the connection has a device. `sends`: the number of slots in the send queue. `window`: the number
+    /// of receives that are granted to the peer. `immediate`: sends can complete when they are posted, which only some providers support.
     pub(crate) fn set_queues(&mut self, (sends, immediate): (u32, bool), receives: RecvQueue, window: u32) {
         self.sends.reserve(sends, immediate && self.framing == Framing::Credits);
         self.receives = receives;
         self.rx = ReceiveWindow::new(window);
     }
 
-    /// Sets the window to the first `depth` receives that were posted; the greeting grants them.
+    /// Sets the window to `depth`, the number of receives that were posted first. The greeting grants these to the peer.
     pub(crate) const fn grant_initial(&mut self, depth: u32) {
         self.rx = ReceiveWindow::new(depth);
     }
 
-    /// Notes that the peer's address is resolved. Returns false if that is irrelevant by now.
+    /// Notes that the peer's address is resolved. Returns false if the connection does not wait for that any more.
     pub(crate) fn resolved(&mut self) -> bool {
         matches!(self.state, State::Resolving(_)) && self.state.connect()
     }
 
-    /// Returns the private data for the peer: the program's own, behind a greeting unless the framing is raw.
+    /// Returns the private data for the peer: a greeting, and behind it the program's own data. With `Framing::Raw` there is no greeting.
     pub(crate) fn greeting(&self, private_data: &[u8], buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
         match self.framing {
             Framing::Raw => private_data.to_vec(),
@@ -80,7 +80,7 @@ impl Connection {
         }
     }
 
-    /// Returns the private data of the connect request, and notes it for the handshake.
+    /// Returns the private data of the connect request. Keeps a copy for the handshake, which verifies it.
     pub(crate) fn request(&mut self, buffer_size: u32, extensions: bool, config: &Config) -> Vec<u8> {
         let private_data = self.state.setup().map_or(&[][..], |setup| &setup.private_data);
         let request = self.greeting(private_data, buffer_size, extensions, config);
@@ -88,7 +88,7 @@ impl Connection {
         request
     }
 
-    /// Applies the terms of the peer's greeting. `own`: the largest payload in one local buffer, in bytes.
+    /// Applies the peer's greeting. `own`: the largest payload in one local buffer, in bytes.
     pub(crate) fn agree(&mut self, greeting: &Greeting<'_>, own: u32, extensions: bool, config: &Config) {
         self.tx = SendWindow::new(greeting.window);
         self.terms = match self.framing {
@@ -105,11 +105,11 @@ impl Connection {
         self.peer.private_data = greeting.user.to_vec();
     }
 
-    /// Notes that the transport is up. `own`: the largest payload in one local buffer, in bytes. Returns true if the
-    /// peer offers extensions that must be agreed on.
+    /// Notes that the transport is up. `own`: the largest payload in one local buffer, in bytes. Returns true if the peer supports the
+    /// extensions of the embedded provider. The caller must then check if the local side supports them too.
     pub(crate) fn established(&mut self, private_data: &[u8], own: u32, env: &mut Env<'_>) -> bool {
         match (&self.state, self.framing) {
-            // The bytes of the peer begin the handshake.
+            // The connection will be secured. The first handshake message of the peer changes the state.
             (State::Accepting(_), Framing::Credits) if self.is_secured() => {}
             (State::Accepting(_), Framing::Credits) => _ = self.state.greet(),
             (State::Accepting(_), Framing::Raw) => self.announce(env),
@@ -120,7 +120,8 @@ impl Connection {
             (State::Connecting(_), Framing::Credits) => match Greeting::parse(private_data).and_then(Greeting::checked)
             {
                 Ok(greeting) if greeting.security != Some(self.peer.security.mode()) => {
-                    // The peer has accepted nevertheless, so it does not know of security, or its greeting was changed in transit.
+                    // The peer accepted although its greeting has a different security mode. Either its version has no security, or the
+                    // greeting was changed in transit.
                     let reason = RejectReason::Security(greeting.security.unwrap_or(SecurityMode::Plain));
                     let error = ConnectError::Rejected { reason, private_data: Vec::new() };
                     self.end(Ending::ConnectError(error), env);
@@ -133,8 +134,7 @@ impl Connection {
                 }
                 Ok(greeting) => {
                     self.agree(&greeting, own, false, env.config);
-                    // The hello opens the connection on the peer's side, so it goes before anything that the program
-                    // sends.
+                    // The hello opens the connection on the peer's side, so it precedes everything that the program sends.
                     self.push_control(MessageKind::Hello, &[], None, env);
                     self.announce(env);
                     return greeting.extensions;
@@ -144,7 +144,7 @@ impl Connection {
                     self.end(Ending::ConnectError(error), env);
                 }
             },
-            // The event arrived twice, or data that arrived before the event has announced the connection already.
+            // The event is a duplicate, or data arrived before it and has already caused the connection to be reported.
             _ => {}
         }
         false
@@ -160,7 +160,8 @@ impl Connection {
         let mut early = VecDeque::new();
         match &mut self.state {
             State::Closing(closing) => {
-                // The peer has closed before its hello was seen. Its messages are delivered nevertheless.
+                // The transport ended before the peer's hello was processed. The program still receives the connection and the peer's
+                // messages.
                 if !closing.opened() {
                     return;
                 }
@@ -190,10 +191,10 @@ impl Connection {
         }
     }
 
-    // Time.
+    // Timeouts.
 
-    /// Handles the deadline that [`Action::Deadline`] or [`Action::LookBy`] has set. Returns true if the peer seems to
-    /// be gone, and gets more time only because something that it sent may not have been processed.
+    /// Handles the timeout that [`Action::Deadline`] or [`Action::LookBy`] has scheduled. Returns true if the peer has exceeded its
+    /// keepalive timeout, but may have sent something that the reactor has not processed yet.
     pub(crate) fn timeout(&mut self, silence: &Silence, env: &mut Env<'_>) -> bool {
         match self.state {
             State::Resolving(_) | State::Connecting(_) => {
@@ -217,7 +218,7 @@ impl Connection {
             }
             State::Open => return self.check_silence(silence, env),
             State::Draining => {
-                // A peer that continues to fetch gets the whole time again for each message.
+                // A peer that still fetches large messages gets the full close timeout again after each message.
                 let until = self.transfers.fetched_at().map(|at| at + env.config.timeouts.close);
                 match until.filter(|&until| until > env.now) {
                     Some(until) => self.want(env, Action::Deadline(Some(until))),
@@ -268,9 +269,9 @@ impl Connection {
         suspects
     }
 
-    // Ending.
+    // End.
 
-    /// Closes the connection for the program.
+    /// Closes the connection, as requested by the program. Sends that were accepted before are still sent.
     pub(crate) fn close(&mut self, env: &mut Env<'_>) {
         self.mute(env);
         let ending = match (self.state.is_handshake(), self.is_active()) {
@@ -281,13 +282,13 @@ impl Connection {
         self.end(ending, env);
     }
 
-    /// Closes the connection for the program without delivering its sends.
+    /// Closes the connection, as requested by the program, without sending what it has queued.
     pub(crate) fn abort(&mut self, env: &mut Env<'_>) {
         self.close(env);
         self.flush(env);
     }
 
-    /// Drops all pending callbacks except those for the ends of sends and for the end of the connection.
+    /// Drops the pending callbacks, except those that report the ends of sends and of the connection.
     fn mute(&mut self, env: &mut Env<'_>) {
         self.refused = None;
         self.discard_held(env);
@@ -300,12 +301,13 @@ impl Connection {
         events.retain_mut(|(of, event)| *of != id || !is_muted(event, buffers, shared));
     }
 
-    /// Begins to end the connection, or adds evidence to an end that has begun. The connection is over when the queues are flushed.
+    /// Begins to end the connection, or adds evidence to an end that has begun. The connection has ended when its queues are flushed.
     pub(crate) fn end(&mut self, ending: Ending, env: &mut Env<'_>) {
         match &mut self.state {
             State::Closing(closing) => return closing.learn(ending),
-            // The program has closed the connection already. The remaining sends cannot go out any more, unless both sides have closed the
-            // connection. None follows the goodbye, and a peer that ends the connection flushes the receives.
+            // The program has closed the connection already, so the only question is whether all sends were delivered. In `Draining` the
+            // remaining sends cannot be delivered any more, unless the peer has merely closed the connection too. In `Leaving` all sends had
+            // ended before the goodbye, and the end of the transport is the peer's answer to the goodbye.
             State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
             State::Leaving if !ending.is_local() => return self.flush_after(true, env),
             State::Refusing(_) if !ending.is_local() => return self.flush_after(false, env),
@@ -324,7 +326,7 @@ impl Connection {
             self.mark(env);
             return;
         }
-        // A connection that was not reported to the program has no disconnect to report.
+        // A connection that was not reported to the program cannot end with `on_disconnect`.
         let ending = match ending {
             _ if self.state.is_handshake() && !self.is_active() => Ending::Silent,
             Ending::Disconnect { evidence, .. } if self.state.is_handshake() => {
@@ -335,19 +337,19 @@ impl Connection {
         self.begin_flush(ending, env);
     }
 
-    /// Returns true if the connection may be up for the peer, though it was not reported to the program yet: the message that opens it may
-    /// have arrived and not been processed.
+    /// Returns true if the connection may be up on the peer's side, though it is not on the local side. The opening message of the peer may
+    /// have arrived without being processed yet.
     const fn may_be_up(&self) -> bool {
         match self.state {
             State::Accepting(_) | State::Greeting => !self.is_active(),
-            // The peer's program has the connection when the end of the local handshake has arrived.
+            // The peer's connection is up once the local side's last handshake message has arrived there.
             State::Securing(_) => self.sealer.is_some(),
             _ => false,
         }
     }
 
-    /// Returns true if the program has closed the connection, or a side was not accepted, and all sends have ended. Sends that need no
-    /// signal end with the goodbye.
+    /// Returns true if the sends of an ending connection have ended, so that the next step of the end can follow. Unsignaled sends count as
+    /// ended before the goodbye is posted: the completion of the goodbye ends them.
     pub(crate) fn is_drained(&self) -> bool {
         let ended = match self.state {
             State::Draining => self.sends.is_settled(),
@@ -357,11 +359,11 @@ impl Connection {
         ended && !self.delays_its_close()
     }
 
-    /// Ends a connection that [is drained](Self::is_drained). The goodbye is sent first, as soon as there is a credit for it: without a
-    /// goodbye the peer considers the local side lost. It may use the last credit, because nothing follows.
+    /// Ends a connection that [is drained](Self::is_drained). Sends the goodbye first, as soon as a credit is available. Without a goodbye,
+    /// the peer would report the local side as lost. The goodbye may use the last credit, because no message follows it.
     ///
-    /// A disconnect may be `abrupt`, that is, overtake the goodbye and earlier messages. Then the peer ends the connection when it has
-    /// received all of them.
+    /// `abrupt`: a disconnect of this transport may overtake the goodbye and earlier messages. Then the local side does not disconnect, if
+    /// the peer does so itself once it has received the goodbye.
     pub(crate) fn leave(&mut self, abrupt: bool, env: &mut Env<'_>) {
         match (&self.state, self.framing) {
             (State::Draining, Framing::Credits) if self.tx.available() == 0 => {}
@@ -375,19 +377,19 @@ impl Connection {
         }
     }
 
-    /// Handles the peer's goodbye; the transport may have ended already. Nothing follows the goodbye, and the local side ends the
-    /// connection for both.
+    /// Handles the peer's goodbye. The transport may have ended already. The peer sends nothing after the goodbye, so the local side ends
+    /// the connection for both sides.
     pub(super) fn peer_left(&mut self, env: &mut Env<'_>) {
         self.end(Ending::disconnect(Evidence::Goodbye), env);
     }
 
-    /// Stops sending on a connection that the program has closed or whose peer was not accepted, and flushes its queues.
+    /// Flushes the queues of a connection that the program has closed or that a side has refused. Sends that have not ended are cut off.
     pub(crate) fn flush(&mut self, env: &mut Env<'_>) {
         self.flush_after(false, env);
     }
 
-    /// Flushes like [`Connection::flush`]. `complete`: everything that was accepted is posted, and was sent unless it
-    /// fails.
+    /// Flushes like [`Connection::flush`]. `complete`: all accepted sends were posted, and have been sent unless their completions report a
+    /// failure.
     fn flush_after(&mut self, complete: bool, env: &mut Env<'_>) {
         if let State::Refusing(ending) = &self.state {
             let ending = (**ending).clone();
@@ -405,25 +407,24 @@ impl Connection {
         }
     }
 
-    /// Ends the connection because a work request has failed. If the work request was flushed, the connection manager
-    /// is about to report the cause.
+    /// Ends the connection because a work request has failed. If it was flushed, the connection manager is about to report the cause.
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let flushed = failure.status == WcStatus::Flushed;
         if flushed && self.state.is_securing() {
-            // Everything that has arrived is processed before the first flushed work request. A receive that is posted again is flushed,
-            // too, so the local side does not wait for the connection manager to report the same.
+            // All messages that arrived are processed before the first flushed work request, so the peer will not send another. A receive
+            // that is posted now is flushed too. So the connection ends now, without waiting for the connection manager.
             return self.disconnected(DisconnectCause::Peer, env);
         }
         let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };
         self.end(Ending::disconnect(evidence), env);
     }
 
-    /// Ends the connection because work requests could not be posted. The cause may be a device that is going away.
+    /// Ends the connection because its work requests could not be posted. The device may be about to be removed.
     pub(crate) fn posting_failed(&mut self, why: String, env: &mut Env<'_>) {
         self.end(Ending::disconnect(Evidence::Unposted(why)), env);
     }
 
-    /// Ends the connection because a callback of the program has panicked. Nothing is delivered to it any more.
+    /// Ends the connection because a callback of the program has panicked. The program receives no more messages of this connection.
     pub(crate) fn panicked(&mut self, why: String, env: &mut Env<'_>) {
         let evidence = Evidence::Decided(DisconnectReason::Internal(why));
         let ending = Ending::Disconnect { evidence, delivers: false };
@@ -433,7 +434,7 @@ impl Connection {
     /// Ends the connection because the peer has violated the protocol.
     pub(crate) fn violated(&mut self, what: PeerViolation, env: &mut Env<'_>) {
         if matches!(self.state, State::Refusing(_)) {
-            // A peer that was not accepted may continue as if it was, until the refusal arrives.
+            // The peer may not know yet that it was refused. Until then, all its messages are ignored, including illegal ones.
             return;
         }
         let (id, peer, limit) = (self.id, self.peer.address, &mut env.effects.log_limit);
@@ -448,7 +449,7 @@ impl Connection {
         self.end(Ending::decided(DisconnectReason::PeerViolation(what)), env);
     }
 
-    /// Ends the connection because the peer has refused it.
+    /// Ends the connection because the peer has rejected the connect request.
     pub(crate) fn rejected(&mut self, private_data: Vec<u8>, env: &mut Env<'_>) {
         let error = match Greeting::parse(&private_data) {
             Ok(no) => ConnectError::Rejected { reason: no.reason, private_data: no.user.to_vec() },
@@ -457,7 +458,7 @@ impl Connection {
         self.end(Ending::ConnectError(error), env);
     }
 
-    /// Ends the connection because connecting has failed.
+    /// Ends the connection because the connection manager could not connect.
     pub(crate) fn connect_failed(&mut self, failure: ConnectFailure, env: &mut Env<'_>) {
         let error = match failure {
             ConnectFailure::Timeout => ConnectError::Timeout,
@@ -471,15 +472,15 @@ impl Connection {
         self.end(Ending::disconnect(Evidence::Removed), env);
     }
 
-    /// Handles the connection manager's report that the connection is gone.
+    /// Handles the connection manager's event that the connection is disconnected.
     pub(crate) fn disconnected(&mut self, cause: DisconnectCause, env: &mut Env<'_>) {
         let fails = self.is_active() && matches!(self.state, State::Connecting(_) | State::Securing(_));
         let failure = fails.then(|| ConnectFailure::Protocol(cause.to_string()));
         let evidence = match cause {
-            // This is only the local side's answer to queues that were flushed before. The peer has flushed them.
             DisconnectCause::Local if !matches!(self.state, State::Closing(_)) => {
                 Evidence::Decided(DisconnectReason::Local { complete: false })
             }
+            // In `Closing`, the local side has disconnected only because the queues were flushed: the peer had ended the connection.
             DisconnectCause::Local | DisconnectCause::Peer => Evidence::Disconnected(self.framing),
             DisconnectCause::Truncated => Evidence::Truncated,
             DisconnectCause::TerminatedByPeer(what) => Evidence::Terminated(what),
@@ -497,13 +498,13 @@ impl Connection {
         }
     }
 
-    /// Returns true if an ending connection has no outstanding completions, and the reason of the end is known.
+    /// Returns true if an ending connection waits for no more completions, and for no better evidence of why it ends.
     pub(crate) fn is_flushed(&self) -> bool {
         self.state.closing().is_some_and(|closing| !closing.is_guess()) && !self.is_outstanding()
     }
 
-    /// Returns the error of an attempt to connect, if another address may reach the peer: not if the peer has refused, or the program has
-    /// closed the connection.
+    /// Returns the error of an attempt to connect, if another address of the peer may work. `None` if the peer has refused the connection,
+    /// or the program has closed it.
     pub(crate) fn failed_attempt(&self) -> Option<&ConnectError> {
         let Ending::ConnectError(error) = &self.state.closing()?.ending else { return None };
         match error {
@@ -519,22 +520,22 @@ impl Connection {
         }
     }
 
-    /// Leaves the posted work requests to a queue pair that the device keeps. Returns the number of buffers, which are
-    /// lost.
+    /// Gives up the buffers and the memory of posted work requests, because the queue pair could not be destroyed and may still use them.
+    /// Returns the number of lost buffers.
     pub(crate) fn forsake(&mut self) -> usize {
         self.forsake_lists();
         self.sends.forsake() + self.receives.forsake()
     }
 
-    /// Notes that something was not sent on a connection that the program has closed.
+    /// Notes that something was not sent, if the program has closed the connection. The reported reason then is not `complete`.
     pub(super) fn cut_off(&mut self) {
         if let State::Closing(closing) = &mut self.state {
             closing.cut_off();
         }
     }
 
-    /// Cleans up after the queue pair is destroyed: the remaining sends have failed. Returns the last callback, if
-    /// there is one.
+    /// Cleans up after the queue pair is destroyed. The remaining sends fail. Returns the last callback of the connection. `None` if the
+    /// program never received a callback for it.
     pub(crate) fn finish(&mut self, env: &mut Env<'_>) -> Option<Event> {
         if !self.sends.is_empty() || self.delays_its_close() {
             self.cut_off();
@@ -568,7 +569,7 @@ impl Connection {
     }
 }
 
-/// Returns true if an event is dropped after the program has closed the connection; frees the buffer of such an event.
+/// Returns true if this pending callback is dropped because the program has closed the connection. Frees the buffers of a dropped message.
 fn is_muted(event: &mut Event, buffers: &mut Buffers, shared: bool) -> bool {
     match event {
         Event::Message(arrived) => {

@@ -1,8 +1,8 @@
-//! Lists of pieces in progress: their posted pieces, their ended pieces, and their outcome. A list does not know the send queue:
-//! [`batch`](super::batch) posts it.
+//! The state of lists: what is posted, what has ended, and the outcome. A list is a transfer of the program with many pieces, each one a
+//! Read or a Write. [`batch`](super::batch) posts the pieces through the send queue.
 //!
-//! Pieces end in order, so the state of a list is three counts: the pieces that have arrived, those that are posted with an unknown
-//! outcome, and those that were never posted.
+//! Pieces end in order. So three numbers describe the progress of a list: the pieces that have succeeded, those that are posted with an
+//! unknown outcome, and those that were never posted.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -14,35 +14,35 @@ use crate::id::TransferId;
 use crate::memory::list::{Leases, Piece, TransferNotification, TransferOutcome};
 use crate::memory::region::Region;
 
-/// The most bytes of a batch that has more than one piece. It is what one connection may post before others have their
-/// turn.
+/// The largest number of bytes in a batch of several pieces. It is the amount that one connection may post before other connections may
+/// post.
 const BATCH: usize = 256 << 10;
 
-/// The bytes of lists that are posted on a connection, beyond which nothing is added.
+/// The number of posted bytes of all lists of a connection from which on no more pieces are posted.
 const MOST: usize = 4 << 20;
 
-/// The longest Read that confirms that the bytes of a list have arrived, in bytes.
+/// The longest confirmation, in bytes: a Read behind the last piece that proves that the peer's memory has all bytes.
 pub(crate) const CONFIRMATION_LEN: usize = 8;
 
-/// A work request of a list.
+/// The kind of a work request of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListPart {
-    /// A piece. When it ends, `before` earlier pieces of the same batch have ended, too.
+    /// A piece. `before`: the number of pieces before it in the same batch. They have ended when this one has.
     Piece { before: u16 },
-    /// The Read behind the last piece.
+    /// The Read behind the last piece that proves that the peer's memory has all bytes.
     Confirmation,
-    /// The message behind the last piece.
+    /// The message behind the last piece that notifies the peer.
     Notification,
 }
 
-/// The reason why nothing more of a list is posted.
+/// The reason why a list posts nothing more, though it has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     Cancelled,
     Deadline,
 }
 
-/// The progress of a work request that a list posts once.
+/// The progress of a list's confirmation or notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartState {
     Waits,
@@ -50,18 +50,18 @@ pub(super) enum PartState {
     Ended,
 }
 
-/// The direction of a list, and the meaning of a completed piece.
+/// The direction of a list, and what the completion of a piece proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListDirection {
-    /// The piece has arrived.
+    /// The bytes of the piece have arrived in local memory.
     Read,
-    /// The transport has taken responsibility for the piece.
+    /// The local transport guarantees delivery of the piece. The peer's memory may not have it yet, or never if the connection ends.
     Write,
-    /// The piece is in the memory of the peer.
+    /// The peer's memory has the bytes of the piece.
     PlacedWrite,
 }
 
-/// The checked contents of a list.
+/// The contents of a list, which were checked.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) pieces: Vec<Piece>,
@@ -69,7 +69,7 @@ pub(crate) struct Order {
     pub(crate) direction: ListDirection,
     pub(crate) deadline: Option<Instant>,
     pub(crate) notification: Option<TransferNotification>,
-    /// The memory for the Read behind the last piece, if the list has one.
+    /// The memory for the confirmation, if the program requested one.
     pub(crate) confirmation: Option<Box<Region>>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Order {
 pub(super) struct List {
     pub(super) id: TransferId,
     pub(super) order: Order,
-    /// The number of pieces that were added to the send queue, and of those that have ended.
+    /// The number of pieces that were added to the send queue, and the number of these that have ended.
     pub(super) posted: usize,
     pub(super) ended: usize,
     /// The number of pieces that have succeeded.
@@ -90,29 +90,29 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Returns true if a work request of the list is in the send queue.
+    /// Returns true if a piece, the confirmation or the notification of the list is in the send queue.
     pub(super) fn is_posted(&self) -> bool {
         self.posted > self.ended || self.confirmation == PartState::Posted || self.notification == PartState::Posted
     }
 
-    /// Returns true if everything is done.
+    /// Returns true if all pieces, the confirmation and the notification have succeeded.
     pub(super) fn is_done(&self) -> bool {
         let all = self.ended == self.order.pieces.len() && self.failure.is_none();
         all && self.confirmation == PartState::Ended && self.notification == PartState::Ended
     }
 
-    /// Returns true if the time of the list is over.
+    /// Returns true if the deadline of the list has passed.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.order.deadline.is_some_and(|deadline| deadline <= now)
             && !cfg!(planted = "a-transfer-outlives-its-deadline")
     }
 
-    /// Returns true if more of the list may be added to the send queue, now or later.
+    /// Returns true unless the list was stopped or has failed, so that it may post more.
     pub(super) const fn is_going(&self) -> bool {
         self.stop.is_none() && self.failure.is_none()
     }
 
-    /// Returns true if nothing of the list can change any more.
+    /// Returns true if the list has nothing in flight and will post nothing more, so that its end can be reported.
     pub(super) fn is_over(&self) -> bool {
         !self.is_posted() && (!self.is_going() || self.is_done())
     }
@@ -121,8 +121,11 @@ impl List {
         self.order.pieces.len() - self.posted
     }
 
-    /// Returns the number of pieces for the next batch, and their bytes: a whole batch, or the remainder, or what fits if no pieces of the
-    /// lists are posted.
+    /// Returns the number of pieces in the next batch, and their bytes. `most`: the size of a full batch. `room`: the number of free slots.
+    /// `(pieces, bytes)`: what the lists of this connection have posted.
+    ///
+    /// The batch is full, unless fewer pieces remain. If it has no room, it waits for posted pieces to end. Only if none are posted, it
+    /// takes the slots that are free.
     pub(super) fn batch(&self, most: usize, room: usize, (pieces, bytes): (usize, usize)) -> (usize, usize) {
         let wanted = most.min(self.unposted());
         let room = room.min((2 * most).saturating_sub(pieces));
@@ -142,7 +145,7 @@ impl List {
         (count, bytes)
     }
 
-    /// Returns true if the message is the next thing to add to the send queue. Behind a read it waits for the bytes.
+    /// Returns true if the notification is the next work request to post. Behind Reads it must wait until all bytes have arrived.
     pub(super) fn wants_notification(&self) -> bool {
         let before = if self.order.direction == ListDirection::Read { self.ended } else { self.posted };
         self.is_going()
@@ -151,7 +154,7 @@ impl List {
             && self.confirmation != PartState::Waits
     }
 
-    /// Notes the outcome of a work request. Returns true if there has been no failure.
+    /// Records the outcome of a work request. Returns true if no work request of the list has failed so far.
     pub(super) fn succeeds(&mut self, outcome: Outcome) -> bool {
         if let Outcome::Failed(failure) = outcome {
             self.failure.get_or_insert(failure);
@@ -159,7 +162,7 @@ impl List {
         self.failure.is_none()
     }
 
-    /// Notes the end of pieces. Returns their length, in bytes.
+    /// Records the end of the next `count` pieces. Returns their length in total, in bytes.
     pub(super) fn end_pieces(&mut self, count: usize, outcome: Outcome) -> usize {
         let succeeded = if self.succeeds(outcome) { count } else { 0 };
         let bytes = self.order.pieces[self.ended..self.ended + count].iter().map(Piece::len).sum();
@@ -168,7 +171,7 @@ impl List {
         bytes
     }
 
-    /// Notes the end of a work request behind the pieces.
+    /// Records the end of the confirmation or the notification.
     pub(super) fn end_part(&mut self, part: ListPart, outcome: Outcome) {
         let succeeds = self.succeeds(outcome);
         if part == ListPart::Confirmation {
@@ -181,7 +184,7 @@ impl List {
         }
     }
 
-    /// Returns the outcome of the list for the program.
+    /// Returns the outcome of the list, and the number of its first pieces that are certainly in the target memory.
     pub(super) fn result(&self) -> (TransferOutcome, usize) {
         let outcome = match (self.stop, self.failure) {
             _ if self.is_done() => TransferOutcome::Done,
@@ -195,18 +198,18 @@ impl List {
     }
 }
 
-/// The lists of a connection, oldest first, and their share of the send queue.
+/// The lists of a connection, oldest first, and the slots and credits that they use.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     pub(super) waiting: VecDeque<List>,
     /// The number of the next list.
     pub(super) next: u64,
-    /// The number of pieces in the send queue, and their bytes.
+    /// The number of pieces of all lists in the send queue, and their bytes.
     pub(super) pieces: usize,
     pub(super) bytes: usize,
-    /// The slots and credits that the lists lack.
+    /// The number of slots and of credits that the next work request of a list lacks.
     pub(super) missing: (usize, usize),
-    /// The slots and credits that sends of the program leave to the lists.
+    /// The number of slots and of credits that sends of the program must leave free for the lists.
     pub(super) reserved: (usize, usize),
 }
 
@@ -217,30 +220,30 @@ impl Lists {
         !self.waiting.is_empty()
     }
 
-    /// Returns the number of slots that sends of the program leave to the lists.
+    /// Returns the number of slots that sends of the program must leave free for the lists.
     #[inline]
     pub(super) const fn reserved_places(&self) -> usize {
         self.reserved.0
     }
 
-    /// Returns the number of credits that messages of the program leave to the lists.
+    /// Returns the number of credits that messages of the program must leave free for the lists.
     #[inline]
     pub(super) const fn reserved_credits(&self) -> usize {
         self.reserved.1
     }
 
-    /// Reserves the next free slots and credits for the lists, as far as they wait for some, because a send of the
-    /// program was refused.
+    /// Reserves the slots and credits that the lists lack, because a send of the program was refused. It would otherwise take all that
+    /// become free.
     pub(super) const fn reserve(&mut self) {
         self.reserved = self.missing;
     }
 
-    /// Returns the earliest deadline.
+    /// Returns the earliest deadline of a list. `None` if no list has one.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.waiting.iter().filter_map(|list| list.order.deadline).min()
     }
 
-    /// Removes a list for which nothing is left to do, and releases the reservation if no other list needs it.
+    /// Removes the list at index `at`, which has ended. Ends the reservation of slots and credits if no other list needs them.
     pub(super) fn take_over(&mut self, at: usize) -> Option<List> {
         let list = self.waiting.remove(at)?;
         if !self.waiting.iter().any(|list| list.is_going() && (list.unposted() > 0 || list.wants_notification())) {
@@ -295,7 +298,7 @@ mod tests {
             of.end_pieces(1, Outcome::Sent);
             assert!(of.is_posted() && !of.is_over());
             of.end_pieces(1, failed(WcStatus::RemoteAccessError));
-            // Pieces behind a failure do not count.
+            // Successful pieces after a failed one are not counted.
             of.end_pieces(1, Outcome::Sent);
             assert!(of.is_over() && !of.is_done(), "no more is posted");
             let failure = WcStatus::RemoteAccessError.into();
@@ -338,7 +341,7 @@ mod tests {
         assert!(!of.is_over());
         of.end_pieces(1, Outcome::Sent);
         assert_eq!((of.is_over(), of.result()), (true, (TransferOutcome::Cancelled, 1)));
-        // All was done before the stop could have an effect.
+        // The list has succeeded as a whole, though its deadline passed before its last piece ended.
         let mut of = list(true, &[1]);
         (of.posted, of.stop) = (1, Some(Stop::Deadline));
         of.end_pieces(1, Outcome::Sent);

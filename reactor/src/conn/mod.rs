@@ -1,11 +1,16 @@
-//! One connection, without I/O. Its inputs are completions, events of the connection manager, timers and calls of the
-//! program; its outputs are callbacks and actions ([`effects`]). It knows no provider, no handler and no clock.
+//! The state machine of one connection. It does no I/O. Its inputs are completions, events of the connection manager, timers and calls of
+//! the program. Its outputs are callbacks and actions ([`effects`]). It uses no provider, no handler and no clock.
 //!
-//! A connection consists of a [`state`] with its data ([`setup`], [`handshake`]), the windows of both directions ([`credit`]), the two
-//! queues ([`send_queue`], [`recv_queue`]), the messages longer than one buffer ([`fragments`], [`transfer`], [`shortage`]), the lists of
-//! reads and writes ([`list`], [`batch`]) and the keepalive ([`keepalive`]). [`frame`] and [`greeting`] define the layouts of its messages
-//! and private data, and [`admit`] the messages that are legal in each stage. [`life`] implements its beginning and its end, [`evidence`]
-//! the reasons of the end, and [`securing`] the handshake between them and the first message, if the connection is secured.
+//! - [`state`]: the states, with their data in [`setup`] and [`handshake`].
+//! - [`life`]: the start and the end of a connection. [`evidence`]: the reason of the end.
+//! - [`securing`]: the handshake of a secured connection, between the start and the first message.
+//! - [`credit`]: the windows of both directions.
+//! - [`send_queue`], [`recv_queue`]: the two queues.
+//! - [`fragments`], [`transfer`], [`shortage`]: messages longer than one buffer.
+//! - [`list`], [`batch`]: lists of Reads and Writes.
+//! - [`keepalive`]: the keepalive.
+//! - [`frame`], [`greeting`]: the layouts of messages and of private data.
+//! - [`admit`]: the messages that are legal in each stage.
 
 mod admit;
 mod batch;
@@ -49,20 +54,20 @@ use crate::id::{ConnectionId, ListenerId};
 use crate::security::{Opener, PeerIdentity, Sealer, Security};
 use crate::stats::Stats;
 
-/// The environment of every input of a connection.
+/// What a connection needs to process an input: the time, the configuration, buffers, and the lists for its outputs.
 #[derive(Debug)]
 pub(crate) struct Env<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a Config,
     /// The index of the connection's device.
     pub(crate) device: usize,
-    /// The buffers of that device.
+    /// The buffer pools of the connection's device.
     pub(crate) buffers: &'a mut Buffers,
     pub(crate) effects: &'a mut Effects,
     pub(crate) stats: &'a mut Stats,
 }
 
-/// The side that opened the connection.
+/// The role of the local side: active if it opened the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Active,
@@ -75,20 +80,21 @@ impl Role {
     }
 }
 
-/// The needs of a refused send. Each variant includes the needs of the variants above it.
+/// The capacity that a refused send needs. Each variant includes the needs of the variants above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A slot in the send queue.
     Place,
     /// A slot and a credit.
     Message,
-    /// Either slots and credits for `parts` messages, or a slot and a credit, an end of one of the transfers in flight, and memory for a
-    /// copy of `copy` bytes unless that is 0.
+    /// A message longer than one buffer. It can be sent in one of two ways. As fragments, it needs slots and credits for `parts` messages.
+    /// Offered to the peer, it needs a slot and a credit, fewer than the maximum of transfers in flight, and `copy` bytes of memory for a
+    /// copy.
     Transfer { parts: usize, copy: usize },
 }
 
 impl Need {
-    /// Returns the smaller of two needs: enough for at least one of the two refused sends.
+    /// Returns the smaller of two needs: with this capacity, at least one of the two refused sends succeeds.
     fn either(self, other: Self) -> Self {
         match (self, other) {
             (Self::Transfer { parts, copy }, Self::Transfer { parts: others, copy: other }) => {
@@ -101,32 +107,32 @@ impl Need {
     }
 }
 
-/// A refusal: a send found no capacity, and an `on_writable` is due.
+/// A send was refused for lack of capacity, and the program waits for `on_writable`.
 #[derive(Clone, Copy, Debug)]
 struct SendRefusal {
-    /// The smallest need of all the sends refused since then.
+    /// The smallest need of the sends that were refused since the last `on_writable`.
     need: Need,
     since: Instant,
 }
 
-/// The terms that both sides have agreed on.
+/// The terms that the two sides have agreed on in their greetings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// The largest payload that the peer accepts in one buffer, in bytes.
     pub(crate) buffer_size: usize,
-    /// The largest message that the peer fetches, in bytes.
+    /// The largest message that the peer reads from the local side's memory, in bytes.
     pub(crate) max_message: u64,
-    /// The largest message that is sent in several buffers of the peer, in bytes; 0 if the peer does not join them.
+    /// The largest message that is sent as fragments, in several buffers of the peer, in bytes. 0 if the peer does not join fragments.
     pub(crate) eager: usize,
-    /// True if the peer wants notifications of the parts of its large messages that were fetched.
+    /// True if the peer wants reports of the parts of its large messages that the local side has fetched.
     pub(crate) progress: bool,
     /// True if the peer ends the connection when it receives a goodbye.
     pub(crate) parting: bool,
-    /// True if the peer understands that the local side waits for memory before it fetches a message.
+    /// True if the peer accepts reports that the local side waits for memory before it fetches a message.
     pub(crate) waiting: bool,
-    /// True if the peer understands tags of offers, and refusals of its offers.
+    /// True if the peer accepts tags in offers, and refusals of its own offers.
     pub(crate) landings: bool,
-    /// True if both sides know the extensions of the embedded provider.
+    /// True if both sides use the extensions of the embedded provider: immediate data and atomics.
     pub(crate) extensions: bool,
 }
 
@@ -134,17 +140,17 @@ pub(crate) struct Terms {
 #[derive(Debug)]
 struct Peer {
     address: SocketAddr,
-    /// The listener that accepted the peer's connect request.
+    /// The listener that accepted the peer's connect request. `None` if the local side opened the connection.
     listener: Option<ListenerId>,
     /// The private data of the peer's program.
     private_data: Vec<u8>,
-    /// The way in which the two sides prove their identities.
+    /// The security mode of the connection, with the local keys or certificates.
     security: Security,
-    /// The peer's identity. Set once it is proven.
+    /// The peer's identity. Set once the peer has proven it.
     identity: Option<PeerIdentity>,
 }
 
-/// The parameters with which a connection is opened, on either side.
+/// The parameters of a new connection, on either side.
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) framing: Framing,
@@ -161,16 +167,16 @@ pub(crate) struct Connection {
     id: ConnectionId,
     role: Role,
     framing: Framing,
-    /// True if the connection is on the list of those with something to post.
+    /// True if the connection is in the list `to_post` of [`Effects`].
     marked: bool,
-    /// True if the program gathers sends over several turns.
+    /// True if the program has called `cork`, so that sends are collected over several turns and posted together.
     corked: bool,
     state: State,
     tx: SendWindow,
     rx: ReceiveWindow,
-    /// The keys for the local messages, once they are sealed.
+    /// The keys that encrypt the local messages. Set when the local side starts to encrypt.
     sealer: Option<Box<Sealer>>,
-    /// The keys for the messages of the peer, once they are sealed.
+    /// The keys that decrypt the peer's messages. Set when the peer starts to encrypt.
     opener: Option<Box<Opener>>,
     /// The time of the last sign of life: a message, the end of a Read, or bytes that the transport received.
     heard: Instant,
@@ -180,9 +186,9 @@ pub(crate) struct Connection {
     refused: Option<SendRefusal>,
     transfers: Transfers,
     keepalive: Keepalive,
-    /// The total time in which sends were refused, up to the last `on_writable`.
+    /// The total time during which sends were refused, except the time since the last `on_writable`.
     stalled: Duration,
-    /// The program's number.
+    /// A number that the program has stored with the connection.
     user: u64,
     peer: Box<Peer>,
 }
@@ -247,7 +253,7 @@ impl Connection {
         self.peer.listener
     }
 
-    /// Notes the listener that accepted the peer's connect request.
+    /// Stores the listener that accepted the peer's connect request.
     pub(crate) fn came_to(&mut self, listener: ListenerId) {
         self.peer.listener = Some(listener);
     }
@@ -257,17 +263,17 @@ impl Connection {
         &self.peer.private_data
     }
 
-    /// Returns the keys for the local messages, if they are sealed.
+    /// Returns the keys that encrypt the local messages. `None` if they are not encrypted, or not yet.
     pub(crate) fn sealer_mut(&mut self) -> Option<&mut Sealer> {
         self.sealer.as_deref_mut()
     }
 
-    /// Returns true if the messages of the connection are to be sealed.
+    /// Returns true if the connection is encrypted, or will be after the handshake.
     pub(crate) fn is_secured(&self) -> bool {
         !self.peer.security.is_plain()
     }
 
-    /// Returns the parameters for another attempt of the same connection, or `None` if the connection was up.
+    /// Returns the parameters for another attempt to open this connection. `None` if the connection was up.
     pub(crate) fn reopening(&self) -> Option<Opening> {
         let setup = self.state.setup()?;
         Some(Opening {
@@ -299,19 +305,19 @@ impl Connection {
         &mut self.sends
     }
 
-    /// Returns the number of sends and of receives that the queue pair still has, and that a completion will report.
+    /// Returns the number of posted sends and of posted receives that will still be reported by a completion.
     pub(crate) fn unflushed(&self) -> (usize, usize) {
         let planted = cfg!(planted = "an-end-waits-for-quiet-sends");
         let sends = if planted { self.sends.posted() } else { self.sends.awaited() };
         (sends, self.receives.posted())
     }
 
-    /// Returns true if completions of the queue pair are outstanding.
+    /// Returns true if completions of posted sends or receives are still to come.
     pub(crate) fn is_outstanding(&self) -> bool {
         self.unflushed() != (0, 0)
     }
 
-    /// Adds the connection to the list of those with something to post, unless it is in it.
+    /// Adds the connection to the list of connections with work requests to post, without duplicates.
     #[inline]
     pub(crate) fn mark(&mut self, env: &mut Env<'_>) {
         if !std::mem::replace(&mut self.marked, true) {
@@ -322,29 +328,29 @@ impl Connection {
         }
     }
 
-    /// Returns true if the connection is on the list of those with something to post.
+    /// Returns true if the connection is in the list of connections with work requests to post.
     #[inline]
     pub(crate) const fn is_marked(&self) -> bool {
         self.marked
     }
 
-    /// Notes that the connection was removed from the list of those with something to post.
+    /// Notes that the connection was removed from the list of connections with work requests to post.
     pub(crate) const fn unmark(&mut self) {
         self.marked = false;
     }
 
-    /// Requests a callback.
+    /// Adds a callback to the outputs.
     #[inline]
     fn tell(&self, env: &mut Env<'_>, event: Event) {
         env.effects.events.push_back((self.id, event));
     }
 
-    /// Requests an action.
+    /// Adds an action to the outputs.
     fn want(&self, env: &mut Env<'_>, action: Action) {
         env.effects.actions.push_back((self.id, action));
     }
 
-    /// Requests a check if a refused send would be accepted now.
+    /// If a send was refused, requests a check whether it would be accepted now.
     #[inline]
     fn ask_writable(&self, env: &mut Env<'_>) {
         if self.refused.is_some() {
@@ -352,7 +358,8 @@ impl Connection {
         }
     }
 
-    /// Returns true if credits and slots allow a message to be queued now.
+    /// Returns `Ok` if a message can be queued now, or an error that names what is missing: a credit of the peer or a slot in the send
+    /// queue.
     #[inline(always)]
     fn room_for_message(&self) -> Result<(), Blocked> {
         match (self.credits() > 0, self.has_place()) {
@@ -362,7 +369,7 @@ impl Connection {
         }
     }
 
-    /// Returns the number of messages that the peer's window allows now. Without credits there is no window.
+    /// Returns the number of messages that the peer's window allows now. With `Framing::Raw` there is no window, and no limit.
     #[inline]
     fn credits(&self) -> usize {
         match self.framing {
@@ -379,18 +386,18 @@ impl Connection {
         self.sends.room(self.transfers.places()) > 0
     }
 
-    /// Returns the number of messages that would be accepted now.
+    /// Returns the number of messages that the program could send now.
     pub(crate) fn writable(&self) -> usize {
         self.places().min(self.credits())
     }
 
-    /// Returns the number of work requests that would be accepted now.
+    /// Returns the number of work requests that the program could queue now.
     pub(crate) fn places(&self) -> usize {
         if self.state.is_open() { self.sends.room(self.transfers.places()) } else { 0 }
     }
 
-    /// Requests an `on_writable` as after a refused send, even if there is capacity. Returns false if the connection is
-    /// not open.
+    /// Requests an `on_writable` for this need, as if a send had been refused, even if there is capacity. Returns false if the connection
+    /// is not open.
     pub(crate) fn await_room(&mut self, need: Need, env: &mut Env<'_>) -> bool {
         if self.state.is_open() {
             self.refuse(need, env);
@@ -398,38 +405,38 @@ impl Connection {
         self.state.is_open()
     }
 
-    /// Notes that a send was refused for lack of capacity.
+    /// Notes that a send with this need was refused for lack of capacity.
     pub(crate) fn refuse(&mut self, need: Need, env: &mut Env<'_>) {
         env.stats.messages.send_stalls += 1;
         let refused = self.refused.get_or_insert(SendRefusal { need, since: env.now });
         refused.need = refused.need.either(need);
         self.sends.lists.reserve();
         if self.corked {
-            // The cork releases the chain: only sends that go out and end can free capacity.
+            // Post the sends that the cork holds back. Otherwise none of them would ever end and free capacity.
             self.mark(env);
         }
         if need == Need::Place && !self.sends.request_signal() {
-            // The posted sends end with the ping.
+            // No completion will report the posted sends. A signaled ping behind them completes and frees their slots.
             self.keepalive.owes_ping = true;
             self.mark(env);
         }
     }
 
-    /// Returns the need of a refused send if the credits, slots and transfers for it are available; the caller checks
-    /// memory. `None` if no send was refused, or it would be refused again.
+    /// Returns the need of the refused send if its credits, slots and transfers are available now. The caller must also check the memory
+    /// that the need names. `None` if no send was refused, or it would be refused again.
     pub(crate) fn is_unblocked(&self) -> Option<Need> {
         let need = self.refused.filter(|_| self.state.is_open())?.need;
         let met = match need {
             Need::Place => self.has_place(),
             Need::Message => self.room_for_message().is_ok(),
-            // In several buffers it needs neither a transfer nor memory.
+            // Sent as fragments, the message needs neither a transfer nor memory for a copy.
             Need::Transfer { parts, .. } if parts <= self.writable() => return Some(Need::Message),
             Need::Transfer { .. } => self.room_for_message().is_ok() && self.transfers.has_room(),
         };
         met.then_some(need)
     }
 
-    /// Reports to the program that there is capacity again.
+    /// Reports to the program that there is capacity again, with `on_writable`.
     pub(crate) fn unblock(&mut self, env: &mut Env<'_>) {
         if let Some(refused) = self.refused.take() {
             let stall = env.now.saturating_duration_since(refused.since);
@@ -439,18 +446,18 @@ impl Connection {
         }
     }
 
-    /// Returns the total time in which sends were refused.
+    /// Returns the total time during which sends were refused, including the time since the current refusal.
     pub(crate) fn stall_time(&self, now: Instant) -> Duration {
         let open = self.refused.map_or(Duration::ZERO, |refused| now.saturating_duration_since(refused.since));
         self.stalled + open
     }
 
-    /// Starts to gather sends over several turns.
+    /// Starts to collect sends over several turns, so that they are posted together.
     pub(crate) const fn cork(&mut self) {
         self.corked = true;
     }
 
-    /// Ends [`Connection::cork`].
+    /// Ends [`Connection::cork`]: the next flush posts all sends.
     pub(crate) const fn uncork(&mut self) {
         self.corked = false;
     }

@@ -1,5 +1,5 @@
-//! The receives of a connection, either its own or those that it claims from the device's shared queue, and the
-//! messages that arrive in them.
+//! The receives of a connection, and the messages that arrive in them. A connection either has its own receive queue, or claims receives of
+//! the device's shared receive queue.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -29,9 +29,9 @@ use crate::security::Opener;
 #[derive(Debug)]
 pub(crate) struct RecvQueue {
     source: ReceiveSource,
-    /// The number of messages that the program keeps.
+    /// The number of messages that the program keeps after their callback has returned. Their receives cannot be posted again yet.
     kept: u32,
-    /// The number of messages that are held until a large message before them is delivered.
+    /// The number of messages that wait in this queue until a large message before them is delivered.
     held: u32,
     /// The number of messages that the program kept in a callback and released before that callback returned.
     early: u32,
@@ -50,18 +50,18 @@ enum ReceiveSource {
 }
 
 impl RecvQueue {
-    /// Creates a receive queue of the connection's own, with nothing posted yet.
+    /// Creates an own receive queue of `depth` receives with `size` bytes each. None is posted yet.
     pub(crate) fn own(depth: u32, size: usize) -> Self {
         let posted = VecDeque::with_capacity(depth as usize);
         Self { source: ReceiveSource::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
     }
 
-    /// Creates a queue of receives that the connection claims from the shared queue.
+    /// Creates a queue that uses receives of the shared queue, by `claim`.
     pub(crate) const fn shared(claim: Claim) -> Self {
         Self { source: ReceiveSource::Shared(claim), kept: 0, held: 0, early: 0 }
     }
 
-    /// Creates a queue without receives: the connection is not on a device yet.
+    /// Creates a queue without receives, for a connection that has no device yet.
     pub(crate) fn none() -> Self {
         Self::own(0, 0)
     }
@@ -71,7 +71,7 @@ impl RecvQueue {
         matches!(self.source, ReceiveSource::Shared(_))
     }
 
-    /// Returns the claim of the connection on the shared queue, if it uses that queue.
+    /// Returns the claim on the shared queue. `None` if the connection has its own receive queue.
     pub(crate) const fn claim(&self) -> Option<&Claim> {
         match &self.source {
             ReceiveSource::Own { .. } => None,
@@ -79,12 +79,12 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the number of messages that the program keeps.
+    /// Returns the number of messages that the program keeps after their callback has returned.
     pub(crate) const fn kept(&self) -> u32 {
         self.kept
     }
 
-    /// Returns the number of receives in the queue pair's own receive queue.
+    /// Returns the number of receives that are posted to the queue pair's own receive queue. 0 if the connection uses the shared queue.
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         match &self.source {
@@ -93,8 +93,8 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the buffer of a completed receive. `place`: the position in the shared queue, if the connection uses
-    /// that.
+    /// Returns the buffer of a completed receive. `place`: the position in the shared queue, if the connection uses it. `None` if no such
+    /// receive is posted.
     #[inline]
     pub(crate) fn complete(&mut self, buffers: &mut Buffers, place: u16) -> Option<Buffer> {
         match &mut self.source {
@@ -103,7 +103,7 @@ impl RecvQueue {
         }
     }
 
-    /// Counts a message of the program. The claim on the shared queue grows with such messages.
+    /// Counts an arrived message that carries data of the program. The claim on the shared queue grows with their number.
     #[inline]
     pub(crate) const fn count(&mut self) {
         if let ReceiveSource::Shared(claim) = &mut self.source {
@@ -111,7 +111,7 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that a message keeps its receive because it waits for a large message.
+    /// Notes that a message waits for a large message before it, and occupies its receive meanwhile.
     pub(crate) const fn hold(&mut self) {
         self.held += 1;
         if let ReceiveSource::Shared(claim) = &mut self.source {
@@ -119,7 +119,7 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that a held message releases its receive.
+    /// Notes that a message does not wait any more, and releases its receive.
     pub(crate) const fn release(&mut self) {
         self.held = self.held.saturating_sub(1);
         if let ReceiveSource::Shared(claim) = &mut self.source {
@@ -127,7 +127,7 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that the program keeps a message that was delivered, and its receive with it.
+    /// Notes that the program keeps a delivered message, so that its receive cannot be posted again.
     pub(crate) const fn keep(&mut self) {
         if self.early > 0 {
             self.early -= 1;
@@ -139,7 +139,8 @@ impl RecvQueue {
         }
     }
 
-    /// Notes that the program has released a message that it kept.
+    /// Notes that the program has released a message that it kept. If this happens inside the callback, the release precedes
+    /// [`RecvQueue::keep`].
     pub(crate) const fn unkeep(&mut self) {
         if self.kept == 0 {
             self.early += 1;
@@ -151,7 +152,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the number of own receives that can be posted again: those that are neither posted nor kept nor held.
+    /// Returns the number of receives that can be posted to the own receive queue: those that are not posted, kept or waiting.
     pub(crate) fn to_post(&self) -> u32 {
         match &self.source {
             ReceiveSource::Own { posted, depth, .. } => {
@@ -161,7 +162,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns true if it is time to post own receives again.
+    /// Returns true if enough receives are free to post them to the own receive queue now.
     #[inline]
     pub(crate) fn worth_posting(&self, window: &ReceiveWindow) -> bool {
         match &self.source {
@@ -170,7 +171,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns true if it is time to post own receives again, or a grant is due.
+    /// Returns true if receives should be posted now, or a grant of credits is due to the peer.
     #[inline]
     pub(crate) fn owes_grant(&self, window: &ReceiveWindow) -> bool {
         match &self.source {
@@ -179,8 +180,8 @@ impl RecvQueue {
         }
     }
 
-    /// Allocates buffers for the receives that are to be posted again, and builds their work requests. Returns the
-    /// number of buffers that the pool had.
+    /// Takes buffers for all receives that can be posted, and writes their work requests to `chain`. Returns the number of these. It is
+    /// smaller than needed if the pool is empty.
     pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {
         chain.clear();
         let free = self.to_post();
@@ -197,7 +198,7 @@ impl RecvQueue {
         count
     }
 
-    /// Takes the last `count` prepared receives back, because they were not posted.
+    /// Returns the buffers of the last `count` prepared receives to the pool, because they could not be posted.
     pub(crate) fn unprepare(&mut self, pool: &mut Pool, count: usize) {
         let ReceiveSource::Own { posted, .. } = &mut self.source else { return };
         for _ in 0..count {
@@ -207,13 +208,14 @@ impl RecvQueue {
         }
     }
 
-    /// Adjusts the claim on the shared queue. Returns how many more receives the connection may promise.
+    /// Adjusts the claim on the shared queue. Returns the number of additional receives that may be granted to the peer.
     pub(crate) fn renew(&mut self, buffers: &mut Buffers, window: &ReceiveWindow, most: u32, now: Instant) -> u32 {
         let (ReceiveSource::Shared(claim), Some(shared)) = (&mut self.source, &mut buffers.shared) else { return 0 };
         shared.claims.renew(claim, window.outstanding(), most, now)
     }
 
-    /// Leaves the buffers of the own receives to a queue pair that continues to use them. Returns their number.
+    /// Gives up the buffers of the posted receives, because the queue pair could not be destroyed and may still use them. Returns their
+    /// number.
     pub(super) fn forsake(&mut self) -> usize {
         match &mut self.source {
             ReceiveSource::Own { posted, .. } => posted.drain(..).count(),
@@ -221,7 +223,7 @@ impl RecvQueue {
         }
     }
 
-    /// Returns the buffers of the own receives to the pool after the queue pair is destroyed.
+    /// Returns the buffers of the posted receives to the pool. The queue pair must be destroyed.
     pub(crate) fn empty(&mut self, pool: &mut Pool) {
         if let ReceiveSource::Own { posted, .. } = &mut self.source {
             posted.drain(..).for_each(|buffer| pool.give(buffer.done()));
@@ -235,15 +237,15 @@ pub(crate) struct Completed {
     pub(crate) result: Result<(), Failure>,
     /// The number of bytes that arrived.
     pub(crate) len: u32,
-    /// The immediate data of a peer's write.
+    /// The immediate data, if the peer has sent a Write with Immediate.
     pub(crate) immediate: Option<u32>,
-    /// A remote key that the peer has revoked.
+    /// The remote key that a Send with Invalidate of the peer has invalidated.
     pub(crate) invalidated: Option<RemoteKey>,
 }
 
 impl Connection {
-    /// Handles a completed receive. `place`: its position in the shared queue, if the connection uses that. Returns
-    /// false if there was no such receive.
+    /// Handles a completed receive. `place`: its position in the shared queue, if the connection uses it. Returns false if no such receive
+    /// is posted.
     #[inline]
     pub(crate) fn received(&mut self, place: u16, wc: &Completed, env: &mut Env<'_>) -> bool {
         let Some(mut buffer) = self.receives.complete(env.buffers, place) else { return false };
@@ -261,7 +263,7 @@ impl Connection {
             self.received_bare(buffer, (wc.len, wc.immediate), env);
             return true;
         }
-        // A message that cannot be opened is not the peer's, and its contents are ignored.
+        // A message that cannot be decrypted may not be the peer's. Its contents are ignored.
         let opened = match &mut self.opener {
             Some(opener) => open(opener, &mut buffer, wc.len, &env.buffers.pool),
             None => Some(wc.len),
@@ -270,7 +272,7 @@ impl Connection {
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
         let header = match FrameHeader::parse(message) {
             _ if opened.is_none() => Err(PeerViolation::NotAuthentic),
-            // Buffers are slightly longer than messages may be.
+            // Buffers are slightly longer than the longest message.
             _ if len as usize > message_len(env.config.buffer_size) => Err(PeerViolation::MalformedMessage),
             None => {
                 self.received_unlike(buffer, len, env);
@@ -301,7 +303,7 @@ impl Connection {
         true
     }
 
-    /// Schedules the work that a message has caused.
+    /// Requests the next steps after a message: a check of a refused send, and a flush if there is something to post.
     #[inline]
     fn after_message(&mut self, env: &mut Env<'_>) {
         if self.refused.is_some() && !cfg!(planted = "on-writable-lost") {
@@ -312,8 +314,8 @@ impl Connection {
         }
     }
 
-    /// Handles a message whose header differs from that of a message in one buffer: a fragment that others follow, or a message that no
-    /// honest peer sends.
+    /// Handles a message whose header [`FrameHeader::parse`] does not accept. It is a fragment that other fragments follow, or a protocol
+    /// violation.
     #[cold]
     fn received_unlike(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
@@ -333,7 +335,7 @@ impl Connection {
         self.after_message(env);
     }
 
-    /// Returns true if an arrived or returned message has caused work for the next flush.
+    /// Returns true if the next flush has something to post because a message arrived or the program released one.
     #[inline]
     fn has_to_post(&self) -> bool {
         self.receives.is_shared()
@@ -358,7 +360,7 @@ impl Connection {
         }
     }
 
-    /// Frees the buffer of a receive, and so the receive.
+    /// Frees the buffer of a receive, so that the receive can be posted again.
     pub(super) fn discard(&mut self, buffer: Buffer, env: &mut Env<'_>) {
         if !(cfg!(planted = "buffer-leaked-while-closing") && self.state.is_ending()) {
             env.buffers.free_receive(buffer, self.receives.is_shared());
@@ -368,7 +370,7 @@ impl Connection {
         }
     }
 
-    /// Handles the release of a message that the program kept.
+    /// Handles the program's release of a message that it kept.
     pub(crate) fn message_returned(&mut self, buffer: Buffer, env: &mut Env<'_>) {
         self.receives.unkeep();
         env.buffers.free_receive(buffer, self.receives.is_shared());
@@ -379,7 +381,7 @@ impl Connection {
 
     fn receive_failed(&mut self, buffer: Buffer, failure: Failure, env: &mut Env<'_>) {
         self.discard(buffer, env);
-        // If the connection is not up yet, the connection manager is about to report why it fails.
+        // While the connection is not up, the connection manager is about to report why it fails.
         let expected = match self.state {
             State::Closing(_) => true,
             State::Connecting(_) => failure.status == WcStatus::Flushed,
@@ -390,7 +392,7 @@ impl Connection {
         }
     }
 
-    /// Handles a message with a header, unless it is data that can be delivered immediately.
+    /// Handles a message with a header, except data that can be delivered immediately.
     fn received_other(&mut self, kind: MessageKind, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         let admission = admit(self.stage(), kind);
         let opens = kind == MessageKind::Hello && !self.is_active() && self.state.is_handshake();
@@ -414,7 +416,7 @@ impl Connection {
         }
     }
 
-    /// Handles a message that is admitted.
+    /// Handles a message that the table in [`admit`](super::admit) permits in this stage.
     fn take(&mut self, kind: MessageKind, buffer: Buffer, len: u32, env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if kind.is_of_program() {
             self.receives.count();
@@ -460,7 +462,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Parses the payload of a message and frees its buffer.
+    /// Parses the payload of a message with `parse`, and frees the buffer of the message.
     fn parse<T>(
         &mut self,
         buffer: Buffer,
@@ -474,7 +476,7 @@ impl Connection {
         parsed.ok_or(PeerViolation::MalformedMessage)
     }
 
-    /// Handles data that cannot be delivered immediately, because messages are held back or the connection is ending.
+    /// Handles data that cannot be delivered immediately: it must wait for a message before it, or the connection is ending.
     fn received_data(&mut self, buffer: Buffer, len: u32, env: &mut Env<'_>) {
         if self.is_holding() {
             self.hold_message(buffer, len, env.now);
@@ -487,11 +489,11 @@ impl Connection {
         }
     }
 
-    /// Handles a message without a header: a write with immediate data, or any message with `Framing::Raw`.
+    /// Handles a message without a header: a Write with Immediate, or any message with `Framing::Raw`.
     fn received_bare(&mut self, buffer: Buffer, (len, immediate): (u32, Option<u32>), env: &mut Env<'_>) {
         let early = !self.state.is_announced();
         if self.is_secured() {
-            // It has no header that would authenticate it.
+            // Without a header the message is not authenticated, so it could be anyone's.
             self.discard(buffer, env);
             return self.violated(PeerViolation::NotAuthentic, env);
         }
@@ -504,7 +506,7 @@ impl Connection {
             return self.violated(PeerViolation::CreditOverrun, env);
         }
         if early && self.is_active() {
-            // The peer has accepted, and the event that reports it has not arrived.
+            // The peer has accepted and sends already, but the local side was not notified yet that the transport is up.
             return match self.state.setup_mut() {
                 Some(setup) => setup.early.push_back(Early { buffer, len, immediate }),
                 None => self.discard(buffer, env),
@@ -533,7 +535,7 @@ impl Connection {
         }
     }
 
-    /// Frees the messages that arrived on a connection that never came up locally.
+    /// Frees the messages that arrived early, on a connection that never came up.
     pub(super) fn drop_early(&mut self, env: &mut Env<'_>) {
         for early in self.state.setup_mut().map(|setup| mem::take(&mut setup.early)).into_iter().flatten() {
             self.discard(early.buffer, env);
@@ -549,7 +551,7 @@ impl Connection {
     }
 }
 
-/// Opens a message in place. Returns its length without the seal.
+/// Decrypts a message in its buffer. Returns the length without the authentication tag. `None` if the message is not authentic.
 #[inline(never)]
 fn open(opener: &mut Opener, buffer: &mut Buffer, len: u32, pool: &Pool) -> Option<u32> {
     let message = pool.slabs().bytes_mut(buffer).get_mut(..len as usize)?;

@@ -12,7 +12,7 @@
 //! | `Connecting`, `Accepting`, `Securing` | `Refusing` | [`State::refuse`] |
 //! | all but `Closing` | `Closing` | [`State::close`] |
 //!
-//! So a connection only moves forward. An attempt at any other transition leaves the state as it is and is reported.
+//! So a connection never returns to an earlier state. An attempt at any other transition leaves the state unchanged and logs an error.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -23,29 +23,29 @@ use super::setup::{Early, Setup};
 use crate::error::{ConnectError, DisconnectReason};
 use crate::security::{Handshake, Opener, SecurityError};
 
-/// The state of a connection. It changes as the [module](self) says, and in no other way.
+/// The state of a connection. The table of the [module](self) has all permitted changes.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// The local side connects: the peer's address is being resolved, and there is no queue pair yet.
+    /// The local side opens the connection: the peer's address is being resolved, and there is no queue pair yet.
     Resolving(Box<Setup>),
-    /// The local side connects: the connect request is in flight.
+    /// The local side opens the connection: the connect request is in flight.
     Connecting(Box<Setup>),
-    /// The peer connects: the local side has accepted, and the transport is not up yet, or the peer has not begun to prove its identity.
+    /// The peer opens the connection, and the local side has accepted. The transport is not up yet, or the peer's handshake has not begun.
     Accepting(Box<Setup>),
-    /// The transport is up, and the two sides prove their identities. Nothing of the connection was reported to the
-    /// program, except the identity of the peer.
+    /// The transport is up, and the two sides prove their identities. The program was notified of nothing but the peer's identity.
     Securing(Box<Securing>),
-    /// The peer connects: the transport is up, and the peer's hello has not arrived.
+    /// The peer opens the connection: the transport is up, and the peer's hello has not arrived.
     Greeting,
-    /// The connection is up: it was reported to the program, and data flows.
+    /// The connection is up and was reported to the program.
     Open,
-    /// The program has closed the connection, and the sends that were accepted before still go out.
+    /// The program has closed the connection. The sends that were accepted before the close are still being sent.
     Draining,
     /// The program has closed the connection, all sends have ended, and the goodbye is in flight to the peer.
     Leaving,
-    /// The two sides do not accept each other, and the refusal is in flight to the peer. Then the connection comes to this end.
+    /// One side has refused the other's identity, and the refusal is in flight to the peer. After that the connection ends with this
+    /// `Ending`.
     Refusing(Box<Ending>),
-    /// The queues are being flushed. After that the connection is over.
+    /// The queues are being flushed. After that the connection ends.
     Closing(Box<Closing>),
 }
 
@@ -53,26 +53,26 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Closing {
     pub(crate) ending: Ending,
-    /// Set if the connection may have been up for the peer.
+    /// Set if the connection may have been up on the peer's side, though the local side did not report it.
     pub(super) late: Option<Late>,
-    /// The data for another attempt, if the connection did not come up.
+    /// The data for another attempt to connect, if the connection did not come up.
     setup: Option<Box<Setup>>,
 }
 
-/// The end of a connection that was up for the peer and not reported to the program: the message that opens it may still arrive.
+/// The end of a connection that was up on the peer's side, but was not reported to the local program. The peer's opening message may have
+/// arrived without being processed yet. If it is processed now, the program still receives the connection and its messages.
 #[derive(Debug)]
 pub(super) struct Late {
-    /// The evidence to report in that case.
+    /// The evidence to report if the opening message is processed.
     pub(super) evidence: Evidence,
-    /// The keys for the messages of the peer, if its last message without a seal is missing.
+    /// The keys that decrypt the peer's messages, if the peer's last unencrypted message was not processed yet.
     pub(super) opener: Option<Box<Opener>>,
 }
 
 /// The way in which the program is notified of the end.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    /// The program receives an `on_disconnect`. `delivers`: until then, messages that the peer has sent are still
-    /// delivered.
+    /// The program receives an `on_disconnect`. If `delivers` is set, messages that the peer has sent are still delivered before that.
     Disconnect { evidence: Evidence, delivers: bool },
     /// The program receives an `on_connect_error`.
     ConnectError(ConnectError),
@@ -81,18 +81,19 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
-    /// Creates the end of a connection that was reported to the program.
+    /// Creates the end of a connection that was reported to the program. After a protocol violation, no more messages are delivered.
     pub(crate) const fn disconnect(evidence: Evidence) -> Self {
         let delivers = !matches!(evidence, Evidence::Decided(DisconnectReason::PeerViolation(_)));
         Self::Disconnect { evidence, delivers }
     }
 
-    /// Creates an end that the local side has decided on.
+    /// Creates an end for which the local side has decided the reason.
     pub(crate) const fn decided(reason: DisconnectReason) -> Self {
         Self::disconnect(Evidence::Decided(reason))
     }
 
-    /// Creates the end of a connection that the program has closed. `complete`: everything that was accepted for sending was sent.
+    /// Creates the end of a connection that the program has closed. `complete`: everything that the program sent before was sent to the
+    /// peer.
     pub(super) const fn local(complete: bool) -> Self {
         Self::decided(DisconnectReason::Local { complete })
     }
@@ -112,7 +113,7 @@ impl Ending {
 }
 
 impl Closing {
-    /// Notes another reason for the end.
+    /// Processes another cause of the end: keeps the better evidence of the two.
     pub(super) fn learn(&mut self, other: Ending) {
         if let (Ending::Disconnect { evidence, .. }, Ending::Disconnect { evidence: found, .. }) =
             (&mut self.ending, other)
@@ -121,7 +122,7 @@ impl Closing {
         }
     }
 
-    /// Returns true if the reason of the end may still be corrected, so that the end waits.
+    /// Returns true if better evidence may still arrive. Then the end of the connection is not reported yet.
     pub(super) const fn is_guess(&self) -> bool {
         match &self.ending {
             Ending::Disconnect { evidence, .. } => evidence.is_guess(),
@@ -129,16 +130,17 @@ impl Closing {
         }
     }
 
-    /// Notes that the connection was up for the peer. Returns false if that makes no difference any more.
+    /// Notes that the peer's opening message has arrived, so the connection was up. Returns false if this was not expected, or not for the
+    /// first time.
     pub(super) fn opened(&mut self) -> bool {
         let Some(late) = self.late.take() else { return false };
         self.ending = Ending::disconnect(late.evidence);
         true
     }
 
-    /// Notes that the program has closed the connection: it is notified of the end and of nothing else.
+    /// Notes that the program has closed the connection. It receives the callback for the end, and no messages before that.
     pub(super) fn mute(&mut self) {
-        // The message that opens the connection is too late for a program that has closed it.
+        // If the opening message arrives now, the connection is not reported any more, because the program has closed it.
         let late = self.late.take().is_some();
         match &mut self.ending {
             Ending::Disconnect { delivers, .. } => *delivers = false,
@@ -147,7 +149,7 @@ impl Closing {
         }
     }
 
-    /// Notes that something was not sent on a connection that the program has closed.
+    /// Notes that something was not sent on a connection that the program has closed. `complete` becomes false in the reported reason.
     pub(super) const fn cut_off(&mut self) {
         if let Ending::Disconnect { evidence: Evidence::Decided(DisconnectReason::Local { complete }), .. } =
             &mut self.ending
@@ -156,19 +158,18 @@ impl Closing {
         }
     }
 
-    /// Returns true if the connection did not come up because of the transport. The peer's refusal, which was sent before, is the better
-    /// reason.
+    /// Returns true if connecting failed with an error of the transport. A refusal that the peer had sent before is the better reason.
     pub(super) const fn may_be_refused(&self) -> bool {
         matches!(self.ending, Ending::ConnectError(ConnectError::Transport(_)))
     }
 
-    /// Notes that the peer had refused the connection before the transport ended.
+    /// Replaces the reason of the end: the peer had refused the connection before the transport ended.
     pub(super) fn refused(&mut self, error: SecurityError) {
         (self.ending, self.late) = (Ending::ConnectError(ConnectError::Security(error)), None);
     }
 }
 
-/// The states without their data, in the order in which a connection passes through them.
+/// The states without their data. A connection only changes to states that are later in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum StateKind {
     Resolving,
@@ -202,27 +203,26 @@ impl StateKind {
     }
 }
 
-/// The transitions. Each one returns false if the connection is in a state from which it is not permitted.
+/// The transitions. Each one returns false, or `None`, if the current state does not permit it.
 impl State {
-    /// Changes the state once the peer's address is resolved.
+    /// Changes to `Connecting`: the peer's address is resolved.
     pub(super) fn connect(&mut self) -> bool {
         self.advance(StateKind::Connecting, |setup| Self::Connecting(setup.unwrap_or_default()))
     }
 
-    /// Changes the state once the two sides begin to prove their identities.
+    /// Changes to `Securing`: the two sides begin to prove their identities. `outbox` has the first handshake bytes for the peer.
     pub(super) fn secure(&mut self, handshake: Box<dyn Handshake>, outbox: Vec<u8>) -> bool {
         self.advance(StateKind::Securing, |setup| {
             Self::Securing(Box::new(Securing::new(setup.unwrap_or_default(), handshake, outbox)))
         })
     }
 
-    /// Changes the state once only the peer's hello is missing.
+    /// Changes to `Greeting`: everything but the peer's hello has arrived.
     pub(super) fn greet(&mut self) -> bool {
         self.advance(StateKind::Greeting, |_| Self::Greeting)
     }
 
-    /// Changes the state once the connection is up. Returns the messages that arrived before, or `None` if the
-    /// connection cannot come up.
+    /// Changes to `Open`: the connection is up. Returns the messages that arrived earlier. `None` if the state does not permit this change.
     pub(super) fn open(&mut self) -> Option<VecDeque<Early>> {
         let mut early = VecDeque::new();
         let opened = self.advance(StateKind::Open, |setup| {
@@ -232,28 +232,28 @@ impl State {
         opened.then_some(early)
     }
 
-    /// Changes to `Draining`, once the program has closed the connection. Returns false if the present state does not lead
-    /// there.
+    /// Changes to `Draining`: the program has closed the connection.
     pub(super) fn drain(&mut self) -> bool {
         self.advance(StateKind::Draining, |_| Self::Draining)
     }
 
-    /// Changes the state once all sends have ended, and the goodbye is sent.
+    /// Changes to `Leaving`: all sends have ended, and the goodbye is being sent.
     pub(super) fn leave(&mut self) -> bool {
         self.advance(StateKind::Leaving, |_| Self::Leaving)
     }
 
-    /// Changes the state if the two sides do not accept each other.
+    /// Changes to `Refusing`: one side has refused the other's identity.
     pub(super) fn refuse(&mut self, ending: Ending) -> bool {
         self.advance(StateKind::Refusing, |_| Self::Refusing(Box::new(ending)))
     }
 
-    /// Changes the state once the queues are being flushed.
+    /// Changes to `Closing`: the queues are being flushed.
     pub(super) fn close(&mut self, ending: Ending) -> bool {
         self.advance(StateKind::Closing, |setup| Self::Closing(Box::new(Closing { ending, late: None, setup })))
     }
 
-    /// Changes to the state `to`, which `next` builds from the connection's setup data.
+    /// Changes to the state `to`. `next` builds that state from the setup data of the current one. Returns false and logs an error if the
+    /// change is not permitted.
     fn advance(&mut self, to: StateKind, next: impl FnOnce(Option<Box<Setup>>) -> Self) -> bool {
         let from = self.step();
         let leads = from.leads_to(to);
@@ -275,7 +275,7 @@ impl State {
         }
     }
 
-    /// Returns the setup data of the connection.
+    /// Returns the setup data. `None` in the states that have none.
     pub(super) fn setup(&self) -> Option<&Setup> {
         match self {
             Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
@@ -285,7 +285,7 @@ impl State {
         }
     }
 
-    /// Returns the setup data of the connection, to change it.
+    /// Returns the setup data, to change it. `None` in the states that have none.
     pub(super) fn setup_mut(&mut self) -> Option<&mut Setup> {
         match self {
             Self::Resolving(setup) | Self::Connecting(setup) | Self::Accepting(setup) => Some(setup),
@@ -312,8 +312,8 @@ impl State {
 }
 
 impl State {
-    /// Returns true if the connection is not up yet: the local side was not notified that the transport is up, or the
-    /// peer's hello has not arrived.
+    /// Returns true if the connection is not up yet. The local side was not notified that the transport is up, the identities are not
+    /// proven, or the peer's hello has not arrived.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(
             self,
@@ -347,7 +347,7 @@ impl State {
         }
     }
 
-    /// Returns true if the connection was reported to the program.
+    /// Returns true if the program was notified that the connection is up.
     pub(crate) const fn is_announced(&self) -> bool {
         match self {
             Self::Open | Self::Draining | Self::Leaving => true,
@@ -356,7 +356,7 @@ impl State {
         }
     }
 
-    /// Returns true if messages are delivered. Messages that a peer sent before it closed are delivered too.
+    /// Returns true if messages are delivered to the program: while the connection is open, and after the peer has ended it.
     #[inline]
     pub(crate) const fn delivers(&self) -> bool {
         match self {
@@ -384,7 +384,8 @@ mod tests {
         StateKind::Closing,
     ];
 
-    /// A row for each state, with a letter for each next state in the same order.
+    /// A row for each state, in the order of `STEPS`. Its letters stand for the next states in the same order. `-` is a change that is not
+    /// permitted.
     const TABLE: [&str; 10] = [
         "-C-------X",
         "---S-O--RX",
