@@ -1,25 +1,26 @@
-//! Credits: a sender sends only messages for which the peer has receives posted. This file does no I/O.
+//! Credits: a side sends a message only if the peer has posted a receive for it. This file does no I/O.
 //!
-//! Both sides count messages from the start of the connection, modulo 2^32. A grant is the absolute count up to which
-//! the peer may send, so that a lost, repeated or overtaken grant does no harm.
+//! Both sides count messages from the start of the connection, modulo 2^32. A grant is an absolute count: the number of messages that the
+//! peer may have sent in total. So a grant that is repeated, lost or overtaken by another does no harm.
 //!
-//! Control messages (grants, pings and pongs) use credits too. Two sides with full windows can always grant, ping and
-//! answer, however their messages cross. That follows from three rules:
+//! Control messages (grants, pings and pongs) need credits too. Three rules guarantee that both sides can always grant, ping and answer, in
+//! whatever order their messages cross:
 //!
-//! - Data does not use the last [`CONTROL_CREDITS`]. So at least three of a side's receives are never kept by the
-//!   program: the peer may use them, or they are owed to it.
-//! - The last credit is for a message that brings a grant ([`may_control`]). So the two sides are never both without a
-//!   credit: of the last message of each side, one was sent after the other had arrived, or each brings a credit.
-//! - A grant is due if at least two credits are owed, and either no fewer than the peer has left or the peer has none left for data
-//!   ([`ReceiveWindow::update_due`]). A side with one credit left is therefore owed at least two, and a grant is sent. Each grant needs two
-//!   messages of the peer: two sides that have nothing else to send fall silent.
+//! - Data messages leave the last [`CONTROL_CREDITS`] unused. So at least three receives of each side are never occupied by messages that
+//!   the   program keeps.
+//! - The last credit is used only for a message that carries a grant ([`may_control`]). So the two sides are never out of credits at the
+//!   same   time. Consider the last message of each: either one was sent after the other had arrived, or they crossed and each carries a
+//!   grant.
+//! - A grant is due if at least two credits can be granted, and one of these holds: they are at least as many as the peer has left, or the
+//!   peer   has none left for data ([`ReceiveWindow::update_due`]). A side with one credit left therefore always receives a grant. Since
+//!   each grant   needs two messages of the peer, two sides that have nothing else to send stop granting.
 //!
-//! When a message has been processed, its receive is posted again in a chain with others, not alone: when a quarter of
-//! the window is free, and immediately when a grant would be due ([`ReceiveWindow::worth_posting`]).
+//! After a message was processed, its receive is posted again together with others. This happens when a quarter of the window is free, or
+//! earlier if it makes a grant due ([`ReceiveWindow::worth_posting`]).
 
 use crate::limits::{CONTROL_CREDITS, MAX_WINDOW};
 
-/// Returns true if a control message can be sent. The last credit is reserved for a message that brings a grant.
+/// Returns true if a control message can be sent. The last credit is reserved for a message that carries a grant.
 #[must_use]
 pub(crate) const fn may_control(tx: &SendWindow, rx: &ReceiveWindow) -> bool {
     match tx.available() {
@@ -29,7 +30,7 @@ pub(crate) const fn may_control(tx: &SendWindow, rx: &ReceiveWindow) -> bool {
     }
 }
 
-/// The messages that the peer allows the local side to send.
+/// The credits of the local side: the messages that the peer allows it to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendWindow {
     limit: u32,
@@ -37,7 +38,7 @@ pub(crate) struct SendWindow {
 }
 
 impl SendWindow {
-    /// Creates a window in which the peer has posted `initial` receives.
+    /// Creates the window of a connection whose peer has posted `initial` receives.
     #[must_use]
     pub(crate) const fn new(initial: u32) -> Self {
         Self { limit: initial, sent: 0 }
@@ -50,24 +51,24 @@ impl SendWindow {
         self.limit.wrapping_sub(self.sent)
     }
 
-    /// Returns the number of data messages that can be sent now. The credits for control messages are not counted.
+    /// Returns the number of data messages that can be sent now. The last credits are reserved for control messages.
     #[must_use]
     #[inline]
     pub(crate) const fn available_for_data(&self) -> u32 {
         self.available().saturating_sub(CONTROL_CREDITS)
     }
 
-    /// Uses a credit. The caller has checked that there is one.
+    /// Uses a credit. The caller has checked that one is available.
     #[inline]
     pub(crate) fn take(&mut self) {
         debug_assert!(self.available() > 0, "sending without a credit");
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Processes a grant. An old grant changes nothing; a grant wider than any window is the peer's fault.
+    /// Processes a grant of the peer. An old grant has no effect.
     ///
     /// # Errors
-    /// The grant, if no honest peer gives it.
+    /// [`InvalidGrant`] if the grant exceeds the largest window, which is a protocol violation of the peer.
     #[inline]
     pub(crate) fn grant(&mut self, limit: u32) -> Result<(), InvalidGrant> {
         let ahead = limit.wrapping_sub(self.limit);
@@ -82,7 +83,7 @@ impl SendWindow {
     }
 }
 
-/// A grant that no honest peer gives.
+/// A grant that exceeds the largest window of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidGrant {
     /// The limit in the grant.
@@ -91,7 +92,7 @@ pub(crate) struct InvalidGrant {
     pub(crate) sent: u32,
 }
 
-/// The messages that the local side allows the peer to send.
+/// The credits of the peer: the messages that the local side allows it to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceiveWindow {
     /// The number of receives posted since the start, modulo 2^32.
@@ -103,13 +104,13 @@ pub(crate) struct ReceiveWindow {
 }
 
 impl ReceiveWindow {
-    /// Creates the window of a connection with `depth` receives posted, all of them granted while connecting.
+    /// Creates the window of a connection with `depth` posted receives. The greeting has granted all of them.
     #[must_use]
     pub(crate) const fn new(depth: u32) -> Self {
         Self { posted: depth, granted: depth, received: 0 }
     }
 
-    /// Counts receives that were posted again. From now on they may be granted to the peer.
+    /// Counts receives that were posted again. From now on they can be granted to the peer.
     #[inline]
     pub(crate) fn posted(&mut self, count: u32) {
         self.posted = self.posted.wrapping_add(count);
@@ -131,21 +132,21 @@ impl ReceiveWindow {
         self.granted.wrapping_sub(self.received)
     }
 
-    /// Returns the number of posted receives that were not granted to the peer.
+    /// Returns the number of posted receives that were not granted to the peer yet.
     #[must_use]
     #[inline]
     pub(crate) const fn owed(&self) -> u32 {
         self.posted.wrapping_sub(self.granted)
     }
 
-    /// Returns true if enough credits are owed for a separate grant message.
+    /// Returns true if enough credits can be granted for a separate grant message.
     #[must_use]
     #[inline]
     pub(crate) const fn update_due(&self) -> bool {
         self.update_due_after(0)
     }
 
-    /// Returns true if a grant would be due if this many more receives were posted.
+    /// Returns true if a grant message would be due after `more` receives were posted.
     #[must_use]
     #[inline]
     pub(crate) const fn update_due_after(&self, more: u32) -> bool {
@@ -154,18 +155,18 @@ impl ReceiveWindow {
         owed >= 2 && (owed >= left || left <= CONTROL_CREDITS)
     }
 
-    /// Returns true if it is time to post `free` receives of a window of `depth` again.
+    /// Returns true if `free` receives, of `depth` in total, should be posted again now.
     #[must_use]
     #[inline]
     pub(crate) const fn worth_posting(&self, free: u32, depth: u32) -> bool {
         free > 0 && (free >= depth.div_ceil(4) || self.update_due_after(free))
     }
 
-    /// Returns true if it is time to post `free` receives of a window of `depth` again, or a grant is due without them.
+    /// Returns true if `free` receives, of `depth` in total, should be posted again now, or a grant message is due without them.
     #[must_use]
     #[inline]
     pub(crate) const fn grant_due(&self, free: u32, depth: u32) -> bool {
-        // More receives never make a grant less due.
+        // If a grant is due without the free receives, it is also due with them. So one check covers both.
         (free > 0 && free >= depth.div_ceil(4)) || self.update_due_after(free)
     }
 
@@ -183,7 +184,7 @@ impl ReceiveWindow {
         self.granted
     }
 
-    /// Returns the number of receives that are posted and not used yet.
+    /// Returns the number of posted receives in which no message has arrived.
     pub(crate) const fn outstanding(&self) -> u32 {
         self.posted.wrapping_sub(self.received)
     }
@@ -229,7 +230,7 @@ mod tests {
         assert!(!rx.received());
         rx.posted(1);
         assert!(!rx.received(), "posted but not granted");
-        // One credit is owed, and a grant is due from two on.
+        // One credit can be granted. A grant message is due from two credits on.
         assert!(!rx.update_due() && !rx.update_due_after(0) && rx.update_due_after(1));
         rx.grant();
         assert!(rx.received());
@@ -249,22 +250,22 @@ mod tests {
         assert!(!may_control(&tx, &rx), "none is left");
     }
 
-    /// One end of the model. It uses the two windows as the reactor does, without a reactor.
+    /// One side of the model. It uses the two windows as a connection does.
     #[derive(Debug)]
     struct End {
         tx: SendWindow,
         rx: ReceiveWindow,
         wants: u32,
         delivered: u32,
-        /// The number of receives of all kinds.
+        /// The number of receives, in any state.
         depth: u32,
-        /// The number of receives of messages that the program keeps.
+        /// The number of receives that are occupied by messages which the program keeps.
         held: u32,
         /// The number of receives to post again.
         free: u32,
-        /// True if the end is on the list of those with something to post. It sends only then.
+        /// True if the side has something to post. As in the reactor, only a marked side is flushed.
         marked: bool,
-        /// True if the end must ping the other one.
+        /// True if the side must send a ping.
         asks: bool,
         owes_answer: bool,
     }
@@ -303,7 +304,7 @@ mod tests {
         proptest::collection::vec(step, 1..2000)
     }
 
-    /// Two ends, and the messages in flight from each.
+    /// Two sides, and for each the messages that it has in flight.
     #[derive(Debug)]
     struct Model {
         ends: [End; 2],
@@ -330,8 +331,8 @@ mod tests {
             }
         }
 
-        /// Flushes an end like the reactor flushes a connection: receives, data, and one control message unless data
-        /// carries the same. Returns the number of messages sent.
+        /// Flushes a side as the reactor flushes a connection: posts receives, sends data, and sends one control message unless data
+        /// replaces it. Returns the number of messages sent.
         fn flush(&mut self, end: usize) -> u32 {
             let side = &mut self.ends[end];
             if !std::mem::take(&mut side.marked) {
@@ -348,7 +349,7 @@ mod tests {
                 sent += 1;
             }
             for nth in 1..=sent {
-                // The last one carries the newest grant.
+                // The last message carries the newest grant.
                 let grant = if nth == sent { side.rx.grant() } else { side.rx.told() };
                 self.wires[end].push_back(ModelMessage { kind: ModelMessageKind::Data, grant });
             }
@@ -388,7 +389,8 @@ mod tests {
             } else {
                 side.free += 1;
             }
-            // Work may have waited for a credit or be due by now, even if the receive of this message is not free.
+            // Messages may have waited for the credits in this grant. Control messages may be due, even if this message occupies its
+            // receive.
             side.marked |= side.wants > 0 || side.owes_answer || side.asks;
             side.marked |= side.rx.update_due() || side.rx.worth_posting(side.free, side.depth);
             true
@@ -424,7 +426,7 @@ mod tests {
             self.ends[end].marked = true;
         }
 
-        /// Runs both ends until there is nothing left to do. Returns the number of messages sent.
+        /// Runs both sides until neither has anything to send. Returns the number of messages sent.
         fn settle(&mut self, hold: bool) -> u32 {
             let (mut messages, mut progress) = (0, true);
             while std::mem::take(&mut progress) {
@@ -443,9 +445,9 @@ mod tests {
     }
 
     proptest! {
-        /// For any history of both sides, no send is without a posted receive, and no grant is lost. Whatever the
-        /// programs keep, the sides fall silent when there is nothing to send, and then either can ping and gets an
-        /// answer. Once the programs release what they keep, all messages are delivered.
+        /// Checks random histories of both sides. No message arrives without a posted receive, and no grant is lost. Whatever messages the
+        /// programs keep, both sides stop sending when they have nothing to send, and each can then ping the other and gets an answer. When
+        /// the programs release what they keep, all messages are delivered.
         #[test]
         fn no_deadlock_no_overrun_no_lost_grant(
             depths in prop_oneof![[MIN_WINDOW..9, MIN_WINDOW..9], [MIN_WINDOW..40, MIN_WINDOW..40]],

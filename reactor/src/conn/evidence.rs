@@ -1,14 +1,14 @@
-//! The evidence of why a connection ends, and the rule that decides which of two pieces counts.
+//! The evidence of why a connection ends, and the rule for choosing between two reports.
 //!
-//! Devices, connection managers and peers report one end in several ways and in any order. The first piece of evidence counts,
-//! unless a later one is better:
+//! Devices, connection managers and peers report the same end in several ways and in any order. The first report is kept, unless a later
+//! one is better:
 //!
-//! | held | gives way to | because |
+//! | kept so far | is replaced by | because |
 //! |---|---|---|
 //! | `Flushed` | `Disconnected`, `Truncated`, `Terminated`, `Transport`, `Removed`, `Goodbye` | a flushed work request is a consequence |
-//! | `Unposted` | the same, except that it outlasts `Disconnected` | the peer is not to blame for work requests that could not be posted |
+//! | `Unposted` | the same reports except `Disconnected` | the peer is not to blame for work requests that could not be posted |
 //! | `Disconnected`, `Truncated` | `Goodbye` | the goodbye was sent before the transport ended |
-//! | `Terminated` | `Failed` | both are one fault, and the work request names it |
+//! | `Terminated` | `Failed` | both report one fault, and the work request names it |
 //! | all others | nothing | |
 
 use rdma_transport::cm::DisconnectCause;
@@ -17,39 +17,39 @@ use rdma_transport::wc::Failure;
 use crate::config::Framing;
 use crate::error::DisconnectReason;
 
-/// One piece of evidence of why a connection ends that the program knows.
+/// A report of why a connection ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
     /// A work request was flushed. The connection manager may report the cause.
     Flushed(Failure),
     /// Work requests could not be posted. The connection manager may report the cause.
     Unposted(String),
-    /// The transport ended in order. Only without credits, where there is no goodbye, does this mean that the peer has closed the
-    /// connection.
+    /// The transport ended in the regular way. With `Framing::Raw`, which has no goodbye, this means that the peer has closed the
+    /// connection. With `Framing::Credits` the peer is lost.
     Disconnected(Framing),
-    /// The peer's stream ended in the middle of a message.
+    /// The peer's TCP stream ended in the middle of a message.
     Truncated,
-    /// The peer reported that the local side has violated the protocol.
+    /// The peer's transport reported that the local side has violated the transport protocol. The text names the violation.
     Terminated(String),
     /// A work request failed.
     Failed(Failure),
-    /// The transport failed in another way.
+    /// The transport failed for a reason that no other variant describes.
     Transport(DisconnectCause),
     /// The device was removed.
     Removed,
     /// The peer's program has closed the connection.
     Goodbye,
-    /// The local side has ended the connection: its program, a limit, or a rule that the peer has violated.
+    /// The local side has ended the connection: the program closed it, a time limit was exceeded, or the peer violated the protocol.
     Decided(DisconnectReason),
 }
 
 impl Evidence {
-    /// Returns true if the end waits for better evidence.
+    /// Returns true if better evidence may still arrive. Then the end of the connection is not reported yet.
     pub(super) const fn is_guess(&self) -> bool {
         matches!(self, Self::Flushed(_) | Self::Unposted(_))
     }
 
-    /// Returns true if the transport ended, and nothing else is known. The peer may have sent more before.
+    /// Returns true if nothing is known but the end of the transport. Messages that the peer sent before that may still be unprocessed.
     pub(super) const fn is_loss(&self) -> bool {
         matches!(self, Self::Disconnected(_) | Self::Truncated)
     }
@@ -76,7 +76,7 @@ impl Evidence {
     }
 }
 
-/// Returns the one of two pieces of evidence that counts. `held` was found first. See the [module](self) for the table.
+/// Returns the better of two reports by the table of the [module](self). `held` arrived before `found`.
 pub(super) fn better(held: Evidence, found: Evidence) -> Evidence {
     use Evidence::{
         Decided, Disconnected, Failed, Flushed, Goodbye, Removed, Terminated, Transport, Truncated, Unposted,
@@ -113,7 +113,7 @@ mod tests {
 
     const KINDS: usize = 11;
 
-    /// Returns the row of a piece. A new kind of evidence needs a row here.
+    /// Returns the row of `TABLE` for this evidence. A new kind of evidence needs a new row.
     const fn row(evidence: &Evidence) -> usize {
         match evidence {
             Evidence::Flushed(_) => 0,
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Returns one piece for each row.
+    /// Returns evidence of each kind, in the order of the rows. `nth` makes the values of two calls different.
     fn each(nth: u32) -> [Evidence; KINDS] {
         let failure = |status| Failure { status, vendor_error: nth };
         let each = [
@@ -150,8 +150,8 @@ mod tests {
         each
     }
 
-    /// A row for each piece that is held, with a letter for each piece that is found afterwards: `h` if the held one counts, `f` if the
-    /// found one does, and `c` if the held one becomes certain.
+    /// A row for each kind of evidence that is kept so far, with a letter for each kind that is found later. `h`: the kept one stays. `f`:
+    /// the found one replaces it. `c`: the kept one stays and becomes certain.
     const TABLE: [&str; KINDS] = [
         "hhffffhfffh",
         "hhccffhfffh",
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn an_end_waits_for_better_evidence_only_while_there_can_be_some() {
         for (held, row) in each(1).into_iter().zip(TABLE) {
-            // The connection manager reports the end of each connection.
+            // The end of each connection is reported by the connection manager, as `Disconnected`.
             let corrected = row.chars().nth(2).is_some_and(|letter| letter != 'h');
             assert_eq!(held.is_guess(), corrected, "{held:?}");
         }

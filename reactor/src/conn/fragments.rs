@@ -1,9 +1,9 @@
-//! Messages in several buffers: cut by the sender, each part with its own credit, and joined by the receiver.
+//! Messages in several buffers. The sender cuts them into fragments, each of which uses a credit, and the receiver joins these.
 //!
-//! Such a message needs no offer, read and answer, so it takes about as long as its bytes take. All its parts are queued together without
-//! other messages between them, so they need no number. The receiver leaves them in their buffers until the last one has arrived: a peer
-//! that never sends it occupies only its own receives, and no other memory. The credits for all parts are available before the first one is
-//! sent. If they are not, the message is offered ([`super::transfer`]).
+//! A message in fragments is faster than an offered one, because no Read and no report must follow. All its fragments are queued together,
+//! without other messages between them, so they need no number. The receiver keeps them in their receives until the last one has arrived.
+//! So a peer that never sends the last one occupies only its own receives. The sender needs the credits for all fragments before it sends
+//! the first one. Without these credits, the message is offered ([`super::transfer`]).
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ use crate::memory::region::Region;
 impl Connection {
     // Sending.
 
-    /// Returns the number of buffers for a message of `len` bytes, if it may be sent in several.
+    /// Returns the number of fragments of a message of `len` bytes. `None` if the message must not be sent in fragments.
     pub(crate) fn parts(&self, len: usize) -> Option<usize> {
         let size = self.terms.buffer_size;
         let parts =
@@ -32,20 +32,20 @@ impl Connection {
         parts.filter(|&parts| parts <= MAX_FOLLOWING as usize)
     }
 
-    /// Returns true if a message of `len` bytes can be queued now in several buffers.
+    /// Returns true if a message of `len` bytes can be queued in fragments now.
     pub(crate) fn may_cut(&self, len: usize) -> bool {
         self.parts(len).is_some_and(|parts| parts <= self.writable())
     }
 
-    /// Returns the parts of a message of `len` bytes, and for each the number of parts behind it.
+    /// Returns the range of each fragment of a message of `len` bytes, with the number of fragments after it.
     fn cut(&self, len: usize) -> impl Iterator<Item = (Range<usize>, u32)> + use<> {
         let size = self.terms.buffer_size;
         let count = len.div_ceil(size);
         (0..count).map(move |nth| (nth * size..len.min((nth + 1) * size), (count - 1 - nth) as u32))
     }
 
-    /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a part of the payload, or returns false if the program cannot
-    /// reach it. `told`: the message's end is always reported to the program.
+    /// Queues a message that [`Connection::may_cut`] allows. `fill` copies a range of the payload into a buffer, or returns false if it
+    /// cannot read the payload. `told`: the end of the message is always reported to the program.
     pub(crate) fn send_cut(
         &mut self,
         len: usize,
@@ -74,7 +74,7 @@ impl Connection {
         last
     }
 
-    /// Queues a message that [`Connection::may_cut`] allows, from a range inside of a region, which the device reads.
+    /// Queues a message that [`Connection::may_cut`] allows. The device reads its payload from the range `from` of a region.
     pub(crate) fn send_cut_from(
         &mut self,
         region: &Region,
@@ -96,7 +96,7 @@ impl Connection {
 
     // Receiving.
 
-    /// Handles a part of a message.
+    /// Handles a fragment of a message.
     pub(super) fn received_fragment(
         &mut self,
         buffer: Buffer,
@@ -118,7 +118,7 @@ impl Connection {
         let violation = if len == 0 || !expected {
             Some(PeerViolation::MalformedMessage)
         } else if following > self.rx.left() {
-            // The credits for all parts were available before the first one was sent.
+            // The sender must have the credits for all fragments before it sends the first one.
             Some(PeerViolation::CreditOverrun)
         } else {
             ((so_far + len) as u64 > env.config.large.max_message).then_some(PeerViolation::InvalidOffer)
@@ -149,7 +149,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Passes a message in several buffers to the program.
+    /// Passes a complete message in several buffers to the program.
     pub(super) fn deliver_fragments(&mut self, joined: Box<Fragments>, env: &mut Env<'_>) {
         for _ in &joined.parts {
             self.receives.release();
@@ -159,7 +159,7 @@ impl Connection {
         self.tell(env, Event::Fragments(joined));
     }
 
-    /// Frees the receives of a held message in several buffers that is not delivered.
+    /// Frees the receives of a message in several buffers that is not delivered.
     pub(super) fn discard_fragments(&mut self, fragments: Fragments, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         for (buffer, _) in fragments.parts {
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Recycles the list of a message that was joined in other memory.
+    /// Keeps the allocation of the list of buffers for the next message in several buffers.
     pub(crate) fn recycle(&mut self, joined: Box<Fragments>) {
         self.transfers.recycle(joined);
     }

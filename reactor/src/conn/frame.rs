@@ -1,5 +1,4 @@
-//! The messages of the protocol: the header in front of every message, and the payloads of the reactor's own messages.
-//! The layouts are in `docs/wire.md`.
+//! The messages of the protocol: the header of every message, and the payloads of control messages. `docs/wire.md` describes the layouts.
 
 use crate::limits::{HEADER_LEN, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
@@ -10,32 +9,31 @@ use crate::memory::region::RemoteRegion;
 pub(crate) enum MessageKind {
     /// A message of the program.
     Data = 0,
-    /// The first message of the active side; it opens the connection on the passive side.
+    /// The first message of the active side. It opens the connection on the passive side.
     Hello = 1,
-    /// A grant that no other message carries.
+    /// A message with a grant of credits in its header, sent if no other message can carry the grant.
     Credit = 2,
-    /// A request to the peer to show that it is alive.
+    /// A request for an answer, which shows that the peer is alive.
     Ping = 3,
     /// The answer to a ping.
     Pong = 4,
-    /// A notification that the writes before this message are placed; the payload is an [`Immediate`].
+    /// A notification that the Writes before this message are in the receiver's memory. The payload is an [`Immediate`].
     Immediate = 5,
-    /// A message longer than one buffer that the receiver will read from the sender's memory; the payload is an
-    /// [`Offer`].
+    /// A message longer than one buffer, which the receiver will read from the sender's memory. The payload is an [`Offer`].
     Offer = 6,
-    /// A notification that an offered message was fetched and its memory may be reused. The payload is the number of
-    /// the transfer, four bytes.
+    /// A notification that an offered message was fetched, so that its memory can be reused. The payload is the number of the transfer,
+    /// four bytes.
     Fetched = 7,
-    /// The program of the sender has closed the connection. It is the last message of its sender.
+    /// The last message of a side, whose program has closed the connection.
     Goodbye = 8,
-    /// Octets of the handshake of a connection that will be secured; the first one is a [`HandshakePart`].
+    /// Handshake bytes of a connection that will be secured. The first byte is a [`HandshakePart`].
     Handshake = 9,
-    /// A part of a message that takes several buffers. The header says how many parts follow.
+    /// A part of a message that needs several buffers. The header has the number of parts that follow.
     Fragment = 10,
-    /// A notification that a part of an offered message was fetched; the payload is a [`TransferProgress`].
+    /// A notification that a part of an offered message was fetched. The payload is a [`TransferProgress`].
     Progress = 11,
-    /// A notification that the program does not want an offered message, and its memory may be reused. The payload is the number of the
-    /// transfer, four bytes.
+    /// A notification that the receiving program does not want an offered message, so that its memory can be reused. The payload is the
+    /// number of the transfer, four bytes.
     Refused = 12,
 }
 
@@ -67,15 +65,15 @@ impl MessageKind {
     }
 }
 
-/// The kind of a part of a handshake, encoded in its first octet.
+/// The kind of a handshake message, encoded in the first byte of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum HandshakePart {
-    /// Octets, and more messages without a seal may follow.
+    /// Handshake bytes. The sender's next message may be unencrypted too.
     More = 0,
-    /// Octets, or none. The sender has accepted its peer, and all its messages behind this one are sealed.
+    /// The last handshake bytes, possibly none. The sender has accepted its peer, and encrypts all later messages.
     Last = 1,
-    /// The sender does not accept its peer; the rest is text with the reason.
+    /// The sender refuses its peer. The remaining bytes are text with the reason.
     Refusal = 2,
 }
 
@@ -92,15 +90,14 @@ impl HandshakePart {
     }
 }
 
-/// The largest number of parts of a message that may follow one of its parts.
+/// The largest number of parts that can follow a part of a message.
 pub(crate) const MAX_FOLLOWING: u32 = (1 << 24) - 1;
 
-/// The header of a message: `kind:8 | following:24 | grant:32`, little-endian. Only a fragment may have parts that follow it.
+/// The header of a message: `kind:8 | following:24 | grant:32`, little-endian. `following` is 0 except in fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     pub(crate) kind: MessageKind,
-    /// The number of messages that the receiver of this header may send, counted from the start of the connection
-    /// modulo 2^32.
+    /// The number of messages that the peer may have sent in total since the start of the connection, modulo 2^32.
     pub(crate) grant: u32,
 }
 
@@ -110,15 +107,15 @@ impl FrameHeader {
         self.emit_before(0)
     }
 
-    /// Returns the header of a fragment that `following` others follow, at most [`MAX_FOLLOWING`].
+    /// Encodes the header of a fragment that `following` more fragments follow, at most [`MAX_FOLLOWING`].
     #[inline]
     pub(crate) const fn emit_before(self, following: u32) -> [u8; HEADER_LEN] {
         let word = self.kind as u64 | (following as u64) << 8 | (self.grant as u64) << 32;
         word.to_le_bytes()
     }
 
-    /// Parses the header of a message. Returns `None` if the message is too short, of an unknown kind, has reserved bits set, or is a
-    /// fragment that others follow.
+    /// Parses the header of a message. Returns `None` if the message is too short, its kind is unknown, reserved bits are set, a kind
+    /// without payload has one, or it is a fragment that other fragments follow.
     #[inline]
     pub(crate) fn parse(message: &[u8]) -> Option<Self> {
         let (header, payload) = message.split_first_chunk::<HEADER_LEN>()?;
@@ -131,14 +128,14 @@ impl FrameHeader {
         sound.then_some(Self { kind, grant: (word >> 32) as u32 })
     }
 
-    /// Parses the header of a fragment.
+    /// Parses the header of a fragment, including one that other fragments follow. Returns `None` if the message is not a fragment.
     pub(crate) fn parse_fragment(message: &[u8]) -> Option<Self> {
         let word = u64::from_le_bytes(*message.first_chunk()?);
         (word & 0xff == MessageKind::Fragment as u64)
             .then_some(Self { kind: MessageKind::Fragment, grant: (word >> 32) as u32 })
     }
 
-    /// Parses the number of fragments that follow a message.
+    /// Returns the number of fragments that follow this one, from its header.
     pub(crate) fn following(message: &[u8]) -> u32 {
         message.first_chunk().map_or(0, |word| u32::from_le_bytes(*word) >> 8)
     }
@@ -154,7 +151,7 @@ pub struct Immediate {
 }
 
 impl Immediate {
-    /// Parses `value:4 | len:4`, little-endian. Returns `None` if the length is not 8 bytes.
+    /// Parses `value:4 | len:4`, little-endian. Returns `None` unless there are exactly 8 bytes.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let (value, rest) = bytes.split_first_chunk()?;
         let len = <[u8; 4]>::try_from(rest).ok()?;
@@ -166,13 +163,13 @@ impl Immediate {
     }
 }
 
-/// The payload of an offer: `number:4 | zero:4 | region:20`, and `tag:8` if there is a tag, little-endian.
+/// The payload of an offer: `number:4 | zero:4 | region:20`, then `tag:8` if the message has a tag. Little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// The number of the transfer. Transfers in flight on one connection have different numbers.
+    /// The number of the transfer. All transfers that a connection has in flight have different numbers.
     pub(crate) number: u32,
     pub(crate) region: RemoteRegion,
-    /// The tag of the sender's program.
+    /// The tag that the sender's program has set.
     pub(crate) tag: Option<u64>,
 }
 
@@ -201,7 +198,7 @@ impl Offer {
     }
 }
 
-/// The payload of the notification that a part of an offered message was fetched: `number:4 | done:8`, little-endian.
+/// The payload of a notification that a part of an offered message was fetched: `number:4 | done:8`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TransferProgress {
     /// The number of the transfer.

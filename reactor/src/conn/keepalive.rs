@@ -1,32 +1,32 @@
-//! The keepalive decides when a silent peer is pinged, and when it is given up. This file does no I/O, and time is an
-//! argument.
+//! The keepalive of a connection. It decides when a silent peer is pinged, and when the peer counts as lost. It does no I/O, and reads no
+//! clock.
 
 use std::time::{Duration, Instant};
 
-/// The silence after its own hello after which an active side sends one early ping. The kernel's siw may hold the first
-/// frame of a connection back until a second one arrives.
+/// The time after which the active side sends one early ping if the peer sends nothing after the hello. The siw driver of Linux may
+/// withhold the first frame of a connection until a second frame arrives.
 const NUDGE: Duration = Duration::from_millis(100);
 
-/// The time until the next check of a peer that may be gone.
+/// The time until the next check of a peer that has exceeded its timeout but may have sent something.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The limits of a peer's silence.
+/// The limits on a peer's silence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// The silence after which the peer is pinged.
     pub(crate) interval: Duration,
-    /// The silence after which the peer is given up.
+    /// The silence after which the peer counts as lost.
     pub(crate) timeout: Duration,
 }
 
-/// The state of the pings to one peer. The connection itself notes when the peer was heard.
+/// The state of the pings to one peer. The time of the peer's last sign of life is in the `Connection`.
 #[derive(Debug)]
 pub(crate) struct Keepalive {
     /// The time at which the connection came up.
     since: Instant,
-    /// The time of the last ping, unless the peer has answered since.
+    /// The time of the last ping. `None` if the peer has answered it.
     asked: Option<Instant>,
-    /// True if an early ping is due if the peer sends nothing after the local hello.
+    /// True if the early ping is to be sent unless the peer sends something first.
     nudges: bool,
     /// True if a ping must be sent.
     pub(crate) owes_ping: bool,
@@ -37,9 +37,9 @@ pub(crate) struct Keepalive {
 /// The result of a check of a peer's silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The peer is not overdue; check again at this time.
+    /// The peer may be silent until this time, which is the time of the next check.
     Wait(Instant),
-    /// The peer seems to be gone, but something that it sent may not have been processed yet; check again at this time.
+    /// The peer has exceeded its timeout, but may have sent something that was not processed yet. The time is that of the next check.
     Suspect(Instant),
     /// The peer is gone.
     Lost,
@@ -57,8 +57,8 @@ impl Keepalive {
         now + if active { patience.interval.min(NUDGE) } else { patience.interval }
     }
 
-    /// Judges the silence of a peer that was heard last at `heard`. `caught_up`: the reactor has processed everything
-    /// that the peer has sent.
+    /// Judges the silence of a peer whose last sign of life was at `heard`. `caught_up`: the reactor has processed everything that the peer
+    /// has sent.
     pub(crate) fn check(&mut self, now: Instant, heard: Instant, caught_up: bool, patience: &Patience) -> Verdict {
         if std::mem::take(&mut self.nudges) && heard <= self.since {
             self.owes_ping = true;
@@ -66,18 +66,17 @@ impl Keepalive {
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
-        // The peer has answered a ping that is not newer than the last sign of life. Both may have the same time on a
-        // coarse clock.
+        // The ping counts as answered if the last sign of life is not older. On a coarse clock both may have the same time.
         self.asked = self.asked.filter(|&asked| asked > heard);
         let asked = *self.asked.get_or_insert_with(|| {
             self.owes_ping = true;
             now
         });
-        // A side that pings late gives the peer as much time to answer as one that pings on time.
+        // If the ping was sent late, the peer still gets the full time to answer.
         let answer_time = patience.timeout.saturating_sub(patience.interval);
         let end = (heard + patience.timeout).max(asked + answer_time);
         if now < end {
-            // The answer to this ping begins another silence, in which the peer must be pinged in time.
+            // The peer may answer this ping and then fall silent again. Check early enough to send the next ping on time.
             let asked_again = asked + patience.interval;
             Verdict::Wait(if now < asked_again { end.min(asked_again) } else { end })
         } else if caught_up {

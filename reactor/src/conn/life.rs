@@ -22,7 +22,7 @@ use crate::error::{ConnectError, DisconnectReason, Outcome, PeerViolation, Rejec
 use crate::log_limit::{Complaint, complain};
 use crate::security::SecurityMode;
 
-/// What is known about a silent peer at the time of a connection's timeout.
+/// The facts about a silent peer at the time of a connection's timeout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silence {
     /// The time at which the transport last received bytes from the peer. `None` if the provider does not report it.
@@ -306,7 +306,7 @@ impl Connection {
         match &mut self.state {
             State::Closing(closing) => return closing.learn(ending),
             // The program has closed the connection already, so the only question is whether all sends were delivered. In `Draining` the
-            // remaining sends cannot be delivered any more, unless the peer has merely closed the connection too. In `Leaving` all sends had
+            // remaining sends cannot be delivered, unless the peer has merely closed the connection too. In `Leaving` all sends had
             // ended before the goodbye, and the end of the transport is the peer's answer to the goodbye.
             State::Draining if !ending.is_local() => return self.flush_after(ending.is_parting(), env),
             State::Leaving if !ending.is_local() => return self.flush_after(true, env),

@@ -54,7 +54,7 @@ use crate::id::{ConnectionId, ListenerId};
 use crate::security::{Opener, PeerIdentity, Sealer, Security};
 use crate::stats::Stats;
 
-/// What a connection needs to process an input: the time, the configuration, buffers, and the lists for its outputs.
+/// The context in which a connection processes an input: the time, the configuration, buffers, and the lists for its outputs.
 #[derive(Debug)]
 pub(crate) struct Env<'a> {
     pub(crate) now: Instant,

@@ -1,11 +1,11 @@
-//! The handshake of a connection that is secured, between the establishment of the transport and the hello of the
-//! active side.
+//! The handshake of a secured connection, between the establishment of the transport and the hello of the active side.
 //!
-//! The bytes of the handshake travel in separate messages, cut to the buffers and under the ordinary credits. Until a side is done, it
-//! sends only these and grants, and none of it is sealed. A side is done when the identity of its peer is proven and its program has
-//! accepted it: it then says so ([`HandshakePart::Last`]), and all its messages behind that are sealed. So each direction changes over at
-//! one point in its order of messages, and no message can be mistaken for one of the other kind. A connection is announced when both
-//! directions are sealed.
+//! The handshake bytes are sent in separate messages, which fit into buffers and use credits like all messages. A side is *done* when the
+//! peer has proven its identity and the local program has accepted it. Until then, the side sends only handshake messages and grants,
+//! unencrypted. Then it sends [`HandshakePart::Last`], and encrypts all messages after that.
+//!
+//! So each direction changes to encryption at one point in its message order, and every message is known to be encrypted or not. The
+//! connection is reported to the program when both directions are encrypted.
 
 use std::mem;
 
@@ -22,7 +22,7 @@ use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
 use crate::log_limit::{Complaint, complain};
 use crate::security::{HandshakeRole, Opener, PeerIdentity, SecurityError, is_hidden};
 
-/// The longest text about a refusal that is accepted from a peer, in bytes.
+/// The longest text that a refusal carries to the peer, or shows from the peer, in bytes.
 const LONGEST_REASON: usize = 200;
 
 impl Connection {
@@ -48,8 +48,8 @@ impl Connection {
         }
     }
 
-    /// Notes the greeting of one side as it was sent, if the connection is to be secured. The handshake verifies that it was not changed in
-    /// transit.
+    /// Keeps a copy of a greeting as it was sent, if the connection will be secured. The handshake verifies that greetings were not changed
+    /// in transit.
     pub(crate) fn note_greeting(&mut self, private_data: &[u8]) {
         if !self.is_secured() {
             return;
@@ -59,7 +59,7 @@ impl Connection {
         }
     }
 
-    /// Takes out the keys for the messages of the peer, if its last message without a seal is missing.
+    /// Takes the keys that decrypt the peer's messages, if the peer's last unencrypted message was not processed yet.
     pub(super) fn take_late_opener(&mut self) -> Option<Box<Opener>> {
         match &mut self.state {
             State::Securing(securing) => securing.opener.take(),
@@ -70,7 +70,7 @@ impl Connection {
     /// Handles a message of the peer's handshake.
     pub(super) fn received_handshake(&mut self, payload: &[u8], env: &mut Env<'_>) -> Result<(), PeerViolation> {
         if matches!(self.state, State::Accepting(_)) {
-            // The bytes of the peer may arrive before the event that the transport is up.
+            // The first handshake bytes of the peer may arrive before the event that the transport is up.
             self.begin_securing(env);
         }
         let (part, octets) = HandshakePart::parse(payload).ok_or(PeerViolation::MalformedMessage)?;
@@ -108,7 +108,7 @@ impl Connection {
             self.peer.identity = Some(identity);
         }
         if part == HandshakePart::Last {
-            // The keys of a peer that has not proven its identity are not used.
+            // Without these keys the peer has not proven its identity, so it must not end its handshake.
             self.opener = Some(securing.opener.take().ok_or(PeerViolation::MalformedMessage)?);
         }
         if identified {
@@ -119,13 +119,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles a message of the handshake that is processed only after the transport has ended: devices report the two in any order.
+    /// Handles a handshake message that is processed after the end of the transport. Devices report the two in any order.
     fn received_late(&mut self, part: HandshakePart, octets: &[u8], env: &mut Env<'_>) {
         let active = self.is_active();
         let State::Closing(closing) = &mut self.state else { return };
         match part {
-            // The peer had accepted the local side before it closed, and this is the last message for which the local
-            // side waited.
+            // The peer had accepted the local side before it closed. The local side waited for this message only.
             HandshakePart::Last if octets.is_empty() => {
                 let Some(opener) = closing.late.as_mut().and_then(|late| late.opener.take()) else { return };
                 self.opener = Some(opener);
@@ -133,7 +132,7 @@ impl Connection {
                     self.announce(env);
                 }
             }
-            // The peer had sent the reason why it would close.
+            // The peer had sent the reason of its refusal before it ended the connection.
             HandshakePart::Refusal if closing.may_be_refused() => {
                 let error = self.refused(octets, env);
                 if let State::Closing(closing) = &mut self.state {
@@ -144,14 +143,15 @@ impl Connection {
         }
     }
 
-    /// Handles the peer's refusal to accept the local side, with its reason.
+    /// Handles a message in which the peer refuses the local side's identity. `why`: the peer's reason, as text.
     fn refused(&self, why: &[u8], env: &mut Env<'_>) -> SecurityError {
         let error = SecurityError::Refused(readable(why));
         self.log_failure(&error, env);
         error
     }
 
-    /// Logs that the two sides do not accept each other. On the passive side only the log reports it.
+    /// Logs that a side has refused the other's identity. The program of the passive side receives no callback for this, so the log is its
+    /// only report.
     fn log_failure(&self, error: &SecurityError, env: &mut Env<'_>) {
         let (id, peer) = (self.id, self.peer.address);
         if self.is_active() {
@@ -162,12 +162,12 @@ impl Connection {
         }
     }
 
-    /// Returns the identity of the peer, once it is proven.
+    /// Returns the peer's identity. `None` until the peer has proven it.
     pub(crate) fn identity(&self) -> Option<&PeerIdentity> {
         self.peer.identity.as_ref()
     }
 
-    /// Handles the program's decision about the peer's identity. `refusal`: the reason why it does not accept the peer.
+    /// Handles the program's decision about the peer's identity. `refusal`: the reason if the program refuses the peer.
     pub(crate) fn judged(&mut self, refusal: Option<String>, env: &mut Env<'_>) {
         let State::Securing(securing) = &mut self.state else { return };
         if let Some(why) = refusal {
@@ -180,7 +180,7 @@ impl Connection {
         self.mark(env);
     }
 
-    /// Notes that the program will decide about the peer's identity later.
+    /// Notes that the program has postponed its decision about the peer's identity.
     pub(crate) fn postpone_judgement(&mut self) {
         let State::Securing(securing) = &mut self.state else { return };
         securing.progress = match mem::replace(&mut securing.progress, SecuringProgress::Proving) {
@@ -189,7 +189,8 @@ impl Connection {
         };
     }
 
-    /// Handles a postponed decision, like [`Connection::judged`]. Returns false if none is awaited.
+    /// Handles a decision that the program had postponed. `refusal`: the reason if the program refuses the peer. Returns false if the
+    /// connection does not wait for a decision.
     pub(crate) fn judged_late(&mut self, refusal: Option<String>, env: &mut Env<'_>) -> bool {
         let State::Securing(securing) = &mut self.state else { return false };
         securing.progress = match mem::replace(&mut securing.progress, SecuringProgress::Proving) {
@@ -203,7 +204,8 @@ impl Connection {
         true
     }
 
-    /// Puts the bytes of the handshake into messages, as far as there are credits and slots, and the end of them.
+    /// Sends the pending handshake bytes in messages, while credits and slots are available. If the program has accepted the peer, the last
+    /// message is [`HandshakePart::Last`], and encryption starts behind it.
     pub(super) fn pump_handshake(&mut self, env: &mut Env<'_>) {
         let most = self.terms.buffer_size.max(MAX_CONTROL) - 1;
         while self.tx.available_for_data() > 0 && self.sends.room(0) > 0 {
@@ -225,11 +227,11 @@ impl Connection {
             };
             self.push_control(MessageKind::Handshake, &octets, None, env);
             if let Some(sealer) = sealer {
-                // The messages in the chain are not changed. Those behind them are sealed.
+                // The messages that are in the chain now stay unencrypted. Later ones are encrypted.
                 self.sends.seal_from_here();
                 self.sealer = Some(Box::new(sealer));
                 if self.is_active() {
-                    // The hello opens the connection on the peer's side, so it goes before anything that the program sends.
+                    // The hello opens the connection on the peer's side, so it precedes everything that the program sends.
                     self.push_hello(env);
                 }
                 self.secured(env);
@@ -237,14 +239,13 @@ impl Connection {
         }
     }
 
-    /// Queues the hello. It needs a credit and a slot, of which the last ones are reserved for the reactor's own
-    /// messages.
+    /// Queues the hello. A credit and a slot are available, because the last ones are reserved for control messages.
     fn push_hello(&mut self, env: &mut Env<'_>) {
         debug_assert!(self.tx.available() > 0 && self.sends.has_control_room(), "data leaves the last ones to it");
         self.push_control(MessageKind::Hello, &[], None, env);
     }
 
-    /// Announces the connection, or continues, if both directions are sealed.
+    /// If both directions are encrypted: reports the connection to the program, or on the passive side waits for the hello first.
     fn secured(&mut self, env: &mut Env<'_>) {
         let State::Securing(securing) = &self.state else { return };
         if self.sealer.is_none() || self.opener.is_none() {
@@ -257,7 +258,7 @@ impl Connection {
         }
     }
 
-    /// Handles the hello of the active side. If it arrives before the local side is done, the connection comes up afterwards.
+    /// Handles the hello of the active side. If the local handshake has not ended, the connection comes up when it has.
     pub(super) fn greeted(&mut self, env: &mut Env<'_>) {
         if let State::Securing(securing) = &mut self.state {
             securing.greeted = true;
@@ -266,7 +267,7 @@ impl Connection {
         }
     }
 
-    /// Refuses the peer, and sends it the reason. `told`: the text for the peer.
+    /// Refuses the peer's identity. `told`: the reason, as text for the peer.
     fn refuse_peer(&mut self, error: SecurityError, told: &str, env: &mut Env<'_>) {
         self.log_failure(&error, env);
         env.stats.connections.insecure += 1;
@@ -286,7 +287,8 @@ impl Connection {
     }
 }
 
-/// Returns text of a peer for a log: without characters that control a terminal, change the direction of text, or are invisible.
+/// Returns text of a peer in a form that is safe to log: without control characters, characters that change the direction of text, and
+/// invisible characters.
 fn readable(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(LONGEST_REASON)]);
     text.chars().map(|c| if is_hidden(c) { '?' } else { c }).collect()

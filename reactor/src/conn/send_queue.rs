@@ -1,5 +1,5 @@
-//! The send queue of a connection: the posted sends, and behind them the chain that the next flush posts. This file
-//! also has the ways in which sends enter the queue, and the ways in which they end.
+//! The send queue of a connection. First in it are the sends that are posted, then the *chain*: the sends that the next flush posts. This
+//! file also has the functions that add sends, and those that handle their completions.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,36 +25,36 @@ use crate::memory::region_memory::Hold;
 use crate::security::Sealer;
 use crate::security::channel::TAG;
 
-/// The role of a send.
+/// The kind of a send, which decides the steps at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendRole {
     /// A message in a buffer.
     Plain,
     /// An operation on regions, or a message whose payload is in a region.
     Regions,
-    /// A Read of this many bytes of a large message.
+    /// A Read of this many bytes of a large message that the peer has offered.
     Large(u32),
-    /// A work request of a list of transfers.
+    /// A work request of a list of Reads or Writes.
     List(ListPart),
 }
 
-/// A send that has not ended.
+/// A send in the queue.
 #[derive(Debug)]
 pub(crate) struct SendQueueEntry {
-    /// The message, or its header if the payload is elsewhere.
+    /// The buffer with the message, or with its header only if the payload is in a region.
     buffer: Option<Posted>,
     role: SendRole,
-    /// The number of regions that it uses. Their holds are at the front of `holds` once the send is at the front of the queue. The regions
-    /// of a list are leased for all of it.
+    /// The number of regions that the send uses. When the send is the first in the queue, their holds are the first in `holds`. 0 for a
+    /// piece of a list, because the list itself leases its regions.
     regions: u8,
-    /// The program's id of the send; control messages have none.
+    /// The id that the program knows the send by. `None` for control messages.
     pub(crate) id: Option<SendId>,
-    /// True if the program does not want the completion reported: it is a message whose payload was copied.
+    /// True if the end of the send is not reported to the program. This is possible for messages whose payload was copied.
     quiet: bool,
-    /// True if the send waits for the peer's answer, and ends with its own completion only. On siw a later send may
-    /// complete before it.
+    /// True for Reads and atomics, which end with the peer's answer. The completion of a later send does not end such a send, because on
+    /// siw it may arrive first.
     answered: bool,
-    /// The outcome of a send that has completed while a send before it has not.
+    /// The outcome, if the send has completed while an earlier send has not.
     ended: Option<Outcome>,
 }
 
@@ -66,7 +66,7 @@ impl SendQueueEntry {
         Self { id: Some(id), ..Self::EMPTY }
     }
 
-    /// Creates an entry for a message of the program, or for one of the reactor if it has no id.
+    /// Creates an entry for a message: of the program if it has an id, or else of the reactor.
     pub(super) const fn message(buffer: Posted, id: Option<SendId>) -> Self {
         Self { buffer: Some(buffer), id, ..Self::EMPTY }
     }
@@ -85,13 +85,13 @@ impl SendQueueEntry {
     }
 }
 
-/// The reporting of copied messages. Messages that are not reported need no signal.
+/// The setting that decides if the ends of copied messages are reported to the program. Messages that are not reported need no signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copies {
     Reported,
     /// `Config::quiet_sends` is set.
     Quiet,
-    /// `Config::quiet_sends` is set, and the program wants to be notified of the messages that it adds now.
+    /// `Config::quiet_sends` is set, and the program has requested reports of the messages that it sends now.
     ReportedForNow,
 }
 
@@ -99,42 +99,41 @@ enum Copies {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     connection: ConnectionId,
-    /// The largest number of sends in the queue, including control messages.
+    /// The number of slots: the largest number of sends in the queue, including control messages.
     slots: usize,
-    /// Sends that have not ended: first the posted ones, then those of `chain`, in order.
+    /// All sends in the queue, in order: the posted ones, then those whose work requests are in `chain`.
     entries: VecDeque<SendQueueEntry>,
     /// The work requests that the next flush posts.
     chain: Vec<SendWr>,
-    /// The number of work requests at the front of the chain that are not changed any more: they are sealed, or entered
-    /// the chain before the connection was secured.
+    /// The number of work requests at the front of the chain that must not be changed any more. They are encrypted already, or belong to
+    /// the unencrypted start of the connection.
     sealed: usize,
-    /// The number of entries that wait for an answer.
+    /// The number of entries with `answered` set.
     answers: usize,
-    /// The holds on regions that entries use, in the order of the entries.
+    /// The holds that keep the regions of the entries registered, in the order of the entries.
     holds: VecDeque<(Key, Hold)>,
-    /// The position of the first entry among all sends; only the low 16 bits.
+    /// The sequence number of the first entry, modulo 2^16.
     first: u16,
-    /// The number of sends of the program so far.
+    /// The number of ids that were assigned to sends of the program.
     named: u64,
-    /// The number of consecutive unsignaled work requests, up to the last one.
+    /// The number of unsignaled work requests since the last signaled one, in the whole queue.
     unsignaled: usize,
-    /// The number of consecutive unsignaled work requests, up to the last posted one: unless they fail, no completion
-    /// reports them.
+    /// The number of posted work requests since the last signaled one. Unless one fails, no completion reports them.
     silent: usize,
     copies: Copies,
-    /// True if one of the consecutive unsignaled work requests must be reported.
+    /// True if the next flush must signal its last work request, because an unsignaled one must be reported.
     wants_signal: bool,
-    /// True if a message in the chain can carry a grant.
+    /// True if a message in the chain has a header that can take a grant of credits.
     has_carrier: bool,
-    /// True if the peer waits for a message in the chain, so that a cork does not hold the chain back.
+    /// True if the peer waits for a message in the chain. Then the chain is posted even while the program corks the connection.
     is_awaited: bool,
-    /// The flags of the next work requests.
+    /// The flags that the program has requested for the next send.
     next: SendFlags,
-    /// True if the provider has sends that end with their post.
+    /// True if the provider can complete sends when they are posted.
     immediate: bool,
-    /// The number of messages and Writes that have ended with their post and wait for the doorbell.
+    /// The number of messages and Writes that were completed when they were posted, and whose doorbell was not rung yet.
     unrung: usize,
-    /// The lists whose pieces enter the queue as slots become free.
+    /// The lists of Reads and Writes whose pieces are added when slots become free.
     pub(super) lists: Lists,
 }
 
@@ -163,15 +162,14 @@ impl SendQueue {
         }
     }
 
-    /// Allocates the memory for as many sends as the queue pair has slots, once. `immediate`: messages may end with their post.
+    /// Allocates the memory for `slots` sends, the number of slots in the queue pair. `immediate`: sends can complete when they are posted.
     pub(crate) fn reserve(&mut self, slots: u32, immediate: bool) {
         (self.slots, self.immediate) = (slots as usize, immediate);
         self.entries.reserve(self.slots);
         self.chain.reserve(self.slots);
     }
 
-    /// Returns the number of slots that sends of the program may use while `reserved` slots are kept for something
-    /// else.
+    /// Returns the number of slots that sends of the program may use, while `reserved` more slots are kept free.
     #[inline]
     pub(crate) fn room(&self, reserved: usize) -> usize {
         self.slots.saturating_sub(self.entries.len() + CONTROL_SENDS as usize + reserved + self.lists.reserved_places())
@@ -182,18 +180,18 @@ impl SendQueue {
         self.entries.len()
     }
 
-    /// Returns the largest number of pieces of a list per signal: a third of the queue. With the half that may be unsignaled before, that
-    /// is less than the queue, so that the signaled one fits.
+    /// Returns the largest number of list pieces with one signal: a third of the queue. Half of the queue may be unsignaled before them.
+    /// Together this is less than the queue, so the signaled piece always gets a slot.
     pub(super) fn batch(&self) -> usize {
         (self.slots / 3).max(1)
     }
 
-    /// Returns the number of slots for sends of the program in an empty queue.
+    /// Returns the number of slots that sends of the program can use when the queue is empty.
     pub(crate) const fn most_room(&self) -> usize {
         self.slots - CONTROL_SENDS as usize
     }
 
-    /// Returns true if there is a slot for a control message.
+    /// Returns true if a slot is free for a control message.
     #[inline]
     pub(crate) fn has_control_room(&self) -> bool {
         self.entries.len() < self.slots
@@ -204,21 +202,21 @@ impl SendQueue {
         self.entries.is_empty()
     }
 
-    /// Returns true if there is something to post.
+    /// Returns true if the chain has work requests to post.
     #[inline]
     pub(crate) fn is_chained(&self) -> bool {
         !self.chain.is_empty()
     }
 
-    /// Returns true if there is one work request to post, or only the doorbell to ring.
+    /// Returns true if the next flush has exactly one thing to do: post one work request, or ring the doorbell.
     #[inline]
     pub(crate) fn is_single(&self) -> bool {
         self.chain.len() + usize::from(self.is_unrung()) == 1
     }
 
-    /// Returns true if a message or a Write that ends with its post overtakes nothing here. `told`: its end is reported to the program,
-    /// which must happen behind the reports of all sends before it. There are no more of them in a turn than the queue has slots, as for
-    /// other sends.
+    /// Returns true if a send may be completed when it is posted, without overtaking earlier sends. `told`: its end is reported to the
+    /// program. Then the queue must be empty, because the ends of all earlier sends are reported first. As for other sends, a turn has at
+    /// most as many as the queue has slots.
     #[inline]
     fn takes_immediate(&self, told: bool) -> bool {
         let told = told && !cfg!(planted = "an-immediate-end-is-told-first");
@@ -227,7 +225,7 @@ impl SendQueue {
         self.immediate && first && self.next.is_empty() && self.unrung < self.slots
     }
 
-    /// Returns true if messages have ended with their post since the last doorbell.
+    /// Returns true if sends were completed when they were posted, and the doorbell was not rung since.
     #[inline]
     pub(crate) const fn is_unrung(&self) -> bool {
         self.unrung > 0
@@ -239,43 +237,43 @@ impl SendQueue {
         self.unrung = 0;
     }
 
-    /// Returns true if the chain fills half of the queue, or more.
+    /// Returns true if the chain fills at least half of the queue.
     pub(crate) fn is_half_chained(&self) -> bool {
         self.chain.len() * 2 >= self.slots
     }
 
-    /// Returns true if a message in the chain can carry a grant.
+    /// Returns true if a message in the chain has a header that can take a grant of credits.
     pub(crate) const fn has_carrier(&self) -> bool {
         self.has_carrier
     }
 
-    /// Notes that the peer waits for the message that was added last, so that a cork does not hold it back.
+    /// Notes that the peer waits for the last message in the chain, so that it is posted even while the program corks the connection.
     pub(super) const fn hurry(&mut self) {
         self.is_awaited = true;
     }
 
-    /// Returns the number of sends in the queue pair.
+    /// Returns the number of sends that are posted and have not ended.
     #[inline]
     pub(crate) fn posted(&self) -> usize {
         self.entries.len() - self.chain.len()
     }
 
-    /// Returns the number of sends in the queue pair, without the last ones, which no completion reports.
+    /// Returns the number of posted sends that a completion will report. Unsignaled sends after the last signaled one are not among them.
     pub(crate) fn awaited(&self) -> usize {
         self.posted().saturating_sub(self.silent)
     }
 
-    /// Fences the next work request: it waits for the Reads before it.
+    /// Fences the next work request: the device starts it after all earlier Reads have ended.
     pub(crate) fn fence_next(&mut self) {
         self.next |= SendFlags::FENCE;
     }
 
-    /// Makes the next message of the program solicited: it wakes a peer that waits for such messages only.
+    /// Makes the next message of the program solicited: it causes a completion event at a peer that waits for solicited messages only.
     pub(crate) fn solicit_next(&mut self) {
         self.next |= SendFlags::SOLICITED;
     }
 
-    /// Assigns the id of the next send of the program.
+    /// Assigns an id to the next send of the program.
     #[inline]
     pub(crate) const fn name(&mut self, kind: SendKind) -> SendId {
         let id = SendId::new(self.named, kind);
@@ -283,7 +281,7 @@ impl SendQueue {
         id
     }
 
-    /// Adds a message of the program that consists of a header in a buffer and of the memory that `locals` names.
+    /// Adds a message of the program. Its header is in `buffer`, and its payload in the memory that `locals` names.
     pub(super) fn push_gathered(
         &mut self,
         pool: &Pool,
@@ -302,7 +300,7 @@ impl SendQueue {
         self.push_operation(SendQueueEntry::message(posted, id), SendOp::Send, locals);
     }
 
-    /// Adds a one-sided operation.
+    /// Adds an operation on regions: a Read, a Write, an atomic, or a message with its payload in a region.
     #[inline]
     pub(crate) fn push_operation(&mut self, mut entry: SendQueueEntry, op: SendOp, mut locals: Locals) {
         for held in locals.holds.iter_mut().map_while(Option::take) {
@@ -319,12 +317,12 @@ impl SendQueue {
         self.push(entry, op, locals.sges);
     }
 
-    /// Returns the flags of the next work request. `answered`: the work request completes with an answer of the peer.
-    /// `message`: it is a message of the program that uses a receive of the peer.
+    /// Returns the flags of the next work request. `answered`: it completes with an answer of the peer. `message`: it is a message of the
+    /// program that uses a receive of the peer.
     #[inline]
     fn flags(&mut self, answered: bool, message: bool) -> SendFlags {
-        // An unsignaled send frees its slot only with a later signaled one. So at most half a queue of consecutive
-        // sends is unsignaled, and a quarter if the chain may end with one.
+        // An unsignaled send releases its slot when a later signaled send completes. So at most half of the queue is consecutively
+        // unsignaled. It is a quarter if `quiet_sends` is set, because then the chain may end with unsignaled sends.
         self.unsignaled += 1;
         let mut flags = SendFlags::empty();
         if answered || self.unsignaled << self.run_shift() >= self.slots {
@@ -342,13 +340,13 @@ impl SendQueue {
         flags
     }
 
-    /// Adds a work request.
+    /// Adds a work request to the chain.
     #[inline(never)]
     pub(super) fn push(&mut self, entry: SendQueueEntry, op: SendOp, sges: SgeList) {
         self.push_now(entry, op, sges);
     }
 
-    /// Adds a work request whose role is known.
+    /// Adds a work request to the chain. Inlined, so that the compiler specializes it for a constant role.
     #[inline(always)]
     fn push_now(&mut self, mut entry: SendQueueEntry, op: SendOp, sges: SgeList) {
         entry.answered = op.answered();
@@ -364,7 +362,7 @@ impl SendQueue {
         self.chain.push(SendWr { wr_id: send_wr_id(self.connection, sequence), op, sges, flags });
     }
 
-    /// Adds a batch of pieces of a list, the last one with a signal.
+    /// Adds a batch of pieces of a list. Only the last one is signaled.
     pub(super) fn push_batch(&mut self, order: &Order, pieces: Range<usize>) {
         let pieces = order.pieces.get(pieces).unwrap_or_default();
         let (first, reads) =
@@ -392,8 +390,7 @@ impl SendQueue {
         }
     }
 
-    /// Returns the number of pieces of a list that a completion of the first `count` sends ends, if these are one batch and it has
-    /// succeeded. Returns 0 otherwise.
+    /// If the first `count` sends are exactly one batch of a list, and it has succeeded, returns `count`. Returns 0 otherwise.
     #[inline]
     fn batch_ended(&self, count: usize, outcome: Outcome) -> usize {
         match self.entries.get(count - 1).map(|entry| entry.role) {
@@ -406,16 +403,17 @@ impl SendQueue {
         }
     }
 
-    /// Removes ended pieces of a list from the queue.
+    /// Removes the first `count` entries, which are pieces of one list and have ended.
     fn pop_batch(&mut self, count: usize) {
-        // The pieces of a batch are all of one kind.
+        // The pieces of a batch are either all Reads or all Writes.
         let answered = self.entries.front().is_some_and(|entry| entry.answered);
         self.answers -= if answered { count } else { 0 };
         self.entries.drain(..count);
         self.first = self.first.wrapping_add(count as u16);
     }
 
-    /// Returns the last send of the chain, for more bytes, if it is a message of the program in one buffer.
+    /// Returns the last message of the chain, so that bytes can be added to it. `None` if the last work request is not a message of the
+    /// program in one buffer.
     pub(crate) fn open_message(&mut self) -> Option<(&mut Posted, &mut SgeList)> {
         let wr = self.chain[self.sealed..].last_mut().filter(|wr| wr.sges.as_slice().len() == 1)?;
         let entry =
@@ -423,8 +421,8 @@ impl SendQueue {
         Some((entry.buffer.as_mut()?, &mut wr.sges))
     }
 
-    /// Writes the newest grant into the first message of the chain that can carry it. So the peer learns of the grant
-    /// before it answers any message of the chain.
+    /// Writes the newest grant into the header of the first message of the chain. So the peer receives the grant before it answers any
+    /// message of the chain.
     #[inline]
     pub(crate) fn carry(&mut self, pool: &Pool, grant: u32) {
         let chained = self.entries.range_mut(self.posted() + self.sealed..);
@@ -434,14 +432,14 @@ impl SendQueue {
         self.has_carrier = false;
     }
 
-    /// Excludes the work requests of the chain from sealing; those behind them are sealed.
+    /// Makes encryption start behind the work requests that are in the chain now.
     pub(super) fn seal_from_here(&mut self) {
         self.sealed = self.chain.len();
         self.has_carrier = false;
     }
 
-    /// Seals the messages of the chain that are not sealed yet, in their order. Returns false if one cannot be sealed, and must not be
-    /// posted.
+    /// Encrypts the messages of the chain that are not encrypted yet, in order. Returns false if one cannot be encrypted. Then the chain
+    /// must not be posted.
     #[inline(never)]
     fn seal(&mut self, pool: &Pool, sealer: &mut Sealer) -> bool {
         let first = self.posted() + self.sealed;
@@ -459,20 +457,19 @@ impl SendQueue {
         true
     }
 
-    /// Returns the binary logarithm of the share of a queue that may be consecutively unsignaled.
+    /// Returns a shift: at most `slots >> shift` consecutive sends may be unsignaled.
     #[inline]
     const fn run_shift(&self) -> u32 {
         1 + !matches!(self.copies, Copies::Reported) as u32
     }
 
-    /// Returns true if the program is notified of messages that are copied now.
+    /// Returns true if the end of a message that is copied now is reported to the program.
     #[inline]
     pub(super) const fn tells_of_copies(&self) -> bool {
         !matches!(self.copies, Copies::Quiet)
     }
 
-    /// If `telling` is set, sends that are added from now on always report their completion; otherwise `Config::quiet_sends`
-    /// decides.
+    /// Sets whether the ends of copied messages are reported from now on. `telling`: always. Otherwise `Config::quiet_sends` decides.
     pub(crate) const fn tell_of_next(&mut self, telling: bool) {
         self.copies = match (self.copies, telling) {
             (Copies::Reported, _) => Copies::Reported,
@@ -481,26 +478,27 @@ impl SendQueue {
         };
     }
 
-    /// Makes the last message report its completion although it was copied: the program waits for that before it reuses the region.
+    /// Requests a report of the last message, although its payload was copied. The program waits for that report before it reuses its
+    /// region.
     pub(super) fn tell_of_last(&mut self) {
         if let Some(entry) = self.entries.back_mut() {
             (entry.quiet, self.wants_signal) = (false, true);
         }
     }
 
-    /// Returns true if all sends in the queue are posted, and none of them completes unless a later one does.
+    /// Returns true if all sends are posted, and no completion is expected for any of them: all are unsignaled.
     pub(super) fn is_settled(&self) -> bool {
         self.awaited() == 0 && self.chain.is_empty()
     }
 
-    /// Requests a completion that frees the slots of all sends, because a caller waits for slots. Returns false if nothing in the queue
-    /// will complete.
+    /// Makes sure that a completion frees the slots of the sends in the queue, because the program waits for slots. Returns false if that
+    /// needs another send: all sends are posted and unsignaled.
     pub(super) fn request_signal(&mut self) -> bool {
         self.wants_signal |= !self.chain.is_empty();
         self.entries.is_empty() || !self.is_settled()
     }
 
-    /// Returns the chain, ready to be posted. Its last work request is signaled, unless the last ones need not be reported.
+    /// Returns the chain for posting. The last work request is signaled if one since the last signal must be reported.
     #[inline]
     pub(crate) fn chain(&mut self) -> &[SendWr] {
         (self.has_carrier, self.is_awaited) = (false, false);
@@ -516,7 +514,7 @@ impl SendQueue {
         &self.chain
     }
 
-    /// Notes that the first `count` work requests of the chain were posted to the queue pair.
+    /// Notes that the first `count` work requests of the chain were posted.
     #[inline]
     pub(crate) fn taken(&mut self, count: usize) {
         if count == self.chain.len() {
@@ -530,24 +528,24 @@ impl SendQueue {
         self.sealed = self.sealed.saturating_sub(count);
     }
 
-    /// Returns the number of sends that a completion of `sequence` ends. `None` if no such send is posted.
+    /// Returns the number of sends that end with the completion of `sequence`: it and all earlier ones. `None` if no such send is posted.
     #[inline]
     pub(crate) fn ended_by(&self, sequence: u16) -> Option<usize> {
         let count = usize::from(sequence.wrapping_sub(self.first)) + 1;
         (count <= self.posted()).then_some(count)
     }
 
-    /// Returns true if some entries wait for answers. Then completions are noted in the entries, and sends end in the
-    /// order of [`SendQueue::front_ended`].
+    /// Returns true if entries in the queue wait for answers of the peer. Then a completion is only recorded in the entries, and sends end
+    /// when [`SendQueue::front_ended`] says so.
     #[inline]
     pub(crate) const fn has_answers(&self) -> bool {
         self.answers > 0 && !cfg!(planted = "a-send-ends-the-reads-before-it")
     }
 
-    /// Notes a completion that ends `count` sends, except those that wait for an answer. The completion of a list's piece ends the pieces
-    /// before it in its batch.
+    /// Records a completion of the send at index `count - 1`. It ends that send and the earlier ones, except earlier sends that wait for
+    /// answers. The completion of a Read of a list also ends the earlier Reads of its batch.
     pub(crate) fn note_ends(&mut self, count: usize, outcome: Outcome) {
-        // A device that flushes reports each one.
+        // A device that flushes the queue reports each work request separately.
         let flushed = matches!(outcome, Outcome::Failed(failure) if failure.status == WcStatus::Flushed);
         let covered = match self.entries.get(count.wrapping_sub(1)).map(|entry| entry.role) {
             Some(SendRole::List(ListPart::Piece { before })) if !flushed => usize::from(before),
@@ -557,19 +555,19 @@ impl SendQueue {
             if nth + 1 == count {
                 entry.ended = Some(outcome);
             } else if !entry.answered || nth + 1 + covered >= count {
-                // The sends before the last one have succeeded; they had no signal.
+                // An earlier send was unsignaled. It has succeeded, because a failure would have been reported.
                 entry.ended.get_or_insert(Outcome::Sent);
             }
         }
     }
 
-    /// Returns the outcome of the oldest send, if it has completed.
+    /// Returns the outcome of the oldest send. `None` if it has not completed.
     pub(crate) fn front_ended(&self) -> Option<Outcome> {
         self.entries.front()?.ended
     }
 
-    /// Removes messages in buffers, at most `most` sends, from the front of the queue: either consecutive ones that are reported to the
-    /// program, or ones that are not. Their buffers return to the pool. Returns their number, and the id of the first one to report.
+    /// Removes up to `most` messages from the front of the queue, and returns their buffers to the pool. They are either all reported to
+    /// the program, with consecutive ids, or all not reported. Returns their number, and the id of the first one if they are reported.
     #[inline]
     fn pop_messages(&mut self, most: usize, pool: &mut Pool) -> (usize, Option<SendId>) {
         let (mut count, mut first) = (0, None::<SendId>);
@@ -594,7 +592,7 @@ impl SendQueue {
         (count as usize, first)
     }
 
-    /// Removes the oldest send from the queue. Its buffer returns to the pool.
+    /// Removes the oldest send from the queue and returns its buffer to the pool. `None` if the queue is empty.
     #[inline]
     pub(crate) fn pop(&mut self, pool: &mut Pool) -> Option<SendQueueEntry> {
         let mut entry = self.entries.pop_front()?;
@@ -606,8 +604,8 @@ impl SendQueue {
         Some(entry)
     }
 
-    /// Leaves the posted work requests to a queue pair that continues to use them: buffers, and the holds of regions. Returns the number of
-    /// buffers.
+    /// Gives up the buffers and the holds of regions of the posted sends, because the queue pair could not be destroyed and may still use
+    /// them. Returns the number of lost buffers.
     pub(super) fn forsake(&mut self) -> usize {
         let posted = self.posted();
         let taken = self.entries.range_mut(..posted).map(|entry| usize::from(std::mem::take(&mut entry.regions)));
@@ -616,7 +614,7 @@ impl SendQueue {
         self.entries.range_mut(..posted).filter_map(|entry| entry.buffer.take()).count()
     }
 
-    /// Forgets the chain after its queue pair is gone; the caller ends the entries.
+    /// Drops the chain, because there is no queue pair any more. The caller ends the entries.
     pub(crate) fn abandon_chain(&mut self) {
         self.chain.clear();
         self.sealed = 0;
@@ -625,7 +623,7 @@ impl SendQueue {
 }
 
 impl Connection {
-    /// Returns true if a message of `len` bytes fits one buffer of the peer and can be queued now.
+    /// Checks that a message of `len` bytes fits into one buffer of the peer and can be queued now.
     #[inline(always)]
     fn check_message(&mut self, len: usize, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
@@ -653,8 +651,8 @@ impl Connection {
         Ok(self.push_data(message, payload.len(), env))
     }
 
-    /// Returns true if a message of `len` bytes may end with its post: it overtakes nothing, and nothing must be sent to the peer first,
-    /// such as the grant of receives that are to be posted.
+    /// Returns true if a message of `len` bytes may be completed when it is posted. It must not overtake an earlier send. Nothing else may
+    /// be due to the peer first, such as a grant of receives.
     #[inline]
     fn may_send_now(&self, len: usize) -> bool {
         self.sends.takes_immediate(self.sends.tells_of_copies())
@@ -669,8 +667,8 @@ impl Connection {
             && self.room_for_message().is_ok()
     }
 
-    /// Sends a message that ends with its post. `send` receives the header, and returns false if the provider cannot send the message now.
-    /// Returns `None` if the message must be queued.
+    /// Sends a message that is completed when it is posted. `send` receives the header, and returns false if the provider cannot send the
+    /// message now. Returns `None` if the message was not sent and must be queued.
     #[inline]
     pub(crate) fn send_now(
         &mut self,
@@ -697,8 +695,8 @@ impl Connection {
         Some(send)
     }
 
-    /// Carries out a Write that ends with its post, like [`Connection::send_now`] for a message. `write` returns false if the provider
-    /// cannot do so now. Returns `None` if the Write must be queued.
+    /// Executes a Write that is completed when it is posted. `write` returns false if the provider cannot execute it now. Returns `None` if
+    /// the Write was not executed and must be queued.
     #[inline]
     pub(crate) fn write_now(&mut self, env: &mut Env<'_>, write: impl FnOnce() -> bool) -> Option<SendId> {
         let may = self.sends.takes_immediate(true) && self.state.is_open() && !self.corked && !self.feeds_itself();
@@ -712,7 +710,7 @@ impl Connection {
         Some(send)
     }
 
-    /// Queues a message with a payload that is already in a buffer, behind space for a header.
+    /// Queues a message whose payload is already in a buffer, behind space for the header.
     pub(crate) fn send_filled(
         &mut self,
         len: usize,
@@ -721,7 +719,7 @@ impl Connection {
     ) -> Result<SendId, SendErrorKind> {
         self.check_message(len, env)?;
         let mut buffer = buffer().ok_or(SendErrorKind::Closed)?;
-        // The program had borrowed the buffer until now.
+        // Until now the buffer was lent to the program.
         env.buffers.pool.unlend(&buffer);
         if self.framing == Framing::Raw {
             // A raw message has no header, so the payload moves to the beginning of the buffer.
@@ -730,7 +728,7 @@ impl Connection {
         Ok(self.push_filled(buffer, len, env))
     }
 
-    /// Queues a message with a payload that the device reads from the region.
+    /// Queues a message whose payload the device reads from `region`.
     pub(crate) fn send_from(
         &mut self,
         region: &Region,
@@ -740,7 +738,7 @@ impl Connection {
         let len = range.len();
         self.check_message(len, env)?;
         if self.is_secured() {
-            // A copy is sealed: the program can still read the region.
+            // A copy is encrypted, because the program may still read the region.
             let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
             let room = &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..HEADER_LEN + len];
             if !region.try_copy_to(range.start, room) {
@@ -765,8 +763,8 @@ impl Connection {
         Ok(id)
     }
 
-    /// Adds bytes to the last message that is not posted yet, or to a new one. `fill` receives space for at least one
-    /// byte, and returns how many bytes it has written. If `fill` returns 0, nothing is sent.
+    /// Adds bytes to the last message of the chain, or to a new message. `fill` receives space for at least one byte, and returns the
+    /// number of bytes that it has written. If it returns 0, nothing is sent. Returns the same number.
     pub(crate) fn append(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> usize,
@@ -780,7 +778,7 @@ impl Connection {
         if let Some((message, sges)) = self.sends.open_message() {
             let written = sges.total_len();
             let bytes = message.unposted(env.buffers.pool.slabs());
-            // Bytes cannot be added to the last fragment, because the length of its message is known.
+            // A fragment cannot get more bytes, because its message has a fixed length. It may be the last in the chain.
             let whole = start == 0 || bytes[0] == MessageKind::Data as u8;
             if whole && (start + 1..end).contains(&written) {
                 let len = fill(&mut bytes[written..end]).min(end - written);
@@ -801,7 +799,7 @@ impl Connection {
         Ok(len)
     }
 
-    /// Returns the length of the header in front of every payload, in bytes.
+    /// Returns the length of the header before each payload, in bytes.
     #[inline]
     const fn header_len(&self) -> usize {
         match self.framing {
@@ -810,7 +808,7 @@ impl Connection {
         }
     }
 
-    /// Queues a message of the program with a payload that is already in place.
+    /// Queues a message of the program. Its payload is already in the buffer, at its final position.
     #[inline]
     fn push_filled(&mut self, buffer: Buffer, len: usize, env: &mut Env<'_>) -> SendId {
         let message = match self.framing {
@@ -836,14 +834,14 @@ impl Connection {
         self.mark(env);
     }
 
-    /// Uses a credit, and returns the header of the message that needs it.
+    /// Uses a credit. Returns the header of the message that this credit is for.
     #[inline]
     pub(super) fn header(&mut self, kind: MessageKind) -> FrameHeader {
         self.tx.take();
         FrameHeader { kind, grant: self.rx.told() }
     }
 
-    /// Queues a message of the reactor's own. The caller has checked that there are a credit and a slot.
+    /// Queues a message of the reactor. The caller has checked that a credit and a slot are available.
     pub(super) fn push_control(&mut self, kind: MessageKind, payload: &[u8], name: Option<SendId>, env: &mut Env<'_>) {
         let Some(buffer) = env.buffers.pool.take() else {
             debug_assert!(false, "a buffer is promised for every slot of the send queue");
@@ -856,8 +854,7 @@ impl Connection {
 
     // One-sided operations.
 
-    /// Checks if a one-sided operation of `places` work requests can be queued now. `credit`: the operation uses a
-    /// receive of the peer.
+    /// Checks that an operation of `places` work requests can be queued now. `credit`: it uses a receive of the peer.
     pub(crate) fn check_operation(
         &mut self,
         places: usize,
@@ -890,25 +887,24 @@ impl Connection {
         id
     }
 
-    /// Queues reads into several ranges, sequentially, as one operation.
+    /// Queues Reads into several local ranges sequentially, as one operation with one id.
     pub(crate) fn read(&mut self, mut from: RemoteAddress, locals: Locals, env: &mut Env<'_>) -> SendId {
         let id = self.sends.name(SendKind::Read);
-        // Each range gets a separate Read: a Read on iWARP has one sink, and many adapters accept no more.
+        // Each range gets its own Read: a Read has only one sink on iWARP, and on many adapters.
         let count = locals.sges.as_slice().len();
         for (nth, (&sge, hold)) in locals.sges.as_slice().iter().zip(locals.holds).enumerate() {
             let entry = if nth + 1 == count { SendQueueEntry::named(id) } else { SendQueueEntry::EMPTY };
             let mut holds = Holds::default();
             holds[0] = hold;
             self.sends.push_operation(entry, SendOp::Read(from), Locals { sges: SgeList::one(sge), holds });
-            // A peer may name a region that wraps around the end of the address space. The device refuses it.
+            // The peer may have described a region that wraps around the end of the address space. Then the device refuses the Read.
             from.address = from.address.wrapping_add(sge.len() as u64);
         }
         self.mark(env);
         id
     }
 
-    /// Queues a write and a message that reports it. This replaces a write with immediate data on devices without that
-    /// operation.
+    /// Queues a Write, and behind it a message with the immediate data. Replaces a Write with Immediate on devices without that operation.
     pub(crate) fn write_and_tell(
         &mut self,
         to: RemoteAddress,
@@ -930,8 +926,8 @@ impl Connection {
 
     // Posting.
 
-    /// Returns true if control messages are sent and receives are posted. That is so while the connection is open, and
-    /// after a close while the peer still fetches messages that were offered before.
+    /// Returns true if the connection still sends control messages and posts receives: while it is open or in its handshake, and after a
+    /// close while the peer fetches large messages.
     pub(crate) fn exchanges(&self) -> bool {
         match self.state {
             State::Open | State::Securing(_) => true,
@@ -940,9 +936,8 @@ impl Connection {
         }
     }
 
-    /// Returns true if a cork keeps the chain from being posted. It does while the chain fills less than half of a
-    /// queue and nothing waits for the chain: no refused send, no ping, pong or grant that is due, and no large
-    /// message.
+    /// Returns true if the cork keeps the chain from being posted. It does not if the chain fills half of the queue, a send was refused,
+    /// the peer waits for a message in the chain, a control message is due, or a large message or a list is in progress.
     fn is_holding_back(&self) -> bool {
         self.corked
             && self.state.is_open()
@@ -953,9 +948,11 @@ impl Connection {
             && !self.feeds_itself()
     }
 
-    /// Returns true if the flush must post the sends before the receives, so that the peer gets an awaited message sooner. That is so for
-    /// one message, if no grant would be due after the receives are posted. Several messages must carry the grant of these receives:
-    /// otherwise a peer that answers each of them finds the window closed because the grants are behind.
+    /// Returns true if the flush must post the send before the receives, so that the message leaves earlier. This is right for a single
+    /// message, if posting the receives makes no grant due.
+    ///
+    /// Several messages must carry the grant for these receives. Otherwise a peer that answers each message uses up its credits, and waits
+    /// for a grant that is queued behind the messages.
     #[inline]
     pub(crate) fn sends_first(&self) -> bool {
         self.framing == Framing::Credits
@@ -974,7 +971,7 @@ impl Connection {
             && (control || self.framing == Framing::Raw || self.receives.worth_posting(&self.rx))
     }
 
-    /// Counts receives that were posted, or claimed from the shared queue. They may be granted to the peer.
+    /// Counts receives that were posted, or claimed from the shared queue. From now on they can be granted to the peer.
     #[inline]
     pub(crate) fn receives_posted(&mut self, count: u32) {
         if !cfg!(planted = "credit-at-completion") {
@@ -982,7 +979,7 @@ impl Connection {
         }
     }
 
-    /// Adjusts the number of shared receives that the connection promises its peer.
+    /// Adjusts the number of receives of the shared queue that the connection grants to its peer.
     pub(crate) fn renew_claim(&mut self, env: &mut Env<'_>) {
         let ending = self.state.is_ending() && !self.exchanges();
         if self.receives.is_shared() && !ending {
@@ -991,15 +988,16 @@ impl Connection {
         }
     }
 
-    /// Prepares the chain for posting: adds a control message if one is due, and writes the newest grant into the first
-    /// message. Returns an empty chain if nothing is to be posted now.
+    /// Prepares the chain for posting: adds a control message if one is due, and writes the newest grant into the first message. Returns an
+    /// empty slice if nothing must be posted now.
     #[inline]
     pub(crate) fn ready_chain(&mut self, env: &mut Env<'_>) -> &[SendWr] {
         let sends = match self.state {
             State::Open | State::Leaving => true,
             State::Draining => {
                 if self.sends.is_chained() {
-                    // No completion reports unsignaled sends: the close continues when they are posted.
+                    // The close waits for these sends, and no completion reports unsignaled ones. So it must be checked again after they
+                    // are posted.
                     self.want(env, Action::Ending);
                 }
                 true
@@ -1021,7 +1019,7 @@ impl Connection {
                 self.push_control(kind, &[], None, env);
             }
             if self.sends.has_carrier() {
-                // Any message is a sign of life, and so answers a ping.
+                // Any message shows that the local side is alive, so it also answers a ping.
                 self.keepalive.owes_pong = false;
                 self.sends.carry(&env.buffers.pool, self.rx.grant());
             }
@@ -1033,7 +1031,8 @@ impl Connection {
         self.sends.chain()
     }
 
-    /// Returns the control message to send now, if one is due. Any other outgoing message replaces a pong and a grant.
+    /// Returns the kind of the control message that must be sent now, if one is due. A message in the chain makes a pong or a grant
+    /// unnecessary.
     #[inline]
     fn due_control(&self) -> Option<MessageKind> {
         let carried = self.sends.has_carrier();
@@ -1053,8 +1052,8 @@ impl Connection {
 
     // Completing.
 
-    /// Handles the completion of the send at position `sequence`, which also ends those before it. Returns false if no
-    /// such send is posted.
+    /// Handles the completion of the send with this sequence number, which also ends the earlier sends. Returns false if no such send is
+    /// posted.
     #[inline]
     pub(crate) fn sent(&mut self, sequence: u16, result: Result<(), Failure>, env: &mut Env<'_>) -> bool {
         let Some(count) = self.sends.ended_by(sequence) else { return false };
@@ -1069,7 +1068,7 @@ impl Connection {
                 self.end_send(outcome, env);
             }
         } else {
-            // Those before the last one were unsignaled.
+            // The earlier sends were unsignaled, and have succeeded even if the last one has failed.
             let succeeded = if last.is_sent() { count } else { count - 1 };
             self.end_sends(succeeded, env);
             if succeeded < count {
@@ -1080,7 +1079,7 @@ impl Connection {
         if !self.is_marked()
             && (self.sends.is_chained() || self.feeds_itself() || self.owes_control() || self.state.is_securing())
         {
-            // Messages and Reads that are to be posted may have waited for a slot.
+            // A control message, or a Read of a large message or a list, may have waited for a slot.
             self.mark(env);
         }
         if let Err(failure) = result {
@@ -1099,7 +1098,7 @@ impl Connection {
         self.keepalive.owes_ping || self.keepalive.owes_pong || self.rx.update_due()
     }
 
-    /// Ends the oldest sends, which have succeeded and wait for no answer.
+    /// Ends the `count` oldest sends, which have succeeded. None of them waits for an answer of the peer.
     #[inline]
     fn end_sends(&mut self, mut count: usize, env: &mut Env<'_>) {
         while count > 0 {
@@ -1116,7 +1115,7 @@ impl Connection {
         }
     }
 
-    /// Ends the oldest send.
+    /// Ends the oldest send with this outcome.
     #[inline]
     pub(super) fn end_send(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         let Some(entry) = self.sends.pop(&mut env.buffers.pool) else { return };
@@ -1128,7 +1127,7 @@ impl Connection {
         }
     }
 
-    /// Releases the regions of the oldest send.
+    /// Releases the regions of the oldest send: the first `regions` holds.
     #[inline]
     fn let_go(&mut self, regions: u8, env: &mut Env<'_>) {
         for _ in 0..regions {
@@ -1139,8 +1138,8 @@ impl Connection {
         }
     }
 
-    /// Completes the other roles of the oldest send: releases its regions, and notifies the transfer or list that it
-    /// belongs to.
+    /// Completes a send that is more than a message in a buffer: releases its regions, and notifies the large message or the list that it
+    /// is part of.
     #[inline(never)]
     fn end_role(&mut self, role: SendRole, regions: u8, outcome: Outcome, env: &mut Env<'_>) {
         self.let_go(regions, env);

@@ -1,23 +1,23 @@
-//! The data of a connection that is needed only until it is up, or until another attempt to connect begins.
+//! The data of a connection that is needed until the connection is up, or until the next attempt to connect starts.
 
 use std::collections::VecDeque;
 
 use crate::device::pool::Buffer;
 
-/// See the [module](self). It moves with the connection from state to state.
+/// See the [module](self). Each change of state passes this data on to the next state.
 #[derive(Debug, Default)]
 pub(crate) struct Setup {
     /// The host name of the peer, if the connection was opened by name.
     pub(super) host: Option<Box<str>>,
     /// The private data of the local connect request.
     pub(super) private_data: Vec<u8>,
-    /// The greetings of the active and of the passive side, as they were sent, if the connection is to be secured.
+    /// The greetings of the active and of the passive side, as they were sent. Empty if the connection will not be secured.
     pub(super) greetings: Vec<u8>,
-    /// Messages that arrived before the active local side was notified that the connection is up.
+    /// Messages that arrived at the active side before its connection manager reported that the connection is up.
     pub(super) early: VecDeque<Early>,
 }
 
-/// A message without a header that arrived.
+/// A message without a header, which arrived early.
 #[derive(Debug)]
 pub(super) struct Early {
     pub(super) buffer: Buffer,
@@ -50,7 +50,7 @@ mod tests {
         };
         let mut conn = Connection::new(id, Role::Active, opening, &config, now);
         assert!(conn.resolved());
-        // A connection that will be secured knows the greeting of its peer, and may still fail.
+        // A connection that will be secured has processed the peer's greeting, but its handshake may still fail.
         conn.agree(&Greeting::reject(RejectReason::Refused, b"theirs"), 64, false, &config);
         assert_eq!(conn.private_data(), b"theirs");
         let again = conn.reopening().expect("it is not up");

@@ -1,9 +1,11 @@
-//! Messages longer than one buffer: the sender offers its memory, and the receiver reads it and reports that.
+//! Messages longer than one buffer. The sender offers its memory, and the receiver reads the message from it and reports that.
 //!
-//! An offer is a message with its position in the order of messages. Messages behind it are held until the offered message is fetched. The
-//! bytes are read by RDMA Read in pieces, so that other traffic and signs of life get between them. A transfer without progress for
-//! `Timeouts::transfer` ends its connection, because other connections need the memory that it holds. [`incoming`](super::incoming) is one
-//! message that is being fetched, and [`shortage`](super::shortage) manages the memory for it.
+//! An offer has a position in the order of messages. Messages after it wait until the offered message was fetched. Its bytes are fetched
+//! with several RDMA Reads, so that other messages and pings are not delayed. If a transfer makes no progress for `Timeouts::transfer`, its
+//! connection ends, because other connections need the memory that it holds.
+//!
+//! [`incoming`](super::incoming) has the state of one message that is being fetched. [`shortage`](super::shortage) manages the memory for
+//! it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -28,34 +30,34 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::memory::region_memory::Hold;
 use crate::security::channel::tail;
 
-/// The largest number of transfer timeouts for which a peer may wait for its own memory. Meanwhile it holds the memory of the messages that
-/// it is offered.
+/// The number of transfer timeouts for which a peer may report that it waits for memory. Meanwhile the local side must keep the memory of
+/// the messages that it has offered.
 const WAITS: u32 = 4;
 
-/// The memory that holds an offered message.
+/// The memory of a message that the local side offers.
 #[derive(Debug)]
 pub(crate) enum OfferSource {
-    /// A copy, which is freed when the message was fetched. `told`: that is reported to the program.
+    /// A copy, which is freed when the peer has fetched the message. `told`: the end of the message is reported to the program.
     Copy { region: Box<Region>, told: bool },
     /// A region of the program.
     Lent(Key, Hold),
 }
 
-/// A message that the peer will fetch.
+/// A message that the local side has offered and the peer has not fetched yet.
 #[derive(Debug)]
 pub(super) struct OutgoingMessage {
     number: u32,
     send: SendId,
     pub(super) source: OfferSource,
     len: u64,
-    /// The bytes that the peer has reported as fetched.
+    /// The number of bytes that the peer has reported as fetched.
     fetched: u64,
 }
 
-/// An event that is held until the events before it are delivered.
+/// An arrived event that waits until the events before it are delivered.
 #[derive(Debug)]
 enum Held {
-    /// The oldest transfer that is not delivered yet.
+    /// The place of an offered message in the order. The messages themselves are in `incoming`, in the same order.
     Transfer,
     Message {
         buffer: Buffer,
@@ -66,39 +68,40 @@ enum Held {
     Fragments(Box<Fragments>),
 }
 
-/// The large messages of one connection.
+/// The state of all large messages of a connection. `None` until the first one.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers(Option<Box<Active>>);
 
-/// The large messages of a connection that has had at least one.
+/// The state of all large messages, of a connection that has had at least one.
 #[derive(Debug)]
 pub(super) struct Active {
-    /// The number of the next local offer.
+    /// The number of the next offer of the local side.
     next: u32,
     pub(super) outgoing: VecDeque<OutgoingMessage>,
     pub(super) incoming: VecDeque<IncomingMessage>,
     held: VecDeque<Held>,
-    /// The numbers of messages that were fetched, or refused, and are not reported to the peer yet.
+    /// The numbers of messages that were fetched or refused, and for which no report was sent to the peer yet.
     fetched: VecDeque<(u32, MessageKind)>,
-    /// Landings whose messages were lost. They hold the program's memory until the end of the connection.
+    /// Memory of the program for messages that will not arrive. Reads may still write to it, so it is held until the end of the connection.
     lost: Vec<(Offered, Landing)>,
-    /// The number of Reads in flight.
+    /// The number of Reads in flight for large messages.
     pub(super) pieces: usize,
-    /// The time at which the last Read ended, or the first was posted while none was in flight.
+    /// The time at which a Read last ended, or at which the first one was posted while none was in flight.
     pub(super) read: Instant,
     pub(super) shortage: Shortage,
-    /// The time of the peer's last report that it has fetched something, or of an offer while it had none to fetch.
+    /// The time at which the peer last reported that it has fetched something. An offer that is made while no other is in flight sets it
+    /// too.
     answered: Instant,
-    /// The time of the peer's last report that it waits for its own memory.
+    /// The time at which the peer last reported that it waits for memory.
     peer_waited: Option<Instant>,
-    /// A message of which parts are missing. No other message arrives meanwhile.
+    /// A message of which some fragments have not arrived. Until its last fragment, no other message may arrive.
     joining: Option<Box<Fragments>>,
-    /// The list of the last message in several buffers, for reuse.
+    /// The allocation of the last message in several buffers, for reuse.
     spare: Option<Box<Fragments>>,
 }
 
 impl Active {
-    /// Returns the number of reports about fetched messages that are due to the peer.
+    /// Returns the number of reports to the peer that are due: of fetched or refused messages, of progress, and of a wait for memory.
     fn due_reports(&self) -> usize {
         let waits = self.shortage.owes_report();
         self.fetched.len() + usize::from(waits) + usize::from(self.incoming.iter().any(IncomingMessage::owes_progress))
@@ -106,17 +109,17 @@ impl Active {
 }
 
 impl Transfers {
-    /// Returns the large messages, if there has been one.
+    /// Returns the state of the large messages. `None` if the connection has had no large message.
     pub(super) fn active(&self) -> Option<&Active> {
         self.0.as_deref()
     }
 
-    /// Returns the large messages, to change them, if there has been one.
+    /// Returns the state of the large messages, to change it. `None` if the connection has had no large message.
     pub(super) fn active_mut(&mut self) -> Option<&mut Active> {
         self.0.as_deref_mut()
     }
 
-    /// Returns the large messages, and creates their state if there was none.
+    /// Returns the state of the large messages. Creates it for the first one.
     fn activate(&mut self, now: Instant) -> &mut Active {
         self.0.get_or_insert_with(|| {
             Box::new(Active {
@@ -137,34 +140,35 @@ impl Transfers {
         })
     }
 
-    /// Returns true if the peer still has a message to fetch.
+    /// Returns true if the peer has not fetched all messages that were offered to it.
     pub(crate) fn offers(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.outgoing.is_empty())
     }
 
-    /// Returns true if another message may be offered.
+    /// Returns true if the local side may offer another message.
     pub(crate) fn has_room(&self) -> bool {
         self.0.as_ref().is_none_or(|active| active.outgoing.len() < MAX_TRANSFERS)
     }
 
-    /// Returns true if there may be something to do when the connection is flushed.
+    /// Returns true if a flush may have Reads or reports to post.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
     }
 
-    /// Returns true if a message is held until a message before it is fetched, or until its last part has arrived.
+    /// Returns true if a message that arrives now must wait: an earlier message is still being fetched, or its fragments have not all
+    /// arrived.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.held.is_empty() || active.joining.is_some())
     }
 
-    /// Returns the message of which parts are missing.
+    /// Returns the message of which some fragments have not arrived.
     pub(super) fn joining(&self) -> Option<&Fragments> {
         self.0.as_ref()?.joining.as_deref()
     }
 
-    /// Returns the message of which parts are missing, or a new one without parts.
+    /// Returns the message of which some fragments have not arrived, or a new one without fragments.
     pub(super) fn join(&mut self, device: usize, now: Instant) -> &mut Fragments {
         let active = self.activate(now);
         let spare = &mut active.spare;
@@ -174,7 +178,8 @@ impl Transfers {
         })
     }
 
-    /// Takes out the message that has just become complete, unless events before it are held: then it waits for them.
+    /// Returns the message whose last fragment has just arrived, for delivery. `None` if events before it wait. Then the message waits
+    /// behind them.
     pub(super) fn take_joined(&mut self) -> Option<Box<Fragments>> {
         let active = self.0.as_mut()?;
         let joined = active.joining.take()?;
@@ -185,7 +190,7 @@ impl Transfers {
         None
     }
 
-    /// Recycles the list of a message in several buffers.
+    /// Keeps the allocation of a message in several buffers for reuse.
     pub(super) fn recycle(&mut self, mut fragments: Box<Fragments>) {
         if let Some(active) = &mut self.0 {
             fragments.parts.clear();
@@ -193,13 +198,13 @@ impl Transfers {
         }
     }
 
-    /// Returns the number of credits that are reserved for reports of fetched messages.
+    /// Returns the number of credits that are reserved for the reports to the peer that are due.
     #[inline]
     pub(crate) fn credits(&self) -> usize {
         self.0.as_ref().map_or(0, |active| active.due_reports())
     }
 
-    /// Returns the number of slots in the send queue that are reserved for reports of fetched messages, and for a Read.
+    /// Returns the number of slots in the send queue that are reserved for reports to the peer that are due, and for the first Read.
     #[inline]
     pub(crate) fn places(&self) -> usize {
         self.0.as_ref().map_or(0, |active| {
@@ -208,27 +213,27 @@ impl Transfers {
         })
     }
 
-    /// Returns the numbers of messages that the peer will fetch, that are being fetched, that are held back, and whose
-    /// fetching was not reported to the peer.
+    /// Returns four numbers of messages: offered and not fetched by the peer, being fetched from the peer, waiting behind those, and
+    /// fetched but not reported to the peer.
     #[cfg(test)]
     pub(super) fn queued(&self) -> [usize; 4] {
         self.0.as_ref().map_or([0; 4], |a| [a.outgoing.len(), a.incoming.len(), a.held.len(), a.fetched.len()])
     }
 
-    /// Returns the time of the peer's last report that it has fetched something, while there is more for it to fetch.
+    /// Returns the time at which the peer last reported that it has fetched something. `None` if it has fetched everything.
     pub(crate) fn fetched_at(&self) -> Option<Instant> {
         let active = self.0.as_ref()?;
         (!active.outgoing.is_empty()).then_some(active.answered)
     }
 
-    /// Returns true if the last report of the peer was that it waits for its own memory.
+    /// Returns true if the last report of the peer was that it waits for memory.
     pub(crate) fn peer_waits(&self) -> bool {
         self.0.as_ref().is_some_and(|active| active.peer_waited.is_some_and(|waited| waited >= active.answered))
     }
 
-    /// Returns the time since which one of the two directions has stalled. `None` if no transfer is in flight that the
-    /// peer must advance. A peer that waits for its own memory does not count as stalled, for [`WAITS`] times `limit`
-    /// in total.
+    /// Returns the time since which a transfer makes no progress. `None` if no transfer waits for the peer.
+    ///
+    /// A peer that reports that it waits for memory does not count as stalled, for [`WAITS`] times `limit` in total.
     pub(crate) fn stands_since(&self, limit: Duration) -> Option<Instant> {
         let active = self.0.as_ref()?;
         let reads = (active.pieces > 0).then_some(active.read);
@@ -244,7 +249,7 @@ impl Transfers {
 impl Connection {
     // Sending.
 
-    /// Returns the memory for copies of messages that the peer will fetch, in bytes.
+    /// Returns the memory that copies of offered messages occupy, in bytes.
     pub(crate) fn copies(&self) -> usize {
         self.transfers.active().map_or(0, |active| {
             let copied = |source: &OfferSource| match source {
@@ -255,12 +260,13 @@ impl Connection {
         })
     }
 
-    /// Returns true if the state, the peer's limit and the transfers in flight allow an offer of `len` bytes.
+    /// Returns true if a message of `len` bytes may be offered: the connection is open, the peer accepts this length, and fewer than the
+    /// maximum of offers are in flight.
     pub(crate) fn may_offer(&self, len: usize) -> bool {
         self.state.is_open() && len as u64 <= self.terms.max_message && self.transfers.has_room()
     }
 
-    /// Checks if a message of `len` bytes can be offered now. `copy`: the message is to be copied.
+    /// Checks that a message of `len` bytes can be offered now. `copy`: the message will be copied.
     pub(crate) fn check_offer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) -> Result<(), SendErrorKind> {
         if !self.state.is_open() {
             return Err(SendErrorKind::Closed);
@@ -279,7 +285,7 @@ impl Connection {
         })
     }
 
-    /// Notes that a message longer than one buffer was refused for lack of capacity.
+    /// Notes that a send of a message longer than one buffer was refused for lack of capacity.
     pub(crate) fn refuse_transfer(&mut self, len: usize, copy: bool, env: &mut Env<'_>) {
         let parts = self.parts(len).unwrap_or(usize::MAX);
         self.refuse(Need::Transfer { parts, copy: if copy { len } else { 0 } }, env);
@@ -315,7 +321,7 @@ impl Connection {
         send
     }
 
-    /// Handles the peer's report that it has fetched a message, or does not want it.
+    /// Handles the peer's report that it has fetched a message, or that its program refuses the message.
     pub(super) fn fetched(&mut self, number: u32, outcome: Outcome, env: &mut Env<'_>) -> Result<(), PeerViolation> {
         const UNKNOWN: PeerViolation = PeerViolation::MalformedMessage;
         let active = self.transfers.0.as_mut().ok_or(UNKNOWN)?;
@@ -327,7 +333,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Handles the peer's report that it has fetched a part of a message, or waits for memory first.
+    /// Handles the peer's report that it has fetched a part of a message. With `done` 0, the peer reports that it waits for memory.
     pub(super) fn progressed(&mut self, progress: TransferProgress, env: &Env<'_>) -> Result<(), PeerViolation> {
         const IMPOSSIBLE: PeerViolation = PeerViolation::MalformedMessage;
         let active = self.transfers.0.as_mut().ok_or(IMPOSSIBLE)?;
@@ -337,7 +343,7 @@ impl Connection {
             active.peer_waited = Some(env.now);
             return Ok(());
         }
-        // Each report must cover at least a stride, so that a peer cannot claim for ever that it fetches.
+        // Each report must cover at least `STRIDE` more bytes. Otherwise a peer could claim progress forever.
         let possible = outgoing.fetched + STRIDE..outgoing.len + tail(outgoing.len);
         if !possible.contains(&progress.done) {
             return Err(IMPOSSIBLE);
@@ -347,7 +353,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Schedules a check after the transfer timeout, because large messages are in flight and may stall.
+    /// Schedules a check after the transfer timeout, because a transfer that is in flight may stall.
     pub(super) fn watch_transfers(&self, env: &mut Env<'_>) {
         self.want(env, Action::LookBy(env.now + env.config.timeouts.transfer));
     }
@@ -370,15 +376,15 @@ impl Connection {
         }
     }
 
-    /// Ends all transfers at the end of the connection. Messages that the peer has not fetched have failed, and those
-    /// to be fetched from it are dropped.
+    /// Ends all transfers at the end of the connection. Offered messages that the peer has not fetched have failed. Messages that were
+    /// being fetched are dropped.
     pub(super) fn fail_transfers(&mut self, env: &mut Env<'_>) {
         self.discard_held(env);
         let Some(active) = &mut self.transfers.0 else { return };
         for outgoing in std::mem::take(&mut active.outgoing) {
             self.end_offer(outgoing, Outcome::Failed(WcStatus::Flushed.into()), env);
         }
-        // The queue pair is destroyed: nothing reads into the landings any more.
+        // The queue pair is destroyed, so no Read writes to the program's memory any more.
         for (offered, landing) in
             self.transfers.0.as_mut().map(|active| std::mem::take(&mut active.lost)).into_iter().flatten()
         {
@@ -386,7 +392,7 @@ impl Connection {
         }
     }
 
-    /// Returns the program's memory to it, and reports the end of a message with a landing.
+    /// Ends a message that was read into the program's memory: releases that memory, and reports `result` to the program.
     fn end_landing(&self, offered: Offered, landing: Landing, result: Result<(), Failure>, env: &mut Env<'_>) {
         if let Some(region) = landing.done() {
             self.want(env, Action::Unused(region));
@@ -394,8 +400,8 @@ impl Connection {
         self.tell(env, Event::Landed(Box::new((offered, result))));
     }
 
-    /// Frees everything that is held or being fetched, because nothing more is delivered. Reads into the program's memory may still be in
-    /// flight.
+    /// Frees all messages that wait or are being fetched, because nothing more is delivered. Memory of the program stays held, because
+    /// Reads into it may still be in flight.
     pub(super) fn discard_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let Some(active) = &mut self.transfers.0 else { return };
@@ -438,7 +444,7 @@ impl Connection {
         let open = self.state.is_open();
         let active = self.transfers.activate(env.now);
         if !open {
-            // The message cannot be fetched any more, so nothing behind it is delivered.
+            // The message cannot be fetched any more, so all messages after it wait until the end and are dropped.
             active.held.push_back(Held::Transfer);
             return Ok(());
         }
@@ -448,7 +454,7 @@ impl Connection {
         }
         let known = active.incoming.iter().any(|transfer| transfer.offer.number == offer.number)
             || active.fetched.iter().any(|&(number, _)| number == offer.number);
-        // A transfer is in flight until it was reported to the peer that the message was fetched.
+        // A transfer stays in flight, and its number in use, until the report that it was fetched is sent.
         let incoming = IncomingMessage::new(offer, self.opener.is_some(), self.terms.progress);
         let wraps = offer.region.address.checked_add(incoming.total).is_none();
         let full = active.incoming.len() + active.fetched.len() >= MAX_TRANSFERS;
@@ -462,18 +468,18 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the message of an offer that the program has not answered.
+    /// Returns the message with this offer. `None` if the program has already decided about it.
     fn unanswered(&mut self, offer: OfferId) -> Option<&mut IncomingMessage> {
         self.transfers.active_mut()?.incoming.iter_mut().find(|transfer| transfer.is_unanswered(offer))
     }
 
-    /// Returns the length of a message whose offer the program has not answered, in bytes.
+    /// Returns the length of the offered message, in bytes. `None` if the program has already decided about it.
     pub(crate) fn offered_len(&self, offer: OfferId) -> Option<u64> {
         let mut incoming = self.transfers.active()?.incoming.iter();
         incoming.find(|transfer| transfer.is_unanswered(offer)).map(|transfer| transfer.offer.region.len)
     }
 
-    /// Answers an offer: the message is read into the program's memory.
+    /// Accepts an offer: the message will be read into memory of the program.
     pub(crate) fn land(&mut self, offer: OfferId, landing: Landing, env: &mut Env<'_>) {
         if let Some(transfer) = self.unanswered(offer) {
             transfer.sink = Sink::Program(landing);
@@ -481,11 +487,11 @@ impl Connection {
         }
     }
 
-    /// Refuses an offer. Returns false if there is no such offer.
+    /// Refuses an offer. Returns false if the program has already decided about it, or the offer does not exist.
     pub(crate) fn refuse_offer(&mut self, offer: OfferId, env: &mut Env<'_>) -> bool {
         let Some(active) = self.transfers.active_mut() else { return false };
         let Some(at) = active.incoming.iter().position(|transfer| transfer.is_unanswered(offer)) else { return false };
-        // None of it was requested. The peer may offer another message instead, so both of its slots are free now.
+        // Nothing of the message was read yet. Removes it from both lists, so that the peer can offer another message instead.
         active.incoming.remove(at);
         let mut places = (0..active.held.len()).filter(|&place| matches!(active.held[place], Held::Transfer));
         if let Some(place) = places.nth(at) {
@@ -497,7 +503,7 @@ impl Connection {
         true
     }
 
-    /// Accepts an offer that the program has not answered: the message is read into memory of the library.
+    /// Accepts an offer if the program has not decided about it: the message will be read into memory of the library.
     pub(crate) fn settle_offer(&mut self, offer: OfferId, env: &mut Env<'_>) {
         if let Some(transfer) = self.unanswered(offer) {
             transfer.sink = Sink::Wanted;
@@ -505,26 +511,26 @@ impl Connection {
         }
     }
 
-    /// Holds a message back until those before it are fetched.
+    /// Makes a message wait until those before it are delivered.
     pub(super) fn hold_message(&mut self, buffer: Buffer, end: u32, now: Instant) {
         self.receives.hold();
         self.transfers.activate(now).held.push_back(Held::Message { buffer, end });
     }
 
-    /// Holds immediate data back, as [`Connection::hold_message`] holds a message. The buffer is free, but its receive
-    /// is not posted again, so that the peer's credits bound the number of events held.
+    /// Makes immediate data wait, as [`Connection::hold_message`] does for a message. Its buffer is already free, but its receive counts as
+    /// occupied. So the peer's credits limit the number of waiting events.
     pub(super) fn hold_immediate(&mut self, immediate: Immediate, now: Instant) {
         self.receives.hold();
         self.transfers.activate(now).held.push_back(Held::Immediate(immediate));
     }
 
-    /// Returns true if messages are held back now.
+    /// Returns true if a message that arrives now must wait for earlier ones before it is delivered.
     #[inline]
     pub(super) fn is_holding(&self) -> bool {
         self.transfers.holds() && self.state.delivers()
     }
 
-    /// Chains the Reads, and the reports of fetched messages for the peer, as far as there is capacity.
+    /// Queues Reads of offered messages and reports to the peer, as far as slots and credits are available.
     pub(crate) fn pump_transfers(&mut self, env: &mut Env<'_>) {
         if !self.state.is_open() {
             return;
@@ -579,7 +585,7 @@ impl Connection {
         }
     }
 
-    /// Handles the end of a Read of a transfer. The caller marks the connection, so that the next Reads are posted.
+    /// Handles the end of a Read of a large message. The caller marks the connection, so that the next Reads are posted.
     pub(super) fn piece_arrived(&mut self, len: u32, env: &mut Env<'_>) {
         self.heard = env.now;
         let Some(active) = &mut self.transfers.0 else { return };
@@ -588,7 +594,7 @@ impl Connection {
         if active.shortage.answered(env.now) {
             return;
         }
-        // Reads end in order, so the Read belongs to the first transfer that is not whole.
+        // Reads end in order, so this Read is part of the first message that is not complete.
         let Some(transfer) = active.incoming.iter_mut().find(|transfer| !transfer.is_whole()) else { return };
         transfer.done += u64::from(len);
         if self.opener.as_mut().is_some_and(|opener| !transfer.open(u64::from(len), opener)) {
@@ -601,14 +607,14 @@ impl Connection {
         }
     }
 
-    /// Counts a failed Read of a transfer. The connection is about to end.
+    /// Counts a failed Read of a large message. The caller ends the connection.
     pub(super) fn piece_failed(&mut self) {
         if let Some(active) = &mut self.transfers.0 {
             active.pieces = active.pieces.saturating_sub(1);
         }
     }
 
-    /// Delivers the held events in order, up to the first message that is still being fetched.
+    /// Delivers the waiting events in order, up to the first message that is still being fetched.
     fn deliver_held(&mut self, env: &mut Env<'_>) {
         let shared = self.receives.is_shared();
         let delivers = self.state.delivers();
