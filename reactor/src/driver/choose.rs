@@ -10,8 +10,10 @@ use crate::error::Error;
 use crate::seam::poller::Entropy;
 
 /// Opens the providers that [`Config::provider`] selects, in the order in which a reactor tries them. For [`ProviderChoice::Auto`] these
-/// are the RDMA devices, if there are any, and then the embedded provider. A program with its own provider inserts it into the list, which
-/// it passes to [`Reactor::with_parts`](crate::Reactor::with_parts):
+/// are the RDMA devices, if there are any, and then the embedded provider.
+///
+/// A program with a provider of its own inserts it into the list, and passes the list to
+/// [`Reactor::with_parts`](crate::Reactor::with_parts):
 ///
 /// ```
 /// use rdma_reactor::transport::Provider;
@@ -26,7 +28,7 @@ use crate::seam::poller::Entropy;
 /// ```
 ///
 /// # Errors
-/// A device is required and there is none, or the system refused the resources of the embedded provider.
+/// [`ProviderChoice::Verbs`] was selected and there is no device, or the system refused the resources of the embedded provider.
 pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>, Error> {
     match config.provider {
         ProviderChoice::Verbs => {
@@ -56,7 +58,7 @@ pub fn open(config: &Config, entropy: Entropy) -> Result<Vec<Box<dyn Provider>>,
     }
 }
 
-/// Splits a source of randomness into two.
+/// Makes two sources of randomness of one. They share it under a lock.
 fn halves(entropy: Entropy) -> (Entropy, Entropy) {
     let shared = Arc::new(Mutex::new(entropy));
     let other = Arc::clone(&shared);
@@ -72,18 +74,19 @@ fn iwarp(config: &Config, policy: SharedMemoryPolicy, entropy: Entropy) -> Resul
     Ok(Box::new(Iwarp::new(settings, net, entropy)?))
 }
 
-/// Returns the settings of the embedded provider: its own ones, and for the others those of the reactor.
+/// Returns the settings of the embedded provider. Where the program has set none, those of the reactor apply.
 fn settings(config: &Config) -> IwarpConfig {
     let mut settings = config.iwarp.clone();
-    // The local side counts and rejects complete handshakes; the embedded provider evicts those that are still silent.
+    // The reactor limits the handshakes in progress itself. The limit of the embedded provider must not be lower, because it evicts
+    // connections that are still silent.
     settings.max_handshakes = settings.max_handshakes.max(config.max_pending as usize);
     settings.allowed_peers = settings.allowed_peers.or_else(|| config.allowed_peers.clone());
     settings.max_handshakes_per_peer = settings.max_handshakes_per_peer.or(config.max_handshakes_per_peer);
     settings
 }
 
-/// TCP must not give up a connection for which the keepalive still waits: a peer that reads nothing for a while, because its process is
-/// stopped or its machine is busy, is not gone.
+/// Returns the settings for TCP. TCP must not end a connection before the keepalive does. A peer that reads nothing for a while is not
+/// lost: its process may be stopped, or its machine busy.
 fn tcp(config: &Config) -> TcpConfig {
     let mut tcp = TcpConfig::default();
     tcp.host_congestion.clone_from(&config.iwarp.within_host.congestion);
@@ -123,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// No setting of the embedded provider is dropped.
+    /// Every setting of the embedded provider takes effect: the reactor's settings replace only those that are not set.
     #[test]
     fn the_embedded_provider_has_what_is_set_for_it() {
         let networks = |text: &str| Some(vec![text.parse().unwrap()]);

@@ -1,4 +1,4 @@
-//! Draining: new connections are refused, existing ones end, and `run` returns; with a deadline.
+//! Draining a reactor: new connections are refused, the existing ones end before a deadline, and then `run` returns.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use crate::seam::timer::FOREVER;
 pub(crate) enum Drain {
     #[default]
     No,
-    /// A callback or another thread has requested it.
+    /// A drain was requested, by a callback or another thread, and has not begun. The duration is the time until its deadline.
     Wanted(Duration),
-    /// Connections end, until this timer expires.
+    /// The program has until the deadline to end its connections. The key is that of the deadline's timer.
     Draining(Key),
-    /// The deadline has passed: existing connections are cut off, and nothing new begins.
+    /// The deadline has passed. The remaining connections are cut off, and no new operation may begin.
     Overdue,
-    /// Nothing is left.
+    /// All connections have ended.
     Done,
 }
 
 impl Drain {
-    /// Returns true if connections are refused.
+    /// Returns true if a drain was requested, so that new connections are refused.
     pub(super) const fn is_on(self) -> bool {
         !matches!(self, Self::No)
     }
 }
 
 impl Driver {
-    /// Requests a drain. The first deadline counts.
+    /// Requests a drain. A second request does not change the deadline.
     pub(crate) fn want_drain(&mut self, deadline: Duration) {
         if !self.drain.is_on() {
             self.drain = Drain::Wanted(deadline);
@@ -40,7 +40,7 @@ impl Driver {
         }
     }
 
-    /// Stage 9: begins a requested drain; returns the time that the program has to drain.
+    /// Stage 9: begins a requested drain. Returns the time until its deadline, for `on_drain`. `None` if no drain was requested.
     #[inline]
     pub(crate) fn begin_drain(&mut self) -> Option<Duration> {
         let Drain::Wanted(deadline) = self.drain else { return None };
@@ -49,7 +49,7 @@ impl Driver {
 
     #[cold]
     fn begin_drain_of(&mut self, deadline: Duration) -> Duration {
-        // The request may come from a callback that took long.
+        // The callback that requested the drain may have taken long, so `now` may be old.
         self.look_at_clock();
         log::info!("draining {} connections within {deadline:?}", self.table.len());
         if let Some(membership) = &self.membership {
@@ -60,7 +60,7 @@ impl Driver {
         deadline
     }
 
-    /// Handles the expired deadline: the drain waits for nothing any more. Returns true if that is new.
+    /// Handles the deadline of the drain: cuts off all connections. Returns false if no drain was in progress.
     pub(crate) fn drain_overdue(&mut self) -> bool {
         if !matches!(self.drain, Drain::Draining(_)) {
             return false;
@@ -73,7 +73,7 @@ impl Driver {
         true
     }
 
-    /// After stage 10: returns true if nothing is left. `others`: something other than a connection is left.
+    /// Called after stage 10: completes the drain if all connections have ended. `others`: something other than a connection still exists.
     #[inline]
     pub(crate) fn finish_drain(&mut self, others: bool) {
         if matches!(self.drain, Drain::Draining(_) | Drain::Overdue) {
@@ -83,7 +83,7 @@ impl Driver {
 
     #[cold]
     fn check_drained(&mut self, others: bool) {
-        // A reactor that listens does so for the others, until none accepts connections.
+        // A reactor that listens accepts connections for its whole group. It continues until every reactor of the group is draining.
         if self.membership.as_ref().is_some_and(|membership| membership.is_open() && !self.listeners.is_empty()) {
             return;
         }
@@ -97,7 +97,7 @@ impl Driver {
         }
     }
 
-    /// Returns true if nothing new may begin.
+    /// Returns true if the deadline of a drain has passed, so that no new operation may begin.
     pub(crate) const fn refuses_all(&self) -> bool {
         matches!(self.drain, Drain::Overdue | Drain::Done)
     }
@@ -111,7 +111,7 @@ impl Driver {
         self.drain == Drain::Done
     }
 
-    /// Closes every connection after its accepted sends have been sent.
+    /// Closes every connection. Sends that were accepted before are still sent.
     pub(crate) fn close_all(&mut self) {
         for id in self.table.ids() {
             self.close(id);

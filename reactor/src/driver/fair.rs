@@ -1,5 +1,6 @@
-//! Fairness in stage 7: limits how much of one connection is handled in a turn. Completions beyond that wait in the
-//! connection's backlog, in order, for the next turn; connections whose completions arrive meanwhile come first.
+//! Fairness between connections in stage 7 of a turn, which handles completions. It limits the completions of one connection per turn. The
+//! remaining ones wait in the connection's *backlog*, in order, for the next turn. So connections with few completions are not delayed by
+//! one with many.
 
 use std::collections::VecDeque;
 
@@ -11,25 +12,25 @@ use crate::id::ConnectionId;
 /// The limits on the work of one connection in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TurnLimits {
-    /// The number of the turn.
+    /// The number of the turn that these limits are for.
     turn: u64,
     completions: u32,
     bytes: usize,
 }
 
 impl TurnLimits {
-    /// Returns true if there is no limit. Then nothing needs to be counted: the next turn starts anew.
+    /// Returns true if there is no limit in this turn, so that nothing needs to be counted.
     #[inline]
     const fn are_none(&self) -> bool {
         self.completions == u32::MAX
     }
 }
 
-/// The work of a connection that was handled in a turn, and its backlog. The connection's work requests bound the
-/// backlog.
+/// The completions of a connection that were handled in a turn, and its backlog. A connection has a limited number of work requests in
+/// flight, so its backlog is limited too.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance {
-    /// The turn of the next two fields.
+    /// The number of the turn that `completions` and `bytes` were counted in.
     turn: u64,
     completions: u32,
     bytes: usize,
@@ -37,8 +38,8 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Counts a completion. Returns false if the turn's allowance is used up. The first completion of a turn always
-    /// fits.
+    /// Counts a completion. Returns false if the connection has used up its limits in this turn. Its first completion of a turn is always
+    /// allowed.
     #[inline]
     fn take(&mut self, wc: &WorkCompletion, limits: &TurnLimits) -> bool {
         if self.turn != limits.turn {
@@ -52,8 +53,8 @@ impl Allowance {
         true
     }
 
-    /// Decides if a completion is handled now. If not, it is added to the backlog, and the first one adds the
-    /// connection to `waiting`. `spared`: the connection may exceed its allowance.
+    /// Returns true if a completion is to be handled now. Otherwise adds it to the backlog, and the connection to `waiting` if the backlog
+    /// was empty. `spared`: returns true if the connection may exceed its limits.
     #[inline]
     pub(crate) fn admit_or_defer(
         &mut self,
@@ -73,16 +74,16 @@ impl Allowance {
     }
 }
 
-/// The limits of a turn, and the connections with a backlog.
+/// The limits of the current turn, and the connections that have a backlog.
 #[derive(Debug, Default)]
 pub(crate) struct Fair {
     limits: TurnLimits,
-    /// The connections in the order in which their backlogs began.
+    /// The connections that have a backlog, in the order in which their backlogs began.
     waiting: VecDeque<ConnectionId>,
 }
 
 impl Fair {
-    /// Returns true if a completion waits.
+    /// Returns true if a connection has a backlog.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         !self.waiting.is_empty()
@@ -90,19 +91,19 @@ impl Fair {
 }
 
 impl Driver {
-    /// Returns true if a connection has a backlog.
+    /// Returns true if a connection has a backlog of completions.
     #[inline]
     pub(crate) fn is_behind(&self) -> bool {
         self.fair.is_behind()
     }
 
-    /// Notes that everything that connections have received until now was handled, or is next.
+    /// Notes that everything that peers have sent until now was handled, or will be handled next in this turn.
     #[inline]
     pub(crate) const fn caught_up(&mut self) {
         self.table.pending.saw(self.now);
     }
 
-    /// Gives every connection a new allowance, without a limit if there is only one connection.
+    /// Starts new limits for all connections. A single connection has no limit.
     #[inline]
     pub(crate) fn begin_turn(&mut self) {
         self.caught_up();
@@ -113,18 +114,19 @@ impl Driver {
         };
     }
 
-    /// Takes out the connections that have a backlog, oldest first, without duplicates.
+    /// Removes all connections from the list of those with a backlog, and returns them, oldest backlog first.
     pub(crate) fn take_waiting(&mut self) -> VecDeque<ConnectionId> {
         std::mem::take(&mut self.fair.waiting)
     }
 
-    /// Returns connections whose turn has not come; connections that have a backlog since are behind them.
+    /// Returns connections that were not served in this turn to the front of the list of connections with a backlog.
     pub(crate) fn put_waiting(&mut self, mut waiting: VecDeque<ConnectionId>) {
         waiting.append(&mut self.fair.waiting);
         self.fair.waiting = waiting;
     }
 
-    /// Returns the next completion of a connection's backlog if its allowance covers it. Otherwise the connection waits on.
+    /// Returns the next completion of a connection's backlog if its limits allow it. `None` otherwise: the connection stays in the list of
+    /// connections with a backlog, or its backlog is empty.
     pub(crate) fn next_deferred(&mut self, id: ConnectionId) -> Option<WorkCompletion> {
         let limits = self.fair.limits;
         let allowance = &mut self.table.get_mut(id)?.allowance;
@@ -136,7 +138,7 @@ impl Driver {
         allowance.backlog.pop_front()
     }
 
-    /// Notes that a connection has more in its backlog than the turn covers.
+    /// Adds a connection to the list of connections with a backlog, if its backlog is not empty.
     pub(crate) fn wait_on(&mut self, id: ConnectionId) {
         if self.table.get(id).is_some_and(|slot| !slot.allowance.backlog.is_empty()) {
             self.fair.waiting.push_back(id);

@@ -1,14 +1,14 @@
-//! Groups of reactors, one thread each: incoming connections are spread over all of them.
+//! Groups of reactors, each on its own thread, which share the incoming connections.
 //!
-//! The program creates the reactors and the threads, so that it decides on names, priorities, scopes and borrows of a
-//! handler; [`Reactors::of`] makes a group of the reactors. One or more reactors listen. An incoming connect request is
-//! handed over before anything is allocated for it: on the embedded provider the socket is moved with its MPA request
-//! already read, on devices the connection-manager id (`rdma_migrate_id`(3)). So there is one listener, one order of
-//! arrival, and a choice by the current load; with `SO_REUSEPORT` and a listener per reactor, a hash of addresses would
-//! choose, and only TCP sockets have it.
+//! The program creates the reactors and the threads, so it decides on thread names, priorities, scopes and handlers. [`Reactors::of`] makes
+//! a group of the reactors. At least one of them listens. A connect request is sent to the chosen reactor before anything is allocated for
+//! it. On the embedded provider, the socket is moved, with its MPA request already read. On devices, the connection-manager id is moved
+//! (`rdma_migrate_id`(3)).
 //!
-//! An established connection stays where it is, because regions registered with one provider, posted receives, and the
-//! pools of their buffers cannot move.
+//! So there is one listener and one order of arrival, and the choice depends on the current load. The alternative, `SO_REUSEPORT` with a
+//! listener for each reactor, would choose by a hash of the addresses, and exists only for TCP.
+//!
+//! An established connection cannot move to another reactor: its regions, its posted receives and its buffers are tied to one provider.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,15 +27,15 @@ use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
 use crate::security::Security;
 
-/// The reactor of a group that accepts a connection; see [`crate::Handler::on_place`].
+/// The choice of the reactor that accepts a connection; see [`crate::Handler::on_place`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
-    /// The reactor with the fewest connections, including those in transit to it.
+    /// The reactor with the fewest connections. Requests that are on their way to it count too.
     #[default]
     LeastLoaded,
-    /// The reactor with this index in the group. If it accepts none (it is drained, gone or out of range), the least
-    /// loaded one.
+    /// The reactor with this index in the group. If it accepts no connections, the least loaded one. A reactor accepts none if it is
+    /// draining or was dropped, or the index is out of range.
     Reactor(usize),
 }
 
@@ -81,30 +81,29 @@ pub struct Reactors {
     members: Arc<[GroupMember]>,
 }
 
-/// One reactor, as the others see it.
+/// The state of one reactor that the other reactors of its group use.
 struct GroupMember {
     arrivals: Sender<Arrival>,
     wake: Arc<WakeFlag>,
-    /// The number of connections in any phase, and of connect requests in transit to it. An arriving one is counted
-    /// throughout.
+    /// The number of connections of the reactor, in any state, plus the number of connect requests on their way to it.
     load: AtomicUsize,
-    /// The number of connect requests in transit to it.
+    /// The number of connect requests on their way to the reactor.
     coming: AtomicUsize,
-    /// The largest number of those.
+    /// The largest permitted value of `coming`.
     max_coming: usize,
-    /// True if it accepts connections.
+    /// True if the reactor accepts connections.
     open: AtomicBool,
 }
 
-/// A connect request in transit from the reactor that listens.
+/// A connect request on its way from the reactor that listens to the reactor that accepts it.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    /// The request, with the index of its provider in the reactor that listens.
+    /// The detached request, with the index of its provider in the reactor that listens.
     pub(crate) detached: Handle<Detached>,
     pub(crate) framing: Framing,
     pub(crate) service: Service,
     pub(crate) security: Security,
-    /// The index of the reactor that listens. The listener is one of that reactor.
+    /// The index of the reactor that listens, which `listener` belongs to.
     pub(crate) reactor: usize,
     pub(crate) listener: ListenerId,
     pub(crate) peer: SocketAddr,
@@ -116,10 +115,10 @@ impl GroupMember {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// Counts a request that will arrive. Returns false if the reactor accepts none.
+    /// Counts a request that will be sent to this reactor. Returns false if the reactor accepts none.
     fn reserve(&self) -> bool {
-        // First the count, then the check: a closing reactor does both in the other order, and one of the two sees the
-        // other.
+        // The count precedes the check. A closing reactor does it the other way round: it clears `open` and then reads the count. So either
+        // this thread sees that the reactor is closed, or the reactor sees the count.
         let coming = self.coming.fetch_add(1, Ordering::SeqCst);
         let takes = coming < self.max_coming && self.open.load(Ordering::SeqCst);
         if takes {
@@ -132,7 +131,8 @@ impl GroupMember {
 }
 
 impl Reactors {
-    /// Creates a group of members, and the membership of each.
+    /// Creates a group. Each member is given by its wake flag, its number of connections, and the largest number of requests on their way
+    /// to it. Returns the group, and for each member the part that its reactor keeps.
     pub(crate) fn form(members: Vec<(Arc<WakeFlag>, usize, usize)>) -> (Self, Vec<GroupMembership>) {
         let mut receivers = Vec::with_capacity(members.len());
         let members: Arc<[GroupMember]> = members
@@ -160,7 +160,7 @@ impl Reactors {
         (group.clone(), ends.collect())
     }
 
-    /// Returns the number of reactors in the group, including those that are gone.
+    /// Returns the number of reactors in the group, including those that were dropped.
     #[must_use]
     pub fn len(&self) -> usize {
         self.members.len()
@@ -172,16 +172,17 @@ impl Reactors {
         self.members.is_empty()
     }
 
-    /// Returns the number of a reactor's connections, in any phase, and of those in transit to it. `None` if it accepts
-    /// no more: it is drained, gone, or out of range.
+    /// Returns the number of connections of a reactor, in any state, plus the number of connect requests on their way to it. `None` if it
+    /// accepts no connections: it is draining or was dropped, or the index is out of range.
     #[must_use]
     pub fn load(&self, index: usize) -> Option<usize> {
         self.members.get(index).filter(|member| member.open.load(Ordering::Relaxed)).map(GroupMember::load)
     }
 
-    /// Drains one reactor, like [`crate::ReactorHandle::drain`]. New connections go to the others from now on. If it
-    /// listens, it continues to listen for them, and its `run` returns when the last of them is drained or gone.
-    /// Ignored if `index` is out of range.
+    /// Drains one reactor, like [`crate::ReactorHandle::drain`]. New connections are accepted by the other reactors from now on.
+    ///
+    /// If the reactor listens, it continues to listen for the others. Its `run` then returns when every other reactor is draining or was
+    /// dropped. An `index` out of range is ignored.
     ///
     /// ```
     /// use std::time::Duration;
@@ -201,17 +202,17 @@ impl Reactors {
         }
     }
 
-    /// Drains all reactors: none listens any more, and each `run` returns when its connections have ended.
+    /// Drains all reactors. None of them listens any more, and the `run` of each returns when its connections have ended.
     pub fn drain_all(&self, deadline: Duration) {
-        // All are closed before the first of them checks if another one is open.
+        // All reactors are closed first. Otherwise the first one could still find another open, and continue to listen for it.
         self.members.iter().for_each(|member| member.open.store(false, Ordering::SeqCst));
         self.members.iter().for_each(|member| member.wake.drain(deadline));
     }
 
-    /// Binds the calling thread to a core: the `index`-th of those that this process may use, modulo their number.
+    /// Binds the calling thread to a processor core. The core is the `index`-th of those that this process may use, modulo their number.
     ///
     /// # Errors
-    /// The system does not report its cores, or refuses.
+    /// The system does not report its cores, or refuses to bind the thread.
     pub fn pin(index: usize) -> Result<(), Error> {
         let cores = core_affinity::get_core_ids().filter(|cores| !cores.is_empty());
         let cores = cores.ok_or(Error::Pin { index, reason: "the system does not say which cores there are" })?;
@@ -234,13 +235,13 @@ impl fmt::Debug for Reactors {
     }
 }
 
-/// A reactor's membership of its group.
+/// The part of a group that a member reactor keeps.
 #[derive(Debug)]
 pub(crate) struct GroupMembership {
     group: Reactors,
     pub(crate) index: usize,
     arrivals: Receiver<Arrival>,
-    /// True if the next connection is already counted, because it was placed here.
+    /// True if the next new connection is already in `load`, because its request was sent here.
     counted: bool,
 }
 
@@ -249,8 +250,8 @@ impl GroupMembership {
         &self.group.members[self.index]
     }
 
-    /// Assigns the request to a reactor and increments that reactor's load. Returns `None` if all reactors are
-    /// draining.
+    /// Assigns a request to a reactor, and counts it in the load of that reactor. Returns the reactor's index, or `None` if no reactor
+    /// accepts connections.
     pub(crate) fn place(&self, place: Place) -> Option<usize> {
         let members = &self.group.members;
         if let Place::Reactor(index) = place {
@@ -258,7 +259,7 @@ impl GroupMembership {
                 return Some(index);
             }
         }
-        // Another one may close or fill up in between, at most once per reactor.
+        // Another thread may close or fill the chosen reactor before it is reserved. That can happen at most once for each reactor.
         for _ in 0..members.len() {
             let open = members.iter().enumerate().filter(|(_, member)| {
                 member.open.load(Ordering::Relaxed) && member.coming.load(Ordering::Relaxed) < member.max_coming
@@ -271,7 +272,7 @@ impl GroupMembership {
         None
     }
 
-    /// Sends a request to the reactor at which it was placed. Returns the request if that reactor is gone.
+    /// Sends a request to the reactor `index`, which it was assigned to. Returns the request if that reactor was dropped.
     pub(crate) fn send(&self, index: usize, arrival: Arrival) -> Result<(), Box<Arrival>> {
         let member = &self.group.members[index];
         member.arrivals.send(arrival).map_err(|error| Box::new(error.0))?;
@@ -283,19 +284,19 @@ impl GroupMembership {
         self.arrivals.try_recv().ok()
     }
 
-    /// Notes that a request that was placed elsewhere is not sent there.
+    /// Undoes the count of a request that was assigned to the reactor `index` and will not be sent there.
     pub(crate) fn unplace(&self, index: usize) {
         let member = &self.group.members[index];
         member.load.fetch_sub(1, Ordering::Relaxed);
         member.coming.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Notes that a request that was placed here is about to become a connection, or to be refused.
+    /// Notes that a request that was sent here will now become a connection or be refused.
     pub(crate) fn begin(&mut self) {
         self.counted = true;
     }
 
-    /// Notes that it has become a connection, or was refused.
+    /// Notes that a request that was sent here has become a connection or was refused.
     pub(crate) fn done(&mut self) {
         if std::mem::take(&mut self.counted) {
             self.own().load.fetch_sub(1, Ordering::Relaxed);
@@ -303,31 +304,31 @@ impl GroupMembership {
         self.own().coming.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Counts a new connection.
+    /// Counts a new connection of this reactor, unless it is already counted as a request.
     pub(crate) fn gained(&mut self) {
         if !std::mem::take(&mut self.counted) {
             self.own().load.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Counts the end of a connection.
+    /// Counts the end of a connection of this reactor.
     pub(crate) fn lost(&self) {
         self.own().load.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Stops accepting requests.
+    /// Makes this reactor accept no more connections.
     pub(crate) fn close(&self) {
         if self.own().open.swap(false, Ordering::SeqCst) {
             self.group.wake_others(self.index);
         }
     }
 
-    /// Returns true if requests are still in transit to this reactor.
+    /// Returns true if requests are still on their way to this reactor.
     pub(crate) fn expects(&self) -> bool {
         self.own().coming.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns true if a reactor of the group accepts connections.
+    /// Returns true if any reactor of the group accepts connections.
     pub(crate) fn is_open(&self) -> bool {
         self.group.members.iter().any(|member| member.open.load(Ordering::SeqCst))
     }

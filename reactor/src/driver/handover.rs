@@ -1,4 +1,4 @@
-//! Places connect requests on a reactor of the group before anything is allocated for them.
+//! Assigns each incoming connect request to a reactor of the group, before anything is allocated for the request.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ use crate::options::ListenOptions;
 use crate::providers::{HANDOVER, Handle, role};
 
 impl Driver {
-    /// Returns a request that arrived on a listener of this reactor.
+    /// Returns the connect request `cm`, which arrived on a listener of this reactor. `None` if the listener was closed meanwhile.
     pub(super) fn request(
         &mut self,
         cm: Handle<CmId>,
@@ -27,8 +27,8 @@ impl Driver {
         let security = security.as_ref().unwrap_or(&self.config.security).clone();
         let reactor = self.membership.as_ref().map_or(0, |membership| membership.index);
         let listener = ListenerId::new(self.tag(), listener);
-        // A listener on an IPv6 address that also accepts IPv4 reports the IPv4 address of a peer as a mapped IPv6
-        // address (RFC 4291, section 2.5.5.2).
+        // A listener on an IPv6 address may also accept IPv4. Then it reports IPv4 peers as mapped IPv6 addresses (RFC 4291, section
+        // 2.5.5.2).
         let peer = match peer.ip().to_canonical() {
             ip @ IpAddr::V4(_) => SocketAddr::new(ip, peer.port()),
             IpAddr::V6(_) => peer,
@@ -47,16 +47,16 @@ impl Driver {
         })
     }
 
-    /// Returns true if the program must be asked which reactor of the group accepts a request.
+    /// Returns true if `on_place` must be called, so that the program chooses the reactor for a request.
     pub(crate) fn asks_for_place(&self, request: &IncomingRequest) -> bool {
         self.membership.is_some() && request.greeting().is_ok()
     }
 
-    /// Places a request. Returns it if this reactor must answer it.
+    /// Assigns a request to a reactor of the group, and sends it there. Returns the request if this reactor must answer it.
     pub(crate) fn place(&mut self, mut request: IncomingRequest, place: Place) -> Option<IncomingRequest> {
         let Some(membership) = &self.membership else { return Some(request) };
         match membership.place(place) {
-            // No reactor accepts it: it is refused here.
+            // No reactor of the group accepts the request, so this reactor refuses it.
             None => Some(request),
             Some(index) if index == membership.index => {
                 request.placed = true;
@@ -66,7 +66,7 @@ impl Driver {
         }
     }
 
-    /// Hands a request to the reactor at which it was placed. Returns the request if that fails.
+    /// Sends a request to the reactor `index` that it was assigned to. Returns the request if that fails, for this reactor to answer.
     fn hand_over(&mut self, request: IncomingRequest, index: usize) -> Option<IncomingRequest> {
         let membership = self.membership.as_ref()?;
         let (provider, cm) = self.providers.of(request.cm);
@@ -86,14 +86,15 @@ impl Driver {
                 None
             }
             Err(arrival) => {
-                // That reactor was dropped since it was chosen.
+                // The other reactor was dropped after it was chosen.
                 membership.unplace(index);
                 self.take_in(*arrival, false)
             }
         }
     }
 
-    /// Stage 9: returns the next request that another reactor has handed over, while `left` lasts.
+    /// Stage 9: returns the next request that another reactor has sent here. `left`: the number of requests that may still be taken in this
+    /// turn.
     pub(crate) fn next_arrival(&mut self, left: &mut usize) -> Option<IncomingRequest> {
         while *left > 0 {
             let arrival = self.membership.as_ref()?.next_arrival()?;
@@ -131,14 +132,14 @@ impl Driver {
         }
     }
 
-    /// Notes that a request has become a connection, or was refused.
+    /// Notes that a request has become a connection, or was refused. `placed`: it was assigned to this reactor by the group.
     pub(super) fn request_done(&mut self, placed: bool) {
         if let Some(membership) = self.membership.as_mut().filter(|_| placed) {
             membership.done();
         }
     }
 
-    /// Schedules a check after another thread's call: for a request, for the addresses of a host, or for a drain.
+    /// Handles calls of other threads: resolved host names, and the request of a drain.
     pub(crate) fn check_inbox(&mut self) {
         self.take_lookups();
         if let Some(deadline) = self.os.wake.take_drain() {

@@ -1,4 +1,4 @@
-//! Joins messages in several buffers for the program.
+//! Joins messages that arrived in several buffers, and hands them to the program as one.
 
 use super::Driver;
 use crate::conn::effects::Fragments;
@@ -8,7 +8,8 @@ use crate::limits::HEADER_LEN;
 use crate::memory::budget::MemoryUse;
 
 impl Driver {
-    /// Copies the parts of a message to separate memory. Their buffers are free afterwards, if the budget covers that memory.
+    /// Copies the fragments of a message to one block of memory. If the memory budget covers this block, the receives of the fragments are
+    /// freed now. Otherwise they stay occupied until the program releases the message, which limits the memory that a peer can use.
     pub(crate) fn join(&mut self, id: ConnectionId, mut fragments: Box<Fragments>) -> JoinedMessage {
         let (device, len) = (fragments.device, fragments.len);
         let accounted = self.take_fetched(id, len);
@@ -33,7 +34,7 @@ impl Driver {
         JoinedMessage { bytes, receives }
     }
 
-    /// Notes that the program has not kept a message.
+    /// Releases a joined message that the program has not kept after its callback.
     pub(crate) fn end_joined(
         &mut self,
         id: ConnectionId,
@@ -51,14 +52,14 @@ impl Driver {
         self.expect_trim();
     }
 
-    /// Notes that the program keeps a message that occupies this many receives.
+    /// Notes that the program keeps a joined message, which occupies this many receives.
     pub(crate) fn keep_joined(&mut self, id: ConnectionId, receives: usize) {
         for _ in 0..receives {
             self.keep_message(id);
         }
     }
 
-    /// Releases a message that the program had kept.
+    /// Releases a joined message that the program had kept.
     pub(super) fn take_joined_home(&mut self, pool: PoolId, joined: JoinedMessage, of: Option<ConnectionId>) {
         let JoinedMessage { bytes, receives } = joined;
         if receives.is_empty() {

@@ -1,4 +1,4 @@
-//! Memory for messages longer than one buffer: copies that peers will fetch, and messages that are being fetched.
+//! The memory for messages longer than one buffer: copies that peers will fetch, and messages that are fetched from peers.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -22,21 +22,21 @@ use crate::memory::region::{Region, RemoteRegion};
 use crate::security::Sealer;
 use crate::security::channel::{SEGMENT, TAG, segment, segments};
 
-/// The time for which a peer that has memory may answer no Read while others wait for that memory. It suffices for a mebibyte over a path
-/// of 5 Mbit/s.
+/// The time after which a peer that answers no Read loses the memory of its messages, if other connections wait for memory. In this time, a
+/// path of 5 Mbit/s transfers a mebibyte.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The time between two checks of the memory while connections wait for it.
+/// The interval at which the use of memory is checked while connections wait for memory.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The use of the memory for large messages.
+/// The memory that large messages use, and the requests that wait for it.
 #[derive(Debug)]
 pub(crate) struct LargeMessages {
     copied: Budget,
     fetched: Budget,
-    /// True if a check of the connections that hold the memory is due.
+    /// True if a timer for [`Driver::relieve_shortage`] is set.
     looks: bool,
-    /// The memory in which messages in several buffers are joined.
+    /// The memory in which messages that arrive in several buffers are joined.
     pub(super) joins: Joins,
 }
 
@@ -45,18 +45,18 @@ impl LargeMessages {
         Self { copied: Budget::new(limit), fetched: Budget::new(limit), looks: false, joins: Joins::new(keep) }
     }
 
-    /// Returns the bytes fetched, and the bytes copied.
+    /// Returns the number of bytes in use for fetched messages and for copies.
     pub(super) const fn levels(&self) -> (usize, usize) {
         (self.fetched.used(), self.copied.used())
     }
 
-    /// Notes that a connection needs no memory any more.
+    /// Removes the memory requests of a connection.
     pub(super) fn leave(&mut self, id: ConnectionId) {
         self.copied.leave(id);
         self.fetched.leave(id);
     }
 
-    /// Notes that a connection has ended. The memory that it used for its host counts no longer.
+    /// Notes that a connection has ended. Memory that it still uses is no longer charged to the host of its peer.
     pub(super) fn relieve(&mut self, slot: &ConnectionSlot) {
         if slot.link.fetched_large > 0 {
             self.fetched.relieve(Host::of(slot.conn.peer().ip()), slot.link.fetched_large);
@@ -68,7 +68,7 @@ impl LargeMessages {
 #[derive(Debug)]
 pub(super) enum LargePayload<'a> {
     Bytes(&'a [u8]),
-    /// A range inside of a region.
+    /// A range of a region.
     Region(&'a Region, Range<usize>),
 }
 
@@ -80,7 +80,7 @@ impl LargePayload<'_> {
         }
     }
 
-    /// Copies a part. Returns false if the program cannot reach the memory.
+    /// Copies a part of the payload to `out`. Returns false if the CPU cannot read the region, for example a dma-buf.
     fn part(&self, range: Range<usize>, out: &mut [u8]) -> bool {
         match self {
             Self::Bytes(bytes) => {
@@ -91,7 +91,7 @@ impl LargePayload<'_> {
         }
     }
 
-    /// Returns true if the program can reach the memory.
+    /// Returns true if the CPU can read the payload. It cannot read a region over a dma-buf.
     fn is_readable(&self) -> bool {
         match self {
             Self::Bytes(_) => true,
@@ -99,19 +99,19 @@ impl LargePayload<'_> {
         }
     }
 
-    /// Copies all of it into memory that no one else writes.
+    /// Copies the whole payload to `to`. Returns false if that failed, or the payload is a region, which needs no copy.
     fn copy_to(&self, to: &mut Region) -> bool {
         match self {
             Self::Bytes(bytes) => to.copy_from(0, bytes).is_ok(),
-            // The peer fetches it from where it is.
+            // The peer reads the region itself.
             Self::Region(..) => false,
         }
     }
 }
 
-/// Puts the sealed segments of a large message into a region, and their tags behind them. The peer, and anyone who knows its key, may read
-/// the region at any time, so only sealed bytes are written to it. Returns false if the numbers of the segments are used up; the peer can
-/// open nothing after that.
+/// Writes the encrypted segments of a large message to a region, and their authentication tags after them. The region is readable at any
+/// time, for the peer and for everyone who knows its remote key. So plaintext is never written to it. Returns false if no more segments can
+/// be numbered; then the peer cannot decrypt any later message.
 fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> bool {
     let len = payload.len() as u64;
     let message = sealer.begin(len);
@@ -128,11 +128,11 @@ fn seal(sealer: &mut Sealer, payload: &LargePayload<'_>, to: &mut Region) -> boo
 }
 
 impl Driver {
-    /// Sends `payload`, which is too long for one buffer, in several buffers if there is capacity for all of it. Otherwise offers a copy,
-    /// or a sealed copy if the connection is secured.
+    /// Sends a payload that is too long for one buffer. If there is capacity for all its fragments, it is sent in several buffers.
+    /// Otherwise a copy is offered to the peer, which is encrypted if the connection is secured.
     #[cold]
     pub(super) fn send_large(&mut self, id: ConnectionId, payload: LargePayload<'_>) -> Result<SendId, SendErrorKind> {
-        // A program waits until it can use its region again.
+        // The program waits for the end of the send before it reuses its region, so the end must be reported.
         let told = matches!(payload, LargePayload::Region(..));
         let cut = self.input(id, |conn, env| {
             let len = payload.len();
@@ -165,7 +165,7 @@ impl Driver {
             }
         };
         let (slot, _) = self.at(id).ok_or(SendErrorKind::Closed)?;
-        // Dropping the region releases the memory.
+        // If the copy fails, dropping the region releases its memory.
         let copied = match slot.conn.sealer_mut() {
             Some(sealer) => seal(sealer, &payload, &mut region),
             None => payload.copy_to(&mut region),
@@ -179,7 +179,7 @@ impl Driver {
             .ok_or(SendErrorKind::Closed)
     }
 
-    /// Sends a part of a region without a copy.
+    /// Sends a range of a region. It is not copied, unless the connection is secured.
     pub(crate) fn send_region(
         &mut self,
         id: ConnectionId,
@@ -194,7 +194,7 @@ impl Driver {
             return self.input(id, |conn, env| conn.send_from(region, range, env)).ok_or(SendErrorKind::Closed)?;
         }
         if secured {
-            // The peer fetches a sealed copy: a Read of the region itself would travel in the clear.
+            // The peer reads an encrypted copy. A Read of the region itself would transfer plaintext.
             let max = usize::try_from(conn.terms().max_message).unwrap_or(usize::MAX);
             if range.len() > max {
                 return Err(SendErrorKind::TooLong { len: range.len(), max });
@@ -210,7 +210,7 @@ impl Driver {
         self.offer_checked(id, region, range, None)
     }
 
-    /// Offers a part of a region, of any length, with a tag.
+    /// Offers a range of a region to the peer, with a tag. It may have any length but 0.
     pub(crate) fn offer(
         &mut self,
         id: ConnectionId,
@@ -232,7 +232,7 @@ impl Driver {
         self.offer_checked(id, region, range, Some(tag))
     }
 
-    /// Offers a part of a region that the peer may read.
+    /// Offers a range of a region. The caller has checked that the peer may read the region.
     fn offer_checked(
         &mut self,
         id: ConnectionId,
@@ -250,7 +250,7 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Reads an offered message into a region of the program, from `offset` on.
+    /// Accepts an offered message: it will be read into a region of the program, starting at `offset`.
     pub(crate) fn land(
         &mut self,
         id: ConnectionId,
@@ -284,20 +284,20 @@ impl Driver {
         if refused == Some(true) { Ok(()) } else { Err(SendErrorKind::NoOffer) }
     }
 
-    /// Returns a connection's claim for memory to fetch into.
+    /// Returns the description of a connection for the memory budget, as one that requests memory to fetch messages.
     fn claimant(slot: &ConnectionSlot) -> Claimant {
         let host = Some(Host::of(slot.conn.peer().ip()));
         Claimant { who: slot.conn.id(), host, own: slot.link.fetched }
     }
 
-    /// Allocates memory for the transfers of a connection, in order, while there is any. Past the memory that is granted on trust, only a
-    /// peer that answers Reads gets memory, or is queued.
+    /// Assigns memory to the offered messages of a connection, in order, while the budget grants it. A part of the memory is granted to
+    /// every peer. Beyond that, only a peer that has answered a Read lately gets memory, or may wait for it.
     pub(super) fn find_memory(&mut self, id: ConnectionId) {
         while let Some(slot) = self.table.get_mut(id).filter(|slot| slot.conn.state().is_open()) {
             let Some(len) = slot.conn.wants_memory() else { return };
             let claimant = Self::claimant(slot);
             if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
-                // It must not hold back the connections behind it.
+                // A connection without this proof must not delay the connections that wait after it.
                 self.large.fetched.leave(id);
                 return self.probe(id);
             }
@@ -322,7 +322,7 @@ impl Driver {
         }
     }
 
-    /// Sends a Read of a few bytes to a peer that has answered none lately. The connection requests memory again when it was answered.
+    /// Sends a Read of a few bytes to a peer that has answered no Read lately. When it is answered, the connection requests memory again.
     fn probe(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get(id).filter(|slot| slot.conn.may_probe(self.now)) else { return };
         if !slot.conn.has_probe() {
@@ -338,15 +338,15 @@ impl Driver {
         self.input(id, |conn, env| conn.probe(env));
     }
 
-    /// Schedules a check of the connections that hold memory, because a connection waits for it.
+    /// Schedules a check of the use of memory, because a connection waits for memory.
     fn expect_shortage(&mut self) {
         if !std::mem::replace(&mut self.large.looks, true) {
             self.timers.insert(self.now + LOOK, TimerPurpose::Shortage);
         }
     }
 
-    /// Ends connections whose peers have answered no Read for the grace time while others wait for the memory that they hold: those that
-    /// have stalled longest, and no more than necessary. Connections that make progress keep their memory.
+    /// Ends connections whose peers have answered no Read for the time `GRACE` while other connections wait for their memory. Those that
+    /// have stalled longest end first, and no more than necessary. Connections that make progress keep their memory.
     pub(super) fn relieve_shortage(&mut self) {
         self.large.looks = false;
         if self.large.fetched.in_line().next().is_none() {
@@ -363,7 +363,7 @@ impl Driver {
             let (id, host) = (slot.conn.id(), Host::of(slot.conn.peer().ip()));
             match slot.conn.stalled().filter(|_| slot.conn.state().is_open()) {
                 Some((since, held)) if since + grace <= self.now => stalled.push((since, (id, host, held))),
-                // Its memory is about to be released.
+                // The connection is ending, so its memory will be released soon.
                 None if slot.conn.state().is_ending() => ending.push((id, host, slot.link.fetched)),
                 _ => {}
             }
@@ -389,7 +389,7 @@ impl Driver {
         }
     }
 
-    /// Allocates memory for a message of a connection that has arrived, if there is some.
+    /// Charges `len` bytes for an arrived message to a connection. Returns false if the budget does not cover them.
     pub(super) fn take_fetched(&mut self, id: ConnectionId, len: usize) -> bool {
         let Some(slot) = self.table.get_mut(id) else { return false };
         let taken = self.large.fetched.take(Self::claimant(slot), len);
@@ -400,7 +400,7 @@ impl Driver {
         taken
     }
 
-    /// Releases the memory of a message of a connection, if the connection still exists.
+    /// Returns the `len` bytes of a message to the budget. If the connection `id` still exists, they are no longer charged to it.
     fn give_back_fetched(&mut self, id: Option<ConnectionId>, len: usize) {
         self.large.fetched.give_back(len);
         if let Some(slot) = id.and_then(|id| self.table.get_mut(id)) {
@@ -412,7 +412,8 @@ impl Driver {
         }
     }
 
-    /// Handles the release of the memory of a message longer than one buffer. `id`: the connection that carried it.
+    /// Handles the release of the memory of a large message: returns it to the budget, and notifies the connections that wait for memory.
+    /// `id`: the connection that the message was sent on.
     pub(super) fn settle(&mut self, account: MemoryUse, len: usize, id: Option<ConnectionId>) {
         match account {
             MemoryUse::Program => {}
@@ -429,9 +430,9 @@ impl Driver {
         }
     }
 
-    /// Notifies the program of the next connection that was refused a send and would not be now: once per refusal.
-    /// Returns false if there is none. There is one notification at a time, because each callback may use the capacity
-    /// that the next one needs.
+    /// Notifies the program of the next connection on which a send was refused that would be accepted now. Each refusal is reported once.
+    /// Returns false if there is no such connection. The caller runs each callback before it calls again, because the callback may use the
+    /// capacity that another connection waits for.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
         !self.effects.to_ask.is_empty() && self.ask_writable()
@@ -458,7 +459,7 @@ impl Driver {
         false
     }
 
-    /// Returns true if a message of `len` bytes would be accepted now.
+    /// Returns true if a message of `len` bytes would be accepted on this connection now.
     pub(crate) fn is_writable_for(&self, id: ConnectionId, len: usize) -> bool {
         let Some(slot) = self.table.get(id) else { return false };
         let conn = &slot.conn;

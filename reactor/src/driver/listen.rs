@@ -1,4 +1,4 @@
-//! The listeners. They outlive the removal of their device.
+//! The listeners. When the device of a listener is removed, the listener waits for the return of the device.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -15,18 +15,18 @@ use crate::id::ListenerId;
 use crate::options::{ListenOptions, check_security};
 use crate::providers::{EXCHANGE, Handle, role};
 
-/// The interval at which a listener without an id tries to listen again.
+/// The interval at which a listener that could not listen tries again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
-/// The number of ports that are tried if any port will do and another provider cannot use the first one.
+/// The number of ports that are tried for an address with port 0. A port is given up if another provider cannot use it.
 const PORTS: usize = 4;
 
 /// A listener of the reactor.
 #[derive(Debug)]
 pub(crate) struct ListenerEntry {
-    /// One id for each provider that listens. Empty while the address is on no device.
+    /// A connection-manager id for each provider that listens. Empty while no device has the address.
     ids: Vec<Handle<CmId>>,
-    /// The address that it listens on, with its port.
+    /// The address that the listener uses, with the actual port.
     address: SocketAddr,
     pub(super) options: ListenOptions,
 }
@@ -69,7 +69,7 @@ impl Driver {
         }
     }
 
-    /// Destroys the ids of a listener whose device was removed, so that the device can be closed.
+    /// Stops a listener whose device was removed: destroys its ids, so that the device can be closed. The listener tries again later.
     pub(super) fn listener_lost(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
             log::warn!("the device of {address} was removed: its listener waits for its return");
@@ -77,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// Recreates a listener whose address has moved to another device or port.
+    /// Recreates a listener, because its address has moved to another device or port.
     pub(super) fn listener_moved(&mut self, key: Key) {
         if let Some(address) = self.stop_listening(key) {
             log::warn!("{address} has moved to another device or port: its listener is recreated");
@@ -85,7 +85,7 @@ impl Driver {
         }
     }
 
-    /// Destroys the ids of a listener that will listen again. Returns the address, if there were any.
+    /// Destroys the ids of a listener that will listen again later. Returns its address, or `None` if it has no ids.
     fn stop_listening(&mut self, key: Key) -> Option<SocketAddr> {
         let listener = self.listeners.get_mut(key)?;
         let (ids, address) = (std::mem::take(&mut listener.ids), listener.address);
@@ -94,7 +94,7 @@ impl Driver {
         any.then_some(address)
     }
 
-    /// Listens again if the address is on a device; otherwise tries again later.
+    /// Listens again on the address of a listener. If no device has the address, tries again later.
     pub(crate) fn listen_again(&mut self, key: Key) {
         let Some(listener) = self.listeners.get(key) else { return };
         let (address, options) = (listener.address, listener.options.clone());
@@ -110,7 +110,7 @@ impl Driver {
         }
     }
 
-    /// Notes the ids of a listener.
+    /// Stores the ids of a listener, and registers the listener as their owner.
     fn listens(&mut self, key: Key, ids: Vec<Handle<CmId>>) {
         for &id in &ids {
             self.owners.own(id, CmIdOwner::Listener(key));
@@ -123,7 +123,7 @@ impl Driver {
 
     // Choosing the providers.
 
-    /// Listens on an address: on every provider if it is unspecified, otherwise on the first one that has it.
+    /// Listens on an address: on all providers if it is unspecified, otherwise on the first provider that has it. Returns the new ids.
     fn listen_on(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
         if let Some(exchange) = &options.exchange {
             let provider = self.providers.exchanging()?;
@@ -140,7 +140,7 @@ impl Driver {
         self.listen_from(first, address, options)
     }
 
-    /// Listens on the first provider, starting from `from`, that can. One with a device and no connection manager
+    /// Tries the providers from `first` on, and listens on the first one that can. A provider that has the device but no connection manager
     /// cannot.
     fn listen_from(
         &mut self,
@@ -164,7 +164,7 @@ impl Driver {
         Ok(Vec::new())
     }
 
-    /// Passes a stream that the program has accepted to a listener for exchange, as if it had arrived there.
+    /// Passes a stream that the program has accepted to a listener for connection exchange, as if the listener had accepted it.
     pub(crate) fn take_stream(&mut self, listener: ListenerId, stream: OwnedFd) -> Result<(), Error> {
         let key = listener.key(self.tag()).and_then(|key| self.listeners.get(key));
         let id = *key.and_then(|listener| listener.ids.first()).ok_or(Error::Gone("listener"))?;
@@ -187,12 +187,11 @@ impl Driver {
         self.providers.get(id.provider).local_address(id.id)
     }
 
-    /// Listens on all providers, at the same port. On iWARP devices the port is a TCP port, which the embedded provider cannot use then:
-    /// the first provider listens without it.
+    /// Listens on all providers, at the same port. An iWARP device may use the TCP port of that number, and then the embedded provider
+    /// cannot. In that case the listener works without the embedded provider.
     fn listen_on_all(&mut self, address: SocketAddr, options: &cm::ListenOptions) -> Result<Vec<Handle<CmId>>, Error> {
         let tries = if address.port() == 0 { PORTS } else { 1 };
-        // Ids whose port another provider cannot use. They stay open meanwhile, so that the next one has a different
-        // port.
+        // Ids whose port another provider cannot use. They stay open until a port is found, so that each new attempt gets a different port.
         let mut given_up = Vec::new();
         let listening = loop {
             let first = match self.listen_at(0, address, options) {

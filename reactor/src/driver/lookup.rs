@@ -1,4 +1,4 @@
-//! Looks up the host names of peers on other threads, because `getaddrinfo`(3) blocks.
+//! Resolves the host names of peers. `getaddrinfo`(3) blocks, so it runs on other threads.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -17,10 +17,11 @@ use crate::id::ConnectionId;
 use crate::providers::Handle;
 use crate::seam::wake::WakeFlag;
 
-/// The largest number of names that are looked up at a time. Others are queued; the connect timeout runs meanwhile.
+/// The largest number of names that are resolved at the same time. More names are queued, and the connect timeout includes the time in the
+/// queue.
 const THREADS: usize = 4;
 
-/// A name to look up, for a connection.
+/// A name to resolve, for a connection.
 #[derive(Debug)]
 struct HostQuery {
     of: ConnectionId,
@@ -30,14 +31,14 @@ struct HostQuery {
     exchange: Option<ExchangeOptions>,
 }
 
-/// The addresses of a name.
+/// The result for a name: its addresses, or an error.
 #[derive(Debug)]
 struct HostAddresses {
     query: HostQuery,
     addresses: io::Result<Vec<SocketAddr>>,
 }
 
-/// See the [module](self). The threads end when this is dropped, each after its current lookup.
+/// The threads that resolve names, and their queues. When this value is dropped, each thread ends after its current name.
 #[derive(Debug)]
 pub(super) struct Lookups {
     queries: (Sender<HostQuery>, Receiver<HostQuery>),
@@ -67,14 +68,14 @@ impl Lookups {
             thread::Builder::new().name("rdma-reactor-names".into()).spawn(work)?;
             self.threads += 1;
         }
-        // This value has a receiver, so that sending cannot fail.
+        // Sending fails only without a receiver, and `queries` has one.
         let _ = self.queries.0.send(query);
         Ok(())
     }
 }
 
 impl Driver {
-    /// Starts the lookup of the name of a connection's peer.
+    /// Starts to resolve the host name of a connection's peer.
     pub(super) fn look_up(
         &mut self,
         of: ConnectionId,
@@ -85,11 +86,11 @@ impl Driver {
         self.lookups.ask(HostQuery { of, host, port, path, exchange }, &self.os.wake)
     }
 
-    /// Handles finished lookups, and connects to the addresses.
+    /// Handles the names that were resolved: connects to their addresses, or ends the connections whose names have none.
     pub(super) fn take_lookups(&mut self) {
         while let Ok(HostAddresses { query, addresses }) = self.lookups.answers.1.try_recv() {
             let HostQuery { of, host, path, exchange, .. } = query;
-            // The program may have closed the connection meanwhile, or its time may be over.
+            // Meanwhile the program may have closed the connection, or its connect timeout may have expired.
             if !self.table.get(of).is_some_and(|slot| slot.link.cm == Handle::NONE && slot.conn.state().is_handshake())
             {
                 continue;

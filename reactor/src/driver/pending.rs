@@ -1,7 +1,8 @@
-//! Accepted connections of peers that are not up yet, and the choice of the one that is evicted when all slots are taken.
+//! Connections that were accepted and are not up yet. Their number is limited. If all slots are used, this file chooses the connection that
+//! is evicted for a new one.
 //!
-//! An honest peer is up within milliseconds. If a connection has been waiting for longer, its peer nearly always only wants to hold the
-//! slot. The host with the most connections loses its oldest one first.
+//! An honest peer is up within milliseconds. If a connection waits for longer, its peer most likely only wants to occupy the slot. The host
+//! with the most connections loses its oldest one first.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +10,15 @@ use rdma_transport::newcomers::{Host, NewcomerEntry, Newcomers, Ticket};
 
 use crate::id::ConnectionId;
 
-/// The time that a connection has to come up before it may be evicted.
+/// The time for which a connection is protected from eviction, in general.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The slot of a connection that is not up.
+/// The slot that a connection uses while it is not up.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PendingSlot {
     /// The connection is expected to come up.
     ToComeUp(Ticket),
-    /// The connection will not come up, and its queues are being flushed. It holds its buffers until then, so it
-    /// counts.
+    /// The connection will not come up, and its queues are being flushed. It uses its slot until then, because it still uses buffers.
     ToEnd(Ticket),
 }
 
@@ -27,7 +27,7 @@ pub(super) enum PendingSlot {
 pub(super) struct PendingConnections {
     coming: Newcomers<ConnectionId>,
     ending: Newcomers<ConnectionId>,
-    /// The time up to which everything that peers have sent was checked.
+    /// The latest time for which everything that peers had sent before was handled.
     seen: Instant,
 }
 
@@ -36,25 +36,25 @@ impl PendingConnections {
         Self { coming: Newcomers::default(), ending: Newcomers::default(), seen: now }
     }
 
-    /// Notes that everything that peers had sent before `now` was checked.
+    /// Notes that everything that peers had sent before `now` was handled.
     #[inline]
     pub(super) const fn saw(&mut self, now: Instant) {
         self.seen = now;
     }
 
-    /// Adds a connection that was accepted now.
+    /// Adds a connection that was accepted at the time `now`. Returns its slot.
     pub(super) fn add(&mut self, id: ConnectionId, host: Host, now: Instant) -> PendingSlot {
         PendingSlot::ToComeUp(self.coming.add(id, host, now))
     }
 
-    /// Notes that a connection will not come up.
+    /// Notes that a connection will not come up. Returns its slot, which may change.
     pub(super) fn will_end(&mut self, place: PendingSlot) -> PendingSlot {
         let PendingSlot::ToComeUp(ticket) = place else { return place };
         let Some(NewcomerEntry { id, since, host }) = self.coming.remove(ticket) else { return place };
         PendingSlot::ToEnd(self.ending.add(id, host, since))
     }
 
-    /// Frees the slot of a connection that is up or gone.
+    /// Frees the slot of a connection that is up or has ended.
     pub(super) fn remove(&mut self, place: PendingSlot) {
         match place {
             PendingSlot::ToComeUp(ticket) => _ = self.coming.remove(ticket),
@@ -72,17 +72,17 @@ impl PendingConnections {
         self.coming.count_of(host) + self.ending.count_of(host)
     }
 
-    /// Returns the oldest connection of a host if it is slow: a new one of that host evicts it.
+    /// Returns the oldest connection of a host if it has exceeded `GRACE`. A new connection of that host may evict it.
     pub(super) fn slow_of(&self, host: Host) -> Option<ConnectionId> {
         self.coming.oldest(Some(host)).filter(|oldest| self.is_slow(oldest)).map(|oldest| oldest.id)
     }
 
-    /// Returns true if a connection has had its time to come up. A peer whose bytes were not checked yet is not slow.
+    /// Returns true if a connection has exceeded `GRACE`, and everything that its peer sent in that time was handled.
     fn is_slow(&self, connection: &NewcomerEntry<ConnectionId>) -> bool {
         connection.since + GRACE <= self.seen
     }
 
-    /// Returns the connection that a new one of `host` evicts, if any.
+    /// Returns the connection that a new connection of `host` evicts. `None` if the new connection must be refused.
     pub(super) fn gives_way(&self, host: Host) -> Option<ConnectionId> {
         let coming = &self.coming;
         let largest = coming.largest().filter(|_| !cfg!(planted = "nobody-gives-way"))?;
@@ -92,7 +92,7 @@ impl PendingConnections {
         let chosen = if self.is_slow(&of_largest) || is_majority && has_more {
             of_largest
         } else if self.is_slow(&of_all) && !(is_majority && own == most) {
-            // A host with more than half of the slots loses its own connections to its new ones.
+            // A host that uses more than half of the slots does not evict connections of other hosts.
             of_all
         } else if has_more {
             of_largest
@@ -111,7 +111,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
 
-    /// The time that a peer has to come up, and the time that an honest one needs, in ms.
+    /// The time after which a silent connection is closed, and the time in which an honest peer comes up, in ms.
     const TIMEOUT: u64 = 5_000;
     const HANDSHAKE: u64 = 10;
 
@@ -120,7 +120,7 @@ mod tests {
         Host::of(IpAddr::from([10, 0, high, low]))
     }
 
-    /// A table with this many slots, one millisecond per turn.
+    /// A table with `places` slots. A turn takes one millisecond.
     struct PendingModel {
         pending: PendingConnections,
         places: usize,
@@ -128,7 +128,7 @@ mod tests {
         now: u64,
         tag: ReactorTag,
         next: u32,
-        /// The connections in it, with their hosts and the times of their arrival.
+        /// The connections in the table, with their hosts, the times of their arrival, and their slots.
         held: BTreeMap<ConnectionId, (u16, u64, PendingSlot)>,
     }
 
@@ -140,7 +140,7 @@ mod tests {
             Self { pending: PendingConnections::new(start), places, start, now: 0, tag, next: 0, held }
         }
 
-        /// Adds a connection. Returns its id unless it is refused.
+        /// Adds a connection of the host `from`. Returns its id, or `None` if it is refused.
         fn connects(&mut self, from: u16) -> Option<ConnectionId> {
             if self.pending.len() >= self.places {
                 let victim = self.pending.gives_way(host(from))?;
@@ -154,7 +154,7 @@ mod tests {
             Some(id)
         }
 
-        /// Removes a connection that is up or gone. Returns false if it was removed before.
+        /// Removes a connection that is up or has ended. Returns false if it was removed before.
         fn leaves(&mut self, id: ConnectionId) -> bool {
             let held = self.held.remove(&id);
             held.map(|(_, _, place)| self.pending.remove(place)).is_some()
@@ -172,8 +172,8 @@ mod tests {
             }
         }
 
-        /// Lets peers of `hosts` hosts connect at this rate and hold their slots. Honest clients connect every 5 ms, in turn from one of
-        /// the `honest` hosts. Returns the percentage of those that come up.
+        /// Simulates an attack: peers of `hosts` hosts connect `per_second` times a second and stay silent. Meanwhile an honest client
+        /// connects every 5 ms, from one of `honest` other hosts in turn. Returns the percentage of honest clients that come up.
         fn attacked(&mut self, per_second: u64, hosts: u16, honest: u16) -> usize {
             let (mut due, mut nth, mut tried, mut up) = (0, 0, 0, 0);
             let mut clients = Vec::new();
@@ -198,8 +198,7 @@ mod tests {
         }
     }
 
-    /// One host, some and many connect again and again and stay silent: honest clients from other hosts, or all from
-    /// one, come up.
+    /// One, some or many hosts connect repeatedly and stay silent. Honest clients still come up, from one other host or from several.
     #[test]
     fn honest_newcomers_come_up_beside_silent_ones() {
         for (per_second, hosts) in
@@ -212,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Both come from the same host: the silent connection is evicted, and not the new one.
+    /// If the silent connection and the new one are of the same host, the silent one is evicted. No other host loses a connection.
     #[test]
     fn a_host_pays_for_itself() {
         let mut model = PendingModel::new(10);
@@ -227,7 +226,7 @@ mod tests {
         );
     }
 
-    /// Two thousand clients of one host that all send their hello fill all slots, and none of them evicts another.
+    /// Two thousand clients of one host connect at the same time. They get all slots, and none of them evicts another.
     #[test]
     fn a_burst_of_one_host_has_all_places() {
         let mut model = PendingModel::new(1024);
@@ -237,7 +236,7 @@ mod tests {
         assert_eq!(clients.into_iter().filter(|&id| model.leaves(id)).count(), 1023);
     }
 
-    /// With one slot, a new connection does not lose it immediately.
+    /// With a single slot, a connection is not evicted immediately by the next one.
     #[test]
     fn the_only_place_is_not_taken_at_once() {
         let mut model = PendingModel::new(1);
@@ -247,7 +246,7 @@ mod tests {
         assert!(model.connects(2).is_some() && !model.leaves(first));
     }
 
-    /// An ending connection keeps its slot, and is not evicted.
+    /// An ending connection occupies its slot, and cannot be evicted.
     #[test]
     fn what_ends_counts() {
         let mut model = PendingModel::new(4);
@@ -262,7 +261,7 @@ mod tests {
     }
 
     proptest! {
-        /// A connection is evicted by a new one of a host that has fewer of them, or after its grace time.
+        /// A connection is evicted only for a new one of a host with fewer connections, or after its grace time.
         #[test]
         fn nobody_pays_for_a_larger_host_at_once(steps in prop::collection::vec((0u16..5, 0u64..40), 1..300)) {
             let mut model = PendingModel::new(12);

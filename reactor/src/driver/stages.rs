@@ -1,36 +1,36 @@
-//! The word of flags for the stages of a turn that have something to do. A turn that finds no flag runs the hot stages only.
+//! Flags for the stages of a turn that have work. If no flag is set, a turn runs only the stages that are always needed: waiting,
+//! completions and posting (`docs/loop.md`).
 
 use super::Driver;
 
 bitflags::bitflags! {
-    /// The stages that have something to do. Code that adds work for a stage sets its flag; the stage clears it when it begins.
+    /// The stages of a turn that have work. Code that adds work for a stage sets its flag. The stage clears its flag when it begins.
     ///
-    /// Completions have separate lists ([`Driver::has_unseen`], backlogs), timers a deadline, and calls of other threads a flag that the
-    /// callers set.
+    /// Three kinds of work have no flag here: completions ([`Driver::has_unseen`], and the backlogs of connections), timers, and calls of
+    /// other threads.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct Stages: u8 {
-        /// Channels of providers or devices must be watched.
+        /// Channels of providers or devices are not registered with the poller yet.
         const CHANNELS = 1;
-        /// Stages 4 and 5: there may be events of a connection manager or of a device.
+        /// Stages 4 and 5: a connection manager or a device may have events.
         const EVENTS = 1 << 1;
-        /// Stage 6: a provider can move bytes, or its deadline has passed.
+        /// Stage 6: a provider can send or receive bytes, or its deadline has passed.
         const PROVIDERS = 1 << 2;
-        /// Stage 8: expired timers are left.
+        /// Stage 8: the last turn has not handled all expired timers.
         const TIMERS = 1 << 3;
-        /// Stage 9: descriptors of the program have edges.
+        /// Stage 9: descriptors of the program have become ready.
         const DESCRIPTORS = 1 << 4;
-        /// Stage 9: requests of other reactors and threads, or a requested drain.
+        /// Stage 9: other reactors or threads have sent requests, or a drain was requested.
         const OTHERS = 1 << 5;
-        /// Stage 10: an ending connection or endpoint may have ended.
+        /// Stage 10: an ending connection or endpoint may be ready to be released.
         const ENDS = 1 << 6;
-        /// Stage 9: sends of other threads wait for capacity, which any turn may free. This alone is no reason for a
-        /// turn.
+        /// Stage 9: sends of other threads wait for capacity. Any turn may free capacity, so this flag does not trigger a turn.
         const WAITING_SENDS = 1 << 7;
     }
 }
 
 impl Stages {
-    /// The flags that are a reason for another turn.
+    /// The flags that trigger another turn.
     const WORK: Self = Self::WAITING_SENDS.complement();
 }
 
@@ -47,7 +47,7 @@ impl Driver {
         self.stages.contains(stage)
     }
 
-    /// Clears the flag of a stage, which begins. Returns true if it was set.
+    /// Clears the flag of a stage that begins. Returns true if the flag was set.
     #[inline]
     pub(crate) fn take(&mut self, stage: Stages) -> bool {
         let had = self.stages.intersects(stage);
@@ -55,16 +55,16 @@ impl Driver {
         had
     }
 
-    /// Returns true if a stage other than the hot ones has something to do.
+    /// Returns true if a stage has work that is not always run.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         !self.stages.is_empty() || self.timers.may_be_due(self.now) || self.os.wake.is_pending()
     }
 
-    /// Returns true if something is left to do, so that nothing sleeps before the next turn.
+    /// Returns true if there is work left for another turn, so that the reactor must not sleep before it.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        // Callbacks are pending if a message ended with its post outside of a turn.
+        // A send outside of a turn may have completed when it was posted. Its callback is then pending.
         let calls = !self.effects.events.is_empty();
         calls || self.stages.intersects(Stages::WORK) || self.has_unseen() || self.fair.is_behind()
     }
