@@ -1,4 +1,4 @@
-//! Stage 4: handles the events of the connection manager, from resolving an address to an established connection.
+//! Stage 4: handles the events of the connection manager, from the resolution of an address to an established connection.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -36,32 +36,32 @@ pub(crate) enum CmStep {
     Nothing,
     /// The event concerned a connection or a listener, and was handled.
     Done,
-    /// A peer requests a connection: the program must decide.
+    /// A peer requests a connection. The caller must let the program decide about it.
     Request(IncomingRequest),
-    /// The event concerns an endpoint, with the endpoint's number.
+    /// The event is for an endpoint. The fields are the endpoint's number, the connection-manager id of the event, and the event.
     Endpoint(u64, Handle<CmId>, CmEventKind),
 }
 
-/// A connect request, received here or by another reactor. Nothing is allocated for it yet.
+/// A connect request that arrived at this reactor or at another reactor of its group. Nothing is allocated for it yet.
 #[derive(Debug)]
 pub(crate) struct IncomingRequest {
     pub(super) cm: Handle<CmId>,
-    /// The index of the reactor that listens. The listener is one of that reactor.
+    /// The index of the reactor that listens, which `listener` belongs to.
     pub(super) reactor: usize,
     pub(super) listener: ListenerId,
     pub(super) framing: Framing,
     pub(super) service: Service,
     pub(super) security: Security,
-    /// The index of the device on which it arrived.
+    /// The index of the device on which the request arrived.
     pub(super) device: usize,
     pub(super) peer: SocketAddr,
     pub(super) private_data: Box<[u8]>,
-    /// True if the request is already counted as a connection of this reactor.
+    /// True if the request was assigned to this reactor by its group, and is counted in the load of the reactor.
     pub(super) placed: bool,
 }
 
 impl IncomingRequest {
-    /// Parses the peer's greeting.
+    /// Parses the peer's greeting. Returns the reason for a reject if it is not valid.
     pub(super) fn greeting(&self) -> Result<Greeting<'_>, RejectReason> {
         match self.framing {
             Framing::Raw => Ok(Greeting::reject(RejectReason::Refused, &self.private_data)),
@@ -69,7 +69,7 @@ impl IncomingRequest {
         }
     }
 
-    /// Returns the listener, its reactor's index, the peer and its private data, for the program.
+    /// Returns the properties that the program sees: the listener, the index of its reactor, the peer, and the peer's private data.
     pub(crate) fn parts(&self) -> (ListenerId, usize, SocketAddr, &[u8]) {
         let private_data = self.greeting().map_or(&[][..], |greeting| greeting.user);
         (self.listener, self.reactor, self.peer, private_data)
@@ -79,7 +79,7 @@ impl IncomingRequest {
 impl Driver {
     // Connecting.
 
-    /// Opens a connection to the first of several addresses to which connecting succeeds.
+    /// Opens a connection to the first of `peers` that can be reached.
     pub(crate) fn connect(&mut self, peers: &[SocketAddr], options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
@@ -96,11 +96,11 @@ impl Driver {
         Ok(id)
     }
 
-    /// Opens a connection by exchange, over a stream of the program.
+    /// Opens a connection by exchange of queue pair numbers, over a stream that the program has connected.
     pub(crate) fn connect_over(&mut self, stream: OwnedFd, options: ConnectOptions) -> Result<ConnectionId, Error> {
         let security = self.may_connect(&options)?;
         let ConnectOptions { private_data, framing, path, exchange, service, .. } = options;
-        // Any descriptor may be passed here; one that is not an IP socket has no peer address.
+        // The program may pass any descriptor. One that is not an IP socket has no peer address.
         let stream = TcpStream::from(stream);
         let peer = stream.peer_addr().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
         let (exchange, deadline) = (exchange.unwrap_or_default(), self.now + self.config.timeouts.connect);
@@ -114,7 +114,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// Opens a connection to a host, by its name.
+    /// Opens a connection to a host by its name.
     pub(crate) fn connect_host(
         &mut self,
         host: &str,
@@ -135,7 +135,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// Checks if a connection may be opened. Returns how it is to be secured.
+    /// Checks that a connection may be opened with these options. Returns its security settings.
     fn may_connect(&self, options: &ConnectOptions) -> Result<Security, Error> {
         options.check()?;
         let security = options.security.as_ref().unwrap_or(&self.config.security);
@@ -152,15 +152,15 @@ impl Driver {
         Ok(security.clone())
     }
 
-    /// Tries the next address of a connection whose attempt failed and left nothing on the device. Returns false if there is none, and the
-    /// end must be reported to the program.
+    /// Starts the next attempt of a connection whose last attempt has failed. Returns false if none remains, or the failure is final. Then
+    /// the caller must report the end to the program.
     pub(super) fn try_next_address(&mut self, id: ConnectionId) -> bool {
         if self.refuses_all() {
             return false;
         }
         let Some(slot) = self.table.get(id) else { return false };
         let Some(error) = slot.conn.failed_attempt() else { return false };
-        // Otherwise, outstanding completions would count for the next attempt.
+        // Completions of the failed attempt could be taken for completions of the next one.
         if slot.conn.is_outstanding() || !slot.allowance.backlog.is_empty() {
             return false;
         }
@@ -168,7 +168,7 @@ impl Driver {
         self.attempt_next(id)
     }
 
-    /// Begins an attempt with the next address of a connection. Returns false if there is none.
+    /// Starts the next attempt of a connection, with the same id. Returns false if none remains.
     pub(super) fn attempt_next(&mut self, id: ConnectionId) -> bool {
         let Self { table, providers, owners, config, now, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return false };
@@ -191,7 +191,7 @@ impl Driver {
         true
     }
 
-    /// Adds a connection.
+    /// Adds a new connection to the table and returns its id.
     fn insert(&mut self, cm: Handle<CmId>, service: Service, role: Role, opening: Opening) -> ConnectionId {
         let (config, now) = (&self.config, self.now);
         let id =
@@ -213,7 +213,7 @@ impl Driver {
         };
         log::trace!("connection manager: {event:?}");
         let CmEvent { id, kind } = event;
-        // The owner of a request is that of its listener.
+        // A connect request has a new id without an owner, so the owner of its listener counts.
         let of = if let CmEventKind::ConnectRequest { listener, .. } = kind { listener } else { id };
         let owner = self.owners.owner(Handle { provider, id: of });
         let cm = Handle { provider, id };
@@ -233,13 +233,13 @@ impl Driver {
                 self.cm_resolved(id, device_index(provider, device));
             }
             (Some(CmIdOwner::Connection(id)), kind) => self.cm_event(id, kind),
-            // The event is late, or irrelevant.
+            // The event is for a connection or listener that has ended, or is not of interest.
             _ => {}
         }
         Ok(CmStep::Done)
     }
 
-    /// Handles the resolution of an outgoing connection's address: the provider carries the connection.
+    /// Handles the event that the address of a new connection is resolved: its provider can reach the peer over this device.
     fn cm_resolved(&mut self, id: ConnectionId, device: usize) {
         if let Some(slot) = self.table.get_mut(id) {
             self.providers.note_use(slot.link.cm.provider);
@@ -261,7 +261,7 @@ impl Driver {
                 let own = self.buffer_size_of(id);
                 let offers = self.input(id, |conn, env| conn.established(&private_data, own, env));
                 self.note_carried(id);
-                // The address answers: from now on the full connect timeout applies.
+                // The peer has answered at this address. The handshake gets the full connect timeout, not the shorter one of an attempt.
                 if self
                     .table
                     .get(id)
@@ -292,7 +292,7 @@ impl Driver {
         }
     }
 
-    /// Notes how an established connection is carried.
+    /// Notes whether an established connection uses shared memory, and logs it.
     fn note_carried(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get(id) else { return };
         let Some(qp) = slot.link.qp else { return };
@@ -301,7 +301,7 @@ impl Driver {
         }
     }
 
-    /// Gives an outgoing connection its device, queue pair and receives, and sends the connect request.
+    /// Creates the queue pair of a connection whose address is resolved, posts its receives, and sends the connect request.
     fn resolved(&mut self, id: ConnectionId, device: usize) -> Result<(), Error> {
         if !self.table.get_mut(id).is_some_and(|slot| slot.conn.resolved()) {
             return Ok(());
@@ -315,7 +315,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Creates the queue pair of a connection, and posts its receives.
+    /// Creates the queue pair of a connection on the device `index`, and posts its receives.
     fn create_queue_pair(&mut self, id: ConnectionId, index: usize) -> Result<(), Error> {
         let Self { table, devices, providers, config, now, stages, .. } = self;
         let slot = table.get_mut(id).ok_or(Error::Gone("connection"))?;
@@ -374,7 +374,7 @@ impl Driver {
             };
             self.devices.put_receive_chain(chain);
             posted?;
-            // These are the receives that the greeting grants.
+            // The greeting will grant these receives to the peer.
             self.input(id, |conn, _| conn.grant_initial(attr.max_recv_wr));
         }
         Ok(())
@@ -382,7 +382,7 @@ impl Driver {
 
     // Accepting.
 
-    /// Checks if a request can become a connection here; refuses it otherwise.
+    /// Checks that a request can become a connection of this reactor. Otherwise refuses it and returns `None`.
     pub(crate) fn screen(&mut self, request: IncomingRequest) -> Option<IncomingRequest> {
         let peer = request.peer;
         let refusal = match request.greeting() {
@@ -411,12 +411,12 @@ impl Driver {
         }
     }
 
-    /// Finds a slot for an incoming connection: a free one (`None`), or that of a connection that is evicted for it.
+    /// Finds a slot for an incoming connection. Returns `None` if one is free, or the id of the connection that must be evicted for it.
     fn find_slot(&self, request: &IncomingRequest) -> Result<Option<ConnectionId>, Error> {
         let Config { max_connections, max_pending, max_handshakes_per_peer, .. } = self.config;
         let (host, pending) = (Host::of(request.peer.ip()), &self.table.pending);
-        // A handshake takes processor time, so one host gets no more than a part of them, and loses its own oldest one
-        // for more.
+        // A handshake takes processor time, so one host gets only a part of the slots. Beyond that, each new connection evicts the oldest
+        // one of the same host.
         let most = max_handshakes_per_peer.unwrap_or((max_pending as usize).div_ceil(2));
         if !request.security.is_plain() && pending.count_of(host) >= most {
             let limit = Error::Limit { limit: "max_handshakes_per_peer", value: most as u64 };
@@ -430,12 +430,12 @@ impl Driver {
         pending.gives_way(host).map(Some).ok_or(Error::Limit { limit, value: value.into() })
     }
 
-    /// Accepts a request for the program, with `answer` as private data.
+    /// Accepts a request, as the program has decided. `answer`: the private data for the peer.
     pub(crate) fn accept(&mut self, request: IncomingRequest, answer: &[u8]) {
         let (cm, framing, peer, placed) = (request.cm, request.framing, request.peer, request.placed);
         if let Err(error) = self.try_accept(request, answer) {
             let (reason, level) = match error {
-                // This mistake of the program would recur at the peer's next attempt.
+                // The program has made a mistake, which would recur if the peer tried again. So the reason is not `Busy`.
                 Error::PrivateDataTooLong { .. } => (RejectReason::Refused, Level::Error),
                 _ => (RejectReason::Busy, Level::Warn),
             };
@@ -445,13 +445,13 @@ impl Driver {
         self.request_done(placed);
     }
 
-    /// Logs that a request is refused, unless its host has reached the limit of such lines.
+    /// Logs that a request is refused. The number of such log lines per host is limited.
     fn log_refusal(&mut self, peer: SocketAddr, level: Level, why: &str) {
         let (limit, now) = (&mut self.effects.log_limit, self.now);
         complain!(limit, now, Complaint::Refused, level, peer, "{peer} is refused: {why}");
     }
 
-    /// Refuses a request for the program, with `answer` as private data.
+    /// Refuses a request, as the program has decided. `answer`: the private data for the peer.
     pub(crate) fn refuse(&mut self, request: &IncomingRequest, answer: &[u8]) {
         self.reject(request.cm, request.framing, RejectReason::Refused, answer);
         self.request_done(request.placed);
@@ -463,7 +463,7 @@ impl Driver {
             return Err(Error::PrivateDataTooLong { len: answer.len(), max: MAX_USER_PRIVATE_DATA });
         }
         let Ok(greeting) = request.greeting() else { return Err(Error::Gone("request")) };
-        // The program may have opened connections since the request was screened.
+        // The program may have opened connections since the last check, so check again.
         if let Some(oldest) = self.find_slot(&request)? {
             self.evict(oldest);
         }
@@ -474,14 +474,14 @@ impl Driver {
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: security.clone() };
         let id = self.insert(cm, service, Role::Passive, opening);
         let created = self.create_queue_pair(id, device).or_else(|error| {
-            // There may be a slot, but no memory for its buffers, or no shared receives.
+            // A slot may be free while memory for its buffers, or receives of the shared queue, are not.
             let is_limit = matches!(error, Error::Limit { .. });
             let oldest = self.table.pending.gives_way(Host::of(peer.ip())).filter(|_| is_limit).ok_or(error)?;
             self.evict(oldest);
             self.create_queue_pair(id, device)
         });
         if let Err(error) = created {
-            // The program was not notified of the connection, and its connection-manager id is still in use.
+            // The program was not notified of the connection. The caller still needs the connection-manager id, to reject the request.
             self.forget(id);
             return Err(error);
         }
@@ -498,15 +498,14 @@ impl Driver {
         self.set_timeout(id, self.config.timeouts.handshake);
         let (provider, cm) = self.providers.of(cm);
         if let Err(error) = provider.accept(cm, &service.param(&reply), self.now) {
-            // The peer may have disconnected in between. That is no local fault, and the program was not notified of
-            // the connection.
+            // The peer may have disconnected in the meantime, which is no local fault. The program was not notified of the connection.
             log::debug!("{id}: accepting {peer}: {error}");
             self.input(id, |conn, env| conn.end(Ending::Silent, env));
         }
         Ok(())
     }
 
-    /// Rejects a request and destroys its id.
+    /// Rejects a request and destroys its connection-manager id. `user`: the program's private data for the peer.
     pub(super) fn reject(&mut self, cm: Handle<CmId>, framing: Framing, reason: RejectReason, user: &[u8]) {
         self.stats.connections.refused += 1;
         let fits = user.len() <= MAX_USER_PRIVATE_DATA;
@@ -527,19 +526,20 @@ impl Driver {
 
     // The features of a device.
 
-    /// Returns true if the device of a connection has extensions that its peer must agree on.
+    /// Returns true if the device of a connection has extensions that can only be used if the peer agrees.
     fn offers_extensions(&self, id: ConnectionId) -> bool {
         let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
         let info = device.and_then(|device| self.providers.get_of_device(device.index()).device(device.id));
         info.is_some_and(|info| info.capabilities.features.contains(Features::EXTENSIONS_BY_AGREEMENT))
     }
 
-    /// Returns true if the program has declared that the peer has the extensions. Raw framing has no greeting for that.
+    /// Returns true if the program has declared that the peer supports the extensions. With raw framing there is no greeting that could
+    /// agree on them.
     fn knows_extensions(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|slot| slot.conn.framing() == Framing::Raw && slot.link.service.extensions)
     }
 
-    /// Handles the peer's offer of the extensions: they are used if the local side has them, too.
+    /// Enables the extensions, which the peer supports, if the local device has them too. Returns true if they are enabled.
     fn enable_extensions(&mut self, id: ConnectionId) -> bool {
         let offered = self.offers_extensions(id);
         let Some(slot) = self.table.get(id).filter(|_| offered) else { return false };
@@ -549,7 +549,7 @@ impl Driver {
         role.enable_extensions(qp).is_ok()
     }
 
-    /// Returns the largest payload of a buffer on the device of a connection.
+    /// Returns the largest payload of one buffer on the device of a connection, in bytes.
     fn buffer_size_of(&self, id: ConnectionId) -> u32 {
         let device = self.table.get(id).and_then(|slot| self.devices.get(slot.link.place?.device));
         device.map_or(self.config.buffer_size, |device| device.buffer_size)

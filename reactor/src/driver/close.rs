@@ -1,4 +1,4 @@
-//! Ends connections: deadlines, the flush of their queues, and stage 10, which finishes them.
+//! The end of connections: deadlines, the flush of the queues, and stage 10, which releases connections that have ended.
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ use crate::providers::Providers;
 use crate::stats::Stats;
 
 impl ConnectionSlot {
-    /// Destroys the queue pair of a connection. After that nothing touches the posted buffers, so they are free. If the device keeps the
-    /// queue pair, the buffers are lost, and the resources of the connection are not released.
+    /// Destroys the queue pair of a connection. After that the device does not access the posted buffers, so they are free. If the device
+    /// cannot destroy the queue pair, the buffers and other resources of the connection are lost, because the device may still access them.
     pub(super) fn destroy(&mut self, providers: &mut Providers, owners: &mut Owners, stats: &mut Stats, now: Instant) {
         let (provider, cm) = providers.of(self.link.cm);
         let destroyed = provider.destroy_id(cm, now);
@@ -37,30 +37,30 @@ impl ConnectionSlot {
     }
 }
 
-/// The time until the next check, if there was still something to check when the flush timeout ended.
+/// The time until the next check, if completions were still unhandled at the end of the flush timeout.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// The largest number of connections that are finished in one turn.
+/// The largest number of connections that are released in one turn.
 const ENDS_PER_TURN: usize = 256;
 
 impl Driver {
-    /// Closes a connection for the program.
+    /// Closes a connection, as requested by the program. Sends that were accepted before are still sent.
     pub(crate) fn close(&mut self, id: ConnectionId) {
         self.input(id, |conn, env| conn.close(env));
     }
 
-    /// Closes a connection for the program without delivering its sends.
+    /// Closes a connection, as requested by the program, without sending what it has queued.
     pub(crate) fn abort(&mut self, id: ConnectionId) {
         self.input(id, |conn, env| conn.abort(env));
     }
 
-    /// Ends a connection whose callback has panicked.
+    /// Ends a connection because one of its callbacks has panicked.
     pub(crate) fn panicked(&mut self, id: ConnectionId, why: String) {
         self.input(id, |conn, env| conn.panicked(why, env));
         self.note(Stages::ENDS);
     }
 
-    /// Ends the connections of a device that has failed, and uses that device no more.
+    /// Marks a device as failed, so that it is not used any more, and ends its connections.
     pub(super) fn fail_device(&mut self, index: usize, error: &rdma_transport::Error) {
         let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { return };
         log::error!("{}: {error}: its connections end", device.name);
@@ -81,7 +81,7 @@ impl Driver {
 
     // Time.
 
-    /// Handles an expired deadline of a connection.
+    /// Handles the timer of a connection: the timeout of its state, or of the flush of its queues.
     fn connection_due(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         slot.link.timer = None;
@@ -93,8 +93,8 @@ impl Driver {
         self.suspect(id, suspects == Some(true));
     }
 
-    /// Returns the facts about the silence of a peer. Nothing of the peer remains unseen once everything was checked that the completion
-    /// queue and the operating system held when the peer was first suspected to be gone.
+    /// Returns what is known about the silence of a peer. `caught_up` is false when the peer is first suspected to be lost. It becomes true
+    /// when everything was handled that was in the completion queue and the operating system at that time.
     fn silence(&self, id: ConnectionId) -> Silence {
         let unknown = Silence { heard: None, caught_up: true };
         let Some(slot) = self.table.get(id) else { return unknown };
@@ -110,7 +110,7 @@ impl Driver {
         Silence { heard: liveness.and_then(|liveness| liveness.last_heard(qp)), caught_up: passed && !unread }
     }
 
-    /// Notes that a peer seems to be gone, or that it does not.
+    /// Records if a peer is suspected to be lost. The first suspicion keeps the position up to which completions must be handled.
     fn suspect(&mut self, id: ConnectionId, suspects: bool) {
         let Self { table, devices, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
@@ -124,7 +124,7 @@ impl Driver {
 
     // Flushing.
 
-    /// Makes the device flush the queues of a connection.
+    /// Disconnects a connection, so that the device flushes its queues. The flush timeout starts.
     pub(super) fn begin_flush(&mut self, id: ConnectionId) {
         let Self { table, devices, providers, now, .. } = self;
         table.will_end(id);
@@ -141,7 +141,7 @@ impl Driver {
         self.watch_end(id);
     }
 
-    /// Adds a connection to the list of those that end.
+    /// Adds a connection to the list of ending connections, which stage 10 checks.
     pub(super) fn watch_end(&mut self, id: ConnectionId) {
         if self.table.get_mut(id).is_some_and(|slot| !std::mem::replace(&mut slot.link.ending, true)) {
             self.table.ending.push(id);
@@ -150,12 +150,12 @@ impl Driver {
         self.ring();
     }
 
-    /// Handles the end of the flush timeout. Flushed work, or earlier completions, may still be unchecked: the connection waits for these,
-    /// and not for later ones.
+    /// Handles the end of the flush timeout. Completions that were in the queue by then may still be unhandled. The connection waits for
+    /// these, but not for later ones.
     fn flush_due(&mut self, id: ConnectionId) {
         let behind = self.has_unseen() || self.fair.is_behind() || self.is_noted(Stages::PROVIDERS);
         let Some(slot) = self.table.get_mut(id) else { return };
-        // The queues of a device that has failed or is being removed are not polled any more.
+        // The queues of a failed or removed device are not polled any more, so no completion is to be expected.
         let cq = slot.link.place.and_then(|place| {
             self.devices.get_mut(place.device).filter(|device| !device.removed)?.cqs.get_mut(place.room.cq)
         });
@@ -168,10 +168,10 @@ impl Driver {
             _ => false,
         };
         if waits || !slot.allowance.backlog.is_empty() {
-            // The local side alone decides how long that takes.
+            // The delay depends on the local side only, not on the device. So the next check is soon.
             self.set_timeout(id, self.config.timeouts.flush.min(LOOK_AGAIN));
         } else {
-            // The device does not flush: stage 10 finishes the connection without a flush.
+            // The device has not flushed in time. Stage 10 releases the connection without the flushed completions.
             slot.link.flush = Flush::Over;
             self.note(Stages::ENDS);
         }
@@ -179,8 +179,8 @@ impl Driver {
 
     // Stage 10.
 
-    /// Takes the connections that have nothing outstanding any more, or whose time is over: they must be finished. Those past
-    /// [`ENDS_PER_TURN`] remain for the next turn.
+    /// Stage 10: returns the connections that can be released, because they wait for nothing any more or their time is over. Advances the
+    /// other ending connections. At most [`ENDS_PER_TURN`] are returned, and the remaining ones in the next turn.
     pub(crate) fn take_ended(&mut self) -> Vec<ConnectionId> {
         let mut ended = Vec::new();
         let mut list = std::mem::take(&mut self.table.ending);
@@ -204,7 +204,7 @@ impl Driver {
         ended
     }
 
-    /// Returns true if an ending connection has nothing left to wait for. `None` if the connection is gone.
+    /// Returns true if an ending connection waits for nothing any more. `None` if the connection does not exist any more.
     fn is_over(&mut self, id: ConnectionId) -> Option<bool> {
         let Self { table, devices, stages, .. } = self;
         let slot = table.get(id)?;
@@ -220,9 +220,9 @@ impl Driver {
         if !slot.conn.is_flushed() {
             return Some(false);
         }
-        // Receives of the shared queue do not show in the connection: none of its messages may be left on its completion queue.
-        // Those of a connection that did not come up would not be delivered; of one that was being secured, the peer's last word
-        // may be among them.
+        // A connection does not count its receives of the shared queue, so `is_flushed` says nothing about them. Its messages may still be
+        // in the completion queue, and must be handled first. There is one exception: a connection that did not come up and is not secured
+        // delivers nothing. For a secured one, the messages may include the peer's refusal.
         let never_up = matches!(closing.ending, Ending::ConnectError(_)) && !slot.conn.is_secured();
         if !slot.conn.receives().is_shared() || never_up {
             return Some(true);
@@ -233,13 +233,14 @@ impl Driver {
         if cq.has_passed(begun) && slot.allowance.backlog.is_empty() {
             return Some(true);
         }
-        // Has the queue looked at in the next turn.
+        // Makes the next turn poll this queue.
         cq.armed = false;
         stages.insert(Stages::ENDS);
         Some(false)
     }
 
-    /// The end of a connection: its queue pair goes, and its last callbacks are made. [`Driver::release`] follows the last.
+    /// Stage 10: ends a connection. Destroys its queue pair, and queues the callbacks for its remaining sends. Returns its last callback,
+    /// if it has one. The caller then makes these callbacks and calls [`Driver::release`].
     pub(crate) fn finish(&mut self, id: ConnectionId) -> Option<Event> {
         let Self { table, providers, owners, now, stats, .. } = self;
         let slot = table.get_mut(id)?;
@@ -254,7 +255,7 @@ impl Driver {
         last.map(|event| self.with_device(id, event))
     }
 
-    /// Adds the device's name to the reason of an end that a work request of the device caused.
+    /// If a failed work request ended the connection, adds the name of the device to the reason.
     fn with_device(&self, id: ConnectionId, event: Event) -> Event {
         let Event::Disconnected(reason) = &event else { return event };
         let DisconnectReason::Transport(DisconnectCause::WorkRequest(failure)) = **reason else { return event };
@@ -262,7 +263,7 @@ impl Driver {
         Event::Disconnected(Box::new(DisconnectReason::WorkRequest { device, failure }))
     }
 
-    /// Drops a connection of which the program was not notified, and whose connection-manager id is still in use.
+    /// Removes a connection of which the program was not notified. Its connection-manager id is not destroyed.
     pub(super) fn forget(&mut self, id: ConnectionId) {
         if let Some(slot) = self.table.get(id) {
             self.owners.disown(slot.link.cm);
@@ -270,15 +271,15 @@ impl Driver {
         }
     }
 
-    /// Ends an accepted connection that is not up, immediately, so that its slot and its buffers are free: the queue pair is destroyed with
-    /// the posted work requests, and nothing is flushed.
+    /// Ends an accepted connection that is not up, so that a new connection gets its slot and buffers. It destroys the queue pair
+    /// immediately, with all posted work requests, and waits for no flush.
     pub(super) fn evict(&mut self, id: ConnectionId) {
         let Self { table, providers, owners, stats, now, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
         log::debug!("{id}: {} is evicted for a new connection", slot.conn.peer());
         let qp = slot.link.qp;
         slot.destroy(providers, owners, stats, *now);
-        // The shared queue must be notified that the remaining completions of the queue pair have no connection.
+        // `vacate` needs the queue pair: it tells the shared queue that the remaining completions of this queue pair have no connection.
         slot.link.qp = qp;
         self.input(id, |conn, env| conn.finish(env));
         self.stats.connections.refused += 1;
@@ -286,11 +287,11 @@ impl Driver {
         self.forget(id);
     }
 
-    /// Releases everything that a connection holds, and frees its slot.
+    /// Releases everything that a connection uses, and frees its slot.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         self.large.leave(id);
         let Some(slot) = self.table.remove(id) else { return };
-        // The messages of it that the program keeps count for no host from now on.
+        // The program may keep messages of this connection. Their memory is not charged to the peer's host any more.
         self.large.relieve(&slot);
         if let Some(membership) = &self.membership {
             membership.lost();
@@ -298,7 +299,7 @@ impl Driver {
         self.vacate(slot);
     }
 
-    /// Releases everything that a connection held on its device.
+    /// Releases everything that a connection has used on its device.
     pub(super) fn vacate(&mut self, mut slot: ConnectionSlot) {
         for timer in [slot.link.timer.take().map(|(timer, _)| timer), slot.link.lists.take()].into_iter().flatten() {
             self.timers.cancel(timer);
@@ -314,11 +315,11 @@ impl Driver {
             match (slot.conn.receives().claim(), &mut device.buffers.shared) {
                 (Some(claim), Some(shared)) => {
                     if let Some(qp) = slot.link.qp {
-                        // Its remaining completions have no connection any more.
+                        // The remaining completions of this queue pair have no connection any more.
                         shared.disown(qp);
                     }
                     for wc in slot.allowance.backlog.drain(..) {
-                        // The completion was polled but not handled.
+                        // The completion was polled but not handled, so its buffer must be returned here.
                         if let WorkRequestId::SharedRecv { place } = WorkRequestId::of(wc.wr_id) {
                             if let Some(buffer) = shared.take(place) {
                                 shared.give(buffer);
@@ -338,7 +339,7 @@ impl Driver {
         self.expect_trim();
     }
 
-    /// Drops everything immediately, without callbacks.
+    /// Drops all connections, listeners and devices immediately, without callbacks.
     pub(crate) fn teardown(&mut self) {
         self.close_listeners();
         for id in self.table.ids() {
@@ -350,7 +351,7 @@ impl Driver {
                     log::debug!("{id}: disconnecting: {error}");
                 }
             }
-            // A connection without an owner of its id is finished: its last callback has panicked.
+            // If the id has no owner, the connection is finished already: its last callback has panicked.
             if self.owners.owner(cm).is_some() {
                 self.finish(id);
             }
@@ -367,7 +368,7 @@ impl Driver {
 
     // Devices.
 
-    /// Removes the devices that are being removed, or are gone.
+    /// Marks devices as removed if their provider does not have them any more.
     pub(super) fn drop_removed_devices(&mut self) {
         for index in 0..self.devices.len() {
             let Some(device) = self.devices.get_mut(index).filter(|device| !device.removed) else { continue };
@@ -392,8 +393,8 @@ impl Driver {
         self.stats.memory.unreleased += kept.registrations;
     }
 
-    /// Stage 8: returns the next expired timer of an endpoint or of the program; handles the other ones itself. Returns `None` if none has
-    /// expired, or `budget` is used up.
+    /// Stage 8: handles expired timers. Returns the next one that is of the program, of an endpoint, or of a drain, for the caller to
+    /// handle. `None` if no timer has expired, or `budget`, the number of timers that this turn may still handle, is 0.
     pub(crate) fn next_due(&mut self, budget: &mut usize) -> Option<(Key, TimerPurpose)> {
         while *budget > 0 {
             let (key, due) = self.timers.pop_due(self.now)?;

@@ -1,5 +1,5 @@
-//! The data path: passes sends to their connection, work requests to the devices, and completions back to their
-//! connection. Only this file posts the work requests of connections, and finds the connection of a completion.
+//! The data path: passes sends to connections, posts work requests to devices, and passes completions to connections. Only this file posts
+//! the work requests of connections, and finds the connection of a completion.
 
 use rdma_transport::provider::{PostError, Posted, Provider};
 use rdma_transport::qp::QpId;
@@ -17,7 +17,7 @@ use crate::error::{Error, SendErrorKind};
 use crate::id::{ConnectionId, SendId, WorkRequestId};
 
 impl Driver {
-    /// Sends a copy of `payload`. The peer fetches it if it does not fit one buffer.
+    /// Sends a copy of `payload`. If it does not fit into one buffer, it is sent in several buffers, or the peer reads it.
     pub(crate) fn send(&mut self, id: ConnectionId, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let Some((slot, mut env, provider)) = self.at_with_provider(id) else { return Err(SendErrorKind::Closed) };
         if let Some(qp) = slot.link.qp {
@@ -38,8 +38,9 @@ impl Driver {
 
     // Completions.
 
-    /// Handles the batch's `nth` completion: finds its connection, once, and lets the connection handle the completion now or in a later
-    /// turn. The completion of an endpoint is not handled: the endpoint's number is returned.
+    /// Handles the completion `nth` of the batch: finds its connection, which handles it now or, if its limit is reached, in a later turn.
+    /// Returns `None`, except for the completion of an endpoint. In that case returns the endpoint's number, and the caller must handle the
+    /// completion.
     #[inline]
     pub(crate) fn complete(&mut self, nth: usize) -> Option<u64> {
         let Self { table, devices, queues, fair, config, now, effects, stats, stages, .. } = self;
@@ -48,7 +49,7 @@ impl Driver {
         let slot = match work {
             WorkRequestId::Send { place, .. } | WorkRequestId::Recv { place } => table.of_work(place),
             WorkRequestId::SharedRecv { place } => {
-                // The receive of a connection that ended before its completion was polled is posted again.
+                // If the connection ended before this completion was polled, the receive is posted again.
                 let shared = devices.get_mut(device).and_then(|device| device.buffers.shared.as_mut());
                 shared.and_then(|shared| {
                     let owner = shared.owner(wc.qp);
@@ -83,7 +84,7 @@ impl Driver {
         None
     }
 
-    /// Handles a deferred completion, like [`Driver::complete`].
+    /// Handles a completion of a connection's backlog, which was deferred to this turn.
     pub(crate) fn complete_deferred(&mut self, id: ConnectionId, wc: &WorkCompletion) {
         let Some((slot, mut env)) = self.at(id) else { return };
         take(slot, WorkRequestId::of(wc.wr_id), wc, &mut env);
@@ -95,7 +96,7 @@ impl Driver {
 
     // Posting.
 
-    /// Posts the work requests that the turn has gathered, if any.
+    /// Posts the work requests of all connections that were collected in this turn.
     #[inline]
     pub(crate) fn flush(&mut self) {
         if self.config.shared_receives.is_some() {
@@ -112,18 +113,18 @@ impl Driver {
         }
     }
 
-    /// Posts the gathered work requests of all connections on the list.
+    /// Posts the collected work requests of all connections in the list `to_post`.
     fn post_all(&mut self) {
         let mut list = std::mem::take(&mut self.effects.to_post);
         list.drain(..).for_each(|id| self.post(id, true));
-        // Posting adds nothing to the list: it is returned with its memory.
+        // Posting adds no connection to the list, so the empty list can be put back and its allocation reused.
         debug_assert!(self.effects.to_post.is_empty(), "a connection was marked while others were posted");
         self.effects.to_post = list;
         self.act();
     }
 
-    /// Posts the gathered work requests of a connection. Receives are posted first if the sends are to grant them. `ask`: first looks for
-    /// memory that the connection needs for a large message.
+    /// Posts the collected work requests of a connection. Receives are posted before the sends if these carry the grant for them. `ask`:
+    /// first requests memory for a large message, if the connection needs some.
     fn post(&mut self, id: ConnectionId, ask: bool) {
         let Self { table, devices, providers, config, now, effects, stats, .. } = self;
         let Some(slot) = table.get_mut(id) else { return };
@@ -164,7 +165,7 @@ impl Driver {
         }
     }
 
-    /// Posts the sends that a connection has gathered, in the middle of a turn.
+    /// Posts the collected sends of a connection now, without waiting for the end of the turn.
     pub(crate) fn post_sends_of(&mut self, id: ConnectionId) {
         if let Some((slot, mut env, provider)) = self.at_with_provider(id) {
             if let Some(qp) = slot.link.qp {
@@ -178,7 +179,7 @@ impl Driver {
         self.act();
     }
 
-    /// Returns the connection, like [`Driver::at`], with the provider.
+    /// Returns a connection, the environment for its inputs, and its provider. `None` if the connection does not exist.
     pub(super) fn at_with_provider(
         &mut self,
         id: ConnectionId,
@@ -193,7 +194,8 @@ impl Driver {
     }
 }
 
-/// Returns true if a connection that a peer opened ends and was never up. It has no callbacks, and holds a slot that others may need.
+/// Returns true for a connection that a peer opened, that never came up, and that is ending. The program receives no callbacks for it, and
+/// others may need its slot.
 const fn never_came_up(conn: &Connection, link: &ConnectionLink) -> bool {
     matches!(link.waits, Some(PendingSlot::ToEnd(_))) && !conn.state().is_announced()
 }
@@ -217,7 +219,7 @@ fn take(slot: &mut ConnectionSlot, work: WorkRequestId, wc: &WorkCompletion, env
     }
 }
 
-/// Posts the sends that are ready, and rings the doorbell for those that have ended with their post.
+/// Posts the chain of a connection. If there is none, rings the doorbell for sends that were completed when they were posted.
 #[inline]
 fn post_sends(
     slot: &mut ConnectionSlot,
@@ -261,7 +263,7 @@ fn post_receives(
     if !slot.conn.receives_due() { Ok(()) } else { post_own_receives(slot, env, provider, qp, chain) }
 }
 
-/// Posts the free receives of a connection's own receive queue.
+/// Posts all free receives of a connection's own receive queue.
 pub(super) fn post_own_receives(
     slot: &mut ConnectionSlot,
     env: &mut Env<'_>,
@@ -289,7 +291,7 @@ pub(super) fn post_own_receives(
     }
 }
 
-/// A full queue is backpressure, as long as a posted work request will complete.
+/// Returns the error of a failed post. A full queue is no error if `waits` is set: a posted work request will complete and free a slot.
 fn full_or_failed(failed: PostError, waits: bool) -> Result<(), Error> {
     match failed.error {
         rdma_transport::Error::QueueFull { .. } if waits => Ok(()),

@@ -8,17 +8,17 @@ use crate::conn::state::Ending;
 use crate::error::DisconnectReason;
 use crate::providers::device_index;
 
-/// An asynchronous event of a device in use; see [`crate::Handler::on_device_event`].
+/// An asynchronous event of a device that the reactor uses; see [`crate::Handler::on_device_event`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceEvent {
-    /// The name of the device, such as `mlx5_0`; `device N` if it was removed before it was used.
+    /// The name of the device, such as `mlx5_0`. It is `device N` if the device was removed before the reactor used it.
     pub device: String,
-    /// The kind of the event. Events of one queue pair or receive queue are handled by the reactor and not reported.
+    /// The kind of the event. Events of a single queue pair or receive queue are not reported: the reactor handles them.
     pub kind: DeviceEventKind,
 }
 
-/// An event of a device, and the index of a device that has failed.
+/// The event to report to the program, and the index of the device if it has failed.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceEventReport {
     pub(crate) event: Option<DeviceEvent>,
@@ -26,7 +26,7 @@ pub(crate) struct DeviceEventReport {
 }
 
 impl Driver {
-    /// Handles the next event of a device, and ends the connections that cannot continue.
+    /// Handles the next event of a device. Ends the connections that cannot continue after it. `None` if there is no event.
     pub(crate) fn next_device_event(&mut self) -> Option<DeviceEventReport> {
         let (provider, event) = self.providers.next_device_event()?;
         let event::DeviceEvent { device, kind } = event;
@@ -55,7 +55,7 @@ impl Driver {
         Some(told)
     }
 
-    /// Ends the connections that use a failed shared receive queue.
+    /// Ends the connections that use the shared receive queue of a device, because that queue has failed.
     fn shared_queue_failed(&mut self, device: usize) {
         for id in self.table.ids() {
             let on_it = self.table.get(id).is_some_and(|slot| {

@@ -1,4 +1,4 @@
-//! The addresses of a peer, and the providers that may reach them, which remain to be tried for a connection.
+//! The attempts that remain for a connection: addresses of the peer, and providers that may reach them.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -14,15 +14,15 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// The addresses in the order in which they are tried. The first one is being tried if some of its providers were.
+    /// The addresses in the order of the attempts. The first one is still tried with other providers if `tried` is not 0.
     addresses: VecDeque<SocketAddr>,
     /// The number of providers that were tried for the first address.
     tried: usize,
-    /// The deadline of the current attempt. Until its address is resolved the deadline is shorter, because another provider waits for its
-    /// turn.
+    /// The time limit of the current attempt, once its address is resolved. Until then a shorter limit applies, because another provider
+    /// can be tried instead. `None` if no other provider remains.
     limit: Option<Instant>,
     path: PathOptions,
-    /// The port and GID, if the connection is made by exchange.
+    /// The port and the GID, for a connection that is set up by exchange of queue pair numbers and not by a connection manager.
     exchange: Option<ExchangeOptions>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Fallback {
 pub(super) struct ConnectAttempt {
     pub(super) peer: SocketAddr,
     pub(super) cm: Handle<CmId>,
-    /// The time until which the peer may stay silent.
+    /// The time at which the attempt fails if the peer has not answered.
     pub(super) deadline: Instant,
 }
 
@@ -44,13 +44,13 @@ impl Fallback {
         Self { addresses: addresses.into_iter().collect(), tried: 0, limit: None, path, exchange }
     }
 
-    /// Returns `true` if nothing is left to try.
+    /// Returns `true` if no attempt remains.
     pub(super) fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
     /// Notes that the address of the attempt is resolved, so that no other provider is tried for it. Returns the new deadline of the
-    /// attempt, if it changes.
+    /// attempt. `None` if the deadline stays the same.
     pub(super) fn resolved(&mut self) -> Option<Instant> {
         let limit = self.limit.take();
         if limit.is_some() {
@@ -59,11 +59,11 @@ impl Fallback {
         limit
     }
 
-    /// Resolves the next address that is not refused immediately, over the next provider.
+    /// Starts the next attempt: resolves an address with a provider. Combinations that the provider refuses immediately are skipped.
     ///
     /// # Errors
-    /// The error of the last attempt, if each is refused; of the first one, if a source was chosen, which the providers of the next
-    /// attempts may not know. [`Error::NoAddress`] if there was no address.
+    /// If all remaining attempts were refused: the error of the last one. If the program has chosen a source: the error of the first one,
+    /// because the other providers may not support that source. [`Error::NoAddress`] if there was no address.
     pub(super) fn resolve_next(
         &mut self,
         providers: &mut Providers,
@@ -101,8 +101,7 @@ impl Fallback {
                 }
                 Err(error) => {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
-                    // For an exchange, the error of a provider with the role counts, and not that another provider
-                    // lacks it.
+                    // For an exchange, "the provider does not support it" is replaced by the error of a provider that does.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::Error::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);
@@ -122,8 +121,8 @@ impl Fallback {
     }
 }
 
-/// Returns the addresses of a host in the order in which they are tried: in the system's order, except that the address families alternate,
-/// so that a host with many addresses of an unreachable family is soon tried by the other (RFC 8305, section 4).
+/// Returns the addresses of a host in the order of the attempts. That is the system's order, except that IPv4 and IPv6 addresses alternate.
+/// So a host with many addresses of an unreachable family is soon tried with the other family (RFC 8305, section 4).
 pub(super) fn by_turns(addresses: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
     let first_is_v6 = addresses.first().is_some_and(SocketAddr::is_ipv6);
     let (mut preferred, mut other): (VecDeque<_>, VecDeque<_>) =

@@ -1,4 +1,4 @@
-//! Transfers of lists: the checks before one begins, and the timer for their deadlines.
+//! Lists, which are transfers of many Reads or Writes: the checks before they start, and the timer for their deadlines.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::memory::budget::MemoryUse;
 use crate::memory::list::{Piece, Transfer, TransferNotification, TransferOptions};
 
 impl Driver {
-    /// Begins a transfer of a list.
+    /// Checks a list of Reads or Writes, and starts it. Returns its id.
     pub(crate) fn transfer(
         &mut self,
         id: ConnectionId,
@@ -70,14 +70,14 @@ impl Driver {
         self.input(id, |conn, env| conn.begin_list(order, env)).ok_or(SendErrorKind::Closed)
     }
 
-    /// Cancels a list: nothing more of it is posted. Returns false if there is no such list.
+    /// Cancels a list: no more of its pieces are posted. Returns false if there is no such list.
     pub(crate) fn cancel_transfer(&mut self, id: ConnectionId, transfer: TransferId) -> bool {
-        // A close may have waited for the list.
+        // A closed connection may have waited for this list.
         self.note(Stages::ENDS);
         self.input(id, |conn, env| conn.cancel_list(transfer, env)).unwrap_or(false)
     }
 
-    /// Schedules a check of the deadlines of a connection's lists.
+    /// Schedules the check of deadlines of the connection's lists. Replaces an earlier schedule.
     pub(super) fn watch_lists(&mut self, id: ConnectionId, at: Instant) {
         let Some(slot) = self.table.get_mut(id) else { return };
         if let Some(timer) = slot.link.lists.take() {
@@ -86,12 +86,12 @@ impl Driver {
         slot.link.lists = Some(self.timers.insert(at, TimerPurpose::Lists(id)));
     }
 
-    /// Handles the expired deadline of a list.
+    /// Handles the timer for the deadlines of a connection's lists.
     pub(super) fn lists_due(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         slot.link.lists = None;
         self.input(id, |conn, env| conn.lists_due(env));
-        // A close may have waited for the list.
+        // A closed connection may have waited for these lists.
         self.note(Stages::ENDS);
     }
 }

@@ -1,6 +1,6 @@
-//! The driver connects the connections with their surroundings: it passes events of providers, devices and timers to
-//! their connection, and carries out the actions of the connection. The driver knows no handler: callbacks are events,
-//! which the turn delivers.
+//! The driver connects the state machines of connections with the providers, devices and timers. It passes events to the connection that
+//! they are for, and executes the actions that a connection requests. The driver does not call the handler of the program: callbacks are
+//! queued as events, and the turn delivers them.
 
 mod accept;
 pub(crate) mod choose;
@@ -68,30 +68,30 @@ pub use self::device_event::DeviceEvent;
 pub(crate) enum TimerPurpose {
     /// The program's timer, with its token.
     Program(u64),
-    /// The deadline of a connection.
+    /// The timeout of a connection.
     Connection(ConnectionId),
     /// The deadline of a connection's lists.
     Lists(ConnectionId),
-    /// The lifetime of peers' rights to a region is over.
+    /// The end of the lifetime of a region: the access of peers is revoked.
     Region(Key),
-    /// The next check if a listener's device has returned.
+    /// The next attempt to listen, for a listener whose device was removed.
     Listen(Key),
-    /// The time to drain is over.
+    /// The deadline of a drain.
     Drain,
-    /// The next check if pools have memory that is not needed.
+    /// The next check if pools have memory that they do not need.
     Trim,
-    /// The next check if peers that answer no Reads hold memory for large messages for which others wait.
+    /// The next check if peers that answer no Reads hold memory that other connections wait for.
     Shortage,
     /// A timer of an endpoint, with the endpoint's number.
     Endpoint(u64),
 }
 
-/// Descriptors, and calls from other threads.
+/// The interfaces to the operating system: readiness, time, descriptors, and wake-ups by other threads.
 #[derive(Debug)]
 pub(crate) struct Os {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) clock: Box<dyn Clock>,
-    /// The descriptors of the program.
+    /// The descriptors that the program has registered.
     pub(crate) io: Registrations,
     pub(crate) wake: Arc<WakeFlag>,
 }
@@ -100,7 +100,7 @@ pub(crate) struct Os {
 #[derive(Debug)]
 pub(crate) struct Driver {
     config: Config,
-    /// The time of this turn.
+    /// The time, as read at the start of the turn or after a slow callback.
     now: Instant,
     providers: Providers,
     owners: Owners,
@@ -118,7 +118,7 @@ pub(crate) struct Driver {
     stats: Stats,
     drain: Drain,
     lookups: Lookups,
-    /// The membership of the reactor's group, if it is in one.
+    /// The part of a group that this reactor keeps, if it is in a group.
     membership: Option<GroupMembership>,
     /// True if the program has requested that `run` returns.
     stop: bool,
@@ -174,19 +174,19 @@ impl Driver {
         self.resume_turn();
     }
 
-    /// Continues the last turn.
+    /// Continues the last turn, without reading the clock.
     pub(crate) fn resume_turn(&mut self) {
         self.effects.outside = false;
         self.os.wake.enter();
     }
 
-    /// Ends the turn; subsequent calls come from outside of a turn.
+    /// Ends the turn. From now on, calls of the program are made outside of a turn.
     pub(crate) fn leave_turn(&mut self) {
         self.effects.outside = true;
         self.os.wake.leave();
     }
 
-    /// Reads the clock. Deadlines are computed after that, because callbacks may have taken long.
+    /// Reads the clock. Called before deadlines are computed, because callbacks may have taken long.
     pub(crate) fn look_at_clock(&mut self) {
         self.now = self.os.clock.now();
     }
@@ -228,7 +228,7 @@ impl Driver {
         &self.table
     }
 
-    /// Returns the counters, and the current levels.
+    /// Returns the counters, and the current values of the gauges.
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = self.stats;
         stats.completions.acknowledgements = self.providers.acknowledgements();
@@ -243,7 +243,7 @@ impl Driver {
         stats
     }
 
-    /// Triggers a turn if none is running: a request from outside requires one.
+    /// Wakes the reactor if no turn is running, because a call from outside needs a turn.
     pub(crate) fn ring(&self) {
         if self.effects.outside {
             self.os.wake.wake();
@@ -259,14 +259,14 @@ impl Driver {
         std::mem::replace(&mut self.stop, false)
     }
 
-    /// Returns the time at which a turn is due at the latest, even if nothing becomes readable.
+    /// Returns the time at which the next turn must run, even if no descriptor becomes readable. `None` if no timer is set.
     pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
         [self.timers.next(), self.providers.next_deadline()].into_iter().flatten().min()
     }
 
     // Connections.
 
-    /// Returns a connection and the environment of its inputs.
+    /// Returns a connection, and the environment for its inputs. `None` if the connection does not exist.
     #[inline]
     pub(crate) fn at(&mut self, id: ConnectionId) -> Option<(&mut ConnectionSlot, Env<'_>)> {
         let Self { table, devices, config, now, effects, stats, .. } = self;
@@ -276,7 +276,7 @@ impl Driver {
         Some((slot, Env { now: *now, config, device, buffers, effects, stats }))
     }
 
-    /// Passes an input to a connection, and carries out its actions. Returns `None` if there is no such connection.
+    /// Passes an input to a connection, and executes the actions that it requests. Returns `None` if the connection does not exist.
     #[inline]
     pub(crate) fn input<R>(
         &mut self,
@@ -289,7 +289,7 @@ impl Driver {
         Some(result)
     }
 
-    /// Carries out the actions that connections have requested.
+    /// Executes the actions that connections have requested.
     #[inline]
     pub(crate) fn act(&mut self) {
         if !self.effects.actions.is_empty() {
@@ -312,7 +312,7 @@ impl Driver {
                     self.forget_rights(ended);
                 }
                 Action::Unused(key) => self.deregister_unused(key),
-                // Dropping a region deregisters it when it is not in use any more.
+                // When the region is not in use any more, it is deregistered.
                 Action::Discard(region) => drop(region),
                 Action::NoMemory => self.large.leave(id),
                 Action::Ring => self.os.wake.wake(),
@@ -320,29 +320,29 @@ impl Driver {
         }
     }
 
-    /// Returns the next callback, if it is for a message that waits for no others.
+    /// Returns the next callback, if it is for a message that arrived while no other callback was pending.
     #[inline]
     pub(crate) fn next_arrived(&mut self) -> Option<(ConnectionId, Arrived)> {
         self.effects.arrived.take()
     }
 
-    /// Returns the next callback.
+    /// Returns the next callback of a connection. `None` if none is pending.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<(ConnectionId, Event)> {
         self.effects.next_event()
     }
 
-    /// Returns a connection that was reported to the program.
+    /// Returns a connection, if the program was notified that it is up.
     pub(crate) fn announced(&self, id: ConnectionId) -> Option<&Connection> {
         self.table.get(id).map(|slot| &slot.conn).filter(|conn| conn.state().is_announced())
     }
 
-    /// Returns the identity of a connection's peer, if it is proven.
+    /// Returns the identity of a connection's peer, if the peer has proven it.
     pub(crate) fn identity(&self, id: ConnectionId) -> Option<&PeerIdentity> {
         self.table.get(id)?.conn.identity()
     }
 
-    /// Returns the capabilities of a connection's device.
+    /// Returns the capabilities of a connection: those of its device, with the features that can be used with this peer.
     pub(crate) fn capabilities(&self, id: ConnectionId) -> Option<Capabilities> {
         let slot = self.table.get(id)?;
         let device = self.devices.get(slot.link.place?.device)?;
@@ -351,7 +351,7 @@ impl Driver {
         Some(capabilities)
     }
 
-    /// Returns the features of a connection: those of its device, without those that its peer does not know.
+    /// Returns the features that can be used on a connection: those of its device, except extensions that the peer does not support.
     #[inline]
     pub(super) fn features(&self, slot: &ConnectionSlot) -> Features {
         let mut features = self.device_of(slot).map_or(Features::empty(), |device| device.features);
@@ -359,7 +359,7 @@ impl Driver {
             features.remove(Features::WRITE_WITH_IMMEDIATE | Features::ATOMICS);
         }
         if slot.conn.is_secured() {
-            // The notification of such a write has no header that could be authenticated: a sealed message replaces it.
+            // A Write with Immediate notifies the peer without a header that could be authenticated. An encrypted message replaces it.
             features.remove(Features::WRITE_WITH_IMMEDIATE);
         }
         features
@@ -377,7 +377,7 @@ impl Driver {
         self.devices.get(place.device).map(|device| device.name.as_str())
     }
 
-    /// Returns the name of the carrier of a connection.
+    /// Returns the name of the provider that carries a connection, or that of shared memory.
     pub(crate) fn carrier(&mut self, id: ConnectionId) -> Option<&'static str> {
         let link = &self.table.get(id)?.link;
         let (provider, qp) = (link.cm.provider, link.qp?);
@@ -388,24 +388,25 @@ impl Driver {
         })
     }
 
-    /// Returns true if a connection is neither up nor ending yet.
+    /// Returns true if a connection is still being established.
     pub(crate) fn is_coming_up(&self, id: ConnectionId) -> bool {
         self.table.get(id).is_some_and(|slot| slot.conn.state().is_handshake())
     }
 
-    /// Joins a group.
+    /// Makes this reactor a member of a group.
     pub(crate) fn join_group(&mut self, membership: GroupMembership) {
         self.membership = Some(membership);
     }
 
-    /// Returns a connection that is open.
+    /// Returns a connection if it is open, or the error for a send on one that is not.
     pub(super) fn open_slot(&self, id: ConnectionId) -> Result<&ConnectionSlot, SendErrorKind> {
         self.table.get(id).filter(|slot| slot.conn.state().is_open()).ok_or(SendErrorKind::Closed)
     }
 
     // Buffers.
 
-    /// Returns a buffer of a connection's device for the program to fill, with its slabs and its return channel.
+    /// Returns a buffer on the connection's device for the program to fill. The other results are its capacity in bytes, its slabs, and the
+    /// channel through which the program returns it.
     pub(crate) fn send_buffer_for(
         &mut self,
         id: ConnectionId,
@@ -422,21 +423,22 @@ impl Driver {
         Some((capacity, buffer, Arc::clone(pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if a buffer belongs to this reactor.
+    /// Returns true if the buffers of this channel belong to the reactor.
     pub(crate) fn owns_buffers_of(&self, channel: &ReturnChannel) -> bool {
         self.devices.owns_buffers_of(channel)
     }
 
-    /// Checks that a buffer belongs to the pool of a connection's device: its memory is not registered elsewhere.
+    /// Checks that buffers of this channel are registered on the device of a connection.
     pub(crate) fn check_buffer(&self, id: ConnectionId, channel: &ReturnChannel) -> Result<(), SendErrorKind> {
         let slot = self.open_slot(id)?;
         let same = slot.link.place.is_some_and(|place| place.device == channel.pool.device);
         if same && self.owns_buffers_of(channel) { Ok(()) } else { Err(SendErrorKind::ForeignBuffer) }
     }
 
-    /// Returns the memory and the return channel of a device's buffers. It is never `None` for the device of a message that will be
-    /// delivered: the claim of its connection keeps the device until the connection is released, which is after its messages. If it were
-    /// `None`, there would be no pool to which the buffers could return.
+    /// Returns the slabs and the return channel of a device's buffers.
+    ///
+    /// A message that will be delivered never finds `None` here: its connection reserves capacity on the device, which keeps the device
+    /// open until the connection is released.
     pub(crate) fn lender(&self, device: usize) -> Option<(Arc<Slabs>, Arc<ReturnChannel>)> {
         let device = self.devices.get(device);
         debug_assert!(device.is_some(), "a message of a device that was removed");
@@ -444,24 +446,24 @@ impl Driver {
         Some((Arc::clone(device.buffers.pool.slabs()), Arc::clone(&device.return_channel)))
     }
 
-    /// Returns true if that is still the memory of the device's buffers: a pool may have grown.
+    /// Returns true if `slabs` is the current memory of the device's buffers. It changes when the pool grows.
     #[inline]
     pub(crate) fn is_lender(&self, device: usize, slabs: &Arc<Slabs>) -> bool {
         self.devices.get(device).is_some_and(|device| Arc::ptr_eq(slabs, device.buffers.pool.slabs()))
     }
 
-    /// Frees the buffer of a message that the program has not kept.
+    /// Frees the buffer of a message that the program has not kept after its callback.
     #[inline]
     pub(crate) fn free_receive(&mut self, device: usize, buffer: Buffer, shared: bool) {
         self.devices.buffers(device).free_receive(buffer, shared);
     }
 
-    /// Notes that the program keeps a message.
+    /// Notes that the program keeps a message after its callback.
     pub(crate) fn keep_message(&mut self, id: ConnectionId) {
         self.input(id, |conn, _| conn.receives_mut().keep());
     }
 
-    /// Stage 9: frees the buffers that the program has released.
+    /// Stage 9: frees the memory of messages that the program has released.
     pub(crate) fn take_returned(&mut self) {
         while let Some(Returned { pool, memory, receive_of }) = self.devices.next_returned() {
             match memory {
@@ -471,8 +473,8 @@ impl Driver {
         }
     }
 
-    /// Frees a buffer that the program has released. A buffer of a pool that is gone is discarded: it identifies nothing any more, and its
-    /// memory is freed with its last holder.
+    /// Frees a buffer that the program has released. If its pool does not exist any more, the buffer is only a stale index, and is ignored.
+    /// The memory of such a pool is freed with its last reference.
     pub(crate) fn take_home(&mut self, pool: PoolId, buffer: Buffer, receive_of: Option<ConnectionId>) {
         if !self.devices.has_pool(pool) {
             return;
@@ -485,7 +487,7 @@ impl Driver {
             return;
         }
         let buffers = self.devices.buffers(pool.device);
-        // A receive of the shared queue that an ended connection had kept, or any other in its place.
+        // The connection has ended. If the shared queue still lacks receives of ended connections, it takes this buffer.
         let buffer = match &mut buffers.shared {
             Some(shared) if receive_of.is_some() => shared.return_orphan(buffer),
             _ => Some(buffer),
@@ -503,7 +505,7 @@ impl Driver {
         self.devices.get(index)
     }
 
-    /// Reserves completion entries on a device for an endpoint; returns the index of their queue.
+    /// Reserves entries of a completion queue on a device, for an endpoint. Returns the index of the queue.
     pub(crate) fn claim_room(&mut self, index: usize, entries: u32) -> Result<usize, Error> {
         let Self { devices, providers, config, stages, .. } = self;
         stages.insert(Stages::CHANNELS);
@@ -514,7 +516,7 @@ impl Driver {
         device.claim_room(providers.of_device(index), config, entries)
     }
 
-    /// Releases reserved completion entries.
+    /// Releases entries that [`Driver::claim_room`] has reserved.
     pub(crate) fn release_room(&mut self, device: usize, cq: usize, entries: u32) {
         if let Some(used) = self.devices.get_mut(device) {
             used.release_room(cq, entries);
@@ -522,8 +524,7 @@ impl Driver {
         self.drop_if_abandoned(device);
     }
 
-    /// Schedules a check for unneeded memory, because pools have released buffers, or memory of large messages was
-    /// kept.
+    /// Schedules a check for memory that is not needed any more, because buffers or memory of large messages were released.
     pub(crate) fn expect_trim(&mut self) {
         let kept = self.registry.kept() + self.large.joins.kept();
         if !self.devices.trimming && (self.devices.are_excessive() || kept > 0) {

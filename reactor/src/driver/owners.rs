@@ -1,4 +1,4 @@
-//! The owners of connection-manager ids.
+//! The owners of connection-manager ids: the connection, listener or endpoint that an event is for.
 
 use std::time::Instant;
 
@@ -13,14 +13,14 @@ use crate::providers::{Handle, Providers};
 pub(crate) enum CmIdOwner {
     Connection(ConnectionId),
     Listener(Key),
-    /// An endpoint, which assigned this number itself.
+    /// An endpoint for datagrams. The endpoint has chosen this number itself.
     Endpoint(u64),
 }
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(crate) struct Owners {
-    /// The owners by provider, and by the slot of the id there.
+    /// The owners, indexed by the provider, and then by the slot of the id. A slot is reused, so the whole id is stored too.
     all: Vec<Vec<Option<(CmId, CmIdOwner)>>>,
 }
 
@@ -48,7 +48,7 @@ impl Owners {
         owners.get(cm.id.0.slot() as usize)?.filter(|(id, _)| *id == cm.id).map(|(_, owner)| owner)
     }
 
-    /// Destroys an id that has no queue pair.
+    /// Destroys a connection-manager id that has no queue pair.
     pub(crate) fn discard(&mut self, providers: &mut Providers, cm: Handle<CmId>, now: Instant) {
         self.disown(cm);
         let (provider, id) = providers.of(cm);

@@ -1,4 +1,4 @@
-//! The completion queues and channels: which are polled, in which order, and when they are armed.
+//! The completion queues and the channels: the order in which queues are polled, and the times at which they are armed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,26 +16,26 @@ use crate::error::Error;
 use crate::providers::{MAX_PROVIDERS, device_of};
 use crate::seam::poller::Interest;
 
-/// The number of completions polled from a queue at a time.
+/// The largest number of completions that are polled from a queue with one call.
 const BATCH: usize = 256;
 
-/// The index of no queue.
+/// An index that no queue has.
 const NO_QUEUE: CqIndex = (usize::MAX, usize::MAX);
 
-/// Returns true if the token of an edge is that of a connection-manager channel: the index of the provider. The tokens of the completion
-/// channels follow, by the index of their device.
+/// Returns true if a poller token is that of a connection-manager channel. Such a token is the index of the provider. The tokens of
+/// completion channels are larger: `MAX_PROVIDERS` plus the index of the device.
 pub(crate) const fn is_of_connection_manager(token: usize) -> bool {
     token < MAX_PROVIDERS
 }
 
-/// The completions that were polled from a queue last.
+/// The completions that the last poll returned.
 #[derive(Debug)]
 struct CompletionBatch {
     completions: Vec<WorkCompletion>,
     queue: CqIndex,
-    /// True if the queue returned as many as were requested, and may hold more.
+    /// True if the poll returned as many completions as it was allowed to. Then the queue may have more.
     full: bool,
-    /// True if the completions were polled before their stage, and wait for it.
+    /// True if the poll took place before stage 7, and the completions wait for that stage.
     early: bool,
 }
 
@@ -43,16 +43,15 @@ struct CompletionBatch {
 #[derive(Debug)]
 pub(crate) struct Queues {
     batch: CompletionBatch,
-    /// The queues to poll, round robin.
+    /// The queues that are still to be polled in stage 7, in turn.
     ready: VecDeque<CqIndex>,
-    /// True during stage 7: the queues of sends that are posted now are polled once more in it.
+    /// True during stage 7. If sends that are posted in it complete immediately, their queue is polled again.
     polling: bool,
-    /// True if all queues were seen empty in stage 7, and no event has happened since that a provider completes
-    /// immediately.
+    /// True if stage 7 found all queues empty, and nothing has happened since that could have added a completion without an event.
     quiet: bool,
-    /// The number of completions to poll from a queue before its stage.
+    /// The largest number of completions that are polled from a queue before stage 7.
     early_limit: usize,
-    /// The number of completions of the batch that do not count, because their connections never came up.
+    /// The number of completions of the batch that do not count towards the turn's limit, because their connections never came up.
     pub(super) spared: usize,
 }
 
@@ -68,7 +67,7 @@ impl Queues {
         }
     }
 
-    /// Polls up to `limit` completions from a queue. Returns true if there were any.
+    /// Polls up to `limit` completions from a queue into the batch. Returns true if there were any.
     #[inline]
     fn poll(
         &mut self,
@@ -88,7 +87,7 @@ impl Queues {
         Ok(true)
     }
 
-    /// Polls a queue before its stage. Returns true if it has completions.
+    /// Polls a queue before stage 7, and keeps the completions for that stage. Returns true if there were any.
     fn poll_early(
         &mut self,
         provider: &mut dyn Provider,
@@ -99,13 +98,13 @@ impl Queues {
         Ok(self.batch.early)
     }
 
-    /// Returns a completion of the batch, and the index of its device.
+    /// Returns the completion `nth` of the batch, with the index of its device.
     #[inline]
     pub(crate) fn completion(&self, nth: usize) -> Option<(usize, &WorkCompletion)> {
         Some((self.batch.queue.0, self.batch.completions.get(nth)?))
     }
 
-    /// Adds a queue to the list of those to poll, unless it is in it.
+    /// Adds a queue to the list of queues that are still to be polled, without duplicates.
     #[inline]
     fn make_ready(&mut self, queue: CqIndex, cq: &mut CompletionQueue) {
         if !std::mem::replace(&mut cq.ready, true) {
@@ -119,14 +118,14 @@ impl Driver {
         &self.queues
     }
 
-    /// Returns true if there may be completions whose connections are not known yet.
+    /// Returns true if there may be completions that were not assigned to their connections yet.
     #[inline]
     pub(crate) fn has_unseen(&self) -> bool {
         self.queues.batch.early || !self.queues.ready.is_empty()
     }
 
-    /// Watches the channels of new providers and devices. After an error the next call continues with the channel that could not be
-    /// watched.
+    /// Registers the channels of new providers and devices with the poller. If that fails for a channel, the next call starts with that
+    /// channel.
     pub(crate) fn watch_channels(&mut self) -> Result<(), Error> {
         if !self.is_noted(Stages::CHANNELS) {
             return Ok(());
@@ -141,7 +140,7 @@ impl Driver {
         while let Some(index) = self.devices.fresh() {
             let (number, id) = device_of(index);
             let provider = self.providers.get(number);
-            // A device without attributes was removed again.
+            // A device without attributes was removed in the meantime.
             if provider.device(id).is_some() {
                 self.watch(provider.channel(Channel::Completions(id))?, MAX_PROVIDERS + index)?;
             }
@@ -151,8 +150,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Watches a channel. The channel of a device that was dropped and is used again is still watched: it is watched anew, so that an
-    /// already readable channel raises an edge.
+    /// Registers a channel with the poller. The channel may be registered already, if its device was closed and opened again. Then it is
+    /// registered anew, because only a new registration reports that the channel is readable already.
     fn watch(&mut self, fd: RawFd, token: usize) -> Result<(), Error> {
         let poller = &mut self.os.poller;
         let watched = match poller.register(fd, token, Interest::READABLE) {
@@ -164,14 +163,14 @@ impl Driver {
         watched.map_err(Error::Poll)
     }
 
-    /// Polls like [`Driver::poll_any`], but only if something has happened since all queues were seen empty. Completions that a device adds
-    /// meanwhile are found after the arming.
+    /// Polls like [`Driver::poll_any`], unless all queues were found empty and nothing has happened since. If a device adds a completion
+    /// meanwhile, the poll after the arming finds it.
     #[inline]
     pub(crate) fn poll_if_changed(&mut self) -> bool {
         !self.queues.quiet && self.poll_any()
     }
 
-    /// Polls the completion queues until one has completions. Returns true if one has.
+    /// Polls the completion queues until one of them returns completions. Returns true if there is anything to handle.
     #[inline]
     pub(crate) fn poll_any(&mut self) -> bool {
         self.has_unseen() || self.fair.is_behind() || self.poll_all()
@@ -186,7 +185,7 @@ impl Driver {
                     Ok(false) => {}
                     Ok(true) => return true,
                     Err(error) => {
-                        // Its connections must be notified of that, which is work.
+                        // The connections of the failed device must be notified, which is something to handle.
                         self.fail_device(index, &error);
                         return true;
                     }
@@ -196,16 +195,18 @@ impl Driver {
         false
     }
 
-    /// Arms the queues that are not armed, after taking all events of those that were. Polls each newly armed queue once more, because a
-    /// completion between the last poll and the arming has raised no event; a queue that was armed throughout raises one. Also polls the
-    /// queues that must be seen empty. Returns true if there is a completion.
+    /// Arms the completion queues for the wait that follows. Returns true if there is a completion to handle instead.
+    ///
+    /// First, all completion events are read, so that queues which have raised one count as not armed. Then each such queue is armed and
+    /// polled once more: a completion between the last poll and the arming has raised no event. A queue that stayed armed raises an event
+    /// by itself.
     pub(crate) fn arm(&mut self) -> bool {
         for index in 0..self.devices.len() {
             match self.arm_device(index) {
                 Ok(false) => {}
                 Ok(true) => return true,
                 Err(error) => {
-                    // Its connections must be notified of that, which is work.
+                    // The connections of the failed device must be notified, which is something to handle.
                     self.fail_device(index, &error);
                     return true;
                 }
@@ -246,15 +247,15 @@ impl Driver {
         Ok(false)
     }
 
-    /// Checks if a provider's deadline has passed, after the operating system was asked for edges, or because it will not be for a while.
+    /// Sets the flags of stages 4 to 6 if the deadline of a provider has passed.
     pub(crate) fn check_providers(&mut self) {
         if self.providers.next_deadline().is_some_and(|deadline| deadline <= self.now) {
             self.note(Stages::PROVIDERS | Stages::EVENTS);
         }
     }
 
-    /// Runs stage 6: lets the providers make progress. It does not read the events of the completion queues, which are polled immediately;
-    /// the next arming reads them.
+    /// Runs stage 6: the providers send and receive. Completion events are not read here, because the queues are always polled next.
+    /// The next arming reads the events.
     pub(crate) fn drive(&mut self) {
         if self.providers.progress(self.now, Drive::Full) && !cfg!(planted = "rest-of-the-edges-forgotten") {
             self.note(Stages::PROVIDERS);
@@ -263,19 +264,20 @@ impl Driver {
         self.devices.iter_mut().for_each(|device| device.has_events = true);
     }
 
-    /// Runs one round of a busy poll of the providers.
+    /// Lets the providers make progress in one round of a busy poll.
     #[inline]
     pub(crate) fn spin(&mut self) {
         self.queues.quiet = false;
-        // Bytes that are left raise no edge again.
+        // Bytes that a provider has not read yet cause no further edge. So stage 6 must run.
         if self.providers.progress(self.now, Drive::Spin) && !cfg!(planted = "busy-poll-hides-the-rest") {
             self.note(Stages::PROVIDERS);
         }
     }
 
-    /// Begins stage 7. A batch that was polled before comes first; then each queue that is not armed, or whose events were not taken yet,
-    /// is polled in its turn, however busy the others are. A queue that was just polled empty is not polled again. Returns true if there is
-    /// a batch that was polled before.
+    /// Begins stage 7. Returns true if a batch was polled earlier, which must be handled first.
+    ///
+    /// Each queue that is not armed, or may have raised an event, will be polled in turn, however busy the others are. The queue of the
+    /// earlier batch is left out if that poll emptied it.
     pub(crate) fn begin_polling(&mut self) -> bool {
         let Self { devices, queues, .. } = self;
         queues.polling = true;
@@ -292,14 +294,15 @@ impl Driver {
         early
     }
 
-    /// Continues stage 7 for the posts of now. Returns true if there is a batch that was polled before.
+    /// Continues stage 7 after it has ended, for requests that were made since. Returns true if a batch was polled earlier, which must be
+    /// handled first.
     pub(crate) const fn resume_polling(&mut self) -> bool {
         self.queues.polling = true;
         std::mem::replace(&mut self.queues.batch.early, false)
     }
 
-    /// Notes that completions were added to `queue` while sends were posted. Stage 7 polls that queue again, so that they need no other
-    /// turn.
+    /// Notes that posting sends has added completions to `queue`. In stage 7 the queue is polled again, so that these completions are
+    /// handled in the same turn.
     #[inline]
     pub(super) fn completed_in_post(&mut self, queue: CqIndex) {
         self.queues.quiet = false;
@@ -316,7 +319,7 @@ impl Driver {
         self.queues.quiet = !self.has_unseen();
     }
 
-    /// Polls the next batch of stage 7, of at most `limit` completions. Returns true if there is one.
+    /// Polls the next batch of stage 7, with at most `limit` completions. Returns true if there is one.
     #[inline]
     pub(crate) fn next_batch(&mut self, limit: usize) -> bool {
         while let Some((index, at)) = self.queues.ready.pop_front() {
@@ -335,8 +338,10 @@ impl Driver {
         false
     }
 
-    /// Begins to handle the batch. Its queue may hold more if it returned as many as were requested. If not, the poll before the arming is
-    /// soon enough for completions that arrive meanwhile, and the sends of this batch are posted first. Returns the number of completions.
+    /// Begins to handle the batch. Returns its number of completions.
+    ///
+    /// If the poll returned as many completions as it was allowed to, the queue is polled again later in this stage. Otherwise completions
+    /// that arrive meanwhile are found before the next arming, and the sends of this batch are posted sooner.
     #[inline]
     pub(crate) fn begin_batch(&mut self) -> usize {
         let (queue, len) = (self.queues.batch.queue, self.queues.batch.completions.len());
@@ -347,15 +352,15 @@ impl Driver {
             self.queues.make_ready(queue, cq);
         }
         if cq.armed {
-            // The queue has raised an event by now, or is about to. If it has not, because these completions came before the arming, it
-            // must be seen empty before anything sleeps.
+            // These completions have raised an event, or arrived before the arming and raise none. So the events must be read, and the
+            // queue must be found empty before the reactor sleeps.
             device.has_events = true;
             cq.awaited = true;
         }
         len
     }
 
-    /// Ends the batch. Returns the number of its completions that do not count towards the turn's budget.
+    /// Ends the batch. Returns the number of its completions that do not count towards the limit of the turn.
     #[inline]
     pub(crate) fn end_batch(&mut self) -> usize {
         let CompletionBatch { completions, queue, .. } = &self.queues.batch;

@@ -1,4 +1,4 @@
-//! Regions of connections: registration, one-sided operations, and revocation of rights.
+//! Regions of connections: registration, one-sided operations, and the revocation of peers' access.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -24,14 +24,14 @@ use crate::memory::registry::{RegistrationTarget, RightsEnded};
 use crate::providers::device_index;
 use crate::security::{SecurityError, channel};
 
-/// A part of a region, to read from.
+/// A region, and the range of it that an operation reads.
 pub(crate) type LocalRange<'a> = (&'a Region, Range<usize>);
 
 impl Driver {
     // Registering.
 
-    /// Registers memory on the device of a connection that has a queue pair. Later there would be no peer to which the rights could be
-    /// restricted, and no end of the connection that revokes them.
+    /// Registers memory on the device of a connection, which must have a queue pair. Without one, access could not be restricted to the
+    /// peer, and would not be revoked at the end of the connection.
     pub(crate) fn register(
         &mut self,
         id: ConnectionId,
@@ -48,7 +48,7 @@ impl Driver {
         Ok(region)
     }
 
-    /// Registers memory on the device that has an address of this host, before there is any connection.
+    /// Registers memory on the device that has the local address `local`, for connections that do not exist yet.
     pub(crate) fn register_at(
         &mut self,
         local: IpAddr,
@@ -97,7 +97,7 @@ impl Driver {
         Ok(region)
     }
 
-    /// Returns memory on the device of a connection for a message longer than one buffer; see
+    /// Returns memory for a message longer than one buffer, on the device of a connection; see
     /// [`Registry::block`](crate::memory::registry::Registry::block).
     pub(super) fn block(&mut self, id: ConnectionId, len: usize, account: MemoryUse) -> Result<Region, Error> {
         let target = self.registration_target(id)?;
@@ -113,7 +113,7 @@ impl Driver {
         Ok(region)
     }
 
-    /// Returns the target of a connection's registrations.
+    /// Returns the device and the queue pair for which a connection registers memory.
     fn registration_target(&self, id: ConnectionId) -> Result<RegistrationTarget, Error> {
         let slot = self.table.get(id).ok_or(Error::Gone("connection"))?;
         let (Some(qp), Some(place)) = (slot.link.qp, slot.link.place) else { return Err(Error::Gone("connection")) };
@@ -125,7 +125,7 @@ impl Driver {
         self.devices.get(index).filter(|device| !device.removed).ok_or(Error::Gone("device"))
     }
 
-    /// Returns a maker that prepares regions of the connection's device on other threads.
+    /// Returns a value that registers regions on the connection's device from other threads.
     pub(crate) fn region_maker(&mut self, id: ConnectionId, options: RegionOptions) -> Result<RegionMaker, Error> {
         let place = self.table.get(id).and_then(|slot| slot.link.place).ok_or(Error::Gone("connection"))?;
         let device = self.live_device(place.device)?.id;
@@ -134,7 +134,7 @@ impl Driver {
         Ok(RegionMaker { registrar, options, device: place.device, drop_channel: self.registry.drop_channel().clone() })
     }
 
-    /// Makes a region of memory that was prepared for the device of a connection.
+    /// Turns memory that another thread has registered on the connection's device into a region of this reactor.
     pub(crate) fn adopt(&mut self, id: ConnectionId, prepared: PreparedRegion) -> Result<Region, Error> {
         let PreparedRegion { memory, len, registration, options, device, drop_channel } = prepared;
         let place = self.table.get(id).and_then(|slot| slot.link.place).ok_or(Error::Gone("connection"))?;
@@ -144,7 +144,7 @@ impl Driver {
         self.register(id, Material::Prepared(memory, len, registration), &options)
     }
 
-    /// Revokes the rights of peers to a region for the program.
+    /// Revokes the peers' access to a region, as requested by the program.
     pub(crate) fn revoke(&mut self, region: &Region) -> Result<(), Error> {
         match self.registry.knows(region) {
             true => self.revoke_region(region.key()),
@@ -159,13 +159,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Revokes the rights of peers to a region whose lifetime has ended. A failure is logged and counted.
+    /// Revokes the peers' access to a region, because its lifetime or its connection has ended. A failure is logged and counted.
     #[cold]
     pub(super) fn end_rights(&mut self, key: Key) {
         let _ = self.revoke_region(key);
     }
 
-    /// Cleans up after rights that have ended.
+    /// Cleans up after peers' access to a region has ended. Does nothing for `None`.
     pub(super) fn forget_rights(&mut self, ended: Option<RightsEnded>) {
         let Some(RightsEnded { key, timer, connection }) = ended else { return };
         if let Some(timer) = timer {
@@ -176,7 +176,7 @@ impl Driver {
         }
     }
 
-    /// Revokes the rights of a connection's peer, because the connection has ended.
+    /// Revokes the peer's access to all regions of a connection, because the connection has ended.
     pub(super) fn revoke_regions_of(&mut self, id: ConnectionId) {
         let Some(slot) = self.table.get_mut(id) else { return };
         for key in std::mem::take(&mut slot.link.regions) {
@@ -185,14 +185,15 @@ impl Driver {
         self.registry.forget_peer(&mut self.providers, id);
     }
 
-    /// Handles the regions that the program has dropped.
+    /// Handles the regions that the program has dropped since the last call.
     pub(crate) fn take_dropped_regions(&mut self) {
         while let Some(key) = self.registry.next_dropped() {
             self.deregister_unused(key);
         }
     }
 
-    /// Deregisters a region that the program has dropped, once it is not in use any more.
+    /// Deregisters a region that the program has dropped, if no work request and no peer uses it any more. Until then, only revokes the
+    /// peers' access.
     pub(super) fn deregister_unused(&mut self, key: Key) {
         if let Some(retired) = self.registry.retire(&mut self.providers, key) {
             self.forget_rights(retired.rights);
@@ -204,7 +205,7 @@ impl Driver {
             return;
         }
         if self.registry.is_abandoned(key) {
-            // The rights of peers end with the registration.
+            // Deregistering also ends the peers' access.
             self.remove_region(key);
         } else {
             self.end_rights(key);
@@ -218,7 +219,7 @@ impl Driver {
         }
     }
 
-    /// Deregisters the regions of a device that is being removed: they are only memory from now on.
+    /// Deregisters all regions of a device that is being removed. The program can still use their memory, but not for work requests.
     pub(super) fn drop_regions_of_device(&mut self, device: usize) {
         for key in self.registry.of_device(device) {
             self.remove_region(key);
@@ -228,7 +229,7 @@ impl Driver {
 
     // Operations.
 
-    /// Reads the beginning of `remote` into several ranges, sequentially.
+    /// Reads from the start of `remote` into several local ranges, in their order.
     pub(crate) fn read(
         &mut self,
         id: ConnectionId,
@@ -250,7 +251,7 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Writes several ranges, sequentially, to the beginning of `remote`.
+    /// Writes several local ranges to the start of `remote`, in their order. `immediate`: the peer is notified with this value.
     pub(crate) fn write(
         &mut self,
         id: ConnectionId,
@@ -296,8 +297,7 @@ impl Driver {
         posted
     }
 
-    /// Posts an atomic operation on the 8 bytes at the beginning of `remote`, whose old value is stored at `offset` of
-    /// `local`.
+    /// Posts an atomic operation on the first 8 bytes of `remote`. The old value will be stored at `offset` in `local`.
     pub(crate) fn atomic(
         &mut self,
         id: ConnectionId,
@@ -324,13 +324,14 @@ impl Driver {
         .ok_or(SendErrorKind::Closed)?
     }
 
-    /// Returns true if a connection is secured, so that its memory is not available for one-sided operations.
+    /// Returns true if one-sided operations are refused on this connection. They are not encrypted, so they are refused on secured
+    /// connections unless the configuration permits them.
     #[inline]
     pub(super) fn hides_memory(&self, slot: &ConnectionSlot) -> bool {
         !self.config.plain_remote_memory && slot.conn.is_secured()
     }
 
-    /// Returns true if a connection has a feature.
+    /// Returns true if a connection supports a feature.
     pub(super) fn has(&self, id: ConnectionId, feature: Features) -> bool {
         self.table.get(id).is_some_and(|slot| self.features(slot).contains(feature))
     }
@@ -340,7 +341,7 @@ impl Driver {
         SendErrorKind::Unsupported { provider: self.providers.get(provider).name(), feature }
     }
 
-    /// Checks that a range is inside a region on the connection's device.
+    /// Checks that a region is on the connection's device, and that a range is inside the region.
     #[inline]
     pub(super) fn check_local(
         &self,
@@ -354,7 +355,7 @@ impl Driver {
         if range.start > range.end || range.end > region.len() { Err(outside(region, range)) } else { Ok(()) }
     }
 
-    /// Checks the local and the remote range of an operation. Returns its length.
+    /// Checks the local and the remote ranges of an operation. Returns the total length of the local ones, in bytes.
     #[inline]
     fn check_parts<'a>(
         &self,

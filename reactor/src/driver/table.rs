@@ -1,5 +1,5 @@
-//! The connections of a reactor, each with the driver's state for it. A completion, an event or a call finds its
-//! connection here, with one lookup.
+//! The table of connections, with the driver's state for each. A completion, an event or a call of the program finds its connection here
+//! with one lookup.
 
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ pub(crate) struct ConnectionSlot {
 }
 
 impl ConnectionSlot {
-    /// Creates the entry of a connection that is on no device yet.
+    /// Creates the entry of a connection that has no device yet.
     pub(super) fn new(conn: Connection, cm: Handle<CmId>, service: Service) -> Self {
         let link = ConnectionLink {
             cm,
@@ -55,35 +55,35 @@ impl ConnectionSlot {
 #[derive(Debug)]
 pub(crate) struct ConnectionLink {
     pub(super) cm: Handle<CmId>,
-    /// The service that it requests from its device.
+    /// The type of service that the connection requests from its device.
     pub(super) service: Service,
-    /// The addresses and providers that remain to be tried if this attempt fails.
+    /// The attempts that remain if the current one fails.
     pub(super) fallback: Option<Fallback>,
-    /// The queue pair. Set once the connection is on a device; cleared when the queue pair is destroyed.
+    /// The queue pair. Set once the connection has a device; cleared when the queue pair is destroyed.
     pub(super) qp: Option<QpId>,
-    /// The device of the connection and its queues. Set once the connection is on a device.
+    /// The device of the connection, and its reservation there. Set once the connection has a device.
     pub(super) place: Option<DeviceBinding>,
-    /// The slab of buffers that its peer has mapped, if there is one. Set once it was requested.
+    /// The slab of buffers that the peer maps as shared memory. `None` until it was requested; `Some(None)` if the provider has none.
     pub(super) apart: Option<Option<u16>>,
     /// The timer that calls `Connection::timeout`, and its time.
     pub(super) timer: Option<(Key, Instant)>,
     /// The timer that calls `Connection::lists_due`.
     pub(super) lists: Option<Key>,
-    /// The slot among the connections of peers that are not up.
+    /// The slot of a connection that a peer opened and that is not up.
     pub(super) waits: Option<PendingSlot>,
-    /// The regions registered for this peer alone.
+    /// The regions that only this peer can access.
     pub(super) regions: Vec<Key>,
-    /// The memory of messages longer than one buffer, including those that the program keeps, in bytes.
+    /// The memory of fetched messages that is charged to the connection, in bytes. It includes messages that the program keeps.
     pub(super) fetched: usize,
-    /// The part of it that counts for the host of the peer, in bytes.
+    /// The part of `fetched` that is charged to the peer's host, in bytes. Small messages are not.
     pub(super) fetched_large: usize,
-    /// True if it is on the list of those that end.
+    /// True if the connection is in the list of ending connections.
     pub(super) ending: bool,
-    /// The state of the flush of its queues.
+    /// The progress of the flush of the connection's queues.
     pub(super) flush: Flush,
-    /// Set if the peer seems to be gone, until everything that may be unseen was checked.
+    /// Set while the peer is suspected to be lost, until everything that it may have sent was handled.
     pub(super) suspect: Option<Suspicion>,
-    /// The number of buffers that the queue pair keeps for ever, if the device did not destroy it.
+    /// The number of buffers that were lost because the device could not destroy the queue pair.
     pub(super) lost: Option<usize>,
 }
 
@@ -95,38 +95,40 @@ pub(crate) struct DeviceBinding {
 }
 
 impl DeviceBinding {
-    /// Returns the completion queue of the connection.
+    /// Returns the index of the connection's completion queue.
     pub(crate) const fn queue(&self) -> CqIndex {
         (self.device, self.room.cq)
     }
 }
 
-/// The state of the flush of an ending connection's queues.
+/// The progress of the flush of an ending connection's queues.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Flush {
     /// The flush has not begun.
     #[default]
     Before,
-    /// The device flushes. The position is that of its completion queue at the start.
+    /// The device is flushing. The position is the end of the completion queue when the flush started.
     Waiting(CqPosition),
-    /// The time is over, but the completions up to the second position must still be handled.
+    /// The flush timeout has expired, but completions up to the second position must still be handled. The first position is that of
+    /// `Waiting`.
     Late(CqPosition, CqPosition),
-    /// The device has not flushed in time.
+    /// The flush timeout has expired, and no completion is awaited any more.
     Over,
 }
 
-/// The moment at which a peer seemed to be gone.
+/// The state of the reactor when a peer was first suspected to be lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspicion {
-    /// The position of its completion queue.
+    /// The end of the completion queue at that time.
     pub(super) mark: CqPosition,
-    /// The number of waits in the operating system after which everything was seen.
+    /// The number of checks for readiness that the reactor had made by then. After one more check, everything that the peer had sent is
+    /// known.
     pub(super) waits: u64,
 }
 
 #[derive(Debug)]
 struct TableEntry {
-    /// The id of the connection in this slot, or of the next one.
+    /// The id of the connection in this entry, or of the next one if the entry is empty.
     id: ConnectionId,
     slot: Option<ConnectionSlot>,
 }
@@ -138,9 +140,9 @@ pub(crate) struct ConnectionTable {
     entries: Vec<TableEntry>,
     vacant: Vec<u32>,
     live: usize,
-    /// Accepted connections of peers that are not up yet, or never were and have not ended yet.
+    /// The connections that peers opened and that are not up. A connection that never came up stays here until it has ended.
     pub(super) pending: PendingConnections,
-    /// The connections that end.
+    /// The list of ending connections, which stage 10 checks.
     pub(super) ending: Vec<ConnectionId>,
 }
 
@@ -167,13 +169,13 @@ impl ConnectionTable {
         entry.id
     }
 
-    /// Counts an accepted connection of a peer.
+    /// Gives a connection that a peer opened a slot among those that are not up.
     pub(super) fn add_pending(&mut self, id: ConnectionId, now: Instant) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         slot.link.waits = Some(self.pending.add(id, Host::of(slot.conn.peer().ip()), now));
     }
 
-    /// Notes that a connection begins to end. It counts until it is removed.
+    /// Notes that a connection begins to end. It uses its slot until it is removed.
     pub(super) fn will_end(&mut self, id: ConnectionId) {
         let Some(slot) = self.entries.get_mut(id.slot()).and_then(|entry| entry.slot.as_mut()) else { return };
         slot.link.waits = slot.link.waits.map(|place| self.pending.will_end(place));
@@ -182,14 +184,14 @@ impl ConnectionTable {
         }
     }
 
-    /// Frees the pending slot of a connection that a peer has opened: it is up.
+    /// Frees the slot of a connection that a peer opened, because the connection is up.
     pub(super) fn settled(&mut self, id: ConnectionId) {
         if let Some(place) = self.get_mut(id).and_then(|slot| slot.link.waits.take()) {
             self.pending.remove(place);
         }
     }
 
-    /// Removes a connection. Its id is stale from now on.
+    /// Removes a connection from the table and returns it. Its id refers to nothing from now on.
     pub(super) fn remove(&mut self, id: ConnectionId) -> Option<ConnectionSlot> {
         let entry = self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?;
         let mut slot = entry.slot.take()?;
@@ -198,7 +200,7 @@ impl ConnectionTable {
         }
         self.live -= 1;
         let generation = id.generation() + 1;
-        // A slot whose generations are used up is not used again: an old id would refer to a new connection.
+        // An entry whose generations are used up is never used again. Otherwise an old id would refer to a new connection.
         if generation < 1 << GENERATION_BITS {
             entry.id = ConnectionId::new(self.reactor, id.slot() as u32, generation);
             self.vacant.push(id.slot() as u32);
@@ -216,14 +218,15 @@ impl ConnectionTable {
         self.entries.get_mut(id.slot()).filter(|entry| entry.id == id)?.slot.as_mut()
     }
 
-    /// Returns the connection whose entry and generation a work request id encodes.
+    /// Returns the connection of a work request. `place` is the part of the work request id that encodes the connection's entry and
+    /// generation.
     #[inline]
     pub(crate) fn of_work(&mut self, place: u64) -> Option<&mut ConnectionSlot> {
         let right = |entry: &&mut TableEntry| entry.id.place() == place || cfg!(planted = "no-generation-check");
         self.entries.get_mut((place & ((1 << SLOT_BITS) - 1)) as usize).filter(right)?.slot.as_mut()
     }
 
-    /// Returns the tag of the reactor to which the connections belong.
+    /// Returns the tag of the reactor that this table belongs to.
     pub(crate) const fn tag(&self) -> ReactorTag {
         self.reactor
     }
@@ -263,7 +266,7 @@ mod tests {
         ConnectionSlot::new(conn, Handle::NONE, Service::default())
     }
 
-    /// A slot has had more than a million connections: its first id still refers to none of them.
+    /// After more than a million connections in one entry, the first id still refers to none of them.
     #[test]
     fn a_name_is_never_that_of_another_connection() {
         #[allow(clippy::disallowed_methods, reason = "a point in time to count from")]

@@ -1,10 +1,11 @@
-//! Descriptors of the program in the reactor's loop.
+//! The descriptors of the program that the reactor watches.
 //!
-//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when a descriptor has become ready since
-//! the last call: bytes or a connection arrived, buffer space became available, or the other end closed. It is also
-//! called once after registering, if the descriptor is ready then. Several edges may be reported in one call, and a
-//! call may be spurious. Therefore the descriptor must be non-blocking, and the program must read, write or accept on
-//! each call until `WouldBlock`. A program that stops earlier, to be fair to others, continues from a timer of zero.
+//! The contract is that of `epoll`(7) with EPOLLET. `on_io_ready` is called when a descriptor has become ready since the last call: bytes
+//! or a connection arrived, buffer space became available, or the other end closed. It is also called once after the registration, if the
+//! descriptor is ready then. One call may report several edges, and a call may be spurious.
+//!
+//! Therefore the descriptor must be non-blocking, and the program must read, write or accept until `WouldBlock` on each call. A program
+//! that stops earlier, to be fair to other descriptors, must set a timer of zero and continue from there.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -13,10 +14,9 @@ use rdma_transport::slab::{Key, Slab};
 
 use super::poller::{Interest, Poller};
 
-/// The bit that is set in tokens of the program's registrations. Tokens without it belong to the reactor's own
-/// channels.
+/// The bit that is set in the tokens of the program's descriptors. Tokens without this bit belong to channels of the reactor.
 const OF_PROGRAM: usize = 1 << (usize::BITS - 1);
-/// Bits of a generation in a token.
+/// The number of bits in a token for the generation of its slot.
 const GENERATION_BITS: u32 = usize::BITS - 33;
 
 /// The descriptors that the program has registered.
@@ -34,8 +34,8 @@ impl Default for Registrations {
 impl Registrations {
     pub(crate) fn add(&mut self, poller: &mut dyn Poller, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Key> {
         let fd = fd.as_raw_fd();
-        // The poller accepts a descriptor number only if it is not registered. So an older registration of that number
-        // was removed when its descriptor was closed.
+        // The poller refuses a descriptor that it watches already. So if an older registration has the same number, its descriptor was
+        // closed, and the system has reused the number. The older registration is removed.
         let key = self.live.insert(fd);
         if let Err(error) = poller.register(fd, token(key), interest) {
             self.live.remove(key);
@@ -57,7 +57,7 @@ impl Registrations {
         true
     }
 
-    /// Returns the registration of a token; `None` if it was removed.
+    /// Returns the registration with this token. `None` if it was removed.
     pub(crate) fn find(&self, token: usize) -> Option<Key> {
         let key = Key::new(token as u32, ((token & !OF_PROGRAM) >> 32) as u32);
         self.live.get(key).map(|_| key)
@@ -68,7 +68,7 @@ fn token(key: Key) -> usize {
     OF_PROGRAM | (key.generation() as usize) << 32 | key.slot() as usize
 }
 
-/// Returns `true` if a token belongs to a registration of the program, which may have been removed.
+/// Returns `true` if a token belongs to a descriptor of the program, even one that was removed.
 pub(crate) const fn is_of_program(token: usize) -> bool {
     token & OF_PROGRAM != 0
 }

@@ -1,4 +1,4 @@
-//! The traits for readiness, time and randomness, and their implementations on the operating system.
+//! The traits for readiness and time, the type of a source of randomness, and their implementations on the operating system.
 
 use std::fmt;
 use std::io;
@@ -23,8 +23,8 @@ bitflags::bitflags! {
     }
 }
 
-/// The readiness of a descriptor. An end or an error sets `readable` and `writable` as well; the read or write that
-/// follows shows which it is.
+/// The readiness of a descriptor. The end of a stream or an error sets `readable` and `writable` as well. The next read or write shows
+/// which of the two it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {
@@ -32,7 +32,7 @@ pub struct Readiness {
     pub readable: bool,
     /// The descriptor is writable: write until `WouldBlock`.
     pub writable: bool,
-    /// The other end has closed, or there is an error. Bytes that have arrived can still be read, and no more follow.
+    /// The other end has closed, or there is an error. Bytes that have arrived can still be read. No more bytes will arrive.
     pub closed: bool,
 }
 
@@ -51,7 +51,7 @@ impl Readiness {
     }
 }
 
-/// An edge: a descriptor has become ready.
+/// An edge: the event that a descriptor has become ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// The token that the descriptor was registered with.
@@ -74,17 +74,17 @@ pub trait Poller: Send + fmt::Debug {
     /// The system's error.
     fn deregister(&mut self, fd: RawFd) -> io::Result<()>;
 
-    /// Waits for edges, for at most `timeout`, and appends them. With `None` there is no limit. The call may return
+    /// Waits for edges and appends them to `edges`. Waits at most for `timeout`, or without a limit if it is `None`. The call may return
     /// early and without edges.
     ///
     /// # Errors
     /// The system's error; an interrupted wait is no error.
     fn wait(&mut self, timeout: Option<Duration>, edges: &mut Vec<Edge>) -> io::Result<()>;
 
-    /// Returns the waker of this poller, for other threads.
+    /// Returns the waker that other threads use to end a wait of this poller.
     fn waker(&self) -> Arc<dyn Wake>;
 
-    /// Returns the descriptor of the poller, to watch it in an outer loop.
+    /// Returns a descriptor that becomes readable when an edge is pending, for use in an outer event loop.
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
 
@@ -94,10 +94,10 @@ pub trait Clock: Send + fmt::Debug {
     fn now(&mut self) -> Instant;
 }
 
-/// The token of the waker. `register` is never called with it.
+/// The token of the waker. `register` must not be called with it.
 const WAKE: Token = Token(usize::MAX);
 
-/// The [`Poller`] on mio.
+/// The implementation of [`Poller`] with the crate mio.
 #[derive(Debug)]
 pub struct MioPoller {
     poll: mio::Poll,
@@ -172,11 +172,10 @@ impl Clock for SystemClock {
     }
 }
 
-/// Returns the system's source of randomness.
+/// Returns a source of randomness that reads from the operating system.
 ///
 /// # Panics
-/// Panics if the system provides no randomness, which may happen very early at boot. Continuing without it would be
-/// unsafe.
+/// Panics if the system provides no randomness, which may happen very early at boot. Continuing without it would be unsafe.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads randomness")]
 pub fn system_entropy() -> Entropy {
     Box::new(|bytes| getrandom::fill(bytes).expect("the system provides randomness"))

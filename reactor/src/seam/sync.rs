@@ -1,5 +1,5 @@
-//! The atomics and locks that other threads share with a reactor. With `cfg(loom_model)` they are those of the model
-//! checker loom, which runs the tests in `api/interleavings.rs` in every order of the threads.
+//! The atomics and locks that the reactor shares with other threads. With `cfg(loom_model)` they are those of the model checker loom. It
+//! runs the tests in `api/interleavings.rs` with every possible interleaving of the threads.
 
 #[cfg(not(loom_model))]
 pub(crate) use std::sync::{

@@ -1,5 +1,5 @@
-//! Timers: a heap of deadlines. Cancelling takes amortized constant time. A cancelled entry is removed when it reaches
-//! the top of the heap, or when there are too many of them.
+//! Timers: a heap of deadlines. Cancelling a timer takes amortized constant time, because its entry stays in the heap. The entry is removed
+//! when it reaches the top of the heap, or when the heap has too many cancelled entries.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,9 +15,9 @@ use rdma_transport::slab::{Key, Slab};
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Instant, u64, Key)>>,
     live: Slab<T>,
-    /// A lower bound of all deadlines; `None` if there is no timer.
+    /// A time that is not later than any deadline. `None` if there is no timer.
     earliest: Option<Instant>,
-    /// Number of timers set so far. Timers with equal deadlines expire in the order in which they were set.
+    /// The number of timers that were set so far. Timers with equal deadlines expire in the order in which they were set.
     sequence: u64,
 }
 
@@ -28,7 +28,7 @@ impl<T> Default for Timers<T> {
 }
 
 impl<T> Timers<T> {
-    /// Sets a timer.
+    /// Sets a timer with a deadline and a value. Returns its key.
     pub(crate) fn insert(&mut self, at: Instant, value: T) -> Key {
         let key = self.live.insert(value);
         self.heap.push(Reverse((at, self.sequence, key)));
@@ -37,10 +37,10 @@ impl<T> Timers<T> {
         key
     }
 
-    /// Cancels a timer, and returns its value; `None` if it has expired or was cancelled before.
+    /// Cancels a timer and returns its value. `None` if it has expired or was cancelled before.
     pub(crate) fn cancel(&mut self, key: Key) -> Option<T> {
         let value = self.live.remove(key);
-        // Cancelled entries stay in the heap, but must not outnumber the live ones by much.
+        // Remove the cancelled entries from the heap if they outnumber the live ones.
         if self.heap.len() > 64 && self.heap.len() > 2 * self.live.len() {
             let live = &self.live;
             self.heap.retain(|Reverse((_, _, key))| live.get(*key).is_some());
@@ -48,13 +48,13 @@ impl<T> Timers<T> {
         value
     }
 
-    /// Returns `true` if a timer may have expired. It may be one that was cancelled.
+    /// Returns `true` if a timer may have expired. This check is cheap, and also true for a cancelled timer.
     #[inline]
     pub(crate) fn may_be_due(&self, now: Instant) -> bool {
         self.earliest.is_some_and(|earliest| earliest <= now)
     }
 
-    /// Returns the earliest deadline.
+    /// Returns the earliest deadline. `None` if there is no timer.
     pub(crate) fn next(&mut self) -> Option<Instant> {
         while let Some(Reverse((_, _, key))) = self.heap.peek() {
             if self.live.get(*key).is_some() {
@@ -66,7 +66,7 @@ impl<T> Timers<T> {
         self.earliest
     }
 
-    /// Removes and returns the earliest timer that has expired.
+    /// Removes the earliest timer and returns its key and value, if it has expired.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<(Key, T)> {
         if self.next()? > now {
             return None;

@@ -1,5 +1,5 @@
-//! Wake-ups of a reactor by other threads: one flag, and one system call for all wake-ups until the reactor checks the
-//! flag.
+//! Wake-ups of a reactor by other threads. They set one flag. Only the first wake-up after the reactor has checked the flag makes a system
+//! call.
 
 use std::fmt;
 use std::io;
@@ -9,30 +9,30 @@ use std::time::Duration;
 
 use super::sync::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// A waker of a poller that may be asleep, for any thread.
+/// Wakes a poller that may be waiting, from any thread.
 pub trait Wake: Send + Sync + fmt::Debug {
-    /// Makes the poller's current wait return, or its next one if it is not waiting.
+    /// Ends the poller's current wait. If the poller is not waiting, its next wait returns immediately.
     ///
     /// # Errors
     /// The system's error, for example because the poller was dropped.
     fn wake(&self) -> io::Result<()>;
 }
 
-/// The requests of other threads that need no queue: to wake up, to stop, to drain.
+/// The requests of other threads to a reactor that need no queue: to wake up, to stop, and to drain.
 #[derive(Debug)]
 pub(crate) struct WakeFlag {
     pending: AtomicBool,
     stop: AtomicBool,
-    /// The reactor was dropped.
+    /// True if the reactor was dropped.
     gone: AtomicBool,
-    /// Time for a requested drain, milliseconds, plus 1; 0 if no drain is requested.
+    /// The time until the deadline of a requested drain, in milliseconds, plus 1. It is 0 if no drain is requested.
     drain: AtomicU64,
-    /// Number of the thread that is running a turn, see [`this_thread`]; 0 between turns.
+    /// The number of the thread that runs a turn now, see [`this_thread`]. It is 0 between turns.
     turning: AtomicUsize,
     waker: Arc<dyn Wake>,
 }
 
-/// Returns a number of the calling thread. No other live thread has it, and it is never 0.
+/// Returns a number that identifies the calling thread among all live threads. It is never 0.
 fn this_thread() -> usize {
     #[cfg(not(loom_model))]
     thread_local!(static MARK: u8 = const { 0 });
@@ -48,8 +48,8 @@ impl WakeFlag {
         Self { pending: no(), stop: no(), gone: no(), drain, turning, waker }
     }
 
-    /// Makes the reactor process the requests. A call from a callback of the same reactor makes no system call, because
-    /// a turn checks the flag before it sleeps.
+    /// Makes the reactor check for requests of other threads. If a callback of this reactor makes the call, no system call is needed,
+    /// because the turn checks the flag before it sleeps.
     pub(crate) fn wake(&self) {
         let was_pending = self.pending.swap(true, Ordering::AcqRel);
         let turning = self.turning.load(Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl WakeFlag {
         }
     }
 
-    /// Wakes the poller even if a wake-up is pending, because the poller may have consumed that one already.
+    /// Wakes the poller even if a wake-up is pending already. The poller may have consumed the event of that wake-up.
     pub(crate) fn wake_again(&self) {
         self.pending.store(true, Ordering::Release);
         self.wake_poller();
@@ -86,11 +86,10 @@ impl WakeFlag {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Clears the flag. Returns `true` if a wake-up was pending. The reactor must check the requests after this call,
-    /// not before.
+    /// Clears the flag. Returns `true` if a wake-up was pending. The reactor must check for requests after this call: a request that
+    /// arrives later sets the flag again.
     pub(crate) fn take(&self) -> bool {
-        // A plain load comes first, because every turn calls this, and a swap would take the cache line from the other
-        // threads.
+        // Every turn calls this. A plain load comes first, because a swap would take the cache line from other threads.
         self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::AcqRel)
     }
 
