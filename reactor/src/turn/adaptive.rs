@@ -1,45 +1,43 @@
-//! The adaptive wait (`Wait::Adaptive`) decides how long to poll before sleeping. This file does no I/O, and time is an
-//! argument.
+//! The adaptive wait (`Wait::Adaptive`) decides for how long the reactor polls before it sleeps. This file does no I/O and reads no clock.
 //!
-//! It measures two things: the *gap* from empty queues to the next completion, and the *cost* of a wake-up, which is
-//! the delay of a completion that has to wake a sleeping thread. To measure the cost, one idle time in [`PROBE`] (one
-//! in [`FAR_PROBE`] if gaps are long) is spent the other way than the rest. The difference counts as the cost.
+//! It estimates two times. The *gap* is the time from empty queues to the next completion. The *cost* is the delay of a completion that
+//! must wake a sleeping thread. To measure the cost, one idle time in [`PROBE`] (one in [`FAR_PROBE`] if gaps are long) is a probe: the
+//! reactor polls where it would sleep, or sleeps where it would poll. The difference is the cost.
 //!
-//! Polling that finds a completion after `t` takes `t - cost` more processor time than sleeping. If a share `s` of a
-//! processor may be spent, polling pays off up to `cost / (1 - s)`: the *limit*. If the usual gap is not above the
-//! limit, an idle time begins with polling up to the limit; otherwise the reactor sleeps immediately. A gap counts as
-//! at most [`LONG`] limits. So the estimate tolerates one long pause, but not two, and not short gaps that alternate
-//! with pauses.
+//! Polling that finds a completion after `t` takes `t - cost` more processor time than sleeping. If a share `s` of a processor may be
+//! spent, polling pays off up to `cost / (1 - s)`: the *limit*. If the estimated gap is not above the limit, the reactor polls up to the
+//! limit before it sleeps. Otherwise it sleeps immediately. A measured gap counts as at most [`LONG`] limits. So one long pause does not
+//! end the polling, but two do. Short gaps that alternate with pauses end it too.
 //!
-//! If the reactor slept, the gap is the time that passed without the cost, and counts as longer than the polling before
-//! it. Otherwise, a cost estimate that is too high and a gap estimate that is too short could confirm each other.
+//! If the reactor slept, its measured time includes the cost, which is subtracted. The result counts as longer than the polling before the
+//! sleep. Otherwise, a cost that is estimated too high and a gap that is estimated too short could confirm each other.
 //!
-//! Whatever the estimates are, polling that takes more processor time than sleeping is paid from a credit, which grows
-//! by the share of the time that passes. If the credit is too small for the usual gap, it is saved up.
+//! Independent of the estimates, polling that takes more processor time than sleeping is paid from a credit. The credit grows by the share
+//! `s` of the time that passes. If it is too small for the estimated gap, the reactor sleeps until it is large enough.
 
 use std::time::{Duration, Instant};
 
-/// The number of idle times per measurement of the cost of a wake-up.
+/// The number of idle times from one probe to the next. A probe measures the cost of a wake-up.
 const PROBE: u32 = 128;
-/// The number of idle times per measurement of the cost if gaps are long.
+/// The number of idle times from one probe to the next if gaps are long.
 const FAR_PROBE: u32 = 8 * PROBE;
-/// The largest value of a gap, as a multiple of the limit.
+/// The largest value that a measured gap counts as, as a multiple of the limit.
 const LONG: f64 = 4.0;
-/// The smallest value of a gap during which the reactor slept, as a multiple of the polling before it.
+/// The smallest value that a gap counts as if the reactor slept in it, as a multiple of the polling before the sleep.
 const MISSED: f64 = 1.5;
-/// The weight of a new measurement.
+/// The weight of a new measurement in the estimates of times.
 const WEIGHT: f64 = 1.0 / 8.0;
-/// The weight of a probe.
+/// The weight of a probe in the estimate of the cost.
 const PROBE_WEIGHT: f64 = 1.0 / 4.0;
-/// The first estimate of the cost of a wake-up, in ns.
+/// The initial estimate of the cost of a wake-up, in ns.
 const COST: f64 = 20_000.0;
-/// The range of the estimate, in ns.
+/// The smallest and the largest estimate of the cost, in ns.
 const COSTS: (f64, f64) = (2_000.0, 200_000.0);
-/// The longest limit, in ns.
+/// The largest limit, in ns: no idle time is polled for longer.
 const LONGEST: f64 = 1_000_000.0;
-/// The share of a processor that polling may take beyond what sleeping would have taken.
+/// The share of a processor that polling may use in addition to the time that sleeping would have used.
 const SHARE: f64 = 0.5;
-/// The length of the time for which the share can be saved up, in ns.
+/// The time for which the credit can be saved, in ns.
 const SAVED: f64 = 4_000_000.0;
 
 /// The plan for one idle time.
@@ -55,7 +53,7 @@ enum Plan {
 #[derive(Clone, Copy, Debug)]
 struct Idle {
     since: Instant,
-    /// End of polling.
+    /// The end of the polling, after which the reactor sleeps.
     until: Instant,
     plan: Plan,
     slept: bool,
@@ -64,13 +62,13 @@ struct Idle {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Adaptive {
-    /// The usual time from empty queues to a completion, without the wake-up, in ns.
+    /// The estimated time from empty queues to the next completion, without the cost of a wake-up, in ns.
     gap: f64,
-    /// The usual time from falling asleep to seeing a completion, in ns.
+    /// The estimated time from falling asleep to handling a completion, in ns.
     slept: f64,
-    /// The usual cost of a wake-up, in ns.
+    /// The estimated cost of a wake-up, in ns.
     cost: f64,
-    /// The polling time that may be spent, in ns.
+    /// The polling time that may be spent now, in ns.
     credit: f64,
     credited: Instant,
     idle: Option<Idle>,
@@ -79,16 +77,16 @@ pub(crate) struct Adaptive {
 
 impl Adaptive {
     pub(crate) fn new(now: Instant) -> Self {
-        // With the first estimates, the reactor polls; two long gaps end that.
+        // With these initial estimates the reactor polls. Two long gaps end the polling.
         Self { gap: COST / 2.0, slept: COST, cost: COST, credit: SAVED * SHARE, credited: now, idle: None, count: 0 }
     }
 
-    /// Returns the limit: the longest polling in one idle time, in ns.
+    /// Returns the limit, which is the longest useful polling in one idle time, in ns.
     fn limit(&self) -> f64 {
         (self.cost / (1.0 - SHARE)).min(LONGEST)
     }
 
-    /// Returns how long to poll from now on, now that the queues are empty.
+    /// Returns the time for which the reactor may poll before it sleeps. All queues are empty at the time `now`.
     pub(crate) fn budget(&mut self, now: Instant) -> Duration {
         if let Some(idle) = self.idle {
             return idle.until.saturating_duration_since(now);
@@ -116,21 +114,21 @@ impl Adaptive {
         budget
     }
 
-    /// Charges polling that took `time`. `hit`: the polling found a completion.
+    /// Subtracts polling that took `time` from the credit. `hit`: the polling found a completion.
     pub(crate) fn polled(&mut self, time: Duration, hit: bool) {
-        // A hit saved the cost of a wake-up; after a miss, the wake-up still follows.
+        // Polling that found a completion has saved the cost of a wake-up. Otherwise the reactor sleeps next, and the wake-up still costs.
         let saved = if hit { self.cost } else { 0.0 };
         self.credit -= (nanos(time) - saved).max(0.0);
     }
 
-    /// Notes that the reactor goes to sleep.
+    /// Notes that the reactor is about to sleep.
     pub(crate) fn sleeps(&mut self) {
         if let Some(idle) = &mut self.idle {
             idle.slept = true;
         }
     }
 
-    /// Updates the estimates by the idle time that ended with completions.
+    /// Updates the estimates at the end of an idle time: completions were found at `now`.
     pub(crate) fn found(&mut self, now: Instant) {
         let Some(Idle { since, until, plan, slept }) = self.idle.take() else { return };
         let time = nanos(now.saturating_duration_since(since));
@@ -152,7 +150,7 @@ impl Adaptive {
     }
 
     fn learn_cost(&mut self, cost: f64) {
-        // A pause of the peer must not count as the cost of a wake-up.
+        // A pause of the peer is not a cost of the wake-up, so the measurement is limited.
         let cost = cost.clamp(0.0, LONG * self.cost);
         self.cost = (self.cost + (cost - self.cost) * PROBE_WEIGHT).clamp(COSTS.0, COSTS.1);
     }
@@ -170,18 +168,18 @@ mod tests {
 
     const ROUND: u64 = 100;
 
-    /// A reactor with its traffic, and the time that they spent, in ns.
+    /// A simulated reactor with simulated traffic. All times are in ns.
     struct Trial {
         adaptive: Adaptive,
         start: Instant,
         now: u64,
         wake: u64,
-        /// The time of all polling.
+        /// The total time of polling.
         polled: u64,
-        /// The part of it beyond the cost of sleeping.
+        /// The part of `polled` that exceeds the cost of the wake-ups that it has saved.
         extra: u64,
         sleeps: u64,
-        /// The time from completions to their callbacks.
+        /// The total time from completions to their callbacks.
         delay: u64,
     }
 
@@ -197,7 +195,7 @@ mod tests {
             self.start + Duration::from_nanos(self.now)
         }
 
-        /// Simulates empty queues for `gap`, and a callback of the completion that takes `busy`.
+        /// Simulates one round: the queues are empty for `gap`, then a completion arrives, and its callback takes `busy`.
         fn cycle(&mut self, gap: u64, busy: u64) {
             let due = self.now + gap;
             let budget = self.adaptive.budget(self.at()).as_nanos() as u64;
@@ -244,7 +242,7 @@ mod tests {
         }
     }
 
-    /// A steady gap that is slightly too long to poll for, and a wake-up far cheaper than the first estimate.
+    /// The gap is steady and slightly longer than the limit, and a wake-up costs much less than the initial estimate.
     #[test]
     fn a_first_guess_does_not_stay() {
         let mut trial = Trial::new(2_000);

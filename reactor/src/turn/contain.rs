@@ -1,4 +1,4 @@
-//! Calls a callback, and contains its panic: [`Config::contain_panics`](crate::Config::contain_panics).
+//! Makes a callback, and contains its panic if the program has requested that: [`Config::contain_panics`](crate::Config::contain_panics).
 
 use std::any::Any;
 use std::fmt;
@@ -11,13 +11,13 @@ use crate::datagram::endpoints::Endpoints;
 use crate::driver::Driver;
 use crate::id::ConnectionId;
 
-/// The connection or endpoint that a callback concerns. It ends if the callback panics.
+/// The connection or endpoint that a callback is for. It ends if the callback panics.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CallbackSubject {
     Connection(ConnectionId),
     #[cfg(feature = "datagram")]
     Endpoint(EndpointId),
-    /// No connection or endpoint: the callback concerns a timer, a descriptor, a request, a device or another thread.
+    /// No connection or endpoint. The callback is for a timer, a descriptor, a request, a device or a message of another thread.
     Other,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for CallbackSubject {
     }
 }
 
-/// Calls a callback. Returns `None` if it panicked; the panic has been handled then.
+/// Makes a callback. Returns its result, or `None` if it panicked and the panic was contained.
 #[inline]
 pub(super) fn call<R>(
     (driver, endpoints): (&mut Driver, &mut Endpoints),
@@ -52,14 +52,15 @@ fn contained<R>(
     (of, name): (CallbackSubject, &'static str),
     callback: impl FnOnce(&mut Context<'_>) -> R,
 ) -> Option<R> {
-    // A callback changes the reactor through its context only. `Context::append` is the only method of the context that calls back, and a
-    // panic in its `fill` leaves the state consistent. So the panic interrupted no change of the reactor.
+    // A callback can change the reactor only through its context. Only one method of the context calls the program back, `Context::append`,
+    // and a panic in its `fill` leaves the reactor consistent. So a panic never interrupts a change of the reactor.
     let made = catch_unwind(AssertUnwindSafe(|| callback(&mut Context { driver, endpoints })));
     match made {
         Ok(result) => Some(result),
         Err(panic) => {
             let why = format!("{name} panicked: {}", text(&*panic));
-            // The payload of a panic may panic when it is dropped, and so may the payload of that panic.
+            // Dropping the payload of a panic may panic too. The payload of that second panic is leaked, because dropping it may panic
+            // again.
             if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
                 std::mem::forget(again);
             }
@@ -80,7 +81,7 @@ fn contained<R>(
     }
 }
 
-/// Returns the text of a panic.
+/// Returns the message of a panic.
 pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("without a text")

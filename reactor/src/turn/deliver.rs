@@ -1,4 +1,4 @@
-//! Calls the program. This file makes all callbacks.
+//! Makes the callbacks of the program. No other file does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,22 +24,23 @@ use crate::memory::landing::Offered;
 use crate::memory::region::Region;
 use crate::seam::poller::Readiness;
 
-/// The parts of a device that its messages borrow, so that callbacks can borrow the driver.
+/// The index of a device, the slabs of its buffers, and their return channel. A message borrows these, so the callback can borrow the
+/// driver.
 pub(super) type Lender = (usize, Arc<Slabs>, Arc<ReturnChannel>);
 
-/// The driver and the program, for the stages of a turn that make callbacks.
+/// The state for the stages of a turn that make callbacks: the driver, the endpoints and the handler.
 pub(super) struct Delivery<'a, M, H: ?Sized> {
     pub(super) driver: &'a mut Driver,
     pub(super) endpoints: &'a mut Endpoints,
     pub(super) receiver: &'a mut CommandReceiver<M>,
     pub(super) handler: &'a mut H,
-    /// The lender of the last message, cached for the next one.
+    /// The lender of the last message. The next message most likely needs the same one.
     pub(super) lender: &'a mut Option<Lender>,
     /// True if a callback ran, or the reactor made progress, in this turn.
     pub(super) progressed: bool,
 }
 
-/// Calls a callback of the handler for a connection, for an endpoint, or for neither. Returns `None` if it panicked.
+/// Makes a callback of the handler. Evaluates to its result, or to `None` if it panicked and the panic was contained.
 macro_rules! callback {
     ($self:ident.$name:ident($of:expr $(, $argument:expr)*)) => {{
         let handler = &mut *$self.handler;
@@ -48,7 +49,7 @@ macro_rules! callback {
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Asks the program which reactor accepts a peer's connect request.
+    /// Lets the program choose the reactor for a peer's connect request, with `on_place`. If this reactor is chosen, answers the request.
     pub(super) fn place(&mut self, request: IncomingRequest) {
         let request = if self.driver.asks_for_place(&request) {
             match callback!(self.on_place(CallbackSubject::Other, told(&request))) {
@@ -63,7 +64,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Lets the program accept or refuse a peer's connect request for this reactor.
+    /// Lets the program accept or refuse a peer's connect request, with `on_connect_request`.
     pub(super) fn answer(&mut self, request: IncomingRequest) {
         let Some(request) = self.driver.screen(request) else { return };
         match callback!(self.on_connect_request(CallbackSubject::Other, told(&request))) {
@@ -74,34 +75,34 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Reports an event of a device.
+    /// Reports an event of a device, with `on_device_event`.
     pub(super) fn device_event(&mut self, event: &DeviceEvent) {
         callback!(self.on_device_event(CallbackSubject::Other, event));
     }
 
-    /// Reports that a timer of the program has expired.
+    /// Reports that a timer of the program has expired, with `on_timer`.
     pub(super) fn timer(&mut self, key: Key, token: u64) {
         let timer = TimerId::new(self.driver.tag(), key);
         callback!(self.on_timer(CallbackSubject::Other, timer, token));
     }
 
-    /// Reports readiness of a descriptor of the program.
+    /// Reports that a descriptor of the program has become ready, with `on_io_ready`.
     pub(super) fn io_ready(&mut self, key: Key, readiness: Readiness) {
         let io = IoId::new(self.driver.tag(), key);
         callback!(self.on_io_ready(CallbackSubject::Other, io, readiness));
     }
 
-    /// Delivers a message of another thread.
+    /// Delivers a message that another thread has sent with a `ReactorHandle`, with `on_wake`.
     pub(super) fn woken(&mut self, message: M) {
         callback!(self.on_wake(CallbackSubject::Other, message));
     }
 
-    /// Reports that the reactor is draining.
+    /// Reports that the reactor is draining, with `on_drain`.
     pub(super) fn drain(&mut self, deadline: Duration) {
         callback!(self.on_drain(CallbackSubject::Other, deadline));
     }
 
-    /// Makes the callbacks that are due.
+    /// Makes all callbacks that are pending.
     #[inline]
     pub(super) fn events(&mut self) {
         if let Some((id, arrived)) = self.driver.next_arrived() {
@@ -126,7 +127,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     #[inline]
     pub(super) fn event(&mut self, id: ConnectionId, event: Event) {
         let of = CallbackSubject::Connection(id);
-        // A callback that panicked has been handled.
+        // `None` needs no handling here: the panic was contained and has ended the connection.
         let _ = match event {
             Event::Message(arrived) => return self.message(id, arrived),
             Event::Sent { send, count, outcome } => return self.sent(id, (send, count), outcome),
@@ -174,7 +175,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     fn identified(&mut self, id: ConnectionId) {
         let Some(peer) = self.driver.identity(id).cloned() else { return };
         let judged = callback!(self.on_identity(CallbackSubject::Connection(id), id, &peer));
-        // A callback that panicked has ended the connection.
+        // If the callback panicked, the connection is ending already, and the text is not used.
         let refusal = judged.map_or(Some("the local side has failed".to_owned()), Result::err);
         self.driver.input(id, |conn, env| conn.judged(refusal, env));
     }
@@ -194,7 +195,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Asks the program where a message longer than one buffer is to be placed.
+    /// Lets the program choose the memory for a large message, with `on_offer`. If the program has not decided, the library provides the
+    /// memory.
     #[cold]
     fn offered(&mut self, id: ConnectionId, offered: Offered) {
         callback!(self.on_offer(CallbackSubject::Connection(id), id, offered));
@@ -218,7 +220,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         let key = |endpoint: EndpointId| endpoint.key(tag).unwrap_or(Key::NONE);
         let Self { driver, endpoints, handler, .. } = self;
         let mut handler = handler.datagrams();
-        /// Calls a callback of the handler of datagrams, if the program has one.
+        /// Makes a callback of the program's handler for datagrams, if there is one.
         macro_rules! callback {
             ($name:ident($endpoint:expr $(, $argument:expr)*)) => {
                 if let Some(handler) = &mut handler {
@@ -248,7 +250,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
     }
 }
 
-/// Returns the view of a request that the program receives.
+/// Returns the properties of a connect request that the program may see.
 fn told(request: &IncomingRequest) -> ConnectRequest<'_> {
     let (listener, reactor, peer, private_data) = request.parts();
     ConnectRequest::new(listener, reactor, peer, private_data)

@@ -1,4 +1,4 @@
-//! Creates groups of reactors.
+//! The constructor of a group of reactors.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The hot loop: waits, polls completions, calls their callbacks, and posts the work requests of these.
-//! [`Driver::is_due`](crate::driver::Driver::is_due) guards the other stages of a turn.
+//! The stages that run in every turn. They wait, poll completions, make the callbacks for these, and post the work requests that the
+//! callbacks have queued. The other stages run only if [`Driver::is_due`](crate::driver::Driver::is_due) returns true.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::api::handler::Handler;
 use crate::error::Error;
 
 impl<M> Reactor<M> {
-    /// Runs the stages of a turn; `docs/loop.md` describes them and their order. Returns true if the reactor made progress. The work that a
-    /// failed stage leaves is done in the next turn.
+    /// Runs the stages of a turn. `docs/loop.md` describes them and their order. Returns true if the reactor made progress. If a stage
+    /// fails, its remaining work is done in the next turn.
     #[inline]
     pub(super) fn stages<H: Handler<M> + ?Sized>(
         &mut self,
@@ -20,7 +20,7 @@ impl<M> Reactor<M> {
         let Self { driver, endpoints, receiver, lender, .. } = self;
         driver.counters().turns.taken += 1;
         let mut delivery = Delivery { driver, endpoints, receiver, handler, lender, progressed: false };
-        // Requests from outside of a turn are posted before anything sleeps.
+        // Posts the requests that were made outside of a turn, before the reactor may sleep.
         delivery.flush();
         // 1. spin  2. arm  3. wait
         self.idle_wait.wait(delivery.driver, timeout)?;
@@ -42,16 +42,19 @@ impl<M> Reactor<M> {
 }
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
-    /// Runs stage 7: first the backlogs of connections, the oldest first; then the completion queues in turn, until all are empty or the
-    /// turn's budget is used up; then the posts, and their queues once more. Returns true if there were completions in the queues.
+    /// Runs stage 7. It handles, in this order:
+    /// - the backlogs of connections, the oldest first,
+    /// - the completion queues in turn, until all are empty or the turn's limit is reached,
+    /// - the posts, and once more the queues to which these have added completions.
+    ///
+    /// Returns true if the queues had completions.
     #[inline]
     fn completions(&mut self) -> bool {
         self.driver.begin_turn();
         let mut budget = self.driver.config().completions.per_turn as usize;
         if self.driver.is_behind() {
             self.progressed = true;
-            // Backlogs get at most half of the turn, because the messages of other connections wait in the queues
-            // meanwhile.
+            // Backlogs get at most half of the limit. The completions of other connections wait in the queues meanwhile.
             let mut left = budget.div_ceil(2);
             budget -= left;
             self.backlogs(&mut left);
@@ -59,13 +62,14 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
         let early = self.driver.begin_polling();
         let found = self.batches(early, &mut budget);
-        // A call from outside of a turn may have left events.
+        // A call outside of a turn may have queued callbacks. They are made even if there was no completion.
         self.events();
-        // Flush now: replies must not wait for timers and later stages.
+        // Posting happens here and not only in stage 11, so that replies do not wait for timers and later stages.
         self.post_and_look(&mut budget) || found
     }
 
-    /// Runs the rest of stage 7 once more, for a program that makes requests when the turn is over.
+    /// Runs the last part of stage 7 again, for requests that the program has made after the turn. Returns true if the queues had
+    /// completions.
     pub(super) fn resume(&mut self) -> bool {
         let mut budget = self.driver.config().completions.per_turn as usize;
         let found = self.driver.resume_polling() && self.batches(true, &mut budget);
@@ -73,8 +77,8 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.post_and_look(&mut budget) || found
     }
 
-    /// Posts the gathered work requests, and polls once more the queues whose work completed during the post. It does so only once, so that
-    /// the later stages get their turn.
+    /// Posts the collected work requests, and handles the completions that the posts themselves have caused. It does so only once, so that
+    /// the later stages are not delayed. Returns true if there were such completions.
     #[inline]
     fn post_and_look(&mut self, budget: &mut usize) -> bool {
         self.flush();
@@ -86,8 +90,11 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         found
     }
 
-    /// Handles the completions of queues that are ready, while `budget` lasts, and reports capacity for sends. `early`: a batch was polled
-    /// earlier. It is always handled, because its completions are in no queue any more. Returns true if there were completions.
+    /// Handles the completions of the queues that are ready, while `budget` lasts. Then reports capacity for sends, with `on_writable`.
+    /// Returns true if there were completions.
+    ///
+    /// `early`: a batch was polled earlier. It is handled regardless of `budget`, because its completions were already removed from the
+    /// queue.
     #[inline]
     fn batches(&mut self, early: bool, budget: &mut usize) -> bool {
         let any = early || (*budget > 0 && self.driver.next_batch(*budget));
@@ -112,7 +119,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         any
     }
 
-    /// Passes the batch's `nth` completion to the endpoint that posted its work request.
+    /// Passes completion `nth` of the batch to the endpoint `number`, which posted its work request.
     #[cold]
     fn endpoint_completion(&mut self, number: u64, nth: usize) {
         if let Some(&wc) = self.driver.queues().completion(nth).map(|(_, wc)| wc) {
@@ -120,7 +127,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Gives each connection with a backlog its share of the turn, the oldest first, while `budget` lasts.
+    /// Handles the backlogs of connections, the oldest first, while `budget` lasts. Each connection handles at most its own limit.
     #[cold]
     fn backlogs(&mut self, budget: &mut usize) {
         let mut waiting = self.driver.take_waiting();
@@ -139,7 +146,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.driver.put_waiting(waiting);
     }
 
-    /// Posts all gathered work requests.
+    /// Posts the collected work requests of all connections and endpoints.
     #[inline]
     pub(super) fn flush(&mut self) {
         self.driver.flush();

@@ -1,4 +1,4 @@
-//! The loop: runs one turn, stage by stage, in the order of `docs/loop.md`.
+//! The loop. It runs one turn, stage by stage, in the order that `docs/loop.md` describes.
 
 mod adaptive;
 mod contain;
@@ -39,17 +39,18 @@ use crate::stats::Stats;
 pub struct Turn {
     /// True if a callback ran, or a connection made progress.
     pub progressed: bool,
-    /// True if a stage stopped at its bound with work left: run another turn soon. The reactor's descriptor is
-    /// readable.
+    /// True if a stage has reached its limit and has more work. The program should run another turn soon. Until then, the reactor's
+    /// descriptor is readable.
     pub more: bool,
 }
 
-/// The parts that a reactor runs on. [`Reactor::new`] uses the real ones; a simulation provides its own.
+/// The parts that a reactor uses. [`Reactor::new`] uses the real ones; a simulation provides its own.
 #[derive(Debug)]
 pub struct Parts {
-    /// The providers that carry the connections, 1 to 8, in the order of preference. A listener on an unspecified address listens on each
-    /// of them; a listener on another address uses the first that has a device with that address. A connection uses the first that resolves
-    /// the peer's address. Loopback addresses are tried from the last provider on.
+    /// The providers that carry the connections, 1 to 8, in the order of preference.
+    ///
+    /// A listener on an unspecified address uses all of them. A listener on another address uses the first one that has a device with that
+    /// address. A connection uses the first one that resolves the peer's address. For loopback addresses, the order is reversed.
     pub providers: Vec<Box<dyn Provider>>,
     /// The source of readiness.
     pub poller: Box<dyn Poller>,
@@ -99,19 +100,20 @@ pub struct Reactor<M = ()> {
     endpoints: Endpoints,
     receiver: CommandReceiver<M>,
     idle_wait: IdleWait,
-    /// The lender of the last message. Most messages have the same one.
+    /// The lender of the last message: the memory and the return channel of its device. Most messages have the same one.
     lender: Option<Lender>,
     phase: TurnPhase,
 }
 
-/// The state of the current turn.
+/// The phase of the reactor between and during turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TurnPhase {
-    /// No turn is open.
+    /// No turn is running or open.
     Outside,
-    /// [`Reactor::step`] left its turn open.
+    /// [`Reactor::step`] has run a turn and has left it open.
     Open,
-    /// A turn is running, or a panic ended one in the middle: then it is unknown which work was not done.
+    /// A turn is running. If a panic has ended a turn early, the phase stays so, because nothing is known about the work that the turn has
+    /// not done.
     Inside,
 }
 
@@ -137,7 +139,7 @@ impl<M> Reactor<M> {
         Self::with_parts(config, Parts { providers, poller, clock: Box::new(SystemClock) })
     }
 
-    /// Creates a reactor on parts that the caller provides.
+    /// Creates a reactor with parts that the caller provides.
     ///
     /// ```
     /// use rdma_reactor::{Config, Error, Parts, Reactor};
@@ -170,8 +172,9 @@ impl<M> Reactor<M> {
         Ok(reactor)
     }
 
-    /// Returns the operations of a callback, for use outside of a turn. The next turn carries out what they queue, open, set or drain, and
-    /// the reactor's descriptor becomes readable for that. After [`Reactor::step`] this is [`Reactor::quiet_context`].
+    /// Returns the operations of a callback, for use outside of a turn. The reactor's descriptor becomes readable, and the next turn
+    /// executes the operations that the program has requested. While a turn is open after [`Reactor::step`], this is
+    /// [`Reactor::quiet_context`].
     pub fn context(&mut self) -> Context<'_> {
         if self.phase == TurnPhase::Open {
             return self.quiet_context();
@@ -181,9 +184,11 @@ impl<M> Reactor<M> {
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// Like [`Reactor::context`], for a caller that runs a turn before it waits for the descriptor: requests made here do not make the
-    /// descriptor readable. A loop of [`Reactor::turn`] with a timeout is such a caller, because the turn posts first and waits then. After
-    /// [`Reactor::step`] the time is that of its turn, as in a callback.
+    /// Returns the same operations as [`Reactor::context`], for a caller that runs a turn before it waits for the descriptor. Requests do
+    /// not make the descriptor readable. A loop of [`Reactor::turn`] with a timeout is such a caller, because a turn posts requests before
+    /// it waits.
+    ///
+    /// While a turn is open after [`Reactor::step`], the time is that of this turn, as in a callback.
     pub fn quiet_context(&mut self) -> Context<'_> {
         match self.phase {
             TurnPhase::Open => self.driver.resume_turn(),
@@ -192,46 +197,47 @@ impl<M> Reactor<M> {
         Context { driver: &mut self.driver, endpoints: &mut self.endpoints }
     }
 
-    /// Returns a handle for other threads.
+    /// Returns a handle through which other threads call this reactor.
     #[must_use]
     pub fn handle(&self) -> ReactorHandle<M> {
         self.receiver.commands.handle()
     }
 
-    /// Returns the names of the providers that were used so far, or of all if none was, with `+` between them: `verbs`, `iwarp` or
-    /// `verbs+iwarp`. `shm` stands for connections in shared memory.
+    /// Returns the names of the providers that were used so far, joined by `+`, such as `verbs`, `iwarp` or `verbs+iwarp`. If none was
+    /// used, returns the names of all. The name `shm` stands for connections in shared memory.
     #[must_use]
     pub fn provider_name(&self) -> String {
         self.driver.providers().name()
     }
 
-    /// Returns counters since the start, and current levels.
+    /// Returns the counters since the start, and the current values of the gauges.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.driver.stats()
     }
 
-    /// Returns the number of pooled buffers, and the number of those that are free. Receives that wait in a shared
-    /// receive queue count as free.
+    /// Returns the number of pooled buffers, and the number of free ones among them. Buffers that are posted to a shared receive queue
+    /// count as free.
     #[must_use]
     pub fn pool_levels(&self) -> (usize, usize) {
         let memory = self.driver.stats().memory;
         (memory.pool_buffers, memory.pool_free + memory.shared_posted)
     }
 
-    /// Returns the time at which a turn is due at the latest, even if nothing becomes readable. `None` if no timer is
-    /// set.
+    /// Returns the time at which the next turn must run, even if the descriptor does not become readable. `None` if no timer is set.
     pub fn next_deadline(&mut self) -> Option<Instant> {
         self.driver.next_deadline()
     }
 
-    /// Runs turns until [`Context::stop`] or [`ReactorHandle::stop`] is called, or a drain has ended. A stop leaves
-    /// connections open; a drained reactor runs no more turns.
+    /// Runs turns until [`Context::stop`] or [`ReactorHandle::stop`] is called, or a drain has ended. A stop leaves connections open. A
+    /// drained reactor runs no more turns.
     ///
     /// # Errors
-    /// The poller or the provider as a whole failed; a connection that fails is reported to the handler instead. Such an error loses
-    /// nothing, and the program may continue with another turn. [`Error::Panicked`] if a callback has panicked and the program caught that:
-    /// then the reactor can only be dropped, see [`Config::contain_panics`].
+    /// The poller, or the provider as a whole, has failed. A failed connection is no such error: it is reported to the handler.
+    /// The error loses nothing, and the program may continue with another turn.
+    ///
+    /// [`Error::Panicked`] if a callback has panicked and the program has caught the panic. Then the reactor can only be dropped, see
+    /// [`Config::contain_panics`].
     pub fn run<H: Handler<M> + ?Sized>(&mut self, handler: &mut H) -> Result<(), Error> {
         while !self.driver.take_stop() && !self.driver.is_drained() {
             self.turn_once(handler, None)?;
@@ -239,8 +245,8 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Runs one bounded turn; waits at most `timeout` for something to do (`None`: without a limit). How to call it
-    /// from another loop is in [the guide](crate::guide::embedding).
+    /// Runs one turn of limited length. Waits for something to do for at most `timeout`, or without a limit if it is `None`. [The
+    /// guide](crate::guide::embedding) shows how to call it from another loop.
     ///
     /// Example: [`Reactor`].
     ///
@@ -255,12 +261,12 @@ impl<M> Reactor<M> {
         self.arm(turn)
     }
 
-    /// Runs one bounded turn, and leaves it open: [`Reactor::turn`] is this and [`Reactor::arm`]. It is for executors and other loops whose
-    /// code runs between turns as if it were a callback. Waits like [`Reactor::turn`].
+    /// Runs one turn of limited length, and leaves it open. [`Reactor::turn`] is the same, followed by [`Reactor::arm`]. This method is for
+    /// executors and other loops whose code runs between turns as if it were a callback. It waits like [`Reactor::turn`].
     ///
-    /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. [`Reactor::resume`] posts
-    /// the requests, [`Reactor::arm`] closes the turn, and the next turn of any kind does both. Call one of the three before the program
-    /// waits for anything. A loop that waits in `step` only needs no `arm`.
+    /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. Before the program waits for
+    /// anything, it must call one of three methods. [`Reactor::resume`] posts the requests. [`Reactor::arm`] closes the turn. The next turn
+    /// of any kind does both. A loop that waits only in `step` needs no `arm`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -288,9 +294,9 @@ impl<M> Reactor<M> {
         Ok(turn)
     }
 
-    /// Continues the turn that [`Reactor::step`] left open, without waiting: posts the requests made since, and handles what completes
-    /// immediately, as a turn does for its callbacks. That takes a fraction of another turn. The turn stays open. Without an open turn this
-    /// begins one.
+    /// Continues the turn that [`Reactor::step`] has left open, without waiting. Posts the requests that were made since, and handles
+    /// completions that arrive immediately, as a turn does after its callbacks. This takes a fraction of the time of a turn. The turn stays
+    /// open. If no turn is open, begins one.
     ///
     /// Example: [`Reactor::step`].
     ///
@@ -314,9 +320,11 @@ impl<M> Reactor<M> {
         Ok(Turn { progressed, more: self.driver.has_work() })
     }
 
-    /// Closes the turn that [`Reactor::step`] left open, for a caller that waits for the descriptor next: arms the completion queues, and
-    /// checks all sources of events once more. From now on, all new work makes the descriptor readable. Returns `turn` with `more` set if
-    /// there is something to do already. Posts nothing: call [`Reactor::resume`] first.
+    /// Closes the turn that [`Reactor::step`] has left open. The caller may then wait for the descriptor: all new work makes it readable.
+    /// For this, the completion queues are armed, and all sources of events are checked once more. Requests are not posted: call
+    /// [`Reactor::resume`] first.
+    ///
+    /// Returns `turn`, with `more` set if there is something to do already.
     ///
     /// Example: [`Reactor::step`].
     ///
@@ -327,7 +335,7 @@ impl<M> Reactor<M> {
             self.driver.leave_turn();
             self.phase = TurnPhase::Outside;
         }
-        // An edge is reported only once. So arm, and check everything once more.
+        // The system reports each edge only once. So arm the queues, and then check everything once more.
         let more = turn.more || self.idle_wait.look_before_sleep(&mut self.driver)?;
         let more = more || self.driver.os().wake.is_pending() && !cfg!(planted = "wake-lost-in-a-turn");
         if more {
@@ -336,15 +344,15 @@ impl<M> Reactor<M> {
         Ok(Turn { more, ..turn })
     }
 
-    /// Returns true from the turn in which [`Context::drain`], [`ReactorHandle::drain`] or [`crate::Reactors::drain`] takes effect: new
-    /// connections are refused with [`crate::RejectReason::Draining`]. It stays true when the reactor is drained.
+    /// Returns true if a drain has been requested, with [`Context::drain`], [`ReactorHandle::drain`] or [`crate::Reactors::drain`], and has
+    /// taken effect. New connections are refused with [`crate::RejectReason::Draining`]. It stays true after the drain has ended.
     #[must_use]
     pub const fn is_draining(&self) -> bool {
         self.driver.is_draining()
     }
 
-    /// Returns true if the reactor was drained and nothing is left, see [`Context::drain`]. This is for programs that
-    /// call [`Reactor::turn`].
+    /// Returns true if a drain has ended: no connection and no endpoint is left, see [`Context::drain`]. This is for programs that call
+    /// [`Reactor::turn`].
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.driver.is_drained()
@@ -371,7 +379,7 @@ impl<M> Reactor<M> {
         Ok(())
     }
 
-    /// Runs one turn, unless a panic ended the last one in the middle.
+    /// Runs one turn. Returns [`Error::Panicked`] if a panic has ended the last turn early.
     fn turn_once<H: Handler<M> + ?Sized>(&mut self, handler: &mut H, timeout: Option<Duration>) -> Result<Turn, Error> {
         if std::mem::replace(&mut self.phase, TurnPhase::Inside) == TurnPhase::Inside {
             return Err(Error::Panicked);
@@ -382,8 +390,8 @@ impl<M> Reactor<M> {
         self.idle_wait.end_turn(&mut self.driver);
         self.driver.leave_turn();
         self.phase = TurnPhase::Outside;
-        // The turn that ends a drain returns to the caller for a check, because the caller would otherwise wait in
-        // vain.
+        // The turn that ends a drain returns `more`, so that the caller checks `is_drained`. Otherwise the caller would wait for an event
+        // that never comes.
         Ok(Turn { progressed: progressed?, more: self.driver.has_work() || self.is_drained() != was_drained })
     }
 }
@@ -398,7 +406,7 @@ impl<M> fmt::Debug for Reactor<M> {
 }
 
 impl<M> AsRawFd for Reactor<M> {
-    /// Returns the descriptor to nest in an outer loop: readable when a turn has something to do.
+    /// Returns the descriptor for use in an outer loop. It is readable when a turn has something to do.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }

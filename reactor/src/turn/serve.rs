@@ -1,4 +1,4 @@
-//! Stage 9 of a turn serves the requests of other threads.
+//! A part of stage 9 of a turn: handles the commands that other threads have sent with a `ReactorHandle`.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,16 +8,16 @@ use crate::driver::stages::Stages;
 use crate::error::SendErrorKind;
 use crate::id::ConnectionId;
 
-/// The largest number of commands processed in one turn.
+/// The largest number of commands that are handled in one turn.
 const COMMANDS_PER_TURN: usize = 1024;
 
-/// The reactor's end of the queue for commands of other threads.
+/// The receiving end of the queue of commands from other threads.
 #[derive(Debug)]
 pub(super) struct CommandReceiver<M> {
     pub(super) commands: Commands<M>,
-    /// Sends that wait for capacity, in order.
+    /// The sends that wait for capacity, for each connection in order.
     waiting: BTreeMap<ConnectionId, VecDeque<Vec<u8>>>,
-    /// The number of commands that may still be processed in this turn.
+    /// The number of commands that may still be handled in this turn.
     left: usize,
 }
 
@@ -26,7 +26,7 @@ impl<M> CommandReceiver<M> {
         Self { commands, waiting: BTreeMap::new(), left: 0 }
     }
 
-    /// Begins the stage. Waiting sends are posted if there is capacity.
+    /// Begins the handling of commands in a turn. First, sends that have waited for capacity are tried again.
     pub(super) fn begin(&mut self, driver: &mut Driver) {
         self.left = COMMANDS_PER_TURN;
         if !self.waiting.is_empty() {
@@ -36,8 +36,8 @@ impl<M> CommandReceiver<M> {
         }
     }
 
-    /// Returns the next message for the program, within the turn's bound. Carries out the sends that precede that
-    /// message.
+    /// Returns the next message for the program. Sends that precede it in the queue are executed. `None` if the queue is empty, or the
+    /// limit of the turn is reached.
     pub(super) fn next_message(&mut self, driver: &mut Driver) -> Option<M> {
         while self.left > 0 {
             let command = self.commands.next()?;
@@ -60,7 +60,7 @@ impl<M> CommandReceiver<M> {
         None
     }
 
-    /// Ends the stage; returns true if commands were processed.
+    /// Ends the handling of commands in a turn. Returns true if there were any.
     pub(super) fn end(&self, driver: &mut Driver) -> bool {
         let taken = (COMMANDS_PER_TURN - self.left) as u64;
         let turns = &mut driver.counters().turns;
@@ -75,7 +75,7 @@ impl<M> CommandReceiver<M> {
         taken > 0
     }
 
-    /// Sends as much as there is capacity for; returns true if that was everything.
+    /// Sends the payloads in `queue` while there is capacity. Returns true if none is left.
     fn pump(&self, driver: &mut Driver, conn: ConnectionId, queue: &mut VecDeque<Vec<u8>>) -> bool {
         while let Some(payload) = queue.front() {
             if driver.is_coming_up(conn) {

@@ -1,4 +1,4 @@
-//! The stages of a turn behind flags: each runs if [`Stages`] or the clock says that it has something to do.
+//! The stages that do not run in every turn. Each one runs if its flag in [`Stages`] is set, or a timer has expired.
 
 use super::deliver::Delivery;
 use crate::api::handler::Handler;
@@ -7,13 +7,13 @@ use crate::driver::{CmStep, TimerPurpose};
 use crate::error::Error;
 use crate::seam::poller::Edge;
 
-/// The largest number of connection-manager events handled in one turn; the same holds for events of devices.
+/// The largest number of connection-manager events that are handled in one turn. The same limit holds for device events.
 const EVENTS_PER_TURN: usize = 256;
 
-/// The largest number of timers fired in one turn.
+/// The largest number of expired timers that are handled in one turn.
 const TIMERS_PER_TURN: usize = 1024;
 
-/// The largest number of connect requests accepted from other reactors in one turn.
+/// The largest number of connect requests from other reactors that are handled in one turn.
 const ARRIVALS_PER_TURN: usize = 256;
 
 impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
@@ -41,21 +41,21 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         if self.driver.take(Stages::OTHERS | Stages::WAITING_SENDS) {
             self.others();
         }
-        // A callback may have opened a device.
+        // A callback may have opened a device, whose channel must be watched.
         self.driver.watch_channels()?;
         if self.driver.take(Stages::ENDS) {
             self.ends();
         }
         self.driver.finish_drain(!self.endpoints.is_empty());
-        // The lender may belong to a device that was removed.
+        // The cached lender may be of a device that was removed, and would keep its memory.
         *self.lender = None;
         self.flush();
         Ok(())
     }
 
-    /// Runs stages 4 and 5: events of the connection manager, then of devices.
+    /// Runs stage 4, the events of connection managers. If all were handled, also runs stage 5, the events of devices.
     fn connection_managers(&mut self) -> Result<(), Error> {
-        // The events that a failed call or the bound leaves are handled in the next turn.
+        // The flag stays set if an error or the limit ends this stage early. So the remaining events are handled in the next turn.
         self.driver.note(Stages::EVENTS);
         for _ in 0..EVENTS_PER_TURN {
             match self.driver.next_cm()? {
@@ -73,7 +73,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         Ok(())
     }
 
-    /// Runs stage 5.
+    /// Runs stage 5: the events of devices.
     fn devices(&mut self) {
         for _ in 0..EVENTS_PER_TURN {
             let Some(told) = self.driver.next_device_event() else {
@@ -90,7 +90,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Runs stage 8: fires the timers that are due.
+    /// Runs stage 8: the timers that have expired.
     fn timers(&mut self) {
         self.driver.take(Stages::TIMERS);
         let mut left = TIMERS_PER_TURN;
@@ -110,7 +110,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Runs the first part of stage 9: readiness of the program's own descriptors.
+    /// Runs the first part of stage 9: descriptors of the program that have become ready.
     fn descriptors(&mut self, edges: &mut Vec<Edge>) {
         for Edge { token, readiness } in edges.drain(..) {
             // A callback may have deregistered the descriptor meanwhile.
@@ -123,7 +123,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Runs the second part of stage 9: buffers and regions that other threads released, and calls to stop.
+    /// Runs the second part of stage 9: calls of other threads. They release buffers and regions, or request a stop.
     fn calls(&mut self) {
         if self.driver.os().wake.take() {
             self.progressed = true;
@@ -137,8 +137,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         }
     }
 
-    /// Runs the last part of stage 9: connect requests of other reactors, commands of other threads, and the beginning
-    /// of a drain.
+    /// Runs the last part of stage 9: connect requests from other reactors, commands of other threads, and the start of a drain.
     fn others(&mut self) {
         let mut left = ARRIVALS_PER_TURN;
         while let Some(request) = self.driver.next_arrival(&mut left) {
@@ -161,7 +160,7 @@ impl<M, H: Handler<M> + ?Sized> Delivery<'_, M, H> {
         self.events();
     }
 
-    /// Runs stage 10: ends connections and endpoints that wait for nothing any more.
+    /// Runs stage 10: releases the connections and endpoints that have ended.
     fn ends(&mut self) {
         for id in self.driver.take_ended() {
             self.progressed = true;

@@ -1,4 +1,4 @@
-//! Stages 1 to 3 of a turn poll, arm, and sleep only if there is nothing to do.
+//! Stages 1 to 3 of a turn: poll, arm the completion queues, and sleep if there is nothing to do.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,31 @@ use crate::error::Error;
 use crate::seam::io::is_of_program;
 use crate::seam::poller::{Edge, give_way};
 
-/// The first interval is this fraction of [`Config::look_interval`](crate::Config::look_interval). Intervals double while the looks find
-/// nothing.
+/// The shortest interval between two checks for edges under load is this fraction of
+/// [`Config::look_interval`](crate::Config::look_interval). The interval doubles, up to that setting, while the checks find nothing.
 const FIRST: u32 = 20;
 
-/// The number of empty rounds of polling between two readings of the clock.
+/// The number of rounds of polling without a completion between two readings of the clock.
 const ROUNDS: u32 = 8;
 
-/// The time of polling in vain after which the thread yields its processor, since the peer may need it.
+/// The time of polling without a completion after which the thread yields its processor. The peer may be waiting for the same processor.
 const GIVE_WAY: Duration = Duration::from_micros(50);
 
-/// The waiting of a reactor: its estimates, and its checks for events of the operating system.
+/// The state of a reactor's waiting: the estimates of the adaptive wait, and the checks for edges of the operating system.
 #[derive(Debug)]
 pub(super) struct IdleWait {
     adaptive: Adaptive,
-    /// The edges of a look, until they are noted. Empty between two calls.
+    /// A buffer for the edges of one check. It is empty between two checks.
     edges: Vec<Edge>,
-    /// The edges of the program's descriptors.
+    /// The edges of the program's descriptors that stage 9 has not handled yet.
     program_edges: Vec<Edge>,
-    /// The time at which the next look is due, even if there is work.
+    /// The time of the next check for edges, even if the reactor has other work.
     look_at: Instant,
-    /// The time from the last look to the next one while there is always work.
+    /// The time from the last check for edges to the next one, as long as the reactor has other work.
     interval: Duration,
-    /// True if this turn has looked.
+    /// True if this turn has checked for edges.
     looked: bool,
-    /// The number of completions polled before the edges of this turn arrived.
+    /// If this turn has found edges: the number of completions that were polled before.
     woken: Option<u64>,
 }
 
@@ -52,7 +52,7 @@ impl IdleWait {
         }
     }
 
-    /// Runs stages 1 to 3.
+    /// Runs stages 1 to 3: polls, arms and sleeps. `timeout`: the longest time to sleep.
     #[inline]
     pub(super) fn wait(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         self.looked = false;
@@ -60,26 +60,27 @@ impl IdleWait {
         if !driver.has_work() {
             self.spin(driver, timeout)?;
         }
-        // Everything is polled before it is armed: what polling finds raises no event then.
+        // Polling precedes arming, because a completion that was polled raises no event any more.
         let idle = !driver.has_work() && !driver.poll_if_changed() && !driver.arm();
         if idle && !driver.os().wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
         } else {
-            // Even under load, the operating system is checked regularly. A flood that has to wait for its next turn cannot hide other
-            // edges.
+            // The reactor checks for edges regularly, even under load. It also checks if completions were deferred to this turn, so that a
+            // connection with very many completions cannot delay other edges.
             let is_due = driver.now() >= self.look_at && !cfg!(planted = "no-look-under-load");
             if is_due || driver.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
             }
         }
         if idle && !driver.is_noted(Stages::PROVIDERS) {
-            // Peers sent nothing while the reactor had nothing to do.
+            // The reactor had nothing to do, and no provider has received anything. So everything that peers have sent until now was
+            // handled.
             driver.caught_up();
         }
         Ok(())
     }
 
-    /// Runs stage 1: polls without sleeping while the budget lasts.
+    /// Runs stage 1: polls without sleeping, for as long as the configured wait permits.
     #[inline]
     fn spin(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         let from = driver.now();
@@ -87,7 +88,8 @@ impl IdleWait {
         let budget = match wait {
             Wait::Event => return Ok(()),
             Wait::Spin(budget) => budget,
-            // A caller that does not want to wait wants no polling either. Completions from the flush end no idle time.
+            // A caller with a timeout of zero wants no polling either. Completions that the posts before this stage have caused do not end
+            // an idle time.
             Wait::Adaptive if timeout == Some(Duration::ZERO) || driver.poll_if_changed() => return Ok(()),
             Wait::Adaptive => self.adaptive.budget(from),
         };
@@ -104,7 +106,7 @@ impl IdleWait {
         Ok(())
     }
 
-    /// Continues polling when the first rounds found nothing. Returns true if there is a completion.
+    /// Continues polling after the first rounds have found nothing. Returns true if there is a completion.
     #[inline(never)]
     fn spin_on(&mut self, driver: &mut Driver, timeout: Option<Duration>, budget: Duration) -> Result<bool, Error> {
         let from = driver.now();
@@ -132,7 +134,7 @@ impl IdleWait {
         }
     }
 
-    /// Runs stage 3: sleeps until there is an edge, until the next deadline, or until `timeout` has passed since `begun`.
+    /// Runs stage 3: sleeps until an edge arrives, the next deadline passes, or `timeout` has passed since `begun`.
     fn sleep(&mut self, driver: &mut Driver, begun: Instant, timeout: Option<Duration>) -> Result<(), Error> {
         self.adaptive.sleeps();
         let mut left = timeout;
@@ -149,7 +151,7 @@ impl IdleWait {
         self.look(driver, left)
     }
 
-    /// Requests edges from the operating system, and notes which stages they are for.
+    /// Waits for edges for at most `timeout`, and sets the flags of the stages that handle them.
     fn look(&mut self, driver: &mut Driver, timeout: Option<Duration>) -> Result<(), Error> {
         self.looked = true;
         driver.os_mut().poller.wait(timeout, &mut self.edges).map_err(Error::Poll)?;
@@ -182,7 +184,7 @@ impl IdleWait {
         Ok(())
     }
 
-    /// Arms, and checks everything once more, before the caller of a turn sleeps on the reactor's descriptor. Returns
+    /// Arms the completion queues and checks everything once more. Called before the program waits for the reactor's descriptor. Returns
     /// true if there is something to do.
     pub(super) fn look_before_sleep(&mut self, driver: &mut Driver) -> Result<bool, Error> {
         if driver.arm() {
@@ -194,18 +196,18 @@ impl IdleWait {
         Ok(driver.has_work())
     }
 
-    /// Returns the edges of the program's descriptors.
+    /// Returns the edges of the program's descriptors that stage 9 has not handled yet.
     pub(super) const fn program_edges(&mut self) -> &mut Vec<Edge> {
         &mut self.program_edges
     }
 
-    /// Notes that there were completions at `now`, the first ones after the queues were empty.
+    /// Notes that completions were found at `now`, after the queues had been empty.
     #[inline]
     pub(super) fn found(&mut self, now: Instant) {
         self.adaptive.found(now);
     }
 
-    /// Updates the estimates and counters when a turn has ended.
+    /// Updates the counters of wake-ups at the end of a turn.
     #[inline]
     pub(super) fn end_turn(&mut self, driver: &mut Driver) {
         if let Some(before) = self.woken.take() {
@@ -217,7 +219,7 @@ impl IdleWait {
     }
 }
 
-/// Polls some rounds without reading the clock. Returns true if there is a completion.
+/// Runs up to [`ROUNDS`] rounds of polling without reading the clock. Returns true if there is a completion.
 #[inline]
 fn rounds(driver: &mut Driver) -> bool {
     for _ in 0..ROUNDS {
