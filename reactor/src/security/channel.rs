@@ -1,42 +1,44 @@
-//! The keys of a connection after its handshake. They seal and open messages and large messages in place.
+//! The keys of a connection after its handshake. They encrypt (*seal*) and decrypt (*open*) messages in place.
 //!
-//! The transport is reliable and ordered, so the number of a message is implicit: each side counts. A message that was
-//! changed, repeated, dropped or moved does not open, and its connection ends. Each direction has two sequences with
-//! separate keys: the messages, and the segments of large messages, which are opened when they have been fetched. A key
-//! is renewed after a fixed amount of work, which both sides count, so renewal needs no message.
+//! The transport is reliable and ordered, so a message carries no number: each side counts. A message that was changed, repeated, dropped
+//! or moved is not authentic, and its connection ends.
+//!
+//! Each direction has two sequences with separate keys. One is for messages, and one for the segments of large messages, which are
+//! decrypted when they have been fetched. A key is renewed after a fixed amount of work. Both sides count this work, so renewal needs no
+//! message.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Length of the AEAD's authentication tag, which sealing adds to a message, bytes.
+/// The length of the authentication tag (AEAD) that sealing appends to a message, in bytes.
 pub(crate) const TAG: usize = 16;
 
-/// Length of a segment of a large message, which is sealed as a unit, bytes.
+/// The length of a segment, in bytes. A large message is encrypted in segments of this length.
 pub(crate) const SEGMENT: usize = 64 << 10;
 
-/// Number of units of work after which a key is renewed. A message is one unit, plus one for each 16 KiB, which are
-/// 1,024 cipher blocks. So a key seals at most 2^33 blocks, less than the 2^35 of RFC 9001 section B.1, or one message
-/// that has more.
+/// The number of units of work after which a key is renewed. A message counts as one unit, plus one for each 16 KiB, which are 1,024 cipher
+/// blocks. So a key encrypts at most 2^33 blocks, less than the 2^35 of RFC 9001 section B.1. The exception is a single message with more
+/// blocks.
 const UNITS_PER_KEY: u64 = 1 << 22;
 
-/// The key of one sequence. The caller never uses a number twice with the same key.
+/// The key of one sequence. The caller must not use a number twice with the same key.
 pub(crate) trait CipherKey: Send {
-    /// Encrypts `body`, and authenticates it together with `header`. Returns the tag; `None` if `body` is too long.
+    /// Encrypts `body`, and authenticates it together with `header`. Returns the tag, or `None` if `body` is too long.
     fn seal(&self, number: u64, header: &[u8], body: &mut [u8]) -> Option<[u8; TAG]>;
 
     /// Verifies `body`, which ends with its tag, and decrypts it. Returns `false` if it is not authentic.
     fn open(&self, number: u64, header: &[u8], body: &mut [u8]) -> bool;
 
-    /// Replaces the key by the next one, from which the old one cannot be derived.
+    /// Replaces the key by the next one. The old key cannot be derived from the next one.
     fn renew(&mut self);
 }
 
 /// The key and the counters of one sequence in one direction.
 struct Sequence {
     key: Box<dyn CipherKey>,
-    /// Number of the next message or segment.
+    /// The number of the next message or segment.
     next: u64,
-    /// Units of work that the key has done.
+    /// The units of work that were done with the current key.
     spent: u64,
 }
 
@@ -45,12 +47,12 @@ impl Sequence {
         Self { key, next: 0, spent: 0 }
     }
 
-    /// Allocates `count` numbers for a message of `len` bytes, all for the same key. Returns the first.
+    /// Reserves `count` numbers for a message of `len` bytes, all for the same key. Returns the first number.
     #[inline]
     fn take(&mut self, count: u64, len: usize) -> u64 {
         let units = count + (len as u64 >> 14);
         if self.spent + units > UNITS_PER_KEY && self.spent > 0 {
-            // The sequences of a direction use alternate keys, so each renewal skips one.
+            // The two sequences of a direction use every other key of the same chain. So each renewal skips one key.
             self.key.renew();
             self.key.renew();
             self.spent = 0;
@@ -64,7 +66,7 @@ impl Sequence {
     }
 }
 
-/// Splits a message into its header, which is authenticated but not encrypted, and its body.
+/// Splits a message into its header, which is only authenticated, and its body, which is also encrypted.
 #[inline]
 fn split(message: &mut [u8], header: usize) -> (&[u8], &mut [u8]) {
     let (header, body) = message.split_at_mut(header);
@@ -78,16 +80,16 @@ struct Direction {
 }
 
 impl Direction {
-    /// Creates the sequences from two consecutive keys of a chain.
+    /// Creates the two sequences of a direction from two consecutive keys of a chain.
     fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self { messages: Sequence::new(first), segments: Sequence::new(second) }
     }
 }
 
-/// The keys of the direction to the peer.
+/// The keys that encrypt messages to the peer.
 pub(crate) struct Sealer(Direction);
 
-/// The keys of the direction from the peer.
+/// The keys that decrypt messages of the peer.
 pub(crate) struct Opener(Direction);
 
 /// The keys of both directions.
@@ -110,14 +112,14 @@ impl fmt::Debug for Opener {
 }
 
 impl Sealer {
-    /// Creates a sealer from two consecutive keys.
+    /// Creates the keys of a direction from two consecutive keys of a chain.
     #[allow(dead_code, reason = "without the features nothing makes one")]
     pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
     }
 
-    /// Seals a message. The `header` bytes at its beginning stay readable, and its last [`TAG`] bytes are space for the
-    /// tag. Returns `false` if it is too long; then it must not be sent.
+    /// Encrypts a message in place. Its first `header` bytes stay readable, and its last [`TAG`] bytes are space for the tag. Returns
+    /// `false` if the message is too long. Then it must not be sent.
     #[inline]
     #[must_use]
     pub(crate) fn seal(&mut self, message: &mut [u8], header: usize) -> bool {
@@ -130,31 +132,31 @@ impl Sealer {
         true
     }
 
-    /// Begins a large message of `len` bytes. All its segments must be sealed before the next one begins.
+    /// Reserves the numbers of a large message of `len` bytes. All its segments must be encrypted before the next large message begins.
     pub(crate) fn begin(&mut self, len: u64) -> Segments {
         Segments { len, first: self.0.segments.take(segments(len), len as usize) }
     }
 
-    /// Seals segment `index` of a large message. Returns its tag.
+    /// Encrypts segment `index` of a large message in place. Returns its tag, or `None` if the segment is too long.
     pub(crate) fn seal_segment(&self, of: Segments, index: u64, bytes: &mut [u8]) -> Option<[u8; TAG]> {
         self.0.segments.key.seal(of.first + index, &of.len.to_le_bytes(), bytes)
     }
 }
 
 impl Opener {
-    /// Creates an opener from two consecutive keys.
+    /// Creates the keys of a direction from two consecutive keys of a chain.
     #[allow(dead_code, reason = "without the features nothing makes one")]
     pub(super) fn new(first: Box<dyn CipherKey>, second: Box<dyn CipherKey>) -> Self {
         Self(Direction::new(first, second))
     }
 
-    /// Opens a message in place: `header` bytes, the body, and the tag. Returns the length without the tag; `None` if
-    /// it is not the next message that the peer sealed.
+    /// Decrypts a message in place, which consists of `header` bytes, the body, and the tag. Returns the length without the tag. `None` if
+    /// this is not the next message that the peer has encrypted.
     #[inline]
     pub(crate) fn open(&mut self, message: &mut [u8], header: usize) -> Option<usize> {
         let end = message.len().checked_sub(TAG).filter(|&end| end >= header)?;
         if cfg!(planted = "sequence-not-checked") {
-            // Accepts any of the last messages, and the next one.
+            // Accepts the next message, and again each of the last eight.
             for back in (0..=self.0.messages.next.min(8)).rev() {
                 let mut copy = message.to_vec();
                 let (header, body) = split(&mut copy, header);
@@ -171,13 +173,13 @@ impl Opener {
         self.0.messages.key.open(number, header, body).then_some(end)
     }
 
-    /// Begins a large message of `len` bytes. The peer has begun its large messages in the same order.
+    /// Reserves the numbers of a large message of `len` bytes. The peer has encrypted its large messages in the same order.
     pub(crate) fn begin(&mut self, len: u64) -> Segments {
         Segments { len, first: self.0.segments.take(segments(len), len as usize) }
     }
 
-    /// Opens segment `index` of a large message in place. `bytes` has the segment and the [`TAG`] bytes behind it,
-    /// which are overwritten and then restored.
+    /// Decrypts segment `index` of a large message in place. Returns `false` if it is not authentic. `bytes` has the segment and the
+    /// [`TAG`] bytes behind it. These are overwritten and then restored.
     #[must_use]
     pub(crate) fn open_segment(&self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
         let Some(rest) = bytes.last_chunk_mut::<TAG>() else { return false };
@@ -190,28 +192,28 @@ impl Opener {
     }
 }
 
-/// A large message that is being sealed or opened.
+/// The numbers of a large message that is being encrypted or decrypted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segments {
-    /// Length of the message, bytes.
+    /// The length of the message, in bytes.
     len: u64,
-    /// Number of the first segment in its sequence.
+    /// The number of the first segment in its sequence.
     first: u64,
 }
 
-/// Returns the number of segments of a large message.
+/// Returns the number of segments of a large message of `len` bytes.
 pub(crate) const fn segments(len: u64) -> u64 {
     len.div_ceil(SEGMENT as u64)
 }
 
-/// Returns the byte range of a segment.
+/// Returns the byte range of segment `index` in a message of `len` bytes.
 pub(crate) fn segment(index: u64, len: u64) -> Range<usize> {
     let start = index * SEGMENT as u64;
     start as usize..(start + SEGMENT as u64).min(len) as usize
 }
 
-/// Returns the number of bytes behind a sealed large message: the tags of its segments, padded to at least 64 bytes.
-/// The siw of Linux 6.1 answers a read of at most 32 bytes that crosses a page with wrong bytes.
+/// Returns the number of bytes behind an encrypted large message of `len` bytes: the tags of its segments, padded to at least 64 bytes. The
+/// padding is necessary because the siw driver of Linux 6.1 answers a Read of at most 32 bytes that crosses a page with wrong bytes.
 pub(crate) const fn tail(len: u64) -> u64 {
     let tags = segments(len) * TAG as u64;
     if tags < 64 { 64 } else { tags }

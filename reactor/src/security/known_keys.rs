@@ -1,4 +1,4 @@
-//! The public keys of accepted peers. They replace certificates where there is no authority (RFC 7250).
+//! The public keys of accepted peers. They replace certificates if there is no certificate authority (RFC 7250).
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, PeerIncompatible, SignatureScheme,
 };
 
-/// The error for a peer whose public key is not a known one.
+/// The error for a peer whose public key is not in the list.
 #[derive(thiserror::Error)]
 #[error("its public key is not among those that are known here")]
 struct UnknownKey;
 
-/// rustls displays an [`OtherError`] by its `Debug` text.
+/// rustls displays an [`OtherError`] with its `Debug` text, so that text must be readable.
 impl fmt::Debug for UnknownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// A verifier that accepts peers with one of these keys, as clients and as servers.
+/// A verifier that accepts peers with one of these keys, both clients and servers.
 #[derive(Debug)]
 pub(super) struct KnownKeys {
     keys: Vec<SubjectPublicKeyInfoDer<'static>>,
@@ -56,7 +56,7 @@ impl KnownKeys {
     }
 }
 
-/// Returns the error for TLS 1.2, which is not supported.
+/// Returns the error for a TLS 1.2 signature, which is not supported.
 fn too_old<T>() -> Result<T, Error> {
     Err(Error::PeerIncompatible(PeerIncompatible::Tls12NotOffered))
 }

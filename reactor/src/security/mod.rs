@@ -1,9 +1,8 @@
-//! Authentication of peers, and encryption of messages.
+//! The authentication of peers, and the encryption of messages.
 //!
-//! A connection uses two objects in sequence. A [`Handshake`] consumes bytes of the peer and produces bytes for it,
-//! until both sides have proven their identity. It ends in a [`Channel`], which seals and opens messages in place.
-//! [`tls`] and [`psk`] are the two kinds of handshakes. No cryptography is implemented here: it is that of rustls, snow
-//! and ring.
+//! A connection first uses a [`Handshake`], which consumes bytes of the peer and produces bytes for it, until both sides have proven their
+//! identities. The handshake then returns a [`Channel`], which encrypts and decrypts messages in place. There are two kinds of handshakes,
+//! [`tls`] and [`psk`]. This library implements no cryptography itself: it uses rustls, snow and ring.
 
 pub(crate) mod channel;
 #[cfg(feature = "tls")]
@@ -27,28 +26,29 @@ pub(crate) use self::channel::{Channel, Opener, Sealer};
 
 /// The security of a connection: authentication of the peer, and encryption of all messages, on every provider.
 ///
-/// Both sides must use the same kind of security: the one that connects ([`crate::ConnectOptions::security`]) and the
-/// one that listens ([`crate::ListenOptions::security`]); [`crate::Config::security`] sets it for all connections of a
-/// reactor. A peer with another kind is rejected ([`crate::RejectReason::Security`]). Nothing is negotiated, so no
-/// attacker can negotiate it away. With any kind but `Plain`, `on_connect` follows a handshake in which the peer has
-/// proven its identity ([`PeerIdentity`]), and every later message is encrypted and authenticated. One-sided operations
-/// are not, so they are refused unless [`crate::Config::allow_plain_remote_memory`] is set. See [the
-/// guide](crate::guide::security).
+/// Both sides must use the same kind of security. [`crate::ConnectOptions::security`] sets it for the side that connects,
+/// [`crate::ListenOptions::security`] for the side that listens, and [`crate::Config::security`] for all connections of a reactor. A peer
+/// with another kind is rejected ([`crate::RejectReason::Security`]). The kind is not negotiated, so an attacker cannot make the sides
+/// agree on a weaker one.
+///
+/// With any kind but `Plain`, a handshake precedes `on_connect`. In it the peer proves its identity ([`PeerIdentity`]), and every later
+/// message is encrypted and authenticated. One-sided operations are not encrypted, so they are refused unless
+/// [`crate::Config::allow_plain_remote_memory`] is set. See [the guide](crate::guide::security).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Security {
-    /// Messages are sent in the clear, and anybody who can reach the listener may connect. The default.
+    /// Messages are sent in plaintext, and anybody who can reach the listener may connect. This is the default.
     #[default]
     Plain,
     /// TLS 1.3, as QUIC carries it (RFC 9001). Certificates or raw public keys prove the identity of the sides.
     #[cfg(feature = "tls")]
     Tls(tls::Tls),
-    /// A pre-shared key, which all members of a small cluster have: Noise, pattern NNpsk0.
+    /// A pre-shared key, which all members of a small cluster have. The handshake is that of Noise, with the pattern NNpsk0.
     #[cfg(feature = "psk")]
     Psk(psk::Psk),
 }
 
-/// The kind of [`Security`] that a side uses, as the greeting states it.
+/// The kind of [`Security`] that a side uses. Each side sends it in its greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SecurityMode {
@@ -61,7 +61,7 @@ pub enum SecurityMode {
 }
 
 impl SecurityMode {
-    /// Returns the mode with this number in the greeting; `None` if the number is unknown.
+    /// Returns the mode that this number encodes in a greeting. `None` if the number is unknown.
     pub(crate) const fn of(raw: u8) -> Option<Self> {
         match raw {
             0 => Some(Self::Plain),
@@ -82,17 +82,17 @@ impl fmt::Display for SecurityMode {
     }
 }
 
-/// The identity of a secured connection's peer, which its handshake has proven.
+/// The identity of the peer of a secured connection. The peer has proven it in the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {
-    /// The peer has presented no certificate, and the settings of TLS do not require one.
+    /// The peer has presented no certificate, and the local TLS settings do not require one.
     Anonymous,
-    /// The certificates that the peer has presented, in DER, its own first; or one raw public key, as
-    /// SubjectPublicKeyInfo in DER. The settings of TLS have accepted them, and the peer has the private key.
-    /// `PeerIdentity::names` returns the names in them.
+    /// The certificates that the peer has presented, in DER, with its own first. Alternatively one raw public key, as SubjectPublicKeyInfo
+    /// in DER. The local TLS settings have accepted them, and the peer has proven that it has the private key. `PeerIdentity::names`
+    /// returns the names in them.
     Certificates(Vec<Vec<u8>>),
-    /// The name of the pre-shared key that the peer has.
+    /// The peer has the pre-shared key with this name.
     Psk(String),
 }
 
@@ -100,7 +100,7 @@ pub enum PeerIdentity {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecurityError {
-    /// The local side does not accept the peer: its certificate, its key, or its handshake.
+    /// The local side does not accept the peer's certificate, key or handshake.
     #[error("the peer is not accepted here: {0}")]
     Peer(String),
     /// The peer reported that it does not accept the local side. This report is not authenticated.
@@ -111,11 +111,10 @@ pub enum SecurityError {
     Settings(String),
 }
 
-/// Returns `true` if a character of an untrusted text controls a terminal, changes the direction of text, or is
-/// invisible by itself.
+/// Returns `true` if a character of untrusted text controls a terminal, changes the direction of text, or is invisible by itself.
 pub(crate) fn is_hidden(c: char) -> bool {
-    // A character that cannot be printed has an escape sequence of more than two characters; those of quotation marks
-    // have two.
+    // `escape_debug` escapes characters that cannot be printed with more than two characters. Quotation marks are escaped with two, and
+    // stay visible.
     c.is_control() || c.escape_debug().len() > 2
 }
 
@@ -123,7 +122,7 @@ pub(crate) fn is_hidden(c: char) -> bool {
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code, reason = "without the features nothing asks for it")]
 pub(crate) enum HandshakeRole<'a> {
-    /// The local side connects to an address. `host` is the name of the host if the program gave one.
+    /// The local side connects to this address. `host` is the name of the host, if the program gave one.
     Active {
         host: Option<&'a str>,
         address: IpAddr,
@@ -133,18 +132,18 @@ pub(crate) enum HandshakeRole<'a> {
 
 /// The handshake of one connection. It does no I/O.
 pub(crate) trait Handshake: fmt::Debug + Send {
-    /// Appends the local side's first bytes to `out`, if it begins.
+    /// Appends the first bytes for the peer to `out`, if the local side sends first.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
-    /// Consumes bytes of the peer, cut anywhere, and appends the answer to `out`. After an error, `out` may end with
+    /// Consumes bytes of the peer, which may be split at any position, and appends the answer to `out`. After an error, `out` may end with
     /// bytes that report the error to the peer.
     fn read(&mut self, octets: &[u8], out: &mut Vec<u8>) -> Result<(), SecurityError>;
 
-    /// Returns the channel and the peer's identity once the peer has proven it and no bytes of the handshake remain.
-    /// Returns `None` before that, and after it has returned them.
+    /// Returns the channel and the peer's identity, once the peer has proven it and all bytes of the handshake are consumed. Returns `None`
+    /// before that. Returns them only once.
     fn finish(&mut self) -> Option<(Channel, PeerIdentity)>;
 
-    /// Returns the text about an error of [`Handshake::read`] that is sent to the peer.
+    /// Returns the text that reports an error of [`Handshake::read`] to the peer.
     fn alert(&self, error: &SecurityError) -> String;
 }
 
@@ -163,7 +162,7 @@ impl Security {
         matches!(self, Self::Plain)
     }
 
-    /// Checks that these settings are usable for connecting (`connects`) or for listening.
+    /// Checks that the settings can be used to connect, or to listen if `connects` is false.
     pub(crate) fn check(&self, connects: bool) -> Result<(), SecurityError> {
         match self {
             #[cfg(feature = "tls")]
@@ -175,7 +174,7 @@ impl Security {
         }
     }
 
-    /// Starts a handshake. It fails if the two sides have different `context`s.
+    /// Starts a handshake. It succeeds only if both sides pass the same `context`, so it verifies data that was exchanged before.
     pub(crate) fn start(&self, role: HandshakeRole<'_>, context: &[u8]) -> Result<Box<dyn Handshake>, SecurityError> {
         match self {
             Self::Plain => {

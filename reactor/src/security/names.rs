@@ -11,25 +11,23 @@ use x509_cert::ext::pkix::name::{DirectoryString, GeneralName};
 
 use super::{PeerIdentity, is_hidden};
 
-/// Longest name that is reported, bytes: the limit of a SPIFFE ID.
+/// The longest name that is reported, in bytes. This is the limit of a SPIFFE ID.
 const LONGEST: usize = 2048;
 
-/// The attribute type of a common name.
+/// The object identifier of a common name.
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 
-/// A name in a peer's certificate; see [`PeerIdentity::names`]. It is displayed as OpenSSL does, such as
-/// `DNS:node1.example`.
+/// A name in a peer's certificate; see [`PeerIdentity::names`]. It is displayed in the format of OpenSSL, such as `DNS:node1.example`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum PeerName {
-    /// A host name of the subject alternative names. It may begin with `*.`.
+    /// A host name in the subject alternative names. It may begin with `*.`.
     Dns(String),
-    /// An IP address of the subject alternative names.
+    /// An IP address in the subject alternative names.
     Ip(IpAddr),
-    /// A URI of the subject alternative names, such as a SPIFFE ID.
+    /// A URI in the subject alternative names, such as a SPIFFE ID.
     Uri(String),
-    /// A common name of the subject. If there are subject alternative names, these name a host, and the common name
-    /// does not.
+    /// A common name of the subject. If the certificate has subject alternative names, do not take the common name for a host name.
     CommonName(String),
 }
 
@@ -45,12 +43,12 @@ impl fmt::Display for PeerName {
 }
 
 impl PeerIdentity {
-    /// Returns the names in the peer's own certificate: the subject alternative names in their order, then the common
-    /// names. Empty for a raw public key, and for an identity of another kind.
+    /// Returns the names in the peer's own certificate: the subject alternative names in their order, then the common names. The list is
+    /// empty for a raw public key, and for other kinds of identities.
     ///
-    /// The authority has signed these names, and may have signed malicious ones. Left out are names that are empty,
-    /// longer than 2,048 bytes, or contain invisible characters, such as those that control a terminal or change the
-    /// direction of text, and names of other kinds. A certificate or a list of names that cannot be parsed has none.
+    /// The authority has signed these names, but may have signed malicious ones. So some names are left out: empty names, names of more
+    /// than 2,048 bytes, and names with invisible characters, such as those that control a terminal or change the direction of text. Names
+    /// of other kinds are left out too. If the certificate or its list of names cannot be parsed, that part has no names.
     ///
     /// Example: [the guide](crate::guide::security).
     #[must_use]
@@ -59,7 +57,7 @@ impl PeerIdentity {
         let Some(Ok(own)) = chain.first().map(|own| Certificate::from_der(own)) else { return Vec::new() };
         let own = own.tbs_certificate();
         let mut alternative = own.filter_extensions::<SubjectAltName>();
-        // A certificate with two lists is ambiguous, so neither counts.
+        // A certificate with two lists of alternative names is ambiguous, so neither list is used.
         let list = alternative.next().filter(|_| alternative.next().is_none()).and_then(Result::ok);
         let list = list.map(|(_, SubjectAltName(list))| list).unwrap_or_default();
         let common = own.subject().iter().filter(|attribute| attribute.oid == COMMON_NAME);
@@ -82,7 +80,7 @@ fn name(name: &GeneralName) -> Option<PeerName> {
     }
 }
 
-/// Returns a copy of a name; `None` if it is too long, is blank, or has invisible characters other than spaces.
+/// Returns a copy of a name. `None` if it is too long, is blank, or has invisible characters other than spaces.
 fn visible(name: &str) -> Option<String> {
     let fits = !name.trim().is_empty() && name.len() <= LONGEST && !name.contains(is_hidden);
     fits.then(|| name.to_owned())
@@ -165,7 +163,7 @@ mod tests {
         assert_eq!(identity(vec![uri(&longest)], &[]).names(), [PeerName::Uri(longest)]);
     }
 
-    /// A list with a name that is not ASCII cannot be parsed.
+    /// A list of alternative names that contains a byte that is not ASCII cannot be parsed.
     #[test]
     fn a_list_that_cannot_be_parsed_has_no_names() {
         let PeerIdentity::Certificates(mut chain) = identity(vec![dns("node1.example")], &["n".into()]) else {
@@ -196,7 +194,7 @@ mod tests {
             let _ = PeerIdentity::Certificates(vec![octets]).names();
         }
 
-        /// However a certificate was changed, every reported name is displayable.
+        /// Whatever byte of a certificate is changed, every reported name can be displayed safely.
         #[test]
         fn no_changed_certificate_panics_or_has_a_name_that_is_not_visible(
             at in any::<prop::sample::Index>(),

@@ -1,11 +1,11 @@
-//! Pre-shared keys, which all members of a small cluster have: Noise with the pattern NNpsk0 (revision 34 of its
-//! specification), Curve25519, AES-256-GCM and SHA-256.
+//! Pre-shared keys, which all members of a small cluster have. The handshake is that of Noise with the pattern NNpsk0 (revision 34 of its
+//! specification), Curve25519, AES-256-GCM and SHA-256. Its three messages are:
 //!
 //! ```text
 //! active:  name of the key | psk, e        passive:  e, ee        active:  an empty sealed message
 //! ```
 //!
-//! The last message proves that the active side takes part now, so a replayed first message opens nothing.
+//! The last message proves that the active side takes part now. So an attacker who repeats a recorded first message gets no connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,23 +20,23 @@ use super::{Handshake, HandshakeRole, PeerIdentity, SecurityError};
 
 const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 
-/// Longest name of a key, bytes.
+/// The longest name of a key, in bytes.
 const LONGEST_NAME: usize = 64;
 
-/// Length of a key, bytes.
+/// The length of a key, in bytes.
 const KEY: usize = 32;
 
-/// The nonce that Noise reserves for renewing keys.
+/// The nonce that Noise reserves for the renewal of keys.
 const REKEY_NONCE: u64 = u64::MAX;
 
-/// The bytes of a key. They are boxed so that a move copies a pointer and leaves no copy of the key behind, and are
-/// overwritten when they are dropped.
+/// The bytes of a key, which are overwritten when they are dropped. They are boxed, so that a move copies only a pointer and leaves no copy
+/// of the key behind.
 type Secret = Box<Zeroizing<[u8; KEY]>>;
 
-/// The pre-shared keys of the local side: one for connecting, and those that it accepts from peers.
+/// The pre-shared keys of the local side. One is used to connect, and all are accepted from peers.
 #[derive(Clone)]
 pub struct Psk {
-    /// The names and keys. The first one is for connecting.
+    /// The names and keys. The first one is used to connect.
     keys: Arc<[(String, Secret)]>,
 }
 
@@ -52,7 +52,7 @@ fn settings(why: impl Into<String>) -> SecurityError {
 }
 
 impl Psk {
-    /// Creates a set of one key, for connecting and accepting. `name` has 1 to 64 bytes, and is sent in the clear.
+    /// Creates a set with one key, which is used both to connect and to accept peers. `name` has 1 to 64 bytes, and is sent in plaintext.
     ///
     /// ```
     /// use rdma_reactor::{Config, Psk, Security};
@@ -66,19 +66,21 @@ impl Psk {
     /// ```
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] for a name that is empty or too long.
+    /// [`SecurityError::Settings`] if the name is empty or too long, or all bytes of the key are equal.
     pub fn new(name: &str, key: [u8; 32]) -> Result<Self, SecurityError> {
         let (key, mut secret) = (Zeroizing::new(key), Secret::default());
         secret.copy_from_slice(&key[..]);
         Self::of(vec![(name.to_owned(), secret)])
     }
 
-    /// Parses keys: each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#`
-    /// are ignored. The first key is for connecting, and all of them are accepted from peers. So to replace a key, add
-    /// the new one everywhere, then put it first, then remove the old one.
+    /// Parses a set of keys. Each line has a name, a colon, and 64 hexadecimal digits. Empty lines and lines that begin with `#` are
+    /// ignored.
+    ///
+    /// The first key is used to connect, and all of them are accepted from peers. To replace a key, first add the new one on all members.
+    /// Then make it the first one on all members. Finally, remove the old one.
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] with the number of the wrong line. The error never repeats digits of a key.
+    /// [`SecurityError::Settings`], with the number of the line if a line cannot be parsed. The error never contains digits of a key.
     pub fn parse(text: &str) -> Result<Self, SecurityError> {
         let mut keys = Vec::new();
         for (nth, line) in text.lines().enumerate() {
@@ -131,17 +133,17 @@ fn hex(digits: &str) -> Option<Secret> {
     Some(key)
 }
 
-/// The Noise state of a handshake. Its copy of the pre-shared key is overwritten when it is dropped; the keys derived
-/// from it are not.
+/// The Noise state of a handshake. When it is dropped, its copy of the pre-shared key is overwritten. The keys that were derived from it
+/// are not.
 struct Noise(Box<HandshakeState>);
 
 impl Noise {
     fn new(active: bool, name: &str, key: &[u8; KEY], context: &[u8]) -> Result<Self, SecurityError> {
         let failed = |error: snow::Error| settings(format!("noise: {error}"));
-        // The prologue has no length in front of the name. To produce the same bytes with another boundary, there would
-        // have to be a second key with the same bytes, whose name is a prefix of this name, and the rest of this name
-        // would have to be a prefix of a greeting, although each greeting has its own length. Only those who choose the
-        // names and keys can cause that.
+        // The prologue contains the name without its length, so the boundary between name and context is not authenticated. To use this, an
+        // attacker would need a second key with the same bytes, whose name is a prefix of this name. The remainder of this name would have
+        // to be a prefix of a greeting, although a greeting contains its own length. Only those who choose the names and keys can cause
+        // that.
         let prologue = [name.as_bytes(), context].concat();
         let builder = Builder::new(PATTERN.parse().map_err(failed)?);
         let builder = builder.psk(0, key).map_err(failed)?.prologue(&prologue).map_err(failed)?;
@@ -154,24 +156,24 @@ impl Drop for Noise {
     fn drop(&mut self) {
         let overwritten = self.0.set_psk(0, &[0; KEY]);
         debug_assert!(overwritten.is_ok(), "the pattern has one key");
-        // Without this, the compiler may remove the write, because nothing reads it.
+        // Nothing reads the overwritten bytes, so the compiler could remove the write. This prevents it.
         std::hint::black_box(&*self.0);
     }
 }
 
-/// The state of a handshake.
+/// The progress of a handshake.
 enum PskState {
-    /// The local side has connected with the key of this name, and waits for the answer.
+    /// The local side connects with the key of this name, and waits for the peer's answer.
     Initiating(String, Noise),
-    /// The local side waits for the name of the peer's key.
+    /// The local side accepts, and waits for the name of the peer's key.
     AwaitingKeyName {
         keys: Psk,
         context: Vec<u8>,
     },
-    /// The peer has named this key, and the local side waits for its proof.
+    /// The peer has sent the name of this key. The local side waits for the proof that the peer has the key.
     AwaitingProof(String, Channel),
     Complete(String, Channel),
-    /// The handshake was finished, or has failed.
+    /// The results were returned, or the handshake has failed.
     Finished,
 }
 
@@ -191,7 +193,7 @@ fn differs() -> SecurityError {
     SecurityError::Peer("the pre-shared keys differ, or the handshake was changed on the way".into())
 }
 
-/// Returns the channel of a completed handshake.
+/// Derives the keys of the channel from a completed handshake.
 fn channel(noise: &mut HandshakeState) -> Channel {
     let active = noise.is_initiator();
     let (to_passive, to_active) = noise.dangerously_get_raw_split();
@@ -286,17 +288,17 @@ impl Handshake for PskHandshake {
     }
 }
 
-/// The AES-256-GCM cipher of Noise. The nonce is the number of the message.
+/// The AES-256-GCM cipher as Noise uses it: the nonce is the number of the message.
 struct Cipher(LessSafeKey);
 
 impl Cipher {
     fn new(key: &[u8; KEY]) -> Self {
-        // ring checks only the length, which is that of the algorithm's keys.
+        // ring checks only the length of the key, and that is correct.
         Self(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("a key of 32 bytes")))
     }
 }
 
-/// Returns the nonce of a number: 4 zero bytes, and the number big-endian (Noise, section 12.4).
+/// Returns the nonce for a number: 4 zero bytes, then the number in big-endian order (Noise, section 12.4).
 fn nonce(number: u64) -> Nonce {
     let mut octets = [0; 12];
     octets[4..].copy_from_slice(&number.to_be_bytes());
@@ -313,11 +315,11 @@ impl CipherKey for Cipher {
         self.0.open_in_place(nonce(number), Aad::from(header), body).is_ok()
     }
 
-    /// REKEY of Noise, section 4.2: the first 32 bytes of an encryption of 32 zeros, with the nonce that no message
-    /// has.
+    /// Renews the key with REKEY of Noise, section 4.2. The new key is the first 32 bytes of 32 encrypted zeros, with a nonce that no
+    /// message uses.
     fn renew(&mut self) {
         let mut zeros = Zeroizing::new([0; KEY]);
-        // A failure would leave a key of zeros, which must never be used.
+        // If the encryption failed, the new key would consist of zeros, so the failure must not be ignored.
         let sealed = self.0.seal_in_place_separate_tag(nonce(REKEY_NONCE), Aad::empty(), &mut zeros[..]);
         assert!(sealed.is_ok(), "32 bytes are not too long");
         *self = Self::new(&zeros);

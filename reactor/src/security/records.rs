@@ -1,22 +1,22 @@
-//! Handshake records in a stream of bytes that may be cut anywhere. In front of each record is its length: two bytes,
-//! little-endian.
+//! The records of a handshake. They are sent as a stream of bytes, which may be split at any position. Each record is preceded by its
+//! length: two bytes, little-endian.
 
 use super::SecurityError;
 
-/// Length of the longest record that is sent, before it is sealed, bytes.
+/// The longest record that is sent, in bytes, before it is encrypted.
 const LONGEST: usize = 16 << 10;
 
-/// Largest number of records of a peer. An honest handshake of 64 KiB, the most that a connection accepts, has about
-/// ten. Each record costs work, and the peer has not proven its identity yet.
+/// The largest number of records that a peer may send. An honest handshake of 64 KiB, the longest that a connection accepts, has about ten.
+/// Each record costs work, and the peer has not proven its identity yet.
 const MAX_RECORDS: u32 = 64;
 
-/// The bytes of the peer that are not consumed yet. The connection limits their number.
+/// The bytes that the peer has sent, as far as they are not consumed. The connection limits their number.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     octets: Vec<u8>,
-    /// Number of bytes at the front that belong to consumed records.
+    /// The number of bytes at the front of `octets` that belong to consumed records.
     consumed: usize,
-    /// Number of consumed records.
+    /// The number of consumed records.
     count: u32,
 }
 
@@ -28,7 +28,7 @@ impl Records {
         self.octets.extend_from_slice(octets);
     }
 
-    /// Returns the next whole record; `None` if not all of its bytes have arrived.
+    /// Consumes the next complete record and returns it. `None` if some of its bytes have not arrived.
     ///
     /// # Errors
     /// [`SecurityError::Peer`] for an empty record, and for more records than a handshake may have.
@@ -45,13 +45,13 @@ impl Records {
         Ok(Some(record))
     }
 
-    /// Returns `true` if no bytes are left.
+    /// Returns `true` if all bytes are consumed.
     pub(super) fn is_empty(&self) -> bool {
         self.consumed == self.octets.len()
     }
 }
 
-/// Appends records with these bytes. `seal` changes each, and may append up to 64 bytes to it.
+/// Splits bytes into records and appends these to `out`. `seal` may encrypt a record, and append up to 64 bytes to it.
 pub(super) fn emit(octets: &[u8], out: &mut Vec<u8>, mut seal: impl FnMut(&mut Vec<u8>)) {
     for part in octets.chunks(LONGEST) {
         let mut record = part.to_vec();

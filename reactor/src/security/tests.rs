@@ -1,4 +1,4 @@
-//! Tests of both kinds of handshakes, and of the channels that they end in.
+//! Tests of both kinds of handshakes, and of the channels that they return.
 
 #![cfg(all(feature = "tls", feature = "psk"))]
 
@@ -61,11 +61,11 @@ fn passive(security: &Security) -> Box<dyn Handshake> {
     security.start(HandshakeRole::Passive, b"context").unwrap()
 }
 
-/// The results of the handshakes of an active and of a passive side.
+/// The results of the two handshakes: of the active side, then of the passive side.
 type Ends = [Result<(Channel, PeerIdentity), SecurityError>; 2];
 
-/// Runs two handshakes against each other, in pieces of `cut` bytes. `wire` may change the bytes: it gets the direction
-/// and the bytes.
+/// Runs two handshakes against each other, with the bytes split into pieces of `cut` bytes. `wire` may change the bytes. Its arguments are
+/// the sending side and the bytes.
 fn talk(mut sides: [Box<dyn Handshake>; 2], cut: usize, mut wire: impl FnMut(usize, &mut Vec<u8>)) -> Ends {
     let mut out = [Vec::new(), Vec::new()];
     let mut errors = [None, None];
@@ -102,7 +102,7 @@ fn why(ends: &Ends, side: usize) -> String {
     ends[side].as_ref().expect_err("no peer was to be accepted").to_string()
 }
 
-/// Returns the two ends of a channel.
+/// Returns the two sides of a channel.
 fn channels(security: &Security) -> [Channel; 2] {
     shake(security, security, "node").map(|end| end.unwrap().0)
 }
@@ -195,7 +195,7 @@ fn an_identity_is_replaced_for_the_handshakes_that_follow() {
     assert!(shake(&us, &us, "node").iter().all(Result::is_ok));
 }
 
-/// Two key pairs without certificates, each of which accepts the other or does not.
+/// Key pairs without certificates. Two sides come up only if each accepts the key of the other.
 #[test]
 fn raw_public_keys_stand_for_certificates() {
     let [ours, theirs, other] = [0; 3].map(|_| KeyPair::generate().unwrap());
@@ -257,7 +257,7 @@ fn raw_public_keys_stand_for_certificates() {
     }
 }
 
-/// Another clock, by settings of rustls.
+/// rustls settings may contain another clock, which decides if a certificate is valid.
 #[test]
 fn settings_of_rustls_s_own_are_taken() {
     #[derive(Debug)]
@@ -330,7 +330,7 @@ fn another_context_fails_the_handshake() {
     }
 }
 
-/// A change of any byte in either direction fails the handshake, up to the last byte.
+/// If any single byte of the handshake is changed, in either direction, the handshake fails. This includes the last byte.
 #[test]
 fn no_handshake_survives_a_changed_octet() {
     for security in all() {
@@ -372,8 +372,8 @@ fn a_recorded_handshake_opens_nothing() {
     }
 }
 
-/// 64 KiB of empty records, or of records of one byte, from a peer that has proven nothing: the first empty record, or
-/// the first one beyond the limit, ends the handshake.
+/// A peer that has proven nothing sends 64 KiB of empty records, or of records with one byte. The first empty record, or the first record
+/// beyond the limit, ends the handshake.
 #[test]
 fn a_handshake_in_crumbs_is_refused() {
     let empty = vec![0; 64 << 10];
@@ -436,7 +436,7 @@ fn no_bit_of_a_message_can_be_changed_and_no_octet_is_missing() {
     }
 }
 
-/// Seals a large message as it is in memory: its segments, and their tags behind them.
+/// Encrypts a large message. Returns it in the layout of the memory that the peer reads: the segments, then their tags.
 fn sealed_large(sealer: &mut Sealer, plain: &[u8]) -> Vec<u8> {
     let len = plain.len() as u64;
     let mut memory = plain.to_vec();
@@ -501,7 +501,7 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
     }
 }
 
-/// A key log is enough to decrypt a connection: a tool derives the keys as those of QUIC (RFC 9001, section 5.1).
+/// A tool can decrypt a connection with nothing but its key log. It derives the keys in the same way as for QUIC (RFC 9001, section 5.1).
 #[test]
 fn a_logged_secret_opens_messages() {
     use std::sync::Mutex;
@@ -559,7 +559,7 @@ fn a_logged_secret_opens_messages() {
     assert_eq!(key.open_in_place(nonce, Aad::from(&*header), body).unwrap(), b"read along");
 }
 
-/// A key records the numbers that it is used with: each is used once.
+/// A key that records its numbers. Each number must be used only once.
 #[test]
 fn a_number_is_used_once_with_a_key() {
     use std::collections::BTreeSet;

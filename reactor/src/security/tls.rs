@@ -1,9 +1,7 @@
-//! TLS 1.3 as QUIC carries it (RFC 9001). rustls produces the handshake and the keys, and the reactor's messages carry
-//! them.
+//! TLS 1.3 as QUIC uses it (RFC 9001). rustls produces the handshake and the keys, and messages of the reactor carry the handshake bytes.
 //!
-//! The bytes of the handshake are sent in records. The records after the ServerHello are sealed with the handshake
-//! keys, so certificates are not readable on the way. The greetings of both sides are the transport parameters, so the
-//! handshake fails if they were changed.
+//! These bytes are sent in records. The records after the ServerHello are encrypted with the handshake keys, so certificates cannot be read
+//! in transit. The greetings of both sides are passed as transport parameters. So the handshake fails if the greetings were changed.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -27,7 +25,7 @@ fn settings(why: impl fmt::Display) -> SecurityError {
     SecurityError::Settings(why.to_string())
 }
 
-/// Returns the ciphers and key exchanges of ring, with AES-128-GCM first: it is the fastest one on processors with AES
+/// Returns the ciphers and key exchanges of ring. AES-128-GCM comes first, because it is the fastest cipher on processors with AES
 /// instructions.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = rustls::crypto::ring::default_provider();
@@ -35,34 +33,32 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// The certificates and the private key of the local side, or only a key pair. A clone is the same identity:
-/// [`TlsIdentity::replace`] on one of them takes effect in all handshakes that begin afterwards, in every listener and
-/// connection with this identity.
+/// The certificates and the private key of the local side, or only a key pair. A clone is the same identity: [`TlsIdentity::replace`] on a
+/// clone takes effect in every listener and connection with this identity, for all handshakes that begin later.
 #[derive(Clone, Debug)]
 pub struct TlsIdentity(Arc<KeyResolver>);
 
-/// The certificates and the key that are presented to peers.
+/// The certificates and the private key that are currently presented to peers.
 #[derive(Debug)]
 struct KeyResolver {
-    /// A public key is presented instead of a certificate.
+    /// True if a public key is presented instead of a certificate.
     raw: bool,
     now: Mutex<Arc<CertifiedKey>>,
 }
 
 impl TlsIdentity {
-    /// Parses certificates and a private key in PEM. The first certificate is that of the local side; those between it
-    /// and the authority follow.
+    /// Parses certificates and a private key in PEM. The first certificate is that of the local side. The intermediate certificates up to
+    /// the authority follow.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
     /// # Errors
-    /// [`SecurityError::Settings`] if there is no certificate or no key, or if the key does not belong to the
-    /// certificate.
+    /// [`SecurityError::Settings`] if there is no certificate or no key, or if the key does not belong to the first certificate.
     pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, SecurityError> {
         Ok(Self(Arc::new(KeyResolver { raw: false, now: Mutex::new(certified(certificates, key)?) })))
     }
 
-    /// Parses a private key in PEM. Its public key is presented to peers instead of a certificate (RFC 7250); for
+    /// Parses a private key in PEM. Its public key is presented to peers instead of a certificate (RFC 7250). Used with
     /// [`Tls::public_keys`].
     ///
     /// # Errors
@@ -71,20 +67,20 @@ impl TlsIdentity {
         Ok(Self(Arc::new(KeyResolver { raw: true, now: Mutex::new(uncertified(key)?) })))
     }
 
-    /// Returns the first certificate in DER; for a [raw](TlsIdentity::raw) identity, the public key as
-    /// SubjectPublicKeyInfo in DER. The peer finds it in [`PeerIdentity::Certificates`].
+    /// Returns the first certificate in DER. For a [raw](TlsIdentity::raw) identity, returns the public key as SubjectPublicKeyInfo in DER.
+    /// The peer receives it in [`PeerIdentity::Certificates`].
     #[must_use]
     pub fn end_entity(&self) -> Vec<u8> {
         self.0.now().cert.first().map(|first| first.to_vec()).unwrap_or_default()
     }
 
-    /// Replaces the certificates and the key, for all handshakes that begin from now on. Established connections stay
-    /// open. It may be called on any thread. For a [raw](TlsIdentity::raw) identity, `certificates` must be empty.
+    /// Replaces the certificates and the key, for all handshakes that begin from now on. Established connections stay open. Any thread may
+    /// call this. For a [raw](TlsIdentity::raw) identity, `certificates` must be empty.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
     /// # Errors
-    /// As [`TlsIdentity::from_pem`]; the identity stays as it was.
+    /// As [`TlsIdentity::from_pem`]. The identity is unchanged then.
     pub fn replace(&self, certificates: &[u8], key: &[u8]) -> Result<(), SecurityError> {
         let new = match self.0.raw {
             true if !certificates.is_empty() => {
@@ -93,12 +89,12 @@ impl TlsIdentity {
             true => uncertified(key)?,
             false => certified(certificates, key)?,
         };
-        // A panic cannot leave the value half-changed.
+        // A panic of another thread cannot have left the value inconsistent, because it is replaced in one step.
         *self.0.now.lock().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(())
     }
 
-    /// Returns the resolver if the identity is of this kind.
+    /// Returns the resolver, or an error if the identity is not of this kind. `raw`: a key pair without certificates.
     fn of_kind(&self, raw: bool) -> Result<Arc<KeyResolver>, SecurityError> {
         match (self.0.raw, raw) {
             (true, false) => Err(settings("this identity has no certificate: use Tls::public_keys with it")),
@@ -143,7 +139,7 @@ fn private_key(pem: &[u8]) -> Result<PrivateKeyDer<'static>, SecurityError> {
         .map_err(|error| settings(format!("the private key: {error}: give one in PEM (PKCS #8, PKCS #1 or SEC 1)")))
 }
 
-/// Returns a private key, with its public key in the place of a certificate.
+/// Returns a private key, with its public key in place of a certificate.
 fn uncertified(key: &[u8]) -> Result<Arc<CertifiedKey>, SecurityError> {
     let key = provider().key_provider.load_private_key(private_key(key)?);
     let key = key.map_err(|error| settings(format!("the private key: {error}")))?;
@@ -173,19 +169,18 @@ fn roots(pem: &[u8]) -> Result<Arc<RootCertStore>, SecurityError> {
     Ok(Arc::new(roots))
 }
 
-/// The settings of TLS. Only TLS 1.3 is supported, without session tickets and early data.
+/// The settings of TLS. Only TLS 1.3 is supported, without session tickets and without early data.
 #[derive(Clone)]
 pub struct Tls {
-    /// The settings for connecting.
+    /// The settings of the side that connects. `None` if these settings are only for listening.
     client: Option<Arc<ClientConfig>>,
-    /// The settings for accepting.
+    /// The settings of the side that listens. `None` if these settings are only for connecting.
     server: Option<Arc<ServerConfig>>,
-    /// The name that must be in the certificate of a peer to which the local side connects.
+    /// The name that the peer's certificate must contain if the local side connects. `None`: the name or address that it connects to.
     name: Option<Box<ServerName<'static>>>,
 }
 
-/// Handshakes do not change the settings, and an identity is replaced in one step, so a panic leaves nothing
-/// half-changed.
+/// A panic cannot leave these settings inconsistent: handshakes do not change them, and an identity is replaced in one step.
 impl UnwindSafe for Tls {}
 impl RefUnwindSafe for Tls {}
 
@@ -197,8 +192,7 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Returns settings for connecting and accepting in which both sides present certificates. The peers' certificates
-    /// must be signed by `authorities` (in PEM).
+    /// Returns settings to connect and to listen. Both sides must present certificates that are signed by `authorities` (in PEM).
     ///
     /// Example: [the guide](crate::guide::security).
     ///
@@ -218,9 +212,10 @@ impl Tls {
         Ok(Self::from_rustls(Some(client), Some(server)))
     }
 
-    /// Returns settings for connecting and accepting in which both sides present public keys without certificates (RFC
-    /// 7250), where there is no authority. `peers` (in PEM, `PUBLIC KEY`) are the keys of the accepted peers. A key is
-    /// not bound to a name: each accepted peer can claim any name, and [`crate::Context::identity`] returns its key.
+    /// Returns settings to connect and to listen if there is no certificate authority. Both sides present public keys without certificates
+    /// (RFC 7250). `peers` (in PEM, `PUBLIC KEY`) are the keys of the accepted peers.
+    ///
+    /// A key is not bound to a name, so each accepted peer can claim any name. [`crate::Context::identity`] returns the key of a peer.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -255,18 +250,17 @@ impl Tls {
         Ok(Self::from_rustls(Some(client), Some(server)))
     }
 
-    /// Returns settings for connecting in which only the accepting side presents a certificate. It must be signed by
-    /// `authorities` (in PEM).
+    /// Returns settings to connect. Only the side that listens presents a certificate, which must be signed by `authorities` (in PEM).
     ///
     /// # Errors
-    /// As [`Tls::mutual`].
+    /// [`SecurityError::Settings`] if the authorities cannot be used.
     pub fn client(authorities: &[u8]) -> Result<Self, SecurityError> {
         let client = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
         let client = client.map_err(settings)?.with_root_certificates(roots(authorities)?).with_no_client_auth();
         Ok(Self::from_rustls(Some(client), None))
     }
 
-    /// Returns settings for accepting, the counterpart of [`Tls::client`]: any client is accepted, and stays anonymous.
+    /// Returns settings to listen, the counterpart of [`Tls::client`]. Every client is accepted, as [`PeerIdentity::Anonymous`].
     ///
     /// # Errors
     /// [`SecurityError::Settings`] if rustls does not accept the settings, or the identity is [raw](TlsIdentity::raw).
@@ -276,8 +270,8 @@ impl Tls {
         Ok(Self::from_rustls(None, Some(server)))
     }
 
-    /// Wraps settings of rustls, for other verifiers, another clock or other cryptography. Session tickets, resumption
-    /// and early data are turned off.
+    /// Uses settings of rustls, for other verifiers, another clock or other cryptography. Session tickets, resumption and early data are
+    /// turned off.
     ///
     /// ```
     /// use rdma_reactor::{Security, Tls};
@@ -302,8 +296,8 @@ impl Tls {
         Self { client, server, name: None }
     }
 
-    /// Sets the name, a host name or an address in text form, that must be in a peer's certificate. Default: the name
-    /// that [`crate::Context::connect_host`] was given, or else the address of the peer.
+    /// Sets the name that the certificate of the listening side must contain: a host name, or an address in text form. By default, this is
+    /// the name that was passed to [`crate::Context::connect_host`], or else the address of the peer.
     ///
     /// # Errors
     /// [`SecurityError::Settings`] if `name` is neither a host name nor an address.
@@ -312,10 +306,11 @@ impl Tls {
         Ok(self)
     }
 
-    /// Writes the secrets of all connections with these settings to the file that the environment variable
-    /// `SSLKEYLOGFILE` names, in the format of NSS, and logs a warning. Appends to the file. Does nothing if the
-    /// variable is not set. For debugging only: anybody who can read the file can decrypt the connections. [The
-    /// guide](crate::guide::security) names tools that use it. Needs the feature `keylog`.
+    /// Appends the secrets of all connections with these settings to a file, and logs a warning. The environment variable `SSLKEYLOGFILE`
+    /// names the file, which has the format of NSS. Does nothing if the variable is not set.
+    ///
+    /// This is for debugging only: anybody who can read the file can decrypt the connections. [The guide](crate::guide::security) names
+    /// tools that use it. Needs the feature `keylog`.
     #[cfg(feature = "keylog")]
     #[must_use]
     pub fn log_keys(mut self) -> Self {
@@ -385,7 +380,7 @@ fn server_name(name: &str) -> Result<ServerName<'static>, SecurityError> {
     })
 }
 
-/// The keys that seal the handshake's records, and the numbers of records sealed and opened with them.
+/// The keys that encrypt the records of the handshake, and the numbers of records that were encrypted and decrypted with them.
 struct HandshakeKeys {
     keys: Keys,
     sealed: u64,
@@ -396,11 +391,11 @@ struct HandshakeKeys {
 pub(crate) struct TlsHandshake {
     conn: Connection,
     records: Records,
-    /// The handshake keys. Set from the ServerHello on.
+    /// The handshake keys. Set once the ServerHello was sent or received.
     handshake_keys: Option<HandshakeKeys>,
-    /// The channel. Set once its keys are known; the peer may still have to prove its identity.
+    /// The channel. Set once its keys are known, which may be before the peer has proven its identity.
     channel: Option<Channel>,
-    /// The greetings that both sides exchanged in the clear.
+    /// The greetings that both sides have exchanged in plaintext.
     context: Vec<u8>,
 }
 
@@ -432,7 +427,7 @@ impl TlsHandshake {
         Ok(())
     }
 
-    /// Appends the bytes that rustls has to send, and stores the keys that it provides.
+    /// Appends the bytes that rustls wants to send to `out`, and stores the keys that it provides.
     fn write(&mut self, out: &mut Vec<u8>) {
         loop {
             let mut octets = Vec::new();
@@ -440,7 +435,7 @@ impl TlsHandshake {
             let handshake_keys = &mut self.handshake_keys;
             emit(&octets, out, |record| {
                 if let Some(handshake_keys) = handshake_keys {
-                    // Encryption fails only for bytes that are longer than a record, and these are not.
+                    // Encryption fails only for a record that is too long, and `emit` makes no such record.
                     if let Ok(tag) =
                         handshake_keys.keys.local.packet.encrypt_in_place(handshake_keys.sealed, &[], record)
                     {
@@ -496,7 +491,7 @@ impl Handshake for TlsHandshake {
     }
 
     fn alert(&self, error: &SecurityError) -> String {
-        // The peer is told only the alert that TLS would send (RFC 8446, section 6.2).
+        // The peer receives only the alert that TLS would send (RFC 8446, section 6.2), and no local details.
         match (self.conn.alert(), error) {
             (Some(alert), _) => format!("{alert:?}"),
             (None, SecurityError::Peer(why)) => why.clone(),
@@ -508,9 +503,9 @@ impl Handshake for TlsHandshake {
 /// The key of one sequence.
 struct QuicKey {
     key: Box<dyn PacketKey>,
-    /// The secrets of the following keys.
+    /// The secrets from which the next keys are derived.
     next: Secrets,
-    /// The key is for the direction to the peer.
+    /// True if the key encrypts messages to the peer.
     own: bool,
 }
 

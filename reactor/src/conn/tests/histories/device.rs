@@ -1,4 +1,4 @@
-//! A model of a device's queue pair, and the wire to its peer.
+//! A model of the queue pair of a device, and of the wire to the peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::conn::recv_queue::Completed;
 use crate::id::WorkRequestId;
 use crate::memory::region::RemoteRegion;
 
-/// Space for the longest message in one buffer.
+/// The longest message in one buffer, in bytes.
 const LONGEST: usize = 64;
 
 /// The bytes of a message on the wire.
@@ -35,7 +35,7 @@ impl WireBytes {
     }
 }
 
-/// An item on the wire. Items keep their order.
+/// An item on the wire. Items arrive in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Message(WireBytes),
@@ -44,7 +44,7 @@ pub(super) enum Item {
         value: u32,
         len: u32,
     },
-    /// A read or an atomic operation.
+    /// A Read or an atomic operation, which the peer answers with a `Response`.
     Request,
     Response,
 }
@@ -53,7 +53,7 @@ pub(super) enum Item {
 enum SendProgress {
     Posted,
     OnTheWire,
-    /// The peer has answered, or no answer is needed.
+    /// The peer has answered, or the send needs no answer.
     Done,
 }
 
@@ -68,7 +68,7 @@ struct Send {
 }
 
 impl Send {
-    /// Returns true if it ends with the peer's answer.
+    /// Returns true if the send ends with an answer of the peer.
     const fn is_answered(&self) -> bool {
         matches!(self.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
@@ -84,27 +84,26 @@ pub(super) enum Completion {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct DeviceModel {
-    /// The memory of the pool.
+    /// The memory of the side's buffer pool.
     memory: Arc<Memory>,
-    /// True if all sends complete in order, Reads included, as on InfiniBand. Otherwise a send may complete before a
-    /// Read that was posted earlier, as on siw.
+    /// True if all sends complete in order, Reads included, as on InfiniBand. On siw, a send may complete before a Read that was posted
+    /// earlier.
     in_order: bool,
-    /// True if the receives are those of a shared queue.
+    /// True if the queue pair uses a shared receive queue.
     shared: bool,
-    /// True if everything in flight to the peer is lost when the local side disconnects.
+    /// True if a disconnect of the local side discards everything that is in flight to the peer.
     pub(super) abrupt: bool,
-    /// True if the queue pair is ready to send and to receive.
+    /// True if the queue pair can send and receive.
     pub(super) up: bool,
     sends: VecDeque<Send>,
-    /// The posted receives: the position of each in the shared queue, and its memory.
+    /// The posted receives. Each one has its position in the shared queue, and its memory.
     receives: VecDeque<(u16, Sge)>,
     pub(super) completions: VecDeque<Completion>,
     /// The items in flight to the peer.
     pub(super) wire: VecDeque<Item>,
-    /// The connection manager's event of the end. It is delivered once everything that the peer has sent before has
-    /// arrived.
+    /// The connection manager's event that the connection has ended. It is delivered after everything that the peer has sent before.
     pub(super) end_event: Option<DisconnectCause>,
-    /// The number of the peer's writes that were placed.
+    /// The number of Writes of the peer that were placed in memory.
     pub(super) placed: u32,
     /// True if this device answers the peer's Reads.
     pub(super) answers: bool,
@@ -150,24 +149,24 @@ impl DeviceModel {
         self.receives.len()
     }
 
-    /// Returns true if a send that is not done uses a part of a region.
+    /// Returns true if an unfinished send uses memory inside the region.
     pub(super) fn uses(&self, region: RemoteRegion) -> bool {
         let inside = |sge: &Sge| (region.address..region.address + region.len).contains(&(sge.address().addr() as u64));
         let busy = |send: &Send| send.progress != SendProgress::Done && send.sges.as_slice().iter().any(inside);
         self.up && self.sends.iter().any(busy)
     }
 
-    /// Returns true if a message that ends with its post can be sent now: nothing is in front of it.
+    /// Returns true if a message can be completed when it is posted: no posted send waits to be put on the wire.
     pub(super) fn sends_now(&self) -> bool {
         self.up && self.sends.iter().all(|send| send.progress != SendProgress::Posted)
     }
 
-    /// Puts a message on the wire that is no work request.
+    /// Puts a message on the wire that has no work request, because it is completed when it is posted.
     pub(super) fn send_now(&mut self, message: &[u8]) {
         self.wire.push_back(Item::Message(WireBytes::of(message)));
     }
 
-    /// Puts the next posted send on the wire. Returns false if there is none that may be sent.
+    /// Puts the next posted send on the wire. Returns false if no send is waiting, or a fence holds it back.
     pub(super) fn transmit(&mut self) -> bool {
         let Some(at) = self.sends.iter().position(|send| send.progress == SendProgress::Posted) else { return false };
         if !self.up || (self.sends[at].fenced && self.sends.iter().take(at).any(Send::is_answered)) {
@@ -193,7 +192,7 @@ impl DeviceModel {
         for sge in send.sges.as_slice() {
             let len = sge.len();
             let out = &mut message.bytes[message.len..message.len + len];
-            // WireBytes of a region have no meaning here; those of the pool do.
+            // The bytes of a region do not matter for these tests. Those of the pool do, because they contain headers.
             if let Some(at) = self.offset(sge) {
                 assert!(self.memory.copy_out(at, out));
             } else {
@@ -208,16 +207,16 @@ impl DeviceModel {
         sge.address().addr().checked_sub(self.memory.as_ptr().addr()).filter(|&at| at + sge.len() <= self.memory.len())
     }
 
-    /// Completes the next send that may complete; sends of a queue pair that is not up are flushed. Returns false if
-    /// there is none.
+    /// Completes the next send that may complete. If the queue pair is down, flushes the next send or receive. Returns false if there is
+    /// nothing to complete.
     pub(super) fn complete(&mut self) -> bool {
         if !self.up {
             let Some(send) = self.sends.pop_front() else { return self.flush_receive() };
             self.completions.push_back(Completion::Send { sequence: send.sequence, status: WcStatus::Flushed });
             return true;
         }
-        // Reads complete in order among themselves, and so do the other sends. Another send may overtake a Read that
-        // waits for its answer.
+        // Reads complete in order among themselves, and so do the other sends. But a Write or a message may overtake a Read that waits for
+        // its answer.
         let done = |send: &Send| send.progress == SendProgress::Done;
         let at = if self.in_order {
             self.sends.front().is_some_and(done).then_some(0)
@@ -233,7 +232,7 @@ impl DeviceModel {
     }
 
     fn flush_receive(&mut self) -> bool {
-        // Receives of a shared queue stay there.
+        // Receives of a shared queue are not flushed.
         if self.shared {
             return false;
         }
@@ -248,7 +247,7 @@ impl DeviceModel {
         self.completions.push_back(Completion::Receive { place, completed });
     }
 
-    /// Makes the first send that has not completed fail, and the queue pair with it.
+    /// Makes the first unfinished send fail, and brings the queue pair down.
     pub(super) fn fail(&mut self, status: WcStatus) {
         if !self.up {
             return;
@@ -265,8 +264,8 @@ impl DeviceModel {
         }
     }
 
-    /// Handles the next item that the peer has put on the wire. Returns false if there is none, or it has to wait for a
-    /// receive. `honest`: a message that finds no receive is an error.
+    /// Handles the next item on the wire from the peer. Returns false if there is none, or it must wait for a receive or an answer.
+    /// `honest`: the test fails if a message finds no receive.
     pub(super) fn arrive(&mut self, peer: &mut Self, honest: bool) -> bool {
         let Some(&item) = peer.wire.front() else { return false };
         if self.up && matches!(item, Item::Message(_) | Item::WriteWithImmediate { .. }) && self.receives.is_empty() {

@@ -1,15 +1,14 @@
-//! Histories of two connections, without reactor, provider and clock. The promises of this library hold in every
-//! history, in any order of events.
+//! Random histories of two connections, without reactor, provider and clock. The promises of the library must hold in every history, in any
+//! order of events.
 //!
-//! A history is a list of steps, drawn by proptest: acts of the two programs, of their devices and of the wire, time
-//! that passes, and messages of a peer that violates the rules. Each step ends with [`Side::check`], and each history
-//! with the end of both connections.
+//! A history is a list of steps, drawn by proptest. A step is an act of one of the programs, of a device or of the wire, a passage of time,
+//! or a message that violates the protocol. After each step [`Side::check`] runs. At the end of a history, both connections end.
 //!
-//! | file | holds |
+//! | file | contents |
 //! |---|---|
-//! | `side.rs` | a connection with what the reactor does for it, and what must hold of it |
-//! | `program.rs` | the program that uses it and checks its callbacks |
-//! | `device.rs` | a queue pair as devices have them, and the wire |
+//! | `side.rs` | a connection, the parts of the reactor that it needs, and the conditions that must hold for it |
+//! | `program.rs` | the program that uses the connection and checks its callbacks |
+//! | `device.rs` | a model of a device's queue pair, and the wire |
 
 mod device;
 mod program;
@@ -30,7 +29,7 @@ use crate::error::DisconnectReason;
 use crate::limits::{CONTROL_CREDITS, MAX_CONTROL};
 use crate::memory::region::RemoteRegion;
 
-/// The number of turns within which two sides that have nothing new to do must become idle.
+/// The number of turns after which two sides that have nothing new to do must be idle.
 const PATIENCE: usize = 20_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -66,20 +65,20 @@ enum EnvironmentStep {
     Complete(usize),
     Arrive(usize),
     Poll(usize),
-    /// Posts the gathered work requests.
+    /// Posts the collected work requests.
     Post,
     Turn,
     EndEvent,
     Fail(WcStatus),
     PostingFails,
-    /// Everything in flight to this side is lost, and the connection with it.
+    /// Everything in flight to this side is lost, and the connection breaks.
     Cut,
     DeviceRemoved,
     ConnectFails,
     Time(Duration),
-    /// Reads of the peer's memory are not answered any more.
+    /// From now on, the device does not answer the peer's Reads.
     NoAnswers,
-    /// The peer sends something that no honest peer sends.
+    /// The peer sends bytes that an honest peer would not send.
     Hostile(WireBytes),
 }
 
@@ -90,7 +89,7 @@ enum HistoryStep {
 }
 
 impl HistoryStep {
-    /// Returns the step that a number encodes. Small numbers are steps that do little, for proptest to shrink to.
+    /// Returns the step that a number encodes. proptest shrinks towards small numbers, so these are steps with little effect.
     fn of(word: u64) -> Self {
         let (end, n, m) = ((word & 1) as usize, (word >> 8) as usize & 0xff, word >> 16);
         let len = n % (BUFFER + 1);
@@ -152,7 +151,7 @@ impl HistoryStep {
     }
 }
 
-/// Returns a message of a peer that violates the rules.
+/// Returns a message of a hostile peer. Most of these violate the protocol.
 fn hostile(n: usize, m: u64) -> WireBytes {
     let grant = (m >> 8) as u32;
     let near = grant % 64;
@@ -196,11 +195,11 @@ fn hostile(n: usize, m: u64) -> WireBytes {
 struct History {
     terms: SideOptions,
     sides: [Side; 2],
-    /// For each side, true if it was notified that the transport is up, or that it will not be.
+    /// For each side, true if it was notified that the transport is up, or that it has failed.
     established: [bool; 2],
     /// The private data of the passive side's reply.
     reply: Vec<u8>,
-    /// True if nothing was lost on the wire, and nothing has failed.
+    /// True as long as nothing was lost on the wire, and no fault was injected.
     intact: bool,
 }
 
@@ -281,7 +280,7 @@ impl History {
         }
     }
 
-    /// Injects a fault on this side.
+    /// Injects a fault on the side `end`.
     fn fault(&mut self, end: usize, fault: EnvironmentStep) {
         let [side, peer] = pair(&mut self.sides, end);
         match fault {
@@ -303,17 +302,17 @@ impl History {
         }
     }
 
-    /// Returns true if all messages so far were those of honest peers.
+    /// Returns true if no message has violated the protocol so far.
     fn is_honest(&self) -> bool {
         self.sides[0].trusts
     }
 
-    /// Returns true if each message must find a receive.
+    /// Returns true if it is an error for a message to find no receive.
     fn asserts_receives(&self) -> bool {
         self.is_honest() && self.terms.framing == Framing::Credits
     }
 
-    /// Reports to a side that the transport is up.
+    /// Notifies a side that the transport is up.
     fn establish(&mut self, end: usize) {
         if !std::mem::replace(&mut self.established[end], true) {
             let private_data = if end == 0 { self.reply.as_slice() } else { &[] };
@@ -321,7 +320,8 @@ impl History {
         }
     }
 
-    /// Delivers the connection manager's event of the end, once everything that the peer has sent before has arrived.
+    /// Delivers the connection manager's event that the connection has ended, once everything that the peer had sent before has arrived.
+    /// Returns false if there is no such event.
     fn end_event(&mut self, end: usize) -> bool {
         let [side, peer] = pair(&mut self.sides, end);
         if side.deliver_end_event() {
@@ -334,7 +334,7 @@ impl History {
         gone && side.ended.is_none()
     }
 
-    /// Runs a turn of the reactor, in which its device does all that it can. Returns false if there was nothing to do.
+    /// Runs a turn of the reactor, in which its device does everything that it can do. Returns false if there was nothing to do.
     fn turn(&mut self, end: usize) -> bool {
         let honest = self.asserts_receives();
         let [side, peer] = pair(&mut self.sides, end);
@@ -351,7 +351,7 @@ impl History {
         moved | side.end()
     }
 
-    /// Runs both sides until there is nothing left to do.
+    /// Runs turns of both sides until neither has anything to do.
     fn settle(&mut self) {
         for _ in 0..PATIENCE {
             let moved = [self.turn(0), self.turn(1)];
@@ -363,7 +363,7 @@ impl History {
         panic!("they never come to rest: {:?}", self.sides);
     }
 
-    /// Checks the promises that hold after every step.
+    /// Checks the conditions that must hold after every step. Each message that was received must be the next one that the peer has sent.
     fn check(&mut self) {
         for end in 0..2 {
             self.sides[end].check();
@@ -376,7 +376,7 @@ impl History {
         }
     }
 
-    /// Ends the history: nothing is stuck, both connections end, and all buffers are returned.
+    /// Ends the history. Nothing may be stuck, both connections must end, and all buffers must return to their pools.
     fn end(mut self) {
         for end in 0..2 {
             self.establish(end);
@@ -417,8 +417,8 @@ impl History {
         }
     }
 
-    /// Checks the windows of two sides at rest, whatever the programs keep and cork. Every offered message is fetched,
-    /// a side may send unless the program of its peer keeps nearly all receives, and pings are answered.
+    /// Checks the windows of two idle sides, whatever messages the programs keep or cork. Every offered message must be fetched, and pings
+    /// must be answered. A side must be able to send, unless the program of its peer keeps nearly all receives.
     fn check_windows(&mut self) {
         for end in 0..2 {
             let [side, peer] = pair(&mut self.sides, end);
@@ -440,7 +440,7 @@ impl History {
         }
     }
 
-    /// Advances the time by twice the time after which a silent peer is given up. Both sides run often enough to answer.
+    /// Advances the time by twice the keepalive timeout. Both sides run often enough to answer pings.
     fn idle(&mut self) {
         for _ in 0..10 {
             self.sides.iter_mut().for_each(|side| side.advance(Duration::from_secs(3)));
@@ -468,7 +468,7 @@ impl History {
             if let Some(DisconnectReason::PeerViolation(what)) = ended.reason {
                 assert!(!honest, "an honest peer was accused: {what}");
             }
-            // The sends that the one side accepted before it closed were delivered to the other.
+            // Everything that one side had sent before its orderly close must have been delivered to the other side.
             let orderly = matches!(ended.reason, Some(DisconnectReason::Closed | DisconnectReason::Lost));
             if honest && self.intact && orderly && !side.closed && peer.drained {
                 assert!(peer.said.is_empty(), "lost at the end: {:?}", peer.said);
@@ -482,7 +482,7 @@ fn pair(sides: &mut [Side; 2], end: usize) -> [&mut Side; 2] {
     if end == 0 { [first, second] } else { [second, first] }
 }
 
-/// Runs a step `count` times, or until it cannot run.
+/// Runs `step` up to `count` times, and stops when it returns false.
 fn times(count: usize, mut step: impl FnMut() -> bool) {
     for _ in 0..count {
         if !step() {
@@ -519,9 +519,13 @@ fn steps() -> impl Strategy<Value = Vec<HistoryStep>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
-    /// The promises hold over any history: no message is sent without a receive or a credit, each send ends once, each
-    /// connection ends once and is silent then, nothing is stuck, everything is delivered in order or its connection
-    /// has failed, an honest peer is never accused, and every buffer is returned.
+    /// The promises hold in any history:
+    /// - No message is sent without a receive or a credit.
+    /// - Each send ends once, each connection ends once, and no callback follows the last one.
+    /// - Nothing is stuck.
+    /// - Everything is delivered in order, or the connection has failed.
+    /// - An honest peer is never accused of a violation.
+    /// - Every buffer is returned.
     #[test]
     fn every_promise_holds_in_every_history(terms in terms(), steps in steps()) {
         let mut history = History::new(&terms, start());
@@ -538,7 +542,7 @@ fn cases() -> u32 {
     asked.unwrap_or(2000)
 }
 
-/// Returns two sides that are up, of these depths.
+/// Returns two sides that are up, with these queue depths.
 fn connected(receive_depth: u32, send_depth: u32) -> History {
     let (framing, shared, in_order, quiet, abrupt) = (Framing::Credits, false, true, false, false);
     let terms = SideOptions { receive_depth, send_depth, framing, shared, in_order, quiet, abrupt };
@@ -548,8 +552,8 @@ fn connected(receive_depth: u32, send_depth: u32) -> History {
     history
 }
 
-/// A disconnect that loses everything in flight, like those of iWARP devices, waits until the peer has everything. A peer of an older
-/// version is not awaited, because it does not end the connection.
+/// On some devices, such as iWARP, a disconnect loses everything in flight. There, a side waits with its disconnect until the peer has
+/// received everything and ends the connection. A peer of an older version does not do that, so the side does not wait for it.
 #[test]
 fn an_end_does_not_overtake_what_was_sent() {
     for (parting, lost) in [(true, 0), (false, 3)] {
@@ -559,7 +563,7 @@ fn an_end_does_not_overtake_what_was_sent() {
         side.conn.as_mut().expect("it is up").terms.parting = parting;
         (0..3).for_each(|_| side.send(4));
         side.close();
-        // It has processed everything, the goodbye too, before any of that has arrived.
+        // The side completes all its sends, including the goodbye, before anything has arrived at the peer.
         for _ in 0..2 {
             while side.post() || side.device.transmit() || side.device.complete() || side.poll() {}
             side.end();
@@ -575,8 +579,8 @@ fn an_end_does_not_overtake_what_was_sent() {
     }
 }
 
-/// The peer gets its credits back even if a program releases some messages, one in a turn, and keeps the next ones. The
-/// peer stalls when all but four receives are kept, and not before.
+/// The program releases some messages, one in each turn, and keeps the later ones. The peer gets all credits that are due: it stalls only
+/// when all but four receives are kept.
 #[test]
 fn kept_messages_withhold_no_grant_that_is_due() {
     for depth in 5..40 {
@@ -593,12 +597,12 @@ fn kept_messages_withhold_no_grant_that_is_due() {
     }
 }
 
-/// A message of the reactor's own that found no slot in the send queue is sent when a slot is free.
+/// A control message that finds no free slot in the send queue is sent later, when a slot is free.
 #[test]
 fn a_control_message_that_found_no_place_is_tried_again() {
     let mut history = connected(16, 1);
     let side = &mut history.sides[0];
-    // A message that does not end with its post.
+    // This message is queued. It is not completed when it is posted, so it occupies a slot.
     side.send_filled(4);
     for _ in 0..3 {
         side.ask_peer();
@@ -614,7 +618,7 @@ fn a_control_message_that_found_no_place_is_tried_again() {
 }
 
 impl History {
-    /// Sends a message from the peer of the passive side, if there is a receive for the message.
+    /// Makes the peer of the passive side send a message, and lets the passive side handle it, if a receive is posted.
     fn attack(&mut self, kind: MessageKind, grant: u32, payload: &[u8]) {
         let message = WireBytes::of(&[&FrameHeader { kind, grant }.emit()[..], payload].concat());
         self.step(HistoryStep::Environment(1, EnvironmentStep::Hostile(message)));
@@ -629,7 +633,8 @@ impl History {
     }
 }
 
-/// Messages that wait behind one that can never be fetched occupy receives, and with them the peer's credits.
+/// Messages that wait behind an offer that can never be fetched occupy receives. So the peer runs out of credits, and cannot send more of
+/// them.
 #[test]
 fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
@@ -642,7 +647,7 @@ fn a_peer_that_lets_nothing_be_fetched_fills_no_memory() {
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
-/// A message whose last part never arrives occupies its own receives, and ends its connection when the time is over.
+/// A message whose last fragment never arrives occupies only its own receives. Its connection ends after the transfer timeout.
 #[test]
 fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
     let mut history = connected(16, 8);
@@ -666,7 +671,7 @@ fn a_peer_that_never_finishes_a_message_fills_no_memory_and_is_given_up() {
     history.sides.iter_mut().for_each(Side::check_home);
 }
 
-/// A message may take longer than the transfer timeout, as long as its parts arrive.
+/// A large message may take longer than the transfer timeout, as long as the peer reports progress.
 #[test]
 fn a_message_that_moves_slowly_is_not_given_up() {
     for wants_progress in [true, false] {
@@ -694,7 +699,7 @@ fn a_message_that_moves_slowly_is_not_given_up() {
     }
 }
 
-/// A peer cannot claim for ever that it fetches a message.
+/// A peer must not report impossible progress. Otherwise it could claim forever that it is fetching a message.
 #[test]
 fn news_of_parts_that_cannot_be_is_refused() {
     const STRIDE: u64 = 4 << 20;
@@ -706,7 +711,7 @@ fn news_of_parts_that_cannot_be_is_refused() {
         ("an unknown message", &[progress(1, STRIDE)]),
     ] {
         let mut history = connected(16, 8);
-        // The peer's messages here are received by the side that offers.
+        // `attack` delivers its messages to the passive side, so that side must be the one that offers.
         history.sides[1].offer(2 * STRIDE as usize, false);
         for (kind, payload) in end_event {
             assert!(history.sides[1].is_open(), "{what}");
@@ -720,7 +725,7 @@ fn news_of_parts_that_cannot_be_is_refused() {
     }
 }
 
-/// A peer that does not announce in its greeting that it joins messages gets none in several buffers.
+/// If the greeting of a peer does not announce that it joins fragments, longer messages are offered to it.
 #[test]
 fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
     let mut request = connected(16, 8).sides[0].greeting();
@@ -733,7 +738,7 @@ fn a_peer_of_an_older_version_is_offered_what_is_past_one_buffer() {
     }
 }
 
-/// Parts that no honest peer sends end the connection.
+/// Fragments that do not form a valid message end the connection.
 #[test]
 fn parts_that_do_not_belong_together_are_refused() {
     let fragment = |following: u32, payload: &[u8]| {
@@ -764,8 +769,8 @@ fn parts_that_do_not_belong_together_are_refused() {
     }
 }
 
-/// A peer that grants no credit for the reports that its messages were fetched cannot have more of them than may be in
-/// flight.
+/// A peer may grant no credit for the reports that its messages were fetched. Then it can have no more unreported messages than the limit
+/// of transfers in flight.
 #[test]
 fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     let mut history = connected(16, 8);
@@ -773,7 +778,7 @@ fn a_peer_that_cannot_be_told_of_what_was_fetched_fills_no_memory() {
     for number in 0..1000 {
         let offer = Offer { number, region: RemoteRegion { address: 0, len: 100, key: 1 }, tag: None };
         let [victim, attacker] = pair(&mut history.sides, 1);
-        // The Reads are answered, and there is credit only for messages of the reactor's own.
+        // The Reads are answered. The credits are enough for control messages only.
         attacker.device.wire.push_back(Item::Response);
         limit = limit.max(limit - victim.credits() + CONTROL_CREDITS);
         history.attack(MessageKind::Offer, limit, offer.emit(&mut [0; MAX_CONTROL]));

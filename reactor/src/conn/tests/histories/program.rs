@@ -1,4 +1,4 @@
-//! The program of a side: its calls, and its checks of the callbacks.
+//! The program of a side: it makes calls, and checks its callbacks.
 
 use rdma_transport::mr::RemoteKey;
 use rdma_transport::wr::{RemoteAddress, SendOp};
@@ -17,12 +17,12 @@ use crate::memory::landing::{Landing, Offered};
 use crate::memory::operations::Locals;
 use crate::memory::region::{Region, RemoteRegion};
 
-/// Returns a byte of a message in several buffers. The first four are its tag.
+/// Returns byte `at` of a message in several buffers. The first four bytes are the message's tag.
 const fn cut_byte(tag: u32, at: usize) -> u8 {
     if at < 4 { tag.to_le_bytes()[at] } else { (tag as usize).wrapping_mul(7).wrapping_add(at * 11) as u8 }
 }
 
-/// Memory of the peer.
+/// A remote address in memory of the peer.
 const FAR: RemoteAddress = RemoteAddress { address: 0, key: RemoteKey(7) };
 
 impl Side {
@@ -30,7 +30,7 @@ impl Side {
         self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) && self.device.up
     }
 
-    /// Returns true if the ends of messages that are copied now are not reported to this side.
+    /// Returns true if the ends of messages that this side copies now are not reported to its program.
     fn is_quiet(&self) -> bool {
         self.config.quiet_sends
             && !self.telling
@@ -56,7 +56,8 @@ impl Side {
         }
     }
 
-    /// Handles the result of a send, like [`Side::taken`], for a message that was copied.
+    /// Handles the result of a send like [`Side::taken`], for a message whose payload was copied. If the side is quiet, the end of the send
+    /// is not expected.
     fn copied(&mut self, sent: Option<Result<SendId, SendErrorKind>>, said: Said) -> bool {
         let taken = self.taken(sent, Some(said));
         if taken && self.is_quiet() {
@@ -91,11 +92,11 @@ impl Side {
             self.device.send_now(&message);
         }
         self.copied(sent, said);
-        // It may have ended already.
+        // The message may have completed already. This makes the pending callbacks.
         self.tell(|_, _| ());
     }
 
-    /// Calls `Context::buffer` and `Context::send_buffer`.
+    /// Does what `Context::buffer` and `Context::send_buffer` do.
     pub(super) fn send_filled(&mut self, len: usize) {
         let (bytes, said) = self.payload(len);
         let pool = &mut self.buffers.pool;
@@ -114,7 +115,7 @@ impl Side {
         self.copied(sent, said);
     }
 
-    /// Calls `Context::append`.
+    /// Does what `Context::append` does.
     pub(super) fn append(&mut self, len: usize) {
         let before = self.stats.messages.sent;
         let (bytes, _) = self.payload(BUFFER);
@@ -134,7 +135,7 @@ impl Side {
             }
             Some(Ok(more)) => match self.said.back_mut() {
                 Some(Said::Message { tag, len }) => {
-                    // The tag of a message that was shorter than a tag is in pieces.
+                    // If the message was shorter than a tag, its tag is not in one piece, so it is not checked.
                     *tag = if *len < 4 { 0 } else { *tag };
                     *len += more;
                 }
@@ -147,7 +148,7 @@ impl Side {
         }
     }
 
-    /// Calls `Context::send_region`.
+    /// Does what `Context::send_region` does.
     pub(super) fn send_from(&mut self, len: usize) {
         let Self { source, .. } = self;
         let region = std::mem::replace(source, region(&self.drop_channel, 1, 9));
@@ -156,7 +157,8 @@ impl Side {
         self.taken(sent, Some(Said::Message { tag: 0, len }));
     }
 
-    /// Sends a message in several buffers, if there is capacity for all of it: a copy, or from the program's region.
+    /// Sends a message in several buffers, if there is capacity for all its fragments. `copy`: the payload is copied, and not read from the
+    /// program's region.
     pub(super) fn send_cut(&mut self, len: usize, copy: bool) {
         let len = if copy { len } else { len.min(self.source.len()) };
         if !self.conn.as_ref().is_some_and(|conn| conn.may_cut(len)) {
@@ -183,7 +185,7 @@ impl Side {
         assert!(taken, "there was capacity for all of it");
     }
 
-    /// Offers a message longer than one buffer, from a copy or from the program's region.
+    /// Offers a message longer than one buffer. `copy`: the payload is copied, and not read from the program's region.
     pub(super) fn offer(&mut self, len: usize, copy: bool) {
         let Some(Ok(())) = self.checked(|conn, env| conn.check_offer(len, copy, env)) else { return };
         let key = self.source.key();
@@ -203,7 +205,7 @@ impl Side {
         }
     }
 
-    /// Checks the capacity; notes a refusal.
+    /// Checks the capacity for a send, and records if it is refused.
     fn checked(
         &mut self,
         check: impl FnOnce(&mut Connection, &mut Env<'_>) -> Result<(), SendErrorKind>,
@@ -219,7 +221,7 @@ impl Side {
         room
     }
 
-    /// Calls `Context::read` for `ranges` ranges.
+    /// Does what `Context::read` does, for `ranges` local ranges.
     pub(super) fn read(&mut self, ranges: usize) {
         if !matches!(self.checked(|conn, env| conn.check_operation(ranges, false, env)), Some(Ok(()))) {
             return;
@@ -233,7 +235,7 @@ impl Side {
         self.taken(sent, None);
     }
 
-    /// Calls `Context::fetch_add`.
+    /// Does what `Context::fetch_add` does.
     pub(super) fn fetch_add(&mut self) {
         if !matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
             return;
@@ -244,7 +246,7 @@ impl Side {
         self.taken(sent, None);
     }
 
-    /// Calls `Context::write`.
+    /// Does what `Context::write` does.
     pub(super) fn write(&mut self) {
         if matches!(self.checked(|conn, env| conn.check_operation(1, false, env)), Some(Ok(()))) {
             let locals = self.written();
@@ -258,7 +260,7 @@ impl Side {
         Locals::to_read(&[(&self.source, 0..1)]).expect("the range is inside")
     }
 
-    /// Calls `Context::write_with_immediate`, on a device that has it or not. The value is the number of writes.
+    /// Does what `Context::write_with_immediate` does. `native`: the device has this operation. The value is the number of Writes so far.
     pub(super) fn write_and_tell(&mut self, native: bool) {
         let places = if native { 1 } else { 2 };
         if !matches!(self.checked(|conn, env| conn.check_operation(places, true, env)), Some(Ok(()))) {
@@ -277,8 +279,7 @@ impl Side {
         self.taken(sent, Some(Said::Immediate { value }));
     }
 
-    /// Calls `Context::told_of`, which futures use: from now on the ends of all sends of this side are reported, or no
-    /// longer.
+    /// Does what `Context::told_of` does, which futures use. `telling`: the ends of all sends of this side are reported from now on.
     pub(super) fn tell_of_next(&mut self, telling: bool) {
         self.telling = telling;
         self.input(|conn, _| conn.sends_mut().tell_of_next(telling));
@@ -305,7 +306,7 @@ impl Side {
         });
     }
 
-    /// Releases messages for the program.
+    /// Releases up to `count` messages that the program keeps.
     pub(super) fn release(&mut self, count: usize) {
         for buffer in self.kept.drain(..count.min(self.kept.len())).collect::<Vec<_>>() {
             if self.conn.is_some() {
@@ -318,7 +319,7 @@ impl Side {
         }
     }
 
-    /// Handles a callback, and checks it against everything that was sent before.
+    /// Handles a callback, and checks it against what the side and its peer have done before.
     pub(super) fn event(&mut self, event: Event) {
         assert!(self.ended.is_none(), "{event:?} after the last callback");
         assert!(self.announced || matches!(event, Event::Connected), "{event:?} before on_connect");
@@ -344,7 +345,7 @@ impl Side {
         }
     }
 
-    /// Answers an offer: messages of even lengths land in the program's memory.
+    /// Decides about an offer. Messages of even lengths are read into the program's memory, the others into the library's.
     fn answer(&mut self, offered: Offered) {
         assert!(!self.closed, "{offered:?} after close");
         if offered.len % 2 == 0 && self.conn.as_ref().is_some_and(|conn| conn.state().is_open()) {
@@ -358,7 +359,7 @@ impl Side {
         self.input(|conn, env| conn.settle_offer(offered.id, env));
     }
 
-    /// Handles the end of a landing: the memory is the program's again.
+    /// Handles the end of a message that was read into the program's memory. The program must be able to access that memory again.
     fn landed(&mut self, offered: Offered, is_there: bool) {
         let at = self.landings.iter().position(|(of, _)| *of == offered).expect("a place that has not ended");
         let (_, mut place) = self.landings.remove(at);
@@ -407,7 +408,7 @@ impl Side {
         let message: Vec<u8> =
             parts.flat_map(|(buffer, end)| slabs.bytes(buffer, *end as usize)[HEADER_LEN..].to_vec()).collect();
         assert_eq!(message.len(), fragments.len);
-        // A message from the region of the program has no tag.
+        // A message that was sent from a region has no tag.
         let tag = message.first_chunk().map_or(0, |tag| u32::from_le_bytes(*tag));
         let sound = (0..message.len()).all(|at| message[at] == cut_byte(tag, at));
         self.hear(Said::Cut { tag: if sound { tag } else { 0 }, len: message.len() });
@@ -438,7 +439,7 @@ impl Side {
             self.offers.remove(at);
             return;
         }
-        // A refusal is reported to the program even for messages that are quiet otherwise.
+        // A refusal is always reported to the program, even for a quiet message.
         if outcome == Outcome::Refused && !self.sends.contains(&Some(send)) {
             return;
         }

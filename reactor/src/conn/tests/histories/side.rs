@@ -1,5 +1,5 @@
-//! One side of a history: a connection, the parts of the reactor that serve it, and a program that uses it and checks
-//! its callbacks.
+//! One side of a history: a connection, the parts of the reactor that it needs, and a program that uses the connection and checks its
+//! callbacks.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -37,7 +37,7 @@ use crate::stats::Stats;
 /// The largest payload of a message in one buffer, in bytes.
 pub(super) const BUFFER: usize = 32;
 
-/// The settings of the two sides of a history.
+/// The settings of a side.
 #[derive(Clone, Debug)]
 pub(super) struct SideOptions {
     pub(super) receive_depth: u32,
@@ -49,7 +49,7 @@ pub(super) struct SideOptions {
     pub(super) abrupt: bool,
 }
 
-/// Something that one program has sent and the other must receive.
+/// Something that one program has sent and the program of the peer must receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Message {
@@ -70,7 +70,7 @@ pub(super) enum Said {
 }
 
 impl Said {
-    /// Returns true if `heard` is what the other program receives when this was sent. A tag of 0 matches any tag.
+    /// Returns true if the peer's program must receive `heard` when this was sent. A tag of 0 matches any tag.
     pub(super) fn matches(self, heard: Self) -> bool {
         match (self, heard) {
             (Self::Message { tag, len }, Self::Message { tag: other, len: heard }) => {
@@ -84,21 +84,21 @@ impl Said {
     }
 }
 
-/// The way in which the program handles received messages.
+/// The way in which the program treats the messages that it receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
     LetGo,
     Keep,
-    /// It takes the buffer, and releases it before its callback returns.
+    /// The program keeps the message, and releases it before its callback returns.
     GiveBackInside,
-    /// It closes the connection in the callback.
+    /// The program closes the connection in the callback.
     Close,
 }
 
-/// The end that was reported to the program; no callback may follow.
+/// The end of the connection, as it was reported to the program. No callback may follow.
 #[derive(Debug)]
 pub(super) struct Ended {
-    /// The reason, if the connection was up.
+    /// The reason of `on_disconnect`. `None` if the connection was never up.
     pub(super) reason: Option<DisconnectReason>,
 }
 
@@ -122,36 +122,36 @@ pub(super) struct Side {
     pub(super) now: Instant,
     pub(super) deadline: Option<Instant>,
     pub(super) device: DeviceModel,
-    /// The number of buffers that are promised to the connection and the shared queue.
+    /// The number of buffers that the connection and the shared queue may use.
     pub(super) promised: usize,
     pub(super) drop_channel: DropChannel,
-    // The program.
+    // The state of the program follows.
     pub(super) manner: Manner,
     pub(super) kept: Vec<Buffer>,
-    /// True if there is no memory for large messages.
+    /// True if the side has no memory to fetch large messages.
     pub(super) starved: bool,
     pub(super) announced: bool,
     /// True if the program has called `close`.
     pub(super) closed: bool,
-    /// True if all sends from before the close have gone out.
+    /// True if all sends from before the close were sent.
     pub(super) drained: bool,
     pub(super) refused: bool,
-    /// True if the ends of all sends are reported to the program now.
+    /// True if the ends of all sends are reported to the program now, even those of copied messages.
     pub(super) telling: bool,
-    /// True if the peer keeps to the rules, so that its messages are those that its program has sent.
+    /// True if the peer has not violated the protocol, so that its messages are those that its program has sent.
     pub(super) trusts: bool,
-    /// Sends that end in order, with their ids where these are known.
+    /// The sends that have not ended, in order, except large messages. An id is `None` if the program does not know it.
     pub(super) sends: VecDeque<Option<SendId>>,
-    /// Sends that end when the peer has fetched them.
+    /// The large messages that were offered to the peer and have not ended.
     pub(super) offers: Vec<SendId>,
-    /// The landings of messages that have not ended.
+    /// The large messages that are being read into memory of the program, with that memory.
     pub(super) landings: Vec<(Offered, Region)>,
-    /// Everything that the peer has not received yet.
+    /// Everything that was sent and that the peer has not received yet.
     pub(super) said: VecDeque<Said>,
     pub(super) heard: VecDeque<Said>,
     pub(super) tag: u32,
     pub(super) writes: u32,
-    /// The number of receives that completed without error.
+    /// The number of receives that have completed successfully.
     pub(super) arrivals: u64,
     pub(super) last_arrival: Instant,
     pub(super) settled: u32,
@@ -161,7 +161,7 @@ pub(super) struct Side {
 }
 
 pub(super) fn region(drop_channel: &DropChannel, len: usize, key: u32) -> Region {
-    // A separate mapping is for memory that is too large to be touched in every history.
+    // Large memory gets its own mapping, so that the pages of it which a history does not use are never touched.
     let memory = if len > 1 << 16 { Memory::new(len) } else { Memory::from_vec(vec![0; len]) };
     let memory = Arc::new(memory.expect("memory"));
     let remote = RemoteRegion { address: memory.as_ptr() as u64, len: len as u64, key };
@@ -267,7 +267,7 @@ impl Side {
         self.conn.as_ref().expect("it is new").greeting(&[], BUFFER as u32, false, &self.config)
     }
 
-    /// Processes the peer's request.
+    /// Processes the peer's greeting, as the driver does when it accepts a request.
     pub(super) fn agree(&mut self, request: &[u8]) {
         let raw = Greeting::reject(crate::error::RejectReason::Refused, request);
         let conn = self.conn.as_mut().expect("it is new");
@@ -278,10 +278,9 @@ impl Side {
         conn.agree(&greeting, BUFFER as u32, false, &self.config);
     }
 
-    // The driver's part.
+    // Tasks of the driver.
 
-    /// Passes an input to the connection, carries out its actions, and makes the callbacks. Returns `None` if the
-    /// connection has ended.
+    /// Passes an input to the connection, and executes the actions that it requests. Returns `None` if the connection has ended.
     pub(super) fn input<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let Self { conn, config, buffers, effects, stats, now, .. } = self;
         let mut env = Env { now: *now, config, device: 0, buffers, effects, stats };
@@ -292,7 +291,7 @@ impl Side {
         Some(result)
     }
 
-    /// Passes an input to the connection, like [`Side::input`], and makes the callbacks that are due.
+    /// Passes an input to the connection like [`Side::input`], and then makes the pending callbacks.
     pub(super) fn tell<R>(&mut self, input: impl FnOnce(&mut Connection, &mut Env<'_>) -> R) -> Option<R> {
         let result = self.input(input);
         while let Some((_, event)) = self.effects.next_event() {
@@ -341,7 +340,7 @@ impl Side {
         self.device.post_receives(&chain);
     }
 
-    /// Posts the gathered work requests, like stage 11 of a turn.
+    /// Posts the collected work requests, as stage 11 of a turn does. Returns false if there was nothing to post.
     pub(super) fn post(&mut self) -> bool {
         self.post_shared();
         assert!(self.effects.to_post.len() <= 1, "marked twice");
@@ -376,7 +375,7 @@ impl Side {
         conn.sends_mut().taken(count);
     }
 
-    /// Calls `Context::flush`.
+    /// Does what `Context::flush` does.
     pub(super) fn flush_now(&mut self) {
         self.input(|conn, _| conn.uncork());
         self.post_sends();
@@ -419,7 +418,7 @@ impl Side {
         true
     }
 
-    /// Reports to the program that it may send again.
+    /// If a refused send would be accepted now, notifies the program.
     fn ask(&mut self) {
         while self.effects.to_ask.pop_front().is_some() {
             if self.conn.as_ref().is_some_and(|conn| conn.is_unblocked().is_some()) {
@@ -428,13 +427,13 @@ impl Side {
         }
     }
 
-    /// Delivers the connection manager's event of the end.
+    /// Delivers the connection manager's event that the connection has ended. Returns false if there is none.
     pub(super) fn deliver_end_event(&mut self) -> bool {
         let Some(cause) = self.device.end_event.take() else { return false };
         self.tell(|conn, env| conn.disconnected(cause, env)).is_some()
     }
 
-    /// Finishes a connection that has ended, like stage 10 of a turn.
+    /// Advances the end of the connection, as stage 10 of a turn does. Returns true if the connection has ended.
     pub(super) fn end(&mut self) -> bool {
         if let Some(conn) = self.conn.as_ref().filter(|conn| conn.is_drained()) {
             self.drained = conn.sends.is_empty();
@@ -452,7 +451,7 @@ impl Side {
         over
     }
 
-    /// Lets time pass.
+    /// Advances the time, and handles the timer of the connection if it has expired.
     pub(super) fn advance(&mut self, time: Duration) {
         self.now += time;
         if self.deadline.is_none_or(|at| at > self.now) {
@@ -460,12 +459,12 @@ impl Side {
         }
         self.deadline = None;
         if self.conn.as_ref().is_some_and(|conn| matches!(conn.state(), State::Closing(_))) {
-            // The device has not flushed in time.
+            // The device has not flushed its queues in time.
             while self.poll() {}
             return self.finish();
         }
         if self.device.abrupt {
-            // A peer that does not end the connection in time may not receive what is in flight.
+            // The peer did not end the connection in time. Messages in flight to it are lost, so they need not be delivered.
             self.drained = false;
         }
         let silence = Silence { heard: None, caught_up: self.device.completions.is_empty() };
@@ -489,13 +488,13 @@ impl Side {
         };
         assert!(self.sends.is_empty() && self.offers.is_empty(), "sends without an end: {:?}", self.sends);
         assert!(self.landings.is_empty(), "places without an end: {:?}", self.landings);
-        // A connection that ends before it is up counts as pending until it is gone.
+        // Only a passive connection that was up is settled. One that ended before occupies its slot until it is released.
         assert!(self.settled <= u32::from(!active && announced), "settled {} times", self.settled);
         let lost = matches!(reason, Some(DisconnectReason::KeepaliveTimeout));
         let silence = self.now.saturating_duration_since(self.last_arrival);
         assert!(!lost || silence >= self.config.timeouts.keepalive, "given up {silence:?} after it was heard");
         self.ended = Some(Ended { reason });
-        // The driver releases the claim and the promised buffers.
+        // Releases the claim on the shared queue, and the buffers, as the driver does.
         if let Some(claim) = conn.receives().claim() {
             let claimed = claim.receives();
             let kept = conn.receives().kept();
@@ -509,7 +508,7 @@ impl Side {
 
     // Checks.
 
-    /// Checks the conditions that hold after every step.
+    /// Checks the conditions that must hold after every step.
     pub(super) fn check(&mut self) {
         let Self { conn, config, buffers, device, promised, sink, source, .. } = self;
         let used = buffers.pool.capacity() - buffers.pool.available();
@@ -539,14 +538,14 @@ impl Side {
         }
     }
 
-    /// Returns true if the peer must be able to send data when both sides have nothing to do: it must unless this side
-    /// keeps all but four receives.
+    /// Returns true if the peer must be able to send data when both sides are idle. That is so unless this side keeps all but four
+    /// receives.
     pub(super) fn must_let_peer_send(&self) -> bool {
         let depth = self.config.receive_depth as usize;
         !self.starved && self.buffers.shared.is_none() && self.kept.len() + CONTROL_CREDITS as usize + 2 <= depth
     }
 
-    /// Returns true if the connection was reported to the program.
+    /// Returns true if the program knows the connection: it has opened the connection, or was notified that it is up.
     pub(super) fn is_known(&self) -> bool {
         self.announced || self.conn.as_ref().is_some_and(Connection::is_active)
     }
@@ -560,7 +559,7 @@ impl Side {
         self.conn.as_ref().map_or(0, |conn| conn.tx.available())
     }
 
-    /// Checks that nothing is left to do.
+    /// Checks that the program of an idle side waits for nothing.
     pub(super) fn check_quiet(&self, why: &str) {
         assert!(
             self.sends.is_empty() && self.offers.is_empty() && self.landings.is_empty(),
@@ -572,7 +571,7 @@ impl Side {
         assert!(!self.refused, "{why}: the program was never notified that it may send again");
     }
 
-    /// Checks that every buffer is returned after the connection has ended and the program has released everything.
+    /// Checks that all buffers were returned. The connection must have ended, and the program releases everything first.
     pub(super) fn check_home(&mut self) {
         self.release(usize::MAX);
         self.post_shared();
