@@ -32,7 +32,7 @@ impl Connection {
         self.sends.lists.is_active()
     }
 
-    /// Returns true if a large message or a list may add more work requests to the send queue by itself.
+    /// Returns true if a large message or a list is in progress. These add work requests to the send queue without a call of the program.
     #[inline]
     pub(super) fn feeds_itself(&self) -> bool {
         self.transfers.is_active() || self.has_lists()
@@ -192,7 +192,7 @@ impl Connection {
         PartState::Posted
     }
 
-    /// Queues the message that notifies the peer of the whole list. The caller has checked that a credit and a slot are available.
+    /// Queues the message that notifies the peer at the end of a list. The caller has checked that a credit and a slot are available.
     fn push_notification(&mut self, order: &Order, env: &mut Env<'_>) {
         let immediate;
         let (kind, payload) = match &order.notification {

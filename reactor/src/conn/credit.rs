@@ -7,13 +7,13 @@
 //! whatever order their messages cross:
 //!
 //! - Data messages leave the last [`CONTROL_CREDITS`] unused. So at least three receives of each side are never occupied by messages that
-//!   the   program keeps.
+//!   the program keeps.
 //! - The last credit is used only for a message that carries a grant ([`may_control`]). So the two sides are never out of credits at the
-//!   same   time. Consider the last message of each: either one was sent after the other had arrived, or they crossed and each carries a
+//!   same time. Consider the last message of each side: either one was sent after the other had arrived, or they crossed and each carries a
 //!   grant.
-//! - A grant is due if at least two credits can be granted, and one of these holds: they are at least as many as the peer has left, or the
-//!   peer   has none left for data ([`ReceiveWindow::update_due`]). A side with one credit left therefore always receives a grant. Since
-//!   each grant   needs two messages of the peer, two sides that have nothing else to send stop granting.
+//! - A grant is due if at least two credits can be granted, and one of two conditions holds: they are at least as many as the peer has
+//!   left, or the peer has none left for data ([`ReceiveWindow::update_due`]). A side with one credit left therefore always receives a
+//!   grant. Since each grant needs two messages of the peer, two sides that have nothing else to send stop granting.
 //!
 //! After a message was processed, its receive is posted again together with others. This happens when a quarter of the window is free, or
 //! earlier if it makes a grant due ([`ReceiveWindow::worth_posting`]).

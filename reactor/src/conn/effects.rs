@@ -37,7 +37,7 @@ pub(crate) enum Event {
     Immediate(Immediate),
     /// `count` consecutive sends have ended with the same outcome; `send` is the first of them. The program receives one callback for each.
     Sent { send: SendId, count: u32, outcome: Outcome },
-    /// A transfer of a list has ended.
+    /// A list, which is a transfer of many Reads or Writes, has ended.
     Transferred(Box<(TransferId, TransferEnd)>),
     /// A send of the size that was refused would be accepted now.
     Writable,
@@ -116,7 +116,7 @@ pub(crate) struct Effects {
     pub(crate) to_post: Vec<ConnectionId>,
     /// Connections on which a send was refused. It may be accepted now.
     pub(crate) to_ask: VecDeque<ConnectionId>,
-    /// The limit on log lines about peers.
+    /// Limits the number of log lines that peers can cause.
     pub(crate) log_limit: LogLimit,
     /// True if no turn of the reactor is running.
     pub(crate) outside: bool,

@@ -118,7 +118,8 @@ impl Connection {
         let violation = if len == 0 || !expected {
             Some(PeerViolation::MalformedMessage)
         } else if following > self.rx.left() {
-            // The sender must have the credits for all fragments before it sends the first one.
+            // More fragments follow than the peer has credits for. An honest sender has the credits for all of them before it sends the
+            // first one.
             Some(PeerViolation::CreditOverrun)
         } else {
             ((so_far + len) as u64 > env.config.large.max_message).then_some(PeerViolation::InvalidOffer)

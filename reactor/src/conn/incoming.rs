@@ -13,8 +13,8 @@ use crate::security::channel::{SEGMENT, Segments, TAG, segment, tail};
 /// The longest Read, in bytes.
 const PIECE: u64 = 1 << 20;
 
-/// The shortest last Read of a message that needs several Reads, in bytes. The siw driver of Linux 6.1 answers a Read of at most 32 bytes
-/// that crosses a page with wrong bytes.
+/// The shortest last Read of a message that needs several Reads, in bytes. Shorter Reads are avoided, because the siw driver of Linux 6.1
+/// answers a Read of at most 32 bytes that crosses a page with wrong bytes.
 const CRUMB: u64 = 64;
 
 /// The largest number of Reads for large messages that a connection has in flight.

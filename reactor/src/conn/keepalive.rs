@@ -41,7 +41,7 @@ pub(crate) enum Verdict {
     Wait(Instant),
     /// The peer has exceeded its timeout, but may have sent something that was not processed yet. The time is that of the next check.
     Suspect(Instant),
-    /// The peer is gone.
+    /// The peer counts as lost.
     Lost,
 }
 
@@ -66,7 +66,8 @@ impl Keepalive {
         if now.saturating_duration_since(heard) < patience.interval {
             return Verdict::Wait(heard + patience.interval);
         }
-        // The ping counts as answered if the last sign of life is not older. On a coarse clock both may have the same time.
+        // The ping counts as answered if the peer's last sign of life is not older than the ping. On a coarse clock both may have the same
+        // time.
         self.asked = self.asked.filter(|&asked| asked > heard);
         let asked = *self.asked.get_or_insert_with(|| {
             self.owes_ping = true;

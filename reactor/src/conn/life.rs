@@ -348,8 +348,8 @@ impl Connection {
         }
     }
 
-    /// Returns true if the sends of an ending connection have ended, so that the next step of the end can follow. Unsignaled sends count as
-    /// ended before the goodbye is posted: the completion of the goodbye ends them.
+    /// Returns true if the sends of an ending connection have ended, so that the next step of the end can follow. In `Draining`, unsignaled
+    /// sends count as ended, because the completion of the goodbye will end them.
     pub(crate) fn is_drained(&self) -> bool {
         let ended = match self.state {
             State::Draining => self.sends.is_settled(),
@@ -411,8 +411,8 @@ impl Connection {
     pub(super) fn work_request_failed(&mut self, failure: Failure, env: &mut Env<'_>) {
         let flushed = failure.status == WcStatus::Flushed;
         if flushed && self.state.is_securing() {
-            // All messages that arrived are processed before the first flushed work request, so the peer will not send another. A receive
-            // that is posted now is flushed too. So the connection ends now, without waiting for the connection manager.
+            // All messages that arrived are processed before the first flushed work request. So the peer's last message was processed. A
+            // receive that is posted now is flushed too. So the connection ends now, without waiting for the connection manager.
             return self.disconnected(DisconnectCause::Peer, env);
         }
         let evidence = if flushed { Evidence::Flushed(failure) } else { Evidence::Failed(failure) };

@@ -18,7 +18,7 @@ use crate::memory::region::Region;
 /// post.
 const BATCH: usize = 256 << 10;
 
-/// The number of posted bytes of all lists of a connection from which on no more pieces are posted.
+/// The limit on the bytes of all posted pieces of a connection. Once it is reached, no more pieces are posted until some have ended.
 const MOST: usize = 4 << 20;
 
 /// The longest confirmation, in bytes: a Read behind the last piece that proves that the peer's memory has all bytes.
@@ -50,7 +50,7 @@ pub(super) enum PartState {
     Ended,
 }
 
-/// The direction of a list, and what the completion of a piece proves.
+/// The direction of a list. Each variant says what a completed piece proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListDirection {
     /// The bytes of the piece have arrived in local memory.
@@ -122,10 +122,10 @@ impl List {
     }
 
     /// Returns the number of pieces in the next batch, and their bytes. `most`: the size of a full batch. `room`: the number of free slots.
-    /// `(pieces, bytes)`: what the lists of this connection have posted.
+    /// `(pieces, bytes)`: the pieces of this connection's lists that are posted now.
     ///
-    /// The batch is full, unless fewer pieces remain. If it has no room, it waits for posted pieces to end. Only if none are posted, it
-    /// takes the slots that are free.
+    /// The batch is full, unless fewer pieces remain. A batch that does not fit into the free slots waits until posted pieces have ended.
+    /// If no pieces are posted, a smaller batch is posted instead.
     pub(super) fn batch(&self, most: usize, room: usize, (pieces, bytes): (usize, usize)) -> (usize, usize) {
         let wanted = most.min(self.unposted());
         let room = room.min((2 * most).saturating_sub(pieces));

@@ -56,7 +56,7 @@ impl RecvQueue {
         Self { source: ReceiveSource::Own { posted, depth, size }, kept: 0, held: 0, early: 0 }
     }
 
-    /// Creates a queue that uses receives of the shared queue, by `claim`.
+    /// Creates the queue of a connection that uses receives of the shared queue. `claim` is its share of them.
     pub(crate) const fn shared(claim: Claim) -> Self {
         Self { source: ReceiveSource::Shared(claim), kept: 0, held: 0, early: 0 }
     }
@@ -103,7 +103,7 @@ impl RecvQueue {
         }
     }
 
-    /// Counts an arrived message that carries data of the program. The claim on the shared queue grows with their number.
+    /// Counts an arrived message that carries data of the program. The claim on the shared queue grows with the number of such messages.
     #[inline]
     pub(crate) const fn count(&mut self) {
         if let ReceiveSource::Shared(claim) = &mut self.source {
@@ -180,8 +180,8 @@ impl RecvQueue {
         }
     }
 
-    /// Takes buffers for all receives that can be posted, and writes their work requests to `chain`. Returns the number of these. It is
-    /// smaller than needed if the pool is empty.
+    /// Takes buffers for all receives that can be posted, and writes their work requests to `chain`. Returns the number of these receives.
+    /// If the pool runs out of buffers, some receives are left for later.
     pub(crate) fn prepare(&mut self, id: ConnectionId, pool: &mut Pool, chain: &mut Vec<RecvWr>) -> u32 {
         chain.clear();
         let free = self.to_post();
@@ -272,7 +272,7 @@ impl Connection {
         let message = env.buffers.pool.slabs().bytes(&buffer, len as usize);
         let header = match FrameHeader::parse(message) {
             _ if opened.is_none() => Err(PeerViolation::NotAuthentic),
-            // Buffers are slightly longer than the longest message.
+            // A buffer is slightly longer than the longest permitted message, so the length must be checked.
             _ if len as usize > message_len(env.config.buffer_size) => Err(PeerViolation::MalformedMessage),
             None => {
                 self.received_unlike(buffer, len, env);

@@ -22,7 +22,7 @@ use crate::limits::{MAX_CONTROL, MAX_HANDSHAKE};
 use crate::log_limit::{Complaint, complain};
 use crate::security::{HandshakeRole, Opener, PeerIdentity, SecurityError, is_hidden};
 
-/// The longest text that a refusal carries to the peer, or shows from the peer, in bytes.
+/// The longest reason of a refusal, in bytes. A longer one is cut off when it is sent, and when it is received.
 const LONGEST_REASON: usize = 200;
 
 impl Connection {
@@ -59,7 +59,8 @@ impl Connection {
         }
     }
 
-    /// Takes the keys that decrypt the peer's messages, if the peer's last unencrypted message was not processed yet.
+    /// Removes from the handshake the keys that decrypt the peer's messages, and returns them. `None` if the peer has not proven its
+    /// identity, or its messages are encrypted already.
     pub(super) fn take_late_opener(&mut self) -> Option<Box<Opener>> {
         match &mut self.state {
             State::Securing(securing) => securing.opener.take(),

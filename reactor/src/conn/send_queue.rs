@@ -215,8 +215,8 @@ impl SendQueue {
     }
 
     /// Returns true if a send may be completed when it is posted, without overtaking earlier sends. `told`: its end is reported to the
-    /// program. Then the queue must be empty, because the ends of all earlier sends are reported first. As for other sends, a turn has at
-    /// most as many as the queue has slots.
+    /// program. Then the queue must be empty, because the ends of all earlier sends are reported first. At most as many sends are completed
+    /// in this way between two doorbells as the queue has slots.
     #[inline]
     fn takes_immediate(&self, told: bool) -> bool {
         let told = told && !cfg!(planted = "an-immediate-end-is-told-first");
@@ -738,7 +738,8 @@ impl Connection {
         let len = range.len();
         self.check_message(len, env)?;
         if self.is_secured() {
-            // A copy is encrypted, because the program may still read the region.
+            // The device reads the region itself, and encryption works in place. The program can still read the region, so a copy is
+            // encrypted and sent.
             let Some(mut buffer) = env.buffers.pool.take() else { return Err(no_buffer()) };
             let room = &mut env.buffers.pool.slabs().bytes_mut(&mut buffer)[HEADER_LEN..HEADER_LEN + len];
             if !region.try_copy_to(range.start, room) {
@@ -763,8 +764,8 @@ impl Connection {
         Ok(id)
     }
 
-    /// Adds bytes to the last message of the chain, or to a new message. `fill` receives space for at least one byte, and returns the
-    /// number of bytes that it has written. If it returns 0, nothing is sent. Returns the same number.
+    /// Adds bytes to the last message of the chain, or to a new message. `fill` receives space for at least one byte, writes to it, and
+    /// returns the number of bytes written. Returns that number. If it is 0, nothing is sent.
     pub(crate) fn append(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> usize,

@@ -130,15 +130,15 @@ impl Closing {
         }
     }
 
-    /// Notes that the peer's opening message has arrived, so the connection was up. Returns false if this was not expected, or not for the
-    /// first time.
+    /// Notes that the peer's opening message has arrived, so the connection was up. Returns false if the connection does not wait for that
+    /// message.
     pub(super) fn opened(&mut self) -> bool {
         let Some(late) = self.late.take() else { return false };
         self.ending = Ending::disconnect(late.evidence);
         true
     }
 
-    /// Notes that the program has closed the connection. It receives the callback for the end, and no messages before that.
+    /// Notes that the program has closed the connection. The program receives the callback for the end, and no messages before that.
     pub(super) fn mute(&mut self) {
         // If the opening message arrives now, the connection is not reported any more, because the program has closed it.
         let late = self.late.take().is_some();

@@ -156,8 +156,8 @@ impl Transfers {
         self.0.as_ref().is_some_and(|active| !active.incoming.is_empty() || !active.fetched.is_empty())
     }
 
-    /// Returns true if a message that arrives now must wait: an earlier message is still being fetched, or its fragments have not all
-    /// arrived.
+    /// Returns true if a message that arrives now must wait. It waits for an earlier message that is being fetched, or whose fragments have
+    /// not all arrived.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.0.as_ref().is_some_and(|active| !active.held.is_empty() || active.joining.is_some())

@@ -160,7 +160,7 @@ impl Driver {
         }
         let Some(slot) = self.table.get(id) else { return false };
         let Some(error) = slot.conn.failed_attempt() else { return false };
-        // Completions of the failed attempt could be taken for completions of the next one.
+        // Completions of the failed attempt are outstanding. They could be taken for completions of the next attempt.
         if slot.conn.is_outstanding() || !slot.allowance.backlog.is_empty() {
             return false;
         }
@@ -213,7 +213,7 @@ impl Driver {
         };
         log::trace!("connection manager: {event:?}");
         let CmEvent { id, kind } = event;
-        // A connect request has a new id without an owner, so the owner of its listener counts.
+        // A connect request has a new id without an owner, so the owner of its listener is used.
         let of = if let CmEventKind::ConnectRequest { listener, .. } = kind { listener } else { id };
         let owner = self.owners.owner(Handle { provider, id: of });
         let cm = Handle { provider, id };
@@ -474,7 +474,8 @@ impl Driver {
         let opening = Opening { framing, peer, host: None, private_data: Vec::new(), security: security.clone() };
         let id = self.insert(cm, service, Role::Passive, opening);
         let created = self.create_queue_pair(id, device).or_else(|error| {
-            // A slot may be free while memory for its buffers, or receives of the shared queue, are not.
+            // A slot was free, but there may be no memory for its buffers, or no receives in the shared queue. Evicting a connection frees
+            // some.
             let is_limit = matches!(error, Error::Limit { .. });
             let oldest = self.table.pending.gives_way(Host::of(peer.ip())).filter(|_| is_limit).ok_or(error)?;
             self.evict(oldest);

@@ -79,7 +79,7 @@ impl Driver {
         self.note(Stages::ENDS);
     }
 
-    // Time.
+    // Timeouts.
 
     /// Handles the timer of a connection: the timeout of its state, or of the flush of its queues.
     fn connection_due(&mut self, id: ConnectionId) {
@@ -168,7 +168,7 @@ impl Driver {
             _ => false,
         };
         if waits || !slot.allowance.backlog.is_empty() {
-            // The delay depends on the local side only, not on the device. So the next check is soon.
+            // Handling the remaining completions takes the local side little time, so the next check is soon.
             self.set_timeout(id, self.config.timeouts.flush.min(LOOK_AGAIN));
         } else {
             // The device has not flushed in time. Stage 10 releases the connection without the flushed completions.

@@ -53,8 +53,8 @@ impl Allowance {
         true
     }
 
-    /// Returns true if a completion is to be handled now. Otherwise adds it to the backlog, and the connection to `waiting` if the backlog
-    /// was empty. `spared`: returns true if the connection may exceed its limits.
+    /// Returns true if a completion is to be handled now. Otherwise adds it to the backlog. If the backlog was empty, also adds the
+    /// connection to `waiting`. `spared`: a function that returns true if the connection may exceed its limits.
     #[inline]
     pub(crate) fn admit_or_defer(
         &mut self,

@@ -14,7 +14,7 @@ use crate::providers::{EXCHANGE, Handle, Providers, role};
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Fallback {
-    /// The addresses in the order of the attempts. The first one is still tried with other providers if `tried` is not 0.
+    /// The addresses in the order of the attempts. If `tried` is not 0, some providers were tried for the first address, and others remain.
     addresses: VecDeque<SocketAddr>,
     /// The number of providers that were tried for the first address.
     tried: usize,
@@ -62,7 +62,7 @@ impl Fallback {
     /// Starts the next attempt: resolves an address with a provider. Combinations that the provider refuses immediately are skipped.
     ///
     /// # Errors
-    /// If all remaining attempts were refused: the error of the last one. If the program has chosen a source: the error of the first one,
+    /// All remaining attempts were refused. The error is that of the last one, or that of the first one if the program has chosen a source,
     /// because the other providers may not support that source. [`Error::NoAddress`] if there was no address.
     pub(super) fn resolve_next(
         &mut self,
@@ -101,7 +101,7 @@ impl Fallback {
                 }
                 Err(error) => {
                     log::info!("{peer} over the provider {}: {error}", providers.get(provider).name());
-                    // For an exchange, "the provider does not support it" is replaced by the error of a provider that does.
+                    // In an exchange, the error of a provider that does not support exchanges is replaced by the error of one that does.
                     let lacks_role = matches!(&refusal, Some(rdma_transport::Error::Unsupported { .. }));
                     if refusal.is_none() || any_source && (self.exchange.is_none() || lacks_role) {
                         refusal = Some(error);

@@ -297,7 +297,7 @@ impl Driver {
             let Some(len) = slot.conn.wants_memory() else { return };
             let claimant = Self::claimant(slot);
             if !slot.conn.has_shown(self.now) && !self.large.fetched.would_trust(claimant, len) {
-                // A connection without this proof must not delay the connections that wait after it.
+                // The peer has answered no Read lately. Its connection must not delay those that wait after it.
                 self.large.fetched.leave(id);
                 return self.probe(id);
             }

@@ -10,7 +10,7 @@ use rdma_transport::newcomers::{Host, NewcomerEntry, Newcomers, Ticket};
 
 use crate::id::ConnectionId;
 
-/// The time for which a connection is protected from eviction, in general.
+/// The time for which a new connection is protected from eviction, unless its host uses more slots than the host of the newcomer.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The slot that a connection uses while it is not up.
@@ -27,7 +27,7 @@ pub(super) enum PendingSlot {
 pub(super) struct PendingConnections {
     coming: Newcomers<ConnectionId>,
     ending: Newcomers<ConnectionId>,
-    /// The latest time for which everything that peers had sent before was handled.
+    /// Everything that peers had sent before this time was handled.
     seen: Instant,
 }
 

@@ -352,8 +352,8 @@ impl Driver {
             self.queues.make_ready(queue, cq);
         }
         if cq.armed {
-            // These completions have raised an event, or arrived before the arming and raise none. So the events must be read, and the
-            // queue must be found empty before the reactor sleeps.
+            // The queue is armed. These completions have raised an event, or they arrived before the arming and raise none. So the events
+            // must be read, and the queue must be found empty before the reactor sleeps.
             device.has_events = true;
             cq.awaited = true;
         }

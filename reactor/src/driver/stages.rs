@@ -55,7 +55,7 @@ impl Driver {
         had
     }
 
-    /// Returns true if a stage has work that is not always run.
+    /// Returns true if one of the stages that do not run in every turn has work.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         !self.stages.is_empty() || self.timers.may_be_due(self.now) || self.os.wake.is_pending()

@@ -156,7 +156,7 @@ impl Opener {
     pub(crate) fn open(&mut self, message: &mut [u8], header: usize) -> Option<usize> {
         let end = message.len().checked_sub(TAG).filter(|&end| end >= header)?;
         if cfg!(planted = "sequence-not-checked") {
-            // Accepts the next message, and again each of the last eight.
+            // A planted defect: the next message is accepted, and each of the last eight once more.
             for back in (0..=self.0.messages.next.min(8)).rev() {
                 let mut copy = message.to_vec();
                 let (header, body) = split(&mut copy, header);
@@ -178,8 +178,8 @@ impl Opener {
         Segments { len, first: self.0.segments.take(segments(len), len as usize) }
     }
 
-    /// Decrypts segment `index` of a large message in place. Returns `false` if it is not authentic. `bytes` has the segment and the
-    /// [`TAG`] bytes behind it. These are overwritten and then restored.
+    /// Decrypts segment `index` of a large message in place. Returns `false` if it is not authentic. `bytes` has the segment, and [`TAG`]
+    /// bytes behind it, which are overwritten and then restored.
     #[must_use]
     pub(crate) fn open_segment(&self, of: Segments, index: u64, bytes: &mut [u8], tag: [u8; TAG]) -> bool {
         let Some(rest) = bytes.last_chunk_mut::<TAG>() else { return false };

@@ -339,7 +339,8 @@ fn no_handshake_survives_a_changed_octet() {
         let ends = talk(sides, usize::MAX, |from, octets| lens[from] += octets.len());
         assert!(ends.iter().all(Result::is_ok));
         for (from, len) in lens.into_iter().enumerate() {
-            // ECDSA signatures of TLS differ in length by a few bytes from one handshake to the next.
+            // ECDSA signatures of TLS differ in length by a few bytes from one handshake to the next. So the last 12 bytes, which may not
+            // exist, are left out.
             for at in (0..len - 12).step_by(if security.mode() == SecurityMode::Tls { 13 } else { 1 }) {
                 let mut seen = 0;
                 let ends = talk([active(&security, "node").unwrap(), passive(&security)], usize::MAX, |of, octets| {
@@ -487,7 +488,7 @@ fn keys_are_renewed_by_both_sides_at_the_same_place() {
         let before = sealed_large(&mut a.sealer, &plain);
         assert!(opened_large(&mut b.opener, &mut before.clone(), 1000));
         for round in 0..3 {
-            // For the keys, these are messages of 64 GiB.
+            // The keys count these as messages of 64 GiB, which is enough work for a renewal.
             let (of_a, of_b) = (a.sealer.begin(1 << 36), b.opener.begin(1 << 36));
             let _ = (of_a, of_b);
             let memory = sealed_large(&mut a.sealer, &plain);

@@ -265,8 +265,8 @@ impl<M> Reactor<M> {
     /// executors and other loops whose code runs between turns as if it were a callback. It waits like [`Reactor::turn`].
     ///
     /// While the turn is open, [`Reactor::context`] neither makes the descriptor readable nor reads the clock. Before the program waits for
-    /// anything, it must call one of three methods. [`Reactor::resume`] posts the requests. [`Reactor::arm`] closes the turn. The next turn
-    /// of any kind does both. A loop that waits only in `step` needs no `arm`.
+    /// anything, it must do one of three things. It calls [`Reactor::resume`], which posts the requests, or [`Reactor::arm`], which closes
+    /// the turn. Or it runs another turn of any kind, which does both. A loop that waits only in `step` needs no `arm`.
     ///
     /// ```
     /// use std::time::Duration;

@@ -65,8 +65,8 @@ impl IdleWait {
         if idle && !driver.os().wake.is_pending() {
             self.sleep(driver, begun, timeout)?;
         } else {
-            // The reactor checks for edges regularly, even under load. It also checks if completions were deferred to this turn, so that a
-            // connection with very many completions cannot delay other edges.
+            // The reactor checks for edges regularly, even under load. It also does so if completions were deferred to this turn. Then a
+            // connection with very many completions cannot delay the edges of others.
             let is_due = driver.now() >= self.look_at && !cfg!(planted = "no-look-under-load");
             if is_due || driver.is_behind() {
                 self.look(driver, Some(Duration::ZERO))?;
