@@ -24,7 +24,7 @@ pub(crate) struct Patience {
 pub(crate) struct Keepalive {
     /// The time at which the connection came up.
     since: Instant,
-    /// The time of the last ping. `None` if the peer has answered it.
+    /// The time of the last ping. `None` if the peer has answered it, or none was sent.
     asked: Option<Instant>,
     /// True if the early ping is to be sent unless the peer sends something first.
     nudges: bool,

@@ -4,7 +4,8 @@
 //! If memory is scarce, only peers that have answered a Read within the last 2 seconds get memory. Other peers must first answer a *probe*:
 //! a Read of a few bytes, which are dropped. So a peer that offers messages and answers no Reads holds no memory.
 //!
-//! A receiver that waits for memory reports this to the sender. The sender then does not count the wait against its time limit.
+//! A receiver that waits for memory reports this to the sender. Up to a maximum, the sender does not count this wait against its time
+//! limit.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
 //! The interfaces between the reactor and the operating system: readiness, time, randomness, and wake-ups by other threads. A simulation
-//! implements [`poller::Poller`], [`poller::Clock`] and [`poller::Entropy`] itself.
+//! provides its own [`poller::Poller`], [`poller::Clock`] and [`poller::Entropy`].
 
 pub(crate) mod io;
 pub(crate) mod poller;
