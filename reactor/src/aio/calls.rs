@@ -1,4 +1,4 @@
-//! Calls and requests as futures.
+//! Remote calls of [`crate::call`] as futures: [`AsyncCalls`] makes calls, and receives the requests of the peer.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -14,10 +14,11 @@ use super::reply::{CallResult, Reply};
 use crate::DisconnectReason;
 use crate::call::{AnswerError, CallError, CallId, RefusedCall, RequestId};
 
-/// The calls of a connection: those that the local side makes, and those that it serves. `AsyncCalls::from(conn)` uses a connection for
-/// calls until it ends. The peer must do the same, and neither side may send other messages. Clones, and `AsyncCalls` of clones of the
-/// connection, share the calls; any number of tasks may use them. When all of them are dropped, the connection is closed, after the
-/// requests that tasks hold are answered.
+/// The calls of a connection: those that the local side makes, and those that it serves. `AsyncCalls::from(conn)` turns a connection into
+/// one that carries only calls, until the connection ends. The peer must use the connection for calls, too, and neither side may send
+/// other messages. Any number of tasks may use the calls of one connection, each with a clone of the `AsyncCalls`. When the last clone and
+/// the last handle of the connection are dropped, the connection is closed. It stays open until every request that a task holds is answered
+/// or dropped.
 ///
 /// ```
 /// use std::time::Duration;
@@ -86,8 +87,8 @@ impl AsyncCalls {
         &self.conn
     }
 
-    /// Makes a call, and waits for its end, at most `within`. If the connection has no room, the request is queued. The call is made at the
-    /// first poll. If the future is dropped, the call is cancelled.
+    /// Makes a call, and waits for the answer, at most `within`. Returns the payload of the answer. The call is made when the future is
+    /// first polled. If the connection has no room for the request, the request is queued. If the future is dropped, the call is cancelled.
     ///
     /// Example: [`AsyncCalls`].
     ///
@@ -102,8 +103,9 @@ impl AsyncCalls {
         poll_fn(|task| wait.poll(task)).await
     }
 
-    /// Waits for the next request whose caller still waits. Requests are returned in the order of arrival, and waiting tasks are served in
-    /// order. [`crate::call::CallLimits`] bounds the requests that wait here.
+    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival, without those whose
+    /// callers do not wait any more. If several tasks wait, the first one gets the next request. [`crate::call::CallLimits`] limits the
+    /// number of requests that have arrived and that no task has received.
     ///
     /// Example: [`AsyncCalls`].
     ///
@@ -141,7 +143,7 @@ impl CallWait<'_> {
 impl Drop for CallWait<'_> {
     fn drop(&mut self) {
         if let Some(call) = self.call {
-            // A waker may be the last owner of its task: it is dropped while nothing is borrowed.
+            // Dropping a waker may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed then.
             let waker = self.reply.take_waker();
             self.core.run_or_defer(DropAction::CancelCall(call));
             drop(waker);
@@ -149,8 +151,8 @@ impl Drop for CallWait<'_> {
     }
 }
 
-/// A request of a peer. It dereferences to its payload, and may be kept and answered by another task. If it is dropped, its caller gets
-/// [`CallError::Unanswered`].
+/// A request of a peer. It dereferences to its payload. The task that receives a request may keep it, or pass it to another task, which
+/// answers it. If the request is dropped without an answer, its caller gets [`CallError::Unanswered`].
 pub struct AsyncRequest {
     core: Rc<Core>,
     /// The id; `None` once the request was answered.
@@ -184,7 +186,8 @@ impl AsyncRequest {
         self.core.with(|cx, handler| handler.calls.answer(cx, id, payload))
     }
 
-    /// Returns the time for which the caller still waits; `None` if it does not, see [`crate::call::Calls::time_left`].
+    /// Returns the time for which the caller still waits for the answer. Returns `None` if the caller does not wait any more, as
+    /// [`crate::call::Calls::time_left`] does.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.core.with(|cx, handler| handler.calls.time_left(cx, self.id?))

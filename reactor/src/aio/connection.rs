@@ -19,13 +19,15 @@ use crate::{
 };
 
 /// A connection of an [`super::AsyncReactor`]. Clones share the connection, so that one task can send while another receives. When the last
-/// clone is dropped, accepted messages are sent, then the connection is closed. This takes turns, see [`super::AsyncReactor::shutdown`].
+/// clone is dropped, the reactor sends the accepted messages, then closes the connection. The reactor needs further turns for that: at the
+/// end of a program, [`super::AsyncReactor::shutdown`] takes them.
 #[derive(Clone)]
 pub struct AsyncConnection {
     hold: Rc<Connection_OneThreadOnly_UseSpawnLocal>,
 }
 
-/// The program's shared handle of a connection. Dropping it closes the connection. The compiler's message has its name, as with [`Core`].
+/// The part that all clones of an [`AsyncConnection`] share. Dropping it closes the connection. The compiler prints the name of this type
+/// if the program moves a connection to another thread: therefore the name contains the remedy.
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
 struct Connection_OneThreadOnly_UseSpawnLocal {
     core: Rc<Core>,
@@ -44,13 +46,13 @@ impl fmt::Debug for AsyncConnection {
     }
 }
 
-/// The error of an operation that a task waited for.
+/// The error of a read, a write or another operation whose completion a task has waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OperationError {
     /// The operation was not posted.
     Refused(SendErrorKind),
-    /// The operation was posted, and its connection ended first: [`Outcome::Failed`].
+    /// The operation was posted, but the connection ended before the operation completed. The outcome is [`Outcome::Failed`].
     Failed(Outcome),
 }
 
@@ -91,7 +93,7 @@ impl AsyncConnection {
         &self.hold.shared
     }
 
-    /// Returns the id of the connection, for [`super::AsyncReactor::with`].
+    /// Returns the id of the connection. The operations of [`Context`], to which [`super::AsyncReactor::with`] gives access, need it.
     #[must_use]
     pub fn id(&self) -> ConnectionId {
         self.shared().id
@@ -105,8 +107,9 @@ impl AsyncConnection {
 
     // Messages.
 
-    /// Queues a copy of `payload` for sending. Waits while there is no room; waiting tasks are served in order. The message is posted in
-    /// the next turn. If the future is dropped before it is done, the message is not sent.
+    /// Queues a copy of `payload` for sending. Waits while the connection has no room for the message: no free slot in the send queue, or
+    /// no credit of the peer. Tasks that wait for the same kind of room get it in the order of arrival. The reactor posts the message in
+    /// its next turn. If the future is dropped before it is done, the message is not sent.
     ///
     /// # Errors
     /// Those of [`Context::send`], without `WouldBlock`.
@@ -115,8 +118,8 @@ impl AsyncConnection {
         poll_fn(|task| wait.attempt(task, AttemptKind::Message(payload.len()), |cx| cx.send(self.id(), payload))).await
     }
 
-    /// Queues a copy of `payload` for sending, and does not wait. Fails with `WouldBlock` if there is no room, or only as much as the
-    /// waiting tasks need. The message is posted in the next turn.
+    /// Queues a copy of `payload` for sending, without waiting. Fails with `WouldBlock` if the connection has no room for the message, or
+    /// if tasks that wait in [`AsyncConnection::send`] need all of that room. The reactor posts the message in its next turn.
     ///
     /// # Errors
     /// As [`Context::send`].
@@ -127,7 +130,8 @@ impl AsyncConnection {
         })
     }
 
-    /// Returns the reason to refuse a message that does not wait, in favour of tasks that do.
+    /// Returns `None` if [`AsyncConnection::try_send`] may attempt to send a message of `len` bytes. Returns the reason for its
+    /// `WouldBlock` if the waiting tasks need the room.
     fn refusal(&self, cx: &Context<'_>, len: usize) -> Option<Blocked> {
         let state = self.shared().state.borrow();
         if state.room_waiters.is_empty() {
@@ -137,7 +141,8 @@ impl AsyncConnection {
         state.room_waiters.refusal(need, FreeRoom::of(cx, self.id()))
     }
 
-    /// Attempts an operation that may have to wait for room. `ticket` is the position of the task in a queue, if it waits.
+    /// Attempts an operation that needs room on the connection. Returns `Pending` if the task must wait for the room; the task is in one of
+    /// the queues of [`super::room_waiters`] then. `ticket` is its position there: `None` while the task is in no queue.
     pub(super) fn attempt<R>(
         &self,
         task: &Task<'_>,
@@ -161,14 +166,15 @@ impl AsyncConnection {
         }
     }
 
-    /// Returns true if a task must wait. Queues a new task, unless there is room beyond the needs of the waiting tasks.
+    /// Returns true if a task must wait before its next attempt. A task with a ticket waits until it is notified. A task without a ticket
+    /// is added to a queue, unless the connection has more room than the tasks in the queues need.
     #[cold]
     fn must_wait(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind) -> bool {
         if let Some(ticket) = ticket {
             let mut state = self.shared().state.borrow_mut();
             let old = state.room_waiters.set_waker(ticket, task.waker());
             let waits = !state.room_waiters.is_notified(ticket);
-            // The old waker may be the last owner of a task: it is dropped while nothing is borrowed.
+            // Dropping a waker may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed then.
             drop(state);
             drop(old);
             return waits;
@@ -187,7 +193,7 @@ impl AsyncConnection {
         })
     }
 
-    /// Queues a task after a refusal. Tasks that need less than this one may proceed.
+    /// Queues a task whose attempt was refused. Notifies the tasks for which there is room nevertheless, because they need less.
     #[cold]
     fn wait_for_room(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind, why: Blocked) {
         self.core().with(|cx, handler| {
@@ -198,7 +204,7 @@ impl AsyncConnection {
         });
     }
 
-    /// Removes a task from the queues of tasks that wait for room. The next tasks are notified of the remaining room.
+    /// Removes a task from the queues of tasks that wait for room. If it was notified, the room that it leaves goes to the next tasks.
     #[inline]
     pub(super) fn stop_waiting(&self, ticket: &mut Option<Ticket>) {
         if let Some(ticket) = ticket.take() {
@@ -215,8 +221,8 @@ impl AsyncConnection {
         drop(waker);
     }
 
-    /// Waits for the next message. Messages that arrived before the end of the connection are returned before the error. Waiting tasks are
-    /// served in order. Dropping the future loses no message.
+    /// Waits for the next message, and returns it. If several tasks wait, the first one gets the next message. Once the connection has
+    /// ended, the messages that arrived before the end are returned first, then the error. Dropping the future loses no message.
     ///
     /// # Errors
     /// The reason why the connection has ended.
@@ -237,7 +243,7 @@ impl AsyncConnection {
         message.map(|message| Received::new(Rc::clone(self.core()), message)).ok_or_else(|| self.end())
     }
 
-    /// Returns the reason for the end of the connection.
+    /// Returns the reason for the end of a connection that has ended.
     pub(super) fn end(&self) -> DisconnectReason {
         let state = self.shared().state.borrow();
         state.end.as_ref().map_or(DisconnectReason::Local { complete: false }, reason)
@@ -263,8 +269,8 @@ impl AsyncConnection {
         self.core().with(|cx, _| cx.register(self.id(), len, options))
     }
 
-    /// Reads the first bytes of `remote` into `range` of `local` by RDMA Read, and waits for the completion. If the future is dropped, a
-    /// posted read continues, and `local` is lent until its completion.
+    /// Fills `range` of `local` with the first bytes of `remote` by RDMA Read, and waits for the completion. If the future is dropped after
+    /// the read was posted, the read continues. Until it completes, the program cannot access that range of `local`.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -306,8 +312,9 @@ impl AsyncConnection {
         self.perform(AttemptKind::Operation, |cx| cx.write(self.id(), remote, local, range.clone())).await
     }
 
-    /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. `begin` is called again each time that there may
-    /// be room. Dropping the future has the same effect as with [`AsyncConnection::read`].
+    /// Posts an operation of [`Context`], such as an atomic, and waits for its completion. `begin` requests the operation. If it fails with
+    /// `WouldBlock`, it is called again when the connection may have room for the operation. Dropping the future has the same effect as
+    /// with [`AsyncConnection::read`].
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, OperationError};
@@ -347,8 +354,9 @@ impl AsyncConnection {
         }
     }
 
-    /// Reads or writes a list of pieces, and waits for the end of the transfer, at most the time of the options plus `Timeouts::flush`. If
-    /// the future is dropped, the transfer is cancelled, and the regions are lent until the posted pieces have completed.
+    /// Reads or writes a list of pieces, and waits for the end of the transfer. The wait takes at most the time that `options` allow, plus
+    /// `Timeouts::flush`. If the future is dropped, the transfer is cancelled: no more pieces are posted. Until the posted pieces have
+    /// completed, the program cannot access their bytes in the regions.
     ///
     /// ```
     /// use std::time::Duration;
@@ -365,7 +373,7 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::transfer`]: the transfer was not started.
+    /// As [`Context::transfer`]. An error means that the transfer was not started; the result of a started transfer is the [`TransferEnd`].
     pub async fn transfer(
         &self,
         transfer: Transfer<'_>,
@@ -379,7 +387,7 @@ impl AsyncConnection {
 
     // The end.
 
-    /// Closes the connection, after the accepted messages are sent. [`AsyncConnection::closed`] waits for the end.
+    /// Begins to close the connection: the reactor sends the accepted messages, then closes. [`AsyncConnection::closed`] waits for the end.
     pub fn close(&self) {
         self.core().with(|cx, _| cx.close(self.id()));
     }
@@ -395,7 +403,8 @@ impl AsyncConnection {
     }
 }
 
-/// Returns the reason for an end. A connection that the program holds was established, so `ConnectFailed` is not expected.
+/// Converts an end to the reason that the program gets. The program has a handle only of a connection that was established, so
+/// `ConnectFailed` is not expected.
 fn reason(end: &EndReason) -> DisconnectReason {
     match end {
         EndReason::Disconnected(reason) => reason.clone(),
@@ -462,7 +471,8 @@ impl<'a> OperationWait<'a> {
 impl Drop for OperationWait<'_> {
     fn drop(&mut self) {
         let gone = self.shared.state.borrow_mut().operations.remove(&self.sequence);
-        // A waker may be the last owner of its task: it is dropped while nothing is borrowed.
+        // `gone` contains a waker. Dropping it may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed
+        // then.
         drop(gone);
     }
 }
@@ -495,7 +505,8 @@ impl<'a> TransferWait<'a> {
 
 impl Drop for TransferWait<'_> {
     fn drop(&mut self) {
-        // A waker may be the last owner of its task: it is dropped while nothing is borrowed.
+        // `gone` contains a waker. Dropping it may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed
+        // then.
         let gone = self.conn.shared().state.borrow_mut().transfers.remove(&self.transfer);
         if gone.is_some() {
             self.conn.core().run_or_defer(DropAction::CancelTransfer(self.conn.id(), self.transfer));
@@ -504,7 +515,8 @@ impl Drop for TransferWait<'_> {
     }
 }
 
-/// A received message, in the registered buffer that it arrived in. The peer gets its credit back when this is dropped.
+/// A received message, in the registered buffer in which it arrived. Dropping it releases the buffer, and the peer gets a credit to send
+/// another message.
 pub struct Received {
     core: Rc<Core>,
     /// The message; `None` once it was detached.

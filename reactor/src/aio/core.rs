@@ -10,33 +10,36 @@ use super::turns::{PendingTurn, Turns};
 use crate::call::{CallId, RequestId};
 use crate::{ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, TimerId, TransferId, Turn};
 
-/// The action of a dropped value. It is deferred if the reactor is in use at that moment.
+/// The action of a destructor, such as to close the connection of a dropped handle. If the reactor is borrowed when the value is dropped,
+/// the action is deferred until the next turn.
 #[derive(Debug)]
 pub(super) enum DropAction {
     Close(ConnectionId),
     StopListening(ListenerId),
-    /// A notified task does not wait for room any more: notifies the next ones.
+    /// Notifies the next tasks that wait for room, because a notified task has left its room.
     NotifyWaiters(ConnectionId),
     CancelTimer(TimerId),
     CancelTransfer(ConnectionId, TransferId),
     CancelCall(CallId),
     /// Dismisses a request that was dropped without an answer.
     Dismiss(RequestId),
-    /// Refuses the peers that wait for approval, now and later.
+    /// Refuses the peers that wait for approval on a listener, and all that arrive later.
     RefusePeers(ListenerId),
     /// Refuses a peer whose `PendingPeer` was dropped.
     RefusePeer(ConnectionId),
 }
 
-/// The shared reactor, see the [module](self). Wakers are called only while nothing is borrowed here: they may run code of the program.
+/// The reactor and its handler, see the [module](self). A waker may run code of the program, which may use the reactor. So wakers are
+/// called only while `inner` is not borrowed.
 pub(super) type Core = OneThreadOnly_UseSpawnLocal;
 
-/// The type that the compiler names if a future is passed to a function that may run it on another thread, such as `tokio::spawn`.
+/// The shared reactor. It is not `Send`, so the compiler prints this name if a program passes a future of this module to a function that
+/// may run it on another thread, such as `tokio::spawn`.
 #[allow(non_camel_case_types, reason = "the name is read in the compiler's message, where it is the cure")]
 pub(super) struct OneThreadOnly_UseSpawnLocal {
     inner: RefCell<Inner>,
     deferred: RefCell<Vec<DropAction>>,
-    /// The waker of the task that takes turns, while it waits in `TurnRequested`.
+    /// The waker of the task that takes the reactor's turns. Set while that task waits in `TurnRequested`.
     pub(super) driver: Cell<Option<Waker>>,
     turns: Cell<Turns>,
 }
@@ -62,7 +65,7 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Makes a transition of [`Turns`].
+    /// Changes the state of the turns, and returns the result of `change`.
     #[inline]
     pub(super) fn turns<R>(&self, change: impl FnOnce(&mut Turns) -> R) -> R {
         let mut turns = self.turns.get();
@@ -76,8 +79,9 @@ impl OneThreadOnly_UseSpawnLocal {
         act(&mut self.inner.borrow_mut().reactor)
     }
 
-    /// Ends `AsyncReactor::run`: closes its last turn, and makes the descriptor readable, so that the next driver carries out the last
-    /// requests. Does nothing if the reactor is in use, as it may be during a panic.
+    /// Ends `AsyncReactor::run`: closes its last turn, and makes the reactor's descriptor readable. The next driver then takes a turn,
+    /// which carries out the last requests of the tasks. If the reactor is borrowed, which is possible during a panic, only the state
+    /// changes.
     pub(super) fn end_run(&self) {
         self.turns(Turns::end_run);
         if let Ok(mut inner) = self.inner.try_borrow_mut() {
@@ -88,7 +92,7 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Calls `act` with the context and the handler, and requests a turn.
+    /// Calls `act` with the context and the handler. Requests a turn, which carries out the operations that `act` requests.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Context<'_>, &mut TaskHandler) -> R) -> R {
         self.lend(self.inner.borrow_mut(), act)
     }
@@ -98,7 +102,8 @@ impl OneThreadOnly_UseSpawnLocal {
         if self.turns(Turns::request) {
             return act(&mut reactor.quiet_context(), handler);
         }
-        // Waking the driver is enough: it takes a turn, so the descriptor need not become readable.
+        // If a task drives the reactor, waking the task is enough: it takes a turn. That saves the system call that makes the descriptor
+        // readable.
         let Some(driver) = self.driver.take() else { return act(&mut reactor.context(), handler) };
         let result = act(&mut reactor.quiet_context(), handler);
         drop(inner);
@@ -106,7 +111,8 @@ impl OneThreadOnly_UseSpawnLocal {
         result
     }
 
-    /// Releases a message. If the reactor is in use, `message` keeps it, and its buffer is returned when the message is dropped.
+    /// Releases a message: its buffer returns to the connection immediately. If the reactor is borrowed, nothing happens here: the buffer
+    /// returns in the next turn after the caller drops the message.
     #[inline]
     pub(super) fn release(&self, message: &mut Option<DetachedMessage>) {
         if let Ok(inner) = self.inner.try_borrow_mut() {
@@ -114,7 +120,7 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Runs the action of a dropped value: now, or before the next turn if the reactor is in use.
+    /// Runs the action of a destructor: immediately, or before the next turn if the reactor is borrowed.
     pub(super) fn run_or_defer(&self, action: DropAction) {
         match self.inner.try_borrow_mut() {
             Ok(inner) => self.lend(inner, |cx, handler| run_drop_action(cx, handler, action)),
@@ -122,8 +128,9 @@ impl OneThreadOnly_UseSpawnLocal {
         }
     }
 
-    /// Takes one turn, and wakes the tasks that it has notified. These will most likely send or request something, so if the driver is a
-    /// task, the turn stays open for them: the next call resumes and closes it.
+    /// Takes one turn, and wakes the tasks that it has notified. These tasks most likely send or request something. If the driver is a
+    /// task, the turn therefore stays open ([`Reactor::step`]): the next call carries out their requests and closes the turn, which costs
+    /// less than a new turn.
     pub(super) fn turn(&self, timeout: Option<Duration>) -> Result<Turn, Error> {
         self.advance(|reactor, handler, pending| {
             // If tasks were notified between turns, the turn must not sleep.
@@ -138,8 +145,8 @@ impl OneThreadOnly_UseSpawnLocal {
         })
     }
 
-    /// Takes one turn of `AsyncReactor::run`. First carries out the requests of tasks since the last turn. The turn sleeps if `idle` is set
-    /// and no task was notified meanwhile.
+    /// Takes one turn of `AsyncReactor::run`. First carries out the requests that tasks have made since the last turn. Then the turn waits
+    /// for events if `idle` is true, that is, if `run`'s future was not woken, and if no task was notified meanwhile.
     pub(super) fn turn_of_run(&self, idle: bool) -> Result<(), Error> {
         self.advance(|reactor, handler, pending| {
             if pending != PendingTurn::Nothing {
@@ -150,7 +157,7 @@ impl OneThreadOnly_UseSpawnLocal {
         })
     }
 
-    /// Carries out the last requests of tasks.
+    /// Carries out the requests that tasks have made since the last turn.
     pub(super) fn resume(&self) -> Result<Turn, Error> {
         self.advance(|reactor, handler, _| reactor.resume(handler))
     }
@@ -160,7 +167,7 @@ impl OneThreadOnly_UseSpawnLocal {
         self.advance(|reactor, handler, _| reactor.shutdown(handler, deadline))
     }
 
-    /// Runs the deferred actions, then `act`, and wakes the tasks that were notified.
+    /// Runs the deferred actions of destructors, then `act`, then wakes the tasks that both have notified. Returns the result of `act`.
     fn advance<R>(&self, act: impl FnOnce(&mut Reactor, &mut TaskHandler, PendingTurn) -> R) -> R {
         loop {
             let Some(action) = self.deferred.borrow_mut().pop() else { break };
@@ -176,7 +183,8 @@ impl OneThreadOnly_UseSpawnLocal {
             (result, std::mem::take(&mut handler.ready))
         };
         ready.drain(..).for_each(Waker::wake);
-        // Keeps the memory of the list. A waker may have dropped a task whose turn passed to the next one: that one is notified later.
+        // The empty list is put back, so that the next turn uses its memory again. It must not replace a list with wakers: a waker that
+        // was just woken may have dropped a cancelled task, whose turn passed to the next task. The next turn wakes that task.
         let notified = &mut self.inner.borrow_mut().handler.ready;
         if notified.is_empty() {
             *notified = ready;

@@ -9,9 +9,9 @@ use tokio::io::unix::AsyncFd;
 use super::AsyncReactor;
 use crate::Error;
 
-/// Takes the turns of a reactor on tokio, beside the other tasks of its thread, until the reactor is drained. Use it in a single-threaded
-/// runtime, with tasks of `tokio::task::spawn_local`; [`crate::threaded`] is for multi-threaded runtimes. If the future is dropped, the
-/// connections stall until another driver takes turns.
+/// Takes the turns of a reactor as a task of tokio, beside the other tasks of the thread, until the reactor is drained. Use it in a
+/// single-threaded runtime, with tasks of `tokio::task::spawn_local`. For multi-threaded runtimes there is [`crate::threaded`]. If the
+/// future is dropped, the connections stall until the program takes turns in another way.
 ///
 /// ```
 /// use rdma_reactor::aio::{AsyncReactor, drive};
@@ -41,12 +41,12 @@ use crate::Error;
 /// If it is polled outside of a tokio runtime, or in one without I/O or time.
 pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
     let descriptor = net.descriptor().map_err(Error::Poll)?;
-    // SAFETY: the descriptor is owned, so no other code closes or replaces it, and `AsyncFd` owns it until `AsyncFd` is dropped.
+    // SAFETY: `descriptor` is an owned duplicate, so no other code closes or replaces it. It stays open until `AsyncFd` drops it.
     let readable = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
     let readable = readable.map_err(|error| Error::Poll(error.into()))?;
     loop {
         let turn = net.turn(Duration::ZERO)?;
-        // The turn that ends a drain is the last one.
+        // The turn that completes the drain is the last one that the reactor needs.
         if net.is_drained() {
             return Ok(());
         }
@@ -62,7 +62,7 @@ pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
             }
         };
         tokio::select! {
-            // The readiness is cleared before the turn, so later events make the descriptor readable again.
+            // The readiness is cleared before the turn. So an event that arrives during the turn makes the descriptor readable again.
             ready = readable.readable() => ready.map_err(Error::Poll)?.clear_ready(),
             () = net.turn_requested() => {}
             () = due => {}

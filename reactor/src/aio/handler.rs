@@ -1,4 +1,5 @@
-//! The handler behind the futures: queues arrived messages, requests and connections for tasks, and collects the tasks to wake.
+//! The [`Handler`] of an async reactor. It queues messages, requests and connections until tasks receive them, and collects the wakers of
+//! the tasks to wake.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,43 +19,43 @@ use crate::{
     PeerIdentity, SendId, TimerId, TransferEnd, TransferId,
 };
 
-/// The reason that is sent to a peer which no task accepts or refuses.
+/// The reason for the refusal that is sent to a peer if no task of the program has accepted or refused it.
 pub(super) const NOT_APPROVED: &str = "no task of the program accepts or refuses peers";
 
-/// The end of a connection.
+/// The callback that reported the end of a connection, with its reason.
 #[derive(Clone, Debug)]
 pub(super) enum EndReason {
     Disconnected(DisconnectReason),
     ConnectFailed(ConnectError),
 }
 
-/// An operation that a task waits for.
+/// An operation, such as a read, whose completion a task waits for.
 #[derive(Debug, Default)]
 pub(super) struct PendingOperation {
     pub(super) outcome: Option<Outcome>,
     pub(super) waker: Option<Waker>,
 }
 
-/// A transfer of a list that a task waits for.
+/// A transfer of a list of pieces whose end a task waits for.
 #[derive(Debug, Default)]
 pub(super) struct PendingTransfer {
     pub(super) end: Option<TransferEnd>,
     pub(super) waker: Option<Waker>,
 }
 
-/// The state of a connection that tasks wait on.
+/// The state of a connection for which tasks wait: it is established or ended, an operation completes, or room is available.
 #[derive(Debug, Default)]
 pub(super) struct WaitState {
-    /// True once the connection was established.
+    /// True once the connection is established. It stays true after the end.
     pub(super) up: bool,
     pub(super) end: Option<EndReason>,
-    /// Operations that tasks wait for, by [`SendId::sequence`].
+    /// The operations whose completions tasks wait for. The key is [`SendId::sequence`].
     pub(super) operations: BTreeMap<u64, PendingOperation>,
-    /// Transfers of lists that tasks wait for.
+    /// The transfers of lists whose ends tasks wait for.
     pub(super) transfers: BTreeMap<TransferId, PendingTransfer>,
-    /// Tasks that wait for room.
+    /// The tasks that wait for room to send a message or to post an operation.
     pub(super) room_waiters: RoomWaiters,
-    /// Tasks that wait for the connection to be established or to end. All of them are notified of both.
+    /// The tasks that wait for the connection to be established or to end. Both events notify all of these tasks.
     watchers: WaitQueue,
 }
 
@@ -64,16 +65,17 @@ impl WaitState {
     }
 }
 
-/// A connection, shared by the handler and the program's handles.
+/// The data of a connection that [`TaskHandler`] shares with the program's handles of the connection.
 #[derive(Debug)]
 pub(super) struct SharedConnection {
     pub(super) id: ConnectionId,
     pub(super) state: RefCell<WaitState>,
-    /// Messages that the program has not received. Each holds a receive of the connection, or memory of large messages.
+    /// The messages that have arrived, and that the program has not received. Each occupies a receive buffer of the connection, or memory
+    /// for large messages.
     pub(super) inbox: RefCell<AsyncQueue<DetachedMessage>>,
-    /// True if the connection is used for calls.
+    /// True if the program uses the connection for calls: it carries no other messages then.
     pub(super) carries_calls: Cell<bool>,
-    /// Requests that the program has not taken. [`crate::call::CallLimits`] bounds them.
+    /// The requests that have arrived, and that no task has received. [`crate::call::CallLimits`] limits their number.
     pub(super) requests: RefCell<AsyncQueue<QueuedRequest>>,
 }
 
@@ -83,14 +85,14 @@ impl SharedConnection {
         Rc::new(Self { id, state, inbox, carries_calls: Cell::new(false), requests })
     }
 
-    /// Waits until `look` returns `Some` for the state.
+    /// Waits until `look` returns `Some` for the connection's state, and returns that value. `look` is called again after each change.
     pub(super) async fn watch<R>(&self, look: impl Fn(&WaitState) -> Option<R>) -> R {
         let mut watch = Watch { shared: self, waiter: None };
         poll_fn(|task| watch.poll(task, &look)).await
     }
 }
 
-/// The wait of a task for a change of the state.
+/// The wait of a task until the connection is established or ends.
 struct Watch<'a> {
     shared: &'a SharedConnection,
     waiter: Option<WaiterId>,
@@ -112,7 +114,7 @@ impl Watch<'_> {
     fn leave(&mut self) {
         let Some(waiter) = self.waiter.take() else { return };
         let waker = self.shared.state.borrow_mut().watchers.remove(waiter);
-        // The waker may be the last owner of a task: it is dropped while nothing is borrowed.
+        // Dropping a waker may drop its task, whose destructors may use this connection: no `RefCell` may be borrowed then.
         drop(waker);
     }
 }
@@ -123,40 +125,41 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The established connections of a listener that were not accepted yet.
+/// The established connections of a listener that no task has accepted yet.
 pub(super) type Backlog = Rc<RefCell<AsyncQueue<Rc<SharedConnection>>>>;
 
 /// The authenticated peers of a listener that wait for approval.
 pub(super) type PeerQueue = Rc<RefCell<AsyncQueue<ConnectionId>>>;
 
-/// Largest number of peers that wait for approval on a listener: the default of [`crate::Config::max_pending`]. Peers whose connections
-/// have ended count until a task takes them. Further peers are refused.
+/// The largest number of peers that may wait for approval on a listener. Further peers are refused. The value is the default of
+/// [`crate::Config::max_pending`]. A peer whose connection has ended still counts, until a task removes it from the queue.
 const MAX_PENDING_PEERS: usize = 1024;
 
-/// The state of a task's timer.
+/// The state of a timer that a task waits for.
 #[derive(Debug)]
 pub(super) enum TimerState {
-    /// The timer is set, and wakes this task.
+    /// The timer has not expired. It will wake this task.
     Set(Waker),
     Fired,
 }
 
-/// The handler of the program's tasks, see the [module](self).
+/// The handler that an [`super::AsyncReactor`] passes to its turns, see the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct TaskHandler {
-    /// The connections that have not ended, by slot.
+    /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
     connections: Vec<Option<Rc<SharedConnection>>>,
     pub(super) listeners: BTreeMap<ListenerId, Backlog>,
-    /// The listeners with approval, and their waiting peers. `None` once the `PendingPeers` was dropped: all peers are refused.
+    /// The listeners whose peers need approval, with the peers that wait for it. The value is `None` once the program has dropped the
+    /// listener's `PendingPeers`: all peers are refused then.
     pub(super) pending_peers: BTreeMap<ListenerId, Option<PeerQueue>>,
     pub(super) timers: BTreeMap<TimerId, TimerState>,
     pub(super) calls: Calls<Rc<Reply>>,
-    /// Tasks to wake at the end of the turn.
+    /// The wakers of the tasks to wake at the end of the turn.
     pub(super) ready: Vec<Waker>,
 }
 
 impl TaskHandler {
-    /// Adds a connection.
+    /// Adds a connection to the table, in its slot.
     pub(super) fn add(&mut self, shared: &Rc<SharedConnection>) {
         let slot = shared.id.slot();
         if self.connections.len() <= slot {
@@ -165,7 +168,8 @@ impl TaskHandler {
         self.connections[slot] = Some(Rc::clone(shared));
     }
 
-    /// Closes a connection whose last handle was dropped, once the requests that tasks hold are answered.
+    /// Closes a connection, because the program has dropped its last handle. Requests that no task has received are dismissed. The close
+    /// waits until the requests that tasks hold are answered.
     pub(super) fn close(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         let mut queued = Default::default();
         self.change(conn, |shared, _| queued = shared.requests.borrow_mut().take());
@@ -174,7 +178,7 @@ impl TaskHandler {
         self.calls.finish(cx, conn);
     }
 
-    /// Removes a connection from the table.
+    /// Removes a connection from the table: it has ended, or the program has no handle of it any more.
     pub(super) fn forget(&mut self, conn: ConnectionId) {
         let shared = self.connections.get_mut(conn.slot());
         if let Some(shared) = shared.filter(|shared| shared.as_ref().is_some_and(|shared| shared.id == conn)) {
@@ -182,7 +186,7 @@ impl TaskHandler {
         }
     }
 
-    /// Removes a listener. Returns the connections that were not accepted.
+    /// Removes a listener. Returns its established connections that no task has accepted: the caller closes them.
     pub(super) fn stop_listening(&mut self, listener: ListenerId) -> Vec<ConnectionId> {
         self.pending_peers.remove(&listener);
         let connections =
@@ -192,7 +196,7 @@ impl TaskHandler {
         left
     }
 
-    /// Refuses the waiting peers of a listener, and all later ones.
+    /// Refuses the peers that wait for approval on a listener, and all that arrive later.
     pub(super) fn refuse_peers(&mut self, cx: &mut Context<'_>, listener: ListenerId) {
         let Some(peers) = self.pending_peers.get_mut(&listener).and_then(Option::take) else { return };
         let mut peers = peers.borrow_mut();
@@ -200,7 +204,8 @@ impl TaskHandler {
         peers.end(&mut self.ready);
     }
 
-    /// Calls `change` with a connection and the list of tasks to wake, if the connection has not ended.
+    /// Calls `change` with a connection's shared data and the list of wakers to call. Does nothing if the connection is not in the table,
+    /// for instance because it has ended.
     #[inline]
     fn change(&mut self, conn: ConnectionId, change: impl FnOnce(&SharedConnection, &mut Vec<Waker>)) {
         let Self { connections, ready, .. } = self;
@@ -209,12 +214,12 @@ impl TaskHandler {
         }
     }
 
-    /// Notifies the tasks for which there is room on a connection. They are woken at the end of the turn.
+    /// Notifies the tasks for which the connection has room. They are woken at the end of the turn.
     pub(super) fn notify_room_waiters(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
         self.change(conn, |shared, ready| shared.state.borrow_mut().room_waiters.notify(cx, conn, ready));
     }
 
-    /// Handles a message of a connection that is used for calls.
+    /// Handles a message that arrived on a connection that is used for calls: a request, an answer or another frame of [`crate::call`].
     pub(super) fn on_frame(
         &mut self,
         cx: &mut Context<'_>,
@@ -223,7 +228,7 @@ impl TaskHandler {
     ) {
         let Self { calls, ready, .. } = self;
         match calls.on_recv(cx, shared.id, message) {
-            // Payloads are copied, so that requests and answers that wait for their tasks hold no receives.
+            // The payloads of requests and answers are copied. So while they wait for their tasks, they occupy no receive buffers.
             Some(CallEvent::Request { id, payload }) => {
                 ready.extend(shared.requests.borrow_mut().add((id, payload.to_vec())));
             }
@@ -233,7 +238,7 @@ impl TaskHandler {
         }
     }
 
-    /// Notifies the tasks whose calls have ended without an answer.
+    /// Stores the errors of the calls that have ended without an answer, and notifies the tasks that wait for these calls.
     fn report_failed_calls(&mut self) {
         let Self { calls, ready, .. } = self;
         while let Some(failed) = calls.next_failed() {
@@ -264,7 +269,8 @@ impl Handler for TaskHandler {
                 state.notify_watchers(ready);
             });
         }
-        // Close a connection if its listener or its handle was dropped while it was being established, or if the reactor is being drained.
+        // The connection is not in the table, so a listener has accepted it, or the program has dropped the future that opened it. Close it
+        // if no listener can queue it: it has no listener, the listener was dropped, or the reactor is being drained.
         let backlog = cx.listener(conn).and_then(|listener| self.listeners.get_mut(&listener));
         let Some(backlog) = backlog.filter(|backlog| !backlog.borrow().is_over()) else { return cx.close(conn) };
         let shared = SharedConnection::new(conn);
@@ -288,7 +294,7 @@ impl Handler for TaskHandler {
 
     fn on_recv(&mut self, cx: &mut Context<'_>, conn: ConnectionId, message: Message<'_>) {
         let shared = self.connections.get(conn.slot()).and_then(Option::as_ref).filter(|shared| shared.id == conn);
-        // A connection without a handle may still have requests that tasks answer. `calls` refuses new ones.
+        // The program has no handle of this connection, but tasks may still have to answer requests of it. `calls` refuses new requests.
         let Some(shared) = shared else { return drop(self.calls.on_recv(cx, conn, message)) };
         if shared.carries_calls.get() {
             let shared = Rc::clone(shared);
@@ -355,7 +361,8 @@ impl Handler for TaskHandler {
         if !connections.iter().flatten().any(|shared| shared.carries_calls.get()) {
             return cx.close_all();
         }
-        // Calls and requests may end within the deadline. A connection without any is closed immediately.
+        // `finish` closes a connection once its calls and requests have ended, for which they have time until the deadline of the drain. A
+        // connection that has none is closed immediately.
         connections.iter().flatten().for_each(|shared| calls.finish(cx, shared.id));
     }
 }

@@ -1,4 +1,4 @@
-//! A listener, which tasks accept connections from.
+//! A listener of an async reactor. Tasks accept its connections.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,8 +10,8 @@ use super::handler::Backlog;
 use super::queue::NextItem;
 use crate::ListenerId;
 
-/// A listener of an [`super::AsyncReactor`]. When it is dropped, the reactor stops listening, and closes the connections that were not
-/// accepted.
+/// A listener of an [`super::AsyncReactor`]. When the listener is dropped, the reactor stops listening, and closes the established
+/// connections that no task has accepted.
 pub struct AsyncListener {
     core: Rc<Core>,
     id: ListenerId,
@@ -35,14 +35,15 @@ impl AsyncListener {
         self.id
     }
 
-    /// Waits for the next established connection. Returns `None` if the reactor is being drained. Connections are returned in the order in
-    /// which they were established, and waiting tasks are served in order. Dropping the future loses no connection.
+    /// Waits for the next established connection, and returns it. Returns `None` if the reactor is being drained and all established
+    /// connections were returned. Connections are returned in the order in which they were established. If several tasks wait, the first
+    /// one gets the next connection. Dropping the future loses no connection.
     pub async fn accept(&self) -> Option<AsyncConnection> {
         let shared = NextItem::new(&self.backlog).await?;
         Some(AsyncConnection::new(Rc::clone(&self.core), shared))
     }
 
-    /// Returns the address that it is bound to; `None` if its device was removed.
+    /// Returns the address that the listener is bound to; `None` if its device was removed.
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.core.with(|cx, _| cx.local_address(self.id))

@@ -1,7 +1,8 @@
 //! Connections as futures, for programs that are written with async/await. Needs the feature `async`.
 //!
-//! An [`AsyncReactor`] is a [`Reactor`] whose callbacks wake tasks. The reactor and its connections stay on one thread. The module has no
-//! executor: [`AsyncReactor::run`] takes turns until a future is done, or a task of any other executor takes them.
+//! An [`AsyncReactor`] is a [`Reactor`] whose callbacks wake tasks. The reactor and its connections stay on one thread. The module needs no
+//! executor: [`AsyncReactor::run`] polls one future, and takes the turns of the reactor until that future is done. On an executor, one of
+//! its tasks takes the turns. A turn is one iteration of the reactor's event loop.
 //!
 //! ```
 //! use rdma_reactor::aio::AsyncReactor;
@@ -36,24 +37,26 @@
 //!
 //! # Flow control
 //!
-//! [`AsyncConnection::send`] waits while the peer's window is closed. Messages that the program has not received hold receives of their
-//! connection, so the peer waits in turn. Every queue is bounded.
+//! [`AsyncConnection::send`] waits while the peer's window is closed, that is, until the peer grants further credits. Messages that the
+//! program has not received occupy receive buffers of their connection. When all are occupied, the peer gets no credits, and waits. So
+//! every queue is bounded.
 //!
 //! # Several tasks
 //!
-//! Several tasks may send on a connection, receive from it, or accept from a listener. Waiting tasks are served in order of arrival, and as
-//! many of them are notified as there are messages, or as there is room for.
+//! Several tasks may send on a connection, receive from it, or accept from a listener. Tasks that wait for a message, for a connection, or
+//! for room to send get it in the order in which they began to wait. No more tasks are notified than can proceed.
 //!
 //! Room on a connection goes to the task that has waited longest, with two exceptions:
 //!
-//! - Reads and writes need no credit, and pass messages while the peer's window is closed. So do operations of
-//!   [`AsyncConnection::operate`], until an attempt shows that the operation is a message.
-//! - Messages that fit one buffer pass longer ones that wait for the end of another large message, or for memory.
+//! - RDMA Reads and Writes need no credit. While the peer's window is closed, they proceed although messages have waited longer. The same
+//!   is true for an operation of [`AsyncConnection::operate`], until an attempt shows that the operation is a message.
+//! - Messages that fit one buffer proceed although a longer message has waited longer, if that one waits for the end of another large
+//!   message or for memory.
 //!
 //! [`AsyncConnection::try_send`] gets only the room that the waiting tasks do not need.
 //!
-//! A future that was notified keeps its message, or its room, until it is polled or dropped. Other tasks use the remaining ones. So do not
-//! await a call while you hold another future of the same kind without polling it, as an arm of `select!` may do.
+//! When a future is notified, a message or room is reserved for it until it is polled or dropped. Other tasks cannot use that message or
+//! room. So while you hold such a future and do not poll it, do not await another future of the same kind, as an arm of `select!` may do.
 //!
 //! # Cancellation
 //!
@@ -74,12 +77,13 @@
 //!
 //! # Other executors
 //!
-//! A task of the executor drives the reactor: it takes a turn when [`AsyncReactor::descriptor`] is readable, when
-//! [`AsyncReactor::next_deadline`] has passed, or when [`AsyncReactor::turn_requested`] is done. `drive` is that task for tokio (feature
-//! `tokio`); `embed-async` of the examples has one for async-io.
+//! On another executor, one of its tasks drives the reactor. That task takes a turn when [`AsyncReactor::descriptor`] is readable, when
+//! [`AsyncReactor::next_deadline`] has passed, or when [`AsyncReactor::turn_requested`] is done. For tokio, `drive` is that task (feature
+//! `tokio`). For async-io, the example `embed-async` has such a task.
 //!
-//! [`AsyncReactor::with`] gives access to [`Context`](crate::Context) for operations that have no async version. Datagrams, descriptors of
-//! the program and immediate data need a [`Handler`](crate::Handler).
+//! [`AsyncReactor::with`] gives access to [`Context`](crate::Context), for operations that have no async version. To receive datagrams or
+//! immediate data, or to wait for descriptors of the program, use a [`Reactor`](crate::Reactor) with a [`Handler`](crate::Handler) of your
+//! own.
 
 mod calls;
 mod connection;

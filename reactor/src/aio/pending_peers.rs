@@ -10,8 +10,8 @@ use super::handler::PeerQueue;
 use super::queue::NextItem;
 use crate::{ConnectionId, ListenerId, PeerIdentity};
 
-/// The authenticated peers of a listener that wait for approval; see [`super::AsyncReactor::listen_with_approval`]. When this is dropped,
-/// all waiting and later peers are refused.
+/// The authenticated peers of a listener that wait for approval; see [`super::AsyncReactor::listen_with_approval`]. When `PendingPeers` is
+/// dropped, the reactor refuses the peers that wait, and all that arrive later.
 pub struct PendingPeers {
     core: Rc<Core>,
     listener: ListenerId,
@@ -29,12 +29,12 @@ impl PendingPeers {
         Self { core, listener, peers }
     }
 
-    /// Waits for the next authenticated peer. Returns `None` if the reactor is being drained or the listener was dropped. Dropping the
-    /// future loses no peer.
+    /// Waits for the next authenticated peer, and returns it. Returns `None` if no further peer arrives, because the reactor is being
+    /// drained or the listener was dropped. Dropping the future loses no peer.
     pub async fn next(&self) -> Option<PendingPeer> {
         loop {
             let id = NextItem::new(&self.peers).await?;
-            // Skip a peer whose connection has ended meanwhile.
+            // A connection that has ended while its peer waited here has no identity: skip it.
             let identity = self.core.with(|cx, _| cx.identity(id).cloned());
             if let Some(identity) = identity {
                 return Some(PendingPeer { core: Rc::clone(&self.core), id, identity });
@@ -49,7 +49,8 @@ impl Drop for PendingPeers {
     }
 }
 
-/// An authenticated peer that waits for approval, at most [`crate::Timeouts::handshake`]. Dropping this refuses the peer.
+/// An authenticated peer that waits for approval. Its connection ends if the approval takes longer than [`crate::Timeouts::handshake`].
+/// Dropping a `PendingPeer` refuses the peer.
 pub struct PendingPeer {
     core: Rc<Core>,
     id: ConnectionId,
@@ -63,7 +64,7 @@ impl fmt::Debug for PendingPeer {
 }
 
 impl PendingPeer {
-    /// Returns the identity that the peer has proven.
+    /// Returns the identity that the peer has proven in the handshake.
     #[must_use]
     pub const fn identity(&self) -> &PeerIdentity {
         &self.identity
@@ -88,13 +89,14 @@ impl PendingPeer {
 
 impl Drop for PendingPeer {
     fn drop(&mut self) {
-        // Has no effect after `accept` or `refuse`.
+        // The refusal has no effect if `accept` or `refuse` has consumed this peer: the first decision counts.
         self.core.run_or_defer(DropAction::RefusePeer(self.id));
     }
 }
 
 impl AsyncConnection {
-    /// Returns the identity of the peer of a secured connection, as [`crate::Context::identity`] does.
+    /// Returns the identity that the peer of a secured connection has proven. Returns `None` if the connection is not secured or has ended,
+    /// as [`crate::Context::identity`] does.
     #[must_use]
     pub fn identity(&self) -> Option<PeerIdentity> {
         self.core().with(|cx, _| cx.identity(self.id()).cloned())

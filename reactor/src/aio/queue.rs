@@ -8,12 +8,12 @@ use std::task::{Context as Task, Poll, Waker};
 
 use super::wait_queue::{WaitQueue, WaiterId};
 
-/// Items, and the tasks that wait for one. As many tasks are notified as there are items.
+/// A queue of items, and of the tasks that wait for one. Each item notifies at most one task.
 #[derive(Debug)]
 pub(super) struct AsyncQueue<T> {
     items: VecDeque<T>,
     waiters: WaitQueue,
-    /// True if no further item arrives.
+    /// True once the queue has ended: no further item arrives. The items that it has can still be removed.
     over: bool,
 }
 
@@ -24,14 +24,14 @@ impl<T> Default for AsyncQueue<T> {
 }
 
 impl<T> AsyncQueue<T> {
-    /// Adds an item. Returns the task to wake.
+    /// Adds an item. Returns the waker of the task that the item notifies; `None` if no task waits.
     #[inline]
     pub(super) fn add(&mut self, item: T) -> Option<Waker> {
         self.items.push_back(item);
         self.notify()
     }
 
-    /// Ends the queue: no further item arrives. Adds the tasks to wake to `ready`.
+    /// Ends the queue, because no further item arrives. Notifies all tasks: adds their wakers to `ready`.
     pub(super) fn end(&mut self, ready: &mut Vec<Waker>) {
         self.over = true;
         ready.extend(std::iter::from_fn(|| self.notify()));
@@ -51,14 +51,15 @@ impl<T> AsyncQueue<T> {
         std::mem::take(&mut self.items)
     }
 
-    /// Notifies the next task if there is an item for it, or if the queue has ended. Returns its waker.
+    /// Notifies the next task if the queue has an item for it or has ended. Returns the waker of that task; `None` if no task was notified.
     #[inline]
     fn notify(&mut self) -> Option<Waker> {
         let enough = self.over || self.items.len() > self.waiters.notified();
         if enough { self.waiters.notify() } else { None }
     }
 
-    /// Removes the next item if the task was notified, or if no task waits. `Ready(None)`: the queue is empty and has ended.
+    /// Removes the next item and returns it, if the task was notified or no task is in the queue. Otherwise returns `Pending`, and adds the
+    /// task to the queue: `waiter` is its position there. Returns `Ready(None)` if the queue has no item and has ended.
     pub(super) fn poll(queue: &RefCell<Self>, task: &Task<'_>, waiter: &mut Option<WaiterId>) -> Poll<Option<T>> {
         let mut this = queue.borrow_mut();
         let is_next = match waiter {
@@ -72,7 +73,7 @@ impl<T> AsyncQueue<T> {
             }
             return Poll::Ready(item);
         }
-        // Wakers are woken and dropped while nothing is borrowed.
+        // Waking or dropping a waker may run code of the program, which may use this queue: both happen after the end of the borrow.
         let (old, next) = match waiter {
             Some(waiter) => (this.waiters.set_waker(waiter, task.waker()), None),
             None => {
@@ -86,7 +87,7 @@ impl<T> AsyncQueue<T> {
         Poll::Pending
     }
 
-    /// Removes a task from the queue. If the task was notified, notifies the next one instead.
+    /// Removes a task from the queue. If the task was notified, its item goes to the next task, which is notified.
     pub(super) fn stop_waiting(queue: &RefCell<Self>, waiter: &mut Option<WaiterId>) {
         let Some(waiter) = waiter.take() else { return };
         let mut this = queue.borrow_mut();
@@ -98,7 +99,7 @@ impl<T> AsyncQueue<T> {
     }
 }
 
-/// The wait of a task for the next item. Dropping it removes the task from the queue.
+/// The future of the next item of a queue. Dropping it removes its task from the queue.
 pub(super) struct NextItem<'a, T> {
     queue: &'a RefCell<AsyncQueue<T>>,
     waiter: Option<WaiterId>,

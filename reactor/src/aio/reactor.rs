@@ -1,4 +1,4 @@
-//! The reactor, and the methods that take its turns.
+//! [`AsyncReactor`]: opens listeners and connections, and takes the turns of the reactor.
 
 use std::fmt;
 use std::future::Future;
@@ -25,7 +25,7 @@ use crate::{
     Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor, ReactorHandle, Turn,
 };
 
-/// A reactor with an async interface; see the [module](super). Clones share the reactor, and stay on its thread.
+/// A reactor with an async interface; see the [module](super). Clones share one reactor, and cannot move to another thread.
 #[derive(Clone)]
 pub struct AsyncReactor {
     core: Rc<Core>,
@@ -38,7 +38,8 @@ impl fmt::Debug for AsyncReactor {
 }
 
 impl AsyncReactor {
-    /// Creates a reactor, with [`Config::quiet_sends`]: only messages of [`AsyncConnection::operate`] report their completions.
+    /// Creates a reactor. Sets [`Config::quiet_sends`], because tasks wait only for the completions of [`AsyncConnection::operate`], reads
+    /// and writes: other messages do not report theirs, which saves work.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -72,9 +73,10 @@ impl AsyncReactor {
         Ok(AsyncListener::new(Rc::clone(&self.core), id))
     }
 
-    /// Listens on an address, with approval: an authenticated peer of a secured connection waits until a task accepts or refuses it. The
-    /// task may wait meanwhile, for instance for a database. Peers of plain connections are not authenticated, and are accepted without
-    /// approval: set [`ListenOptions::security`] or [`Config::security`].
+    /// Listens on an address, with approval: an authenticated peer of a secured connection waits until a task accepts or refuses it.
+    /// Returns the listener, and the queue of the peers that wait. Before its decision the task may wait for something else, for instance
+    /// for a database. Set [`ListenOptions::security`] or [`Config::security`]. Without them connections are plain: their peers are not
+    /// authenticated, and are accepted without approval.
     ///
     /// Example: [the guide](crate::guide::security).
     ///
@@ -92,7 +94,7 @@ impl AsyncReactor {
         Ok((listener, gate))
     }
 
-    /// Sets the limits of the calls of this reactor ([`super::AsyncCalls`]).
+    /// Sets the limits of the calls of this reactor ([`super::AsyncCalls`]). `set` changes the limits that apply now.
     ///
     /// ```
     /// use rdma_reactor::aio::AsyncReactor;
@@ -105,7 +107,7 @@ impl AsyncReactor {
         self.core.with(|_, handler| set(handler.calls.limits()));
     }
 
-    /// Opens a connection. Dropping the future cancels the attempt.
+    /// Opens a connection, and waits until it is established. Dropping the future cancels the attempt.
     ///
     /// # Errors
     /// The reason why the connection was not established.
@@ -135,7 +137,7 @@ impl AsyncReactor {
         self.connect_by(|cx| cx.connect_with(peer, options)).await
     }
 
-    /// Opens a connection to one of several addresses, as [`Context::connect_any`] does: tries them sequentially.
+    /// Opens a connection to one of several addresses: tries them sequentially, as [`Context::connect_any`] does, until one succeeds.
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -158,8 +160,8 @@ impl AsyncReactor {
         self.connect_by(|cx| cx.connect_any(peers, options)).await
     }
 
-    /// Opens a connection to a host name, as [`Context::connect_host`] does: resolves the name on another thread, and tries the addresses
-    /// sequentially.
+    /// Opens a connection to a host, as [`Context::connect_host`] does: resolves the name on another thread, and tries the addresses of the
+    /// host sequentially.
     ///
     /// ```
     /// use rdma_reactor::aio::{AsyncConnection, AsyncReactor};
@@ -190,7 +192,7 @@ impl AsyncReactor {
             handler.add(&shared);
             Ok::<_, Error>(shared)
         })?;
-        // Dropping this future drops `conn`, which closes the connection.
+        // If this future is dropped while it waits, `conn` is dropped with it, which cancels the attempt.
         let conn = AsyncConnection::new(Rc::clone(&self.core), shared);
         let up = conn.shared().watch(|state| match (&state.end, state.up) {
             (Some(EndReason::ConnectFailed(error)), _) => Some(Err(error.clone())),
@@ -201,7 +203,7 @@ impl AsyncReactor {
         Ok(conn)
     }
 
-    /// Returns a future that waits for `delay`, counted from its first poll.
+    /// Returns a future that is done when `delay` has passed since its first poll.
     pub fn sleep(&self, delay: Duration) -> Sleep {
         Sleep::new(Rc::clone(&self.core), delay)
     }
@@ -209,35 +211,36 @@ impl AsyncReactor {
     /// Calls `act` with the [`Context`], for operations that have no async version.
     ///
     /// # Panics
-    /// If it is called within itself, or within a turn.
+    /// If `act` calls `with` again, or if `with` is called during a turn.
     pub fn with<R>(&self, act: impl FnOnce(&mut Context<'_>) -> R) -> R {
         self.core.with(|cx, _| act(cx))
     }
 
-    /// Returns true if a drain has begun, as [`crate::Reactor::is_draining`] does.
+    /// Returns true if a drain has begun ([`Context::drain`]): the reactor accepts no further connections.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.core.reactor(|reactor| reactor.is_draining())
     }
 
-    /// Returns true if the drain is complete, see [`Context::drain`]. No further turn is needed then.
+    /// Returns true if a drain ([`Context::drain`]) is complete. The reactor needs no further turn then.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.core.reactor(|reactor| reactor.is_drained())
     }
 
-    /// Returns a handle for other threads.
+    /// Returns a handle with which other threads can send messages, and wake, drain or stop the reactor.
     #[must_use]
     pub fn handle(&self) -> ReactorHandle {
         self.core.reactor(|reactor| reactor.handle())
     }
 
-    // Taking turns.
+    // Methods that take turns, or help the program to take them.
 
-    /// Takes turns until a future is done. To run several tasks, pass a future that polls them, such as `FuturesUnordered`.
+    /// Polls a future and takes turns until the future is done. Returns its output. To run several tasks, pass a future that polls them,
+    /// such as `FuturesUnordered`.
     ///
-    /// When this returns, the last messages of the future are posted. Connections that it closed or dropped need more turns to end in
-    /// order: [`AsyncReactor::shutdown`] takes them.
+    /// When `run` returns, the last messages of the future are posted. Connections that the future has closed or dropped need more turns to
+    /// end in order: [`AsyncReactor::shutdown`] takes these turns.
     ///
     /// # Errors
     /// As [`Reactor::run`].
@@ -262,8 +265,8 @@ impl AsyncReactor {
     }
 
     /// Closes all listeners and connections, and takes turns until all have ended or `deadline` has passed. Connections end as with
-    /// [`AsyncConnection::close`]. Those that remain at the deadline are aborted when the reactor is dropped. Tasks continue when this
-    /// returns.
+    /// [`AsyncConnection::close`]. Connections that remain at the deadline are aborted when the reactor is dropped. Tasks do not run during
+    /// the shutdown: they continue when `shutdown` returns.
     ///
     /// ```
     /// use std::time::Duration;
@@ -286,9 +289,9 @@ impl AsyncReactor {
         self.core.shutdown(deadline)
     }
 
-    /// Takes one turn, and wakes the tasks that it has notified. Blocks for at most `timeout` until there is something to do; `None` sets
-    /// no limit. If [`Turn::more`] is true, let the tasks run, and take another turn; the next [`AsyncReactor::turn_requested`] is done
-    /// immediately then.
+    /// Takes one turn, and wakes the tasks that it has notified. If the turn has nothing to do, it blocks until there is something to do,
+    /// for at most `timeout`; `None` sets no limit. If [`Turn::more`] of the result is true, let the tasks run, and take another turn
+    /// without waiting for the descriptor: [`AsyncReactor::turn_requested`] is done immediately in this case.
     ///
     /// # Errors
     /// As [`Reactor::turn`].
@@ -299,7 +302,8 @@ impl AsyncReactor {
         self.core.turn(timeout.into())
     }
 
-    /// Returns a duplicate of the reactor's descriptor, which is readable when a turn has something to do.
+    /// Returns a duplicate of the reactor's descriptor, which is readable when a turn has something to do. Add it to the poller of an
+    /// executor or of another event loop.
     ///
     /// # Errors
     /// Fails if the process has no descriptors left.
@@ -307,14 +311,16 @@ impl AsyncReactor {
         self.core.reactor(|reactor| reactor.as_fd().try_clone_to_owned())
     }
 
-    /// Returns the time by which a turn must be taken. It may change with every turn.
+    /// Returns the time by which the program must take a turn, because a timer expires; `None` if no timer is set. Call this after every
+    /// turn, because the time may change.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.next_deadline()
     }
 
-    /// Returns a future that is done when a task has used the reactor: the driver takes a turn then. While the driver waits for it, the
-    /// operations of tasks need no system call to request a turn.
+    /// Returns a future that is done when a task has requested something of the reactor, for instance to send a message. The driver, that
+    /// is, the task that takes the turns, takes a turn then. While the driver waits for this future, other tasks wake it directly.
+    /// Otherwise each request makes the descriptor readable, which costs a system call.
     #[must_use]
     pub fn turn_requested(&self) -> TurnRequested {
         TurnRequested { core: Rc::clone(&self.core) }
@@ -322,8 +328,8 @@ impl AsyncReactor {
 }
 
 impl From<Reactor> for AsyncReactor {
-    /// Converts a reactor that has no connections yet, such as one that was made of [`crate::Parts`]. Create it with
-    /// [`Config::quiet_sends`]: without, it reports the completion of each message, and the reports are discarded.
+    /// Converts a reactor that has no connections yet, such as one that was made of [`crate::Parts`]. Create the reactor with
+    /// [`Config::quiet_sends`]. Otherwise it reports the completion of each message, and these reports are discarded.
     fn from(reactor: Reactor) -> Self {
         Self { core: Rc::new(Core::new(reactor)) }
     }
@@ -353,7 +359,7 @@ impl Drop for TurnRequested {
     }
 }
 
-/// A guard that makes `run` the driver until it is dropped.
+/// A guard for the time of [`AsyncReactor::run`]: `run` is the driver of the reactor until the guard is dropped.
 struct RunGuard<'a>(&'a Core);
 
 impl<'a> RunGuard<'a> {
@@ -369,7 +375,7 @@ impl Drop for RunGuard<'_> {
     }
 }
 
-/// The waker of `run`'s future.
+/// The waker of the future that [`AsyncReactor::run`] polls.
 struct RunWaker {
     woken: AtomicBool,
     thread: ThreadId,
@@ -389,7 +395,8 @@ impl Wake for RunWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.woken.store(true, Ordering::Release);
-        // On the reactor's thread, `run` checks `woken` before it takes a turn.
+        // A call on the reactor's thread needs no more: `run` checks `woken` before its next turn. A call on another thread must end the
+        // wait of the turn.
         if std::thread::current().id() != self.thread {
             self.remote.wake();
         }

@@ -1,4 +1,4 @@
-//! The results of calls, and the requests, on their way to tasks.
+//! The results of calls, and the requests of peers, as they wait for tasks.
 
 use std::cell::RefCell;
 use std::task::{Context as Task, Poll, Waker};
@@ -8,15 +8,15 @@ use crate::call::{CallError, RequestId};
 /// A request that waits for a task: its id and payload.
 pub(super) type QueuedRequest = (RequestId, Vec<u8>);
 
-/// The result of a call: the answer or the error.
+/// The result of a call: the payload of the answer, or the error.
 pub(super) type CallResult = Result<Vec<u8>, CallError>;
 
-/// The result of a call, or the waker of the task that waits for it.
+/// The result of a call, which a task waits for. It contains the result once there is one, and the waker of the task before.
 #[derive(Debug, Default)]
 pub(super) struct Reply(RefCell<(Option<CallResult>, Option<Waker>)>);
 
 impl Reply {
-    /// Sets the result. Returns the task to wake.
+    /// Sets the result. Returns the waker of the task that waits for it; `None` if no task waits yet.
     pub(super) fn set(&self, outcome: CallResult) -> Option<Waker> {
         let mut this = self.0.borrow_mut();
         this.0 = Some(outcome);

@@ -1,10 +1,12 @@
-//! The tasks that wait for room on a connection.
+//! The tasks that wait for room on a connection: for slots in the send queue, for credits of the peer, or for memory.
 //!
-//! There is one queue for each kind of need, because a task that waits for the peer must not delay one that does not. Room that several
-//! queues need goes to the task that has waited longest. As many tasks are notified as there is room for.
+//! There is one queue for each kind of need. So a task that waits for credits of the peer does not delay a task that needs only a slot in
+//! the send queue. Room that tasks of several queues need goes to the task that has waited longest. No more tasks are notified than there
+//! is room for.
 //!
-//! A task that is not notified is never forgotten, because `on_writable` follows: either an attempt of its queue was refused
-//! ([`NeedQueue::blocked`]), or [`Context::await_room`] was called ([`RoomWaiters::awaits_room`]).
+//! While a task waits that is not notified, the callback `on_writable` always follows, and notifies it when there is room. The reactor
+//! calls `on_writable` for one of two reasons: it has refused an attempt of that queue ([`NeedQueue::blocked`]), or [`Context::await_room`]
+//! has requested the callback ([`RoomWaiters::awaits_room`]).
 
 use std::task::Waker;
 
@@ -14,36 +16,37 @@ use crate::{Blocked, ConnectionId, Context};
 /// The kind of operation that a task attempts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttemptKind {
-    /// A message of this length, bytes.
+    /// A message with this number of bytes.
     Message(usize),
     /// An RDMA Read or Write.
     Operation,
-    /// An operation that a closure of the program posts. It may be a message.
+    /// An operation that a closure of the program posts ([`super::AsyncConnection::operate`]). It may be a message, or a read, or a write.
     Any,
 }
 
-/// The resources that an attempt needs, as far as they are known before it.
+/// The resources that an attempt needs, as far as they are known before the attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NeedKind {
     /// Slots in the send queue.
     Slots,
-    /// Slots, and possibly credits.
+    /// Slots in the send queue, and credits if the operation is a message.
     Unknown,
-    /// A slot and a credit: a message that fits one buffer.
+    /// A slot and a credit, for a message that fits one buffer.
     Credit,
-    /// A message longer than one buffer. Either a slot and a credit for each part, or one of each for an offer. It may also wait for
-    /// the end of another large message, or for memory.
+    /// The resources of a message that is longer than one buffer. If it is sent in parts, each part needs a slot and a credit. If it is
+    /// offered to the peer, which then reads it, the offer needs one of each. The message may also have to wait for the end of another
+    /// large message, or for memory.
     Transfer,
 }
 
-/// All kinds, in the order of [`RoomWaiters::queues`].
+/// All kinds of needs. The position of a kind is the index of its queue in [`RoomWaiters::queues`].
 const KINDS: [NeedKind; 4] = [NeedKind::Slots, NeedKind::Unknown, NeedKind::Credit, NeedKind::Transfer];
 
 /// The need of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskNeed {
     kind: NeedKind,
-    /// Largest number of credits, or slots, that the attempt uses.
+    /// The number of credits, or of slots, that the attempt uses at most.
     weight: u32,
 }
 
@@ -53,7 +56,8 @@ impl TaskNeed {
             AttemptKind::Operation => Self { kind: NeedKind::Slots, weight: 1 },
             AttemptKind::Any => Self { kind: NeedKind::Unknown, weight: 1 },
             AttemptKind::Message(len) => match cx.buffer_size(conn) {
-                // A message that is offered needs one credit only. The weight of all parts makes it wait until no task is notified.
+                // If such a message is offered, it needs only one credit, but that is not known yet. With too few credits for its parts,
+                // the message must wait until no other task is notified.
                 Some(size) if len > size => {
                     let parts = u16::try_from(len.div_ceil(size)).unwrap_or(u16::MAX);
                     Self { kind: NeedKind::Transfer, weight: parts.into() }
@@ -63,7 +67,7 @@ impl TaskNeed {
         }
     }
 
-    /// Returns the need of an attempt that was refused.
+    /// Returns the need of an attempt that was refused because of `why`, which may show that the attempt needs more than was known.
     const fn after(self, why: Blocked) -> Self {
         let kind = match (self.kind, why) {
             (_, Blocked::Transfers | Blocked::Memory) => NeedKind::Transfer,
@@ -74,12 +78,12 @@ impl TaskNeed {
     }
 }
 
-/// The free room of a connection.
+/// The free room of a connection at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreeRoom {
     /// Free slots in the send queue.
     slots: usize,
-    /// Number of messages that would be accepted: each needs a slot and a credit.
+    /// The number of messages of one buffer that the reactor would accept. Each needs a slot and a credit.
     messages: usize,
 }
 
@@ -89,7 +93,7 @@ impl FreeRoom {
     }
 }
 
-/// The position of a task in one of the queues.
+/// The position of a task in one of the queues of [`RoomWaiters`].
 #[derive(Debug)]
 pub(super) struct Ticket {
     arrival: u64,
@@ -101,45 +105,47 @@ pub(super) struct Ticket {
 #[derive(Debug, Default)]
 struct NeedQueue {
     waiters: WaitQueue,
-    /// True if an attempt of this queue was refused. The next one waits for `on_writable`, which follows.
+    /// True if an attempt of a task of this queue was refused, and `on_writable` has not followed yet. Until then no task is notified.
     blocked: bool,
 }
 
 impl NeedQueue {
-    /// Returns the arrival and the weight of the task that is notified next, unless the queue is blocked.
+    /// Returns the arrival number and the weight of the task that is notified next. Returns `None` if the queue is blocked, or no task
+    /// waits.
     fn next(&self) -> Option<(u64, u32)> {
         if self.blocked { None } else { self.waiters.oldest() }
     }
 }
 
-/// A notified task that was refused. After the room was counted, the reactor sent a control message, nearly always a grant, which uses a
-/// credit and a slot as a message does. Tasks that are notified with this one, but polled first, could use the remaining room every time.
-/// So until this task is removed, at most one further task is notified at a time.
+/// The precedence of a task that was notified, but whose attempt was refused. This happens if the reactor sends a control message between
+/// both, nearly always a grant of credits to the peer, because that uses a credit and a slot as any message does. The task is notified
+/// again. But if other tasks are notified with it and polled before it, they could use up the room each time. So until the task is removed,
+/// at most one further task is notified at a time.
 #[derive(Clone, Copy, Debug)]
 struct Precedence {
     arrival: u64,
-    /// The weights of the other tasks that were notified at that time.
+    /// The sum of the weights of the other tasks that were notified when the attempt was refused.
     notified: usize,
 }
 
 /// The tasks that wait for room, see the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct RoomWaiters {
-    /// The queues, by [`NeedKind`].
+    /// The queues, one for each [`NeedKind`].
     queues: [NeedQueue; KINDS.len()],
-    /// Number of tasks in the queues, notified or not.
+    /// The number of tasks in all queues, including those that are notified.
     tasks: usize,
-    /// Number of tasks that were ever added.
+    /// The number of tasks that were ever added. It numbers the next one, so it orders tasks of different queues by arrival.
     arrivals: u64,
-    /// True if [`Context::await_room`] has requested `on_writable`.
+    /// True if [`Context::await_room`] has requested `on_writable`, and the callback has not followed yet.
     awaits_room: bool,
     precedence: Option<Precedence>,
-    /// The reason of the last refusal.
+    /// The reason why the last refused attempt was refused.
     last_refusal: Option<Blocked>,
 }
 
 impl RoomWaiters {
-    /// Returns true if there is no task, notified or not.
+    /// Returns true if no task is in a queue, including the notified tasks.
     #[inline]
     pub(super) const fn is_empty(&self) -> bool {
         self.tasks == 0
@@ -153,41 +159,44 @@ impl RoomWaiters {
         &mut self.queues[kind as usize]
     }
 
-    /// Returns the sum of the weights of the notified tasks.
+    /// Returns the sum of the weights of the notified tasks of all queues.
     fn notified(&self) -> usize {
         self.queues.iter().map(|queue| queue.waiters.notified()).sum()
     }
 
-    /// Returns true if there is room for a need in addition to the notified tasks.
+    /// Returns true if the connection has room for `need`, beside the room that the notified tasks will use.
     fn has_room(&self, need: TaskNeed, room: FreeRoom) -> bool {
         let notified = |kind| self.queue(kind).waiters.notified();
         let credits = notified(NeedKind::Unknown) + notified(NeedKind::Credit) + notified(NeedKind::Transfer);
         let enough = match need.kind {
             NeedKind::Slots => true,
-            // An operation that is not a message can be posted while the window is closed.
+            // No message is possible, but the operation may be a read or a write: these need no credits.
             NeedKind::Unknown if room.messages == 0 => true,
-            // If no other task is notified, a large message may go: it is offered if there are too few credits for its parts.
+            // If no other task is notified, a large message may be attempted with any number of credits: the reactor offers it to the peer
+            // if the credits do not suffice for its parts.
             _ => room.messages > 0 && (credits == 0 || credits + need.weight as usize <= room.messages),
         };
         enough && credits + notified(NeedKind::Slots) < room.slots
     }
 
-    /// Returns true if an operation that arrived before `arrival` waits for several slots. Later tasks must not use them.
+    /// Returns true if a task that arrived before `arrival` was refused because its operation needs several slots. Tasks that arrived later
+    /// must then leave the free slots to it. Otherwise it might wait forever.
     fn reserves_slots(&self, arrival: u64) -> bool {
         let reserves =
             |queue: &NeedQueue| queue.blocked && queue.waiters.oldest().is_some_and(|(oldest, _)| oldest < arrival);
         [NeedKind::Slots, NeedKind::Unknown].iter().any(|&kind| reserves(self.queue(kind)))
     }
 
-    /// Returns the next task that may use credits.
+    /// Returns the arrival number and the need of the task that is notified next among those that may use credits.
     fn next_message(&self, room: FreeRoom) -> Option<(u64, TaskNeed)> {
-        // Without credits, only tasks of `Unknown` need can proceed.
+        // While no message is possible, only tasks whose need is `Unknown` can proceed, because their operations may need no credits.
         let kinds = if room.messages > 0 { &KINDS[1..] } else { &KINDS[1..2] };
         let oldest = |&kind| self.queue(kind).next().map(|(arrival, weight)| (arrival, TaskNeed { kind, weight }));
         kinds.iter().filter_map(oldest).min_by_key(|&(arrival, _)| arrival)
     }
 
-    /// Returns the task that is notified next.
+    /// Returns the need of the task that is to be notified next: the longest-waiting one that has room. Returns `None` if no task can
+    /// proceed.
     fn next(&self, room: FreeRoom) -> Option<TaskNeed> {
         let operation = self.queue(NeedKind::Slots).next();
         let operation = operation.map(|(arrival, weight)| (arrival, TaskNeed { kind: NeedKind::Slots, weight }));
@@ -197,50 +206,52 @@ impl RoomWaiters {
         if self.reserves_slots(arrival) { None } else { Some(need) }
     }
 
-    /// Returns true if a new task can proceed without using the room of the tasks that arrived before it.
+    /// Returns true if a new task can proceed without taking room from tasks that arrived before it.
     fn has_spare_room(&self, need: TaskNeed, room: FreeRoom) -> bool {
         let is_next = need.kind == NeedKind::Slots || self.next_message(room).is_none();
         is_next && self.has_room(need, room) && !self.reserves_slots(u64::MAX)
     }
 
-    /// Returns true if a new task may attempt its operation without waiting.
+    /// Returns true if a new task may attempt its operation now. Returns false if it must wait in a queue first, because tasks before it
+    /// wait for the same room.
     pub(super) fn can_proceed(&self, need: TaskNeed, room: FreeRoom) -> bool {
         self.queue(need.kind).waiters.is_empty() && self.has_spare_room(need, room)
     }
 
-    /// Returns the reason to refuse a message that does not wait, because the room is for the waiting tasks. Returns `None` if the message
-    /// may be attempted.
+    /// Decides about a message whose sender does not wait for room. Returns `None` if the message may be attempted. Returns the reason for
+    /// its refusal if tasks in the queues need the room.
     pub(super) fn refusal(&self, need: TaskNeed, room: FreeRoom) -> Option<Blocked> {
         let free = self.queue(need.kind).waiters.oldest().is_none() && self.has_spare_room(need, room);
         if free || room.messages == 0 { None } else { self.last_refusal }
     }
 
-    /// Adds a task.
+    /// Adds a task at the end of the queue for its need. Returns its position.
     pub(super) fn push(&mut self, need: TaskNeed, waker: &Waker) -> Ticket {
         (self.tasks, self.arrivals) = (self.tasks + 1, self.arrivals + 1);
         let arrival = self.arrivals;
         Ticket { arrival, need, waiter: self.queue_mut(need.kind).waiters.push(arrival, need.weight, waker) }
     }
 
-    /// Returns true if a task is notified.
+    /// Returns true if the task is notified: it may attempt its operation when it is polled.
     pub(super) fn is_notified(&self, ticket: &Ticket) -> bool {
         self.queue(ticket.need.kind).waiters.is_notified(&ticket.waiter)
     }
 
-    /// Sets the waker of a task, see [`WaitQueue::set_waker`].
+    /// Sets the waker of a task. Returns the old waker, as [`WaitQueue::set_waker`] does.
     pub(super) fn set_waker(&mut self, ticket: &Ticket, waker: &Waker) -> Option<Waker> {
         self.queue_mut(ticket.need.kind).waiters.set_waker(&ticket.waiter, waker)
     }
 
-    /// Removes a task, see [`WaitQueue::remove`].
+    /// Removes a task. Returns its waker; `None` if the task was notified, see [`WaitQueue::remove`].
     pub(super) fn remove(&mut self, ticket: Ticket) -> Option<Waker> {
         self.tasks -= 1;
         self.precedence = self.precedence.filter(|first| first.arrival != ticket.arrival);
         self.queue_mut(ticket.need.kind).waiters.remove(ticket.waiter)
     }
 
-    /// Records that an attempt was refused. A notified task is queued again at its old position. A new task, and a task whose need has
-    /// changed, is added to the queue of its need.
+    /// Records that an attempt was refused, and queues its task. Returns the position of the task. `ticket` is the previous position of a
+    /// notified task, or the need of a new task. A notified task gets its old position again. A new task, and a task whose need has
+    /// changed, is added at the end of the queue for its need.
     pub(super) fn refused(
         &mut self,
         ticket: Result<Ticket, TaskNeed>,
@@ -250,8 +261,8 @@ impl RoomWaiters {
     ) -> Ticket {
         self.last_refusal = Some(why);
         let need = ticket.as_ref().map_or_else(|need| *need, |ticket| ticket.need).after(why);
-        // Without room for a message, the queue of credits is not blocked: its next message may need less than this one, so
-        // `notify` calls `await_room` for it.
+        // While no message of one buffer is possible, the `Credit` queue is not marked as blocked. The refused message may need more than
+        // the next message of the queue, so `notify` calls `await_room` for the next one.
         self.queue_mut(need.kind).blocked = need.kind != NeedKind::Credit || room.messages > 0;
         match ticket {
             Ok(ticket) if ticket.need.kind == need.kind => {
@@ -271,13 +282,13 @@ impl RoomWaiters {
         }
     }
 
-    /// Handles `on_writable`: all queues may attempt again.
+    /// Handles `on_writable`: tasks of all queues may be notified again.
     pub(super) fn unblock(&mut self) {
         self.awaits_room = false;
         self.queues.iter_mut().for_each(|queue| queue.blocked = false);
     }
 
-    /// Notifies the tasks that there is room for. Adds their wakers to `ready`.
+    /// Notifies the tasks for which there is room: adds their wakers to `ready`. Requests `on_writable` for tasks that still wait.
     pub(super) fn notify(&mut self, cx: &mut Context<'_>, conn: ConnectionId, ready: &mut Vec<Waker>) {
         let waits = |this: &Self| this.queues.iter().any(|queue| queue.next().is_some());
         if !waits(self) {
@@ -295,7 +306,8 @@ impl RoomWaiters {
         }
     }
 
-    /// Requests `on_writable` for when there is more room. If the connection is not open, notifies all tasks instead.
+    /// Requests the callback `on_writable` for when there is more room. If the connection is not open, the callback would not follow:
+    /// notifies all tasks instead, whose attempts then fail.
     pub(super) fn await_room(&mut self, cx: &mut Context<'_>, id: ConnectionId, ready: &mut Vec<Waker>) {
         let for_slots = [NeedKind::Slots, NeedKind::Unknown].iter().any(|&kind| self.queue(kind).next().is_some());
         self.awaits_room = cx.await_room(id, if for_slots { Blocked::Queue } else { Blocked::Window });
@@ -304,7 +316,7 @@ impl RoomWaiters {
         }
     }
 
-    /// Notifies all tasks.
+    /// Notifies all tasks, because the connection is not open: adds their wakers to `ready`.
     pub(super) fn notify_all(&mut self, ready: &mut Vec<Waker>) {
         for queue in &mut self.queues {
             ready.extend(std::iter::from_fn(|| queue.waiters.notify()));

@@ -13,21 +13,22 @@ use super::room_waiters::{AttemptKind, Ticket};
 use super::wait_queue::WaiterId;
 
 /// A byte stream over a connection: implements [`AsyncRead`], [`AsyncBufRead`] and [`AsyncWrite`] of futures-io. The peer must use a
-/// stream, too, of this type or of [`crate::stream`]. Written bytes are sent in the next turn, and small writes between two turns share a
-/// message. `poll_close` finishes writing: the peer reads everything, then the end. If a stream is dropped without that, reads of the peer
-/// fail.
+/// stream, too: an `AsyncStream` or a stream of [`crate::stream`]. Written bytes are sent in the next turn of the reactor. Small writes
+/// between two turns share a message. `poll_close` finishes writing: the peer reads all written bytes, then the end of the stream. If a
+/// stream is dropped without `poll_close`, the peer reads the bytes that were sent, and then its reads fail.
 ///
-/// To read and write in two tasks, clone the [`AsyncConnection`], and make a stream of each clone.
+/// To read in one task and write in another, clone the [`AsyncConnection`], and make a stream of each clone.
 pub struct AsyncStream {
     conn: AsyncConnection,
-    /// The positions at which this stream waits for a message, and for room.
+    /// The position of this stream among the tasks that wait for a message; `None` while it does not wait to read. `writing` is its
+    /// position among the tasks that wait for room to send.
     reading: Option<WaiterId>,
     writing: Option<Ticket>,
-    /// The message that is being read, and the number of its bytes that were read.
+    /// The message that the program is reading, and the number of its bytes that were read.
     unread: Option<(Received, usize)>,
-    /// True if the peer has finished writing.
+    /// True if the program has read up to the peer's end of the stream.
     peer_finished: bool,
-    /// True if the local side has finished writing.
+    /// True if the program has finished writing: the end of the stream is queued for sending.
     finished: bool,
 }
 
@@ -112,12 +113,12 @@ impl AsyncWrite for AsyncStream {
         written.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Does nothing: the next turn sends written bytes.
+    /// Does nothing, because the next turn of the reactor sends all written bytes.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Task<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Finishes writing: sends the end to the peer. Waits while there is no room.
+    /// Finishes writing: sends the end of the stream to the peer, as an empty message. Waits while the connection has no room for it.
     fn poll_close(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
         if !self.finished {
             let Self { conn, writing, .. } = &mut *self;

@@ -1,4 +1,4 @@
-//! A future that waits for a time.
+//! A future that waits for an amount of time.
 
 use std::fmt;
 use std::future::Future;
@@ -36,7 +36,8 @@ impl Future for Sleep {
     fn poll(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<()> {
         let delay = self.delay;
         let known = self.timer;
-        // The old waker may be the last owner of a task: it is dropped while nothing is borrowed.
+        // `old` may contain a waker. Dropping it may drop its task, whose destructors may use the reactor: `old` outlives the borrow in
+        // `with`.
         let (timer, old) = self.core.with(|cx, handler| {
             let timer = known.unwrap_or_else(|| cx.set_timer(delay, 0));
             (timer, handler.timers.insert(timer, TimerState::Set(task.waker().clone())))

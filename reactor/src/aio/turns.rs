@@ -1,23 +1,27 @@
-//! The state of the turns: the driver that takes them, and whether one is pending.
+//! The state of a reactor's turns, the iterations of its event loop: the driver, that is, the code that takes them, and the turn that the
+//! driver still has to take.
 
 /// The turn that the driver has to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingTurn {
     Nothing,
-    /// A whole turn: a task has used the reactor since the last one.
+    /// A whole turn, because a task has used the reactor since the last turn.
     Whole,
-    /// The rest of the last turn, which was left open for the tasks that it woke.
+    /// The rest of the last turn, which was left open: it still has to carry out the requests of the tasks that it woke.
     Rest,
 }
 
-/// The driver of the reactor. A turn is left open only if the driver calls again even if the descriptor is not readable.
+/// The driver of the reactor, with the requests for its next turn. While a turn is open, requests do not make the descriptor readable. So a
+/// turn is left open only if the driver takes the next one without waiting for the descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turns {
-    /// The program, when the descriptor is readable.
+    /// The program, which takes a turn when the descriptor is readable. `requested` is true if a task has used the reactor since the last
+    /// turn.
     Program { requested: bool },
-    /// A task that also waits for [`TurnRequested`](super::TurnRequested).
+    /// A task, which waits for [`TurnRequested`](super::TurnRequested) as well as for the descriptor.
     Task(PendingTurn),
-    /// [`AsyncReactor::run`](super::AsyncReactor::run), which leaves every turn open.
+    /// [`AsyncReactor::run`](super::AsyncReactor::run), which leaves every turn open. `requested` is true if a task has used the reactor
+    /// since the last turn.
     Run { requested: bool },
 }
 
@@ -28,7 +32,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Requests a turn, for a task that uses the reactor. Returns true if `run` is the driver, which takes the next turn before it sleeps.
+    /// Requests a turn, because a task uses the reactor. Returns true if `run` is the driver: it takes the turn without being woken.
     #[inline]
     pub(super) const fn request(&mut self) -> bool {
         match self {
@@ -40,7 +44,7 @@ impl Turns {
         matches!(self, Self::Run { .. })
     }
 
-    /// Records that the driver waits for `TurnRequested`. Returns true if a turn is pending already.
+    /// Records that a task is the driver and waits for `TurnRequested`. Returns true if a turn is already requested: the wait is over then.
     pub(super) const fn wait(&mut self) -> bool {
         match *self {
             Self::Program { requested } => {
@@ -52,7 +56,7 @@ impl Turns {
         }
     }
 
-    /// Begins a turn. Returns the turn that was pending.
+    /// Begins a turn, which carries out everything that was requested. Returns the turn that was pending until now.
     #[inline]
     pub(super) const fn begin(&mut self) -> PendingTurn {
         match self {
@@ -65,7 +69,7 @@ impl Turns {
         }
     }
 
-    /// Records that a turn has woken tasks. Returns true if the turn stays open for them.
+    /// Records that a turn has woken tasks. Returns true if the turn stays open for their requests; false if it must be closed.
     pub(super) const fn keep_open(&mut self) -> bool {
         match self {
             Self::Task(pending) => {
@@ -76,12 +80,12 @@ impl Turns {
         }
     }
 
-    /// Records that `run` has begun.
+    /// Records that `run` has begun: it is the driver now.
     pub(super) const fn run(&mut self) {
         *self = Self::Run { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }
 
-    /// Records that `run` has ended. The descriptor notifies the next driver.
+    /// Records that `run` has ended. The next driver waits for the descriptor.
     pub(super) const fn end_run(&mut self) {
         *self = Self::Program { requested: !matches!(self.begin(), PendingTurn::Nothing) };
     }
@@ -106,7 +110,7 @@ mod tests {
         assert!(!turns.keep_open());
         assert!(!turns.wait());
         assert!(turns.keep_open() && turns.wait());
-        // A request while the turn is open belongs to its rest.
+        // A request that is made while the turn is open needs no whole turn: the rest of the open turn carries it out.
         turns.request();
         assert_eq!((turns.begin(), turns.wait()), (PendingTurn::Rest, false));
         turns.run();

@@ -2,33 +2,33 @@
 
 use std::task::Waker;
 
-/// The index that stands for no waiter.
+/// The index that stands for no entry, in the first and the last entry of a chain.
 const NONE: u32 = u32::MAX;
 
-/// The id of a task in a queue. The future of the task holds it, and removes the task with it.
+/// The id of a task in a queue: the index of its entry. The future that waits holds it, and uses it to remove the task.
 #[derive(Debug)]
 pub(super) struct WaiterId(u32);
 
 #[derive(Debug)]
 struct Waiter {
-    /// The number of the arrival, which orders tasks of several queues.
+    /// The arrival number of the task. It orders the tasks of several queues.
     arrival: u64,
     /// The number of units, such as credits, that the task may use once it is notified.
     weight: u32,
-    /// The waker of the task; `None` while the task is notified.
+    /// The waker of the task; `None` once the task is notified.
     waker: Option<Waker>,
     previous: u32,
     next: u32,
 }
 
-/// A queue of tasks. The first one is notified when there is something for it. It stays notified until it is removed or queued again.
-/// Memory is allocated only when more tasks wait than ever before. Pushing, notifying and removing a task take constant time.
+/// A queue of tasks. `notify` notifies the first task that is not notified yet. A task stays notified until it is removed or queued again.
+/// The queue allocates memory only when it has more tasks than ever before. Pushing, notifying and removing a task take constant time.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     waiters: Vec<Waiter>,
-    /// The first unused entry of `waiters`; the others are chained by `next`.
+    /// The first unused entry of `waiters`. The field `next` of each unused entry is the index of another one.
     free: u32,
-    /// The ends of the chain of tasks that are not notified.
+    /// The first task of the chain of tasks that are not notified. `last` is the last one.
     first: u32,
     last: u32,
     /// The sum of the weights of the notified tasks.
@@ -42,7 +42,7 @@ impl Default for WaitQueue {
 }
 
 impl WaitQueue {
-    /// Returns true if the queue has no task, notified or not.
+    /// Returns true if the queue has no task at all, neither a notified one nor one that is not notified.
     #[inline]
     pub(super) const fn is_empty(&self) -> bool {
         self.first == NONE && self.notified == 0
@@ -54,12 +54,12 @@ impl WaitQueue {
         self.notified as usize
     }
 
-    /// Returns the arrival and the weight of the task that is notified next.
+    /// Returns the arrival number and the weight of the task that is notified next; `None` if no task waits for that.
     pub(super) fn oldest(&self) -> Option<(u64, u32)> {
         self.waiters.get(self.first as usize).map(|waiter| (waiter.arrival, waiter.weight))
     }
 
-    /// Adds a task at the end of the queue. `weight` is more than 0.
+    /// Adds a task at the end of the queue. `weight` must be more than 0: [`WaitQueue::is_empty`] depends on that.
     pub(super) fn push(&mut self, arrival: u64, weight: u32, waker: &Waker) -> WaiterId {
         let waiter = Waiter { arrival, weight, waker: Some(waker.clone()), previous: NONE, next: NONE };
         let at = self.free;
@@ -75,7 +75,7 @@ impl WaitQueue {
         WaiterId(at)
     }
 
-    /// Notifies the first task and returns its waker. Returns `None` if no task waits.
+    /// Notifies the first task that is not notified yet. Returns its waker; `None` if there is no such task.
     #[inline]
     pub(super) fn notify(&mut self) -> Option<Waker> {
         let first = self.waiters.get_mut(self.first as usize)?;
@@ -85,19 +85,21 @@ impl WaitQueue {
         waker
     }
 
-    /// Returns true if a task is notified.
+    /// Returns true if the task is notified.
     #[inline]
     pub(super) fn is_notified(&self, id: &WaiterId) -> bool {
         self.waiters[id.0 as usize].waker.is_none()
     }
 
-    /// Sets the waker of a task. Returns the old one, to be dropped while nothing is borrowed: it may be the last owner of a task.
+    /// Sets the waker of a task that is not notified. Returns the old waker if it is replaced. The caller must drop it while no `RefCell`
+    /// is borrowed: that may drop a task, whose destructors may use this queue.
     pub(super) fn set_waker(&mut self, id: &WaiterId, waker: &Waker) -> Option<Waker> {
         let known = self.waiters[id.0 as usize].waker.as_mut()?;
         if known.will_wake(waker) { None } else { Some(std::mem::replace(known, waker.clone())) }
     }
 
-    /// Queues a notified task again, at its old position by `arrival`. The search passes only tasks that were queued again before it.
+    /// Queues a notified task again, at its old position: before all tasks that arrived later. The search for the position is short,
+    /// because it passes only earlier tasks that were also queued again.
     pub(super) fn requeue(&mut self, id: &WaiterId, waker: &Waker) {
         let waiter = &mut self.waiters[id.0 as usize];
         waiter.waker = Some(waker.clone());
@@ -109,7 +111,8 @@ impl WaitQueue {
         self.link(id.0, previous, next);
     }
 
-    /// Removes a task, notified or not. Returns its waker, to be dropped while nothing is borrowed; `None` if the task was notified.
+    /// Removes a task. Returns `None` if the task was notified. Otherwise returns its waker, which the caller must drop while no `RefCell`
+    /// is borrowed, as with [`WaitQueue::set_waker`].
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waker> {
         let at = id.0;
         let waiter = &mut self.waiters[at as usize];
@@ -123,7 +126,7 @@ impl WaitQueue {
         waker
     }
 
-    /// Inserts an entry between two others.
+    /// Inserts the entry `at` into the chain between two others. Each of them may be `NONE`.
     #[inline]
     fn link(&mut self, at: u32, previous: u32, next: u32) {
         self.connect(previous, at);
@@ -136,7 +139,8 @@ impl WaitQueue {
         self.connect(previous, next);
     }
 
-    /// Links two entries. If one of them is `NONE`, the other one becomes an end of the chain.
+    /// Links two entries, so that `next` follows `previous`. If `previous` is `NONE`, `next` becomes the first entry of the chain. If
+    /// `next` is `NONE`, `previous` becomes the last one.
     #[inline]
     fn connect(&mut self, previous: u32, next: u32) {
         match self.waiters.get_mut(previous as usize) {
@@ -163,7 +167,7 @@ mod tests {
         fn wake(self: Arc<Self>) {}
     }
 
-    /// A task in the queue, notified or not.
+    /// A task in the queue, with the state that the test expects of it.
     struct Tried {
         arrival: u64,
         id: WaiterId,
@@ -175,12 +179,13 @@ mod tests {
         1 + arrival as u32 % 3
     }
 
-    /// In any sequence of operations, the notified task has waited longest, and memory is allocated for as many tasks as waited together.
+    /// Checks random sequences of operations: `notify` always selects the task that has waited longest, and the queue has allocated no more
+    /// entries than the largest number of tasks that it had.
     #[test]
     fn the_task_that_has_waited_longest_is_called() {
         let (mut waiters, mut tasks, mut state, mut most) = (WaitQueue::default(), Vec::<Tried>::new(), 1_u64, 0);
         for arrival in 0..100_000 {
-            // The generator of Knuth's MMIX.
+            // A linear congruential generator of random numbers, with the constants of Knuth's MMIX.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (action, at) = (state >> 62, (state >> 33) as usize % tasks.len().max(1));
             match action {
