@@ -2,18 +2,27 @@
 //!
 //! # Slow receivers
 //!
-//! If a connection has no room for a message, the message is queued. The queue of a receiver holds at most `depth` messages. The
-//! [`OverflowPolicy`] of a receiver with a full queue decides: the oldest message of the queue is dropped, the connection is closed, or
-//! publishing is refused. A receiver with one of the first two policies never delays the publisher or another receiver.
+//! If the connection of a receiver has no room for a message, the message is queued for that receiver. The queue of a receiver holds at
+//! most `depth` messages. When the queue is full, the receiver's [`OverflowPolicy`] decides what happens to the next message:
+//!
+//! - `Drop`: the oldest message of the queue is dropped.
+//! - `Close`: the connection is closed.
+//! - `Wait`: publishing is refused.
+//!
+//! A receiver with the policy `Drop` or `Close` never delays the publisher or another receiver.
 //!
 //! # Memory
 //!
-//! A message is copied once, into a slot of memory that is registered with each device that has receivers, and all connections send it
-//! from there. There are `2 * depth` slots, each as long as the longest message, for any number of receivers. A slot is free when the
-//! device has completed the sends to all receivers. While slow receivers hold all slots, messages are copied for each receiver, as
-//! [`Context::send`] does. Messages longer than [`Context::buffer_size`] are copied for each receiver, too, unless
-//! [`Broadcast::fetchable`] is set. The embedded provider also copies messages that it sends with a CRC, and a secured connection copies
-//! each message to encrypt it.
+//! A message is copied once, into a slot, and all connections send it from that slot. The slots are memory that is registered with each
+//! device that has receivers. There are `2 * depth` slots, each as long as the longest message, for any number of receivers. A slot is free
+//! again when the sends of its message to all receivers have completed.
+//!
+//! In these cases a message is copied for each receiver:
+//!
+//! - The queues and sends of slow receivers occupy all slots. Then each message is copied as by [`Context::send`].
+//! - The message is longer than [`Context::buffer_size`], and [`Broadcast::fetchable`] is not set.
+//! - The embedded provider sends the message with a CRC.
+//! - The connection is secured: it encrypts a copy of the message.
 
 mod receiver;
 mod slots;
@@ -33,50 +42,53 @@ pub enum OverflowPolicy {
     Drop,
     /// Closes the connection ([`Context::close`]). The messages that were sent have no gap.
     Close,
-    /// Refuses [`Broadcast::publish`] until the receiver has caught up. All receivers wait for the slowest.
+    /// Refuses [`Broadcast::publish`] until the queue of this receiver is not full any more. So all receivers wait for the slowest one with
+    /// this policy.
     Wait,
 }
 
-/// The numbers of messages of a receiver, by state.
+/// The number of messages for a receiver in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tally {
-    /// Messages that were sent: [`Outcome::Sent`].
+    /// Messages whose sends have completed with [`Outcome::Sent`].
     pub sent: u64,
     /// Messages that were dropped because the receiver was slow.
     pub dropped: u64,
-    /// Messages that were lost with the connection, or that were queued when the receiver was closed or left.
+    /// Messages that were not sent because the connection had ended or did not accept them, or because they were still queued when the
+    /// receiver was closed or left.
     pub lost: u64,
     /// Messages that are queued or in flight.
     pub pending: u64,
 }
 
-/// The numbers of receivers of a published message, by immediate result.
+/// The result of publishing a message: the number of receivers for which it was accepted, queued or dropped, or that were closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
     /// Receivers whose connections have accepted the message.
     pub accepted: usize,
-    /// Receivers that have the message in their queues.
+    /// Receivers for which the message was queued.
     pub queued: usize,
-    /// Receivers for which a message was dropped, this one or an older one. If an older one was dropped, `queued` counts the receiver, too.
+    /// Receivers for which a message was dropped: the published one, or an older one of the queue. In the second case the published message
+    /// was queued, so `queued` counts the receiver, too.
     pub dropped: usize,
     /// Receivers that were closed because their queues were full.
     pub closed: usize,
 }
 
-/// The reason why a message was not published. No receiver gets it.
+/// The reason why a message was not published. No receiver gets the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// The queue of a receiver with [`OverflowPolicy::Wait`] is full. Try again when [`Broadcast::is_full`] returns false; each of the
-    /// three callbacks may change it.
+    /// A receiver with [`OverflowPolicy::Wait`] has a full queue, or no slot is free for its messages. Try again when
+    /// [`Broadcast::is_full`] returns false: check that after each of the three callbacks that the program forwards.
     Full,
     /// The message is longer than the limit of [`Broadcast::new`].
     TooLong {
-        /// Its length, bytes.
+        /// The length of the message, in bytes.
         len: usize,
-        /// The limit, bytes.
+        /// The limit of this broadcast, in bytes.
         max: usize,
     },
 }
@@ -148,8 +160,8 @@ pub struct Broadcast {
 }
 
 impl Broadcast {
-    /// Creates a broadcast without receivers. `depth` is the largest number of messages in the queue of a receiver, and `max_message` the
-    /// length of the longest message in bytes. Both are at least 1; 0 counts as 1.
+    /// Creates a broadcast without receivers. `depth` is the largest number of messages in the queue of a receiver. `max_message` is the
+    /// length of the longest message in bytes. For both, 0 counts as 1.
     ///
     /// Example: [`Broadcast`].
     #[must_use]
@@ -159,19 +171,19 @@ impl Broadcast {
         Self { receivers: BTreeMap::new(), slots, depth }
     }
 
-    /// Allows the peers of all connections to read the memory of messages. Messages longer than [`Context::buffer_size`] are then not
-    /// copied for each receiver: every peer fetches them from the one copy. A malicious peer can read messages there that were published
-    /// before it joined. Secured connections refuse such memory ([`crate::Config::allow_plain_remote_memory`]). Call this before the first
-    /// receiver joins.
+    /// Allows the peers of all connections to read the slots of messages. Messages longer than [`Context::buffer_size`] are then not copied
+    /// for each receiver: every peer reads them from the slot by RDMA Read. A malicious peer can read messages in the slots that were
+    /// published before it joined. Secured connections refuse memory that every peer may read, unless
+    /// [`crate::Config::allow_plain_remote_memory`] is set. Call this before the first receiver joins.
     #[must_use]
     pub fn fetchable(mut self) -> Self {
         self.slots.options = RegionOptions::new().allow(Access::REMOTE_READ).any_peer();
         self
     }
 
-    /// Makes an open connection a receiver of the messages that are published from now on. A connection that is a receiver gets the new
-    /// `policy`, and one that has left joins again. The first receiver on a device registers memory there, which may block: see
-    /// [`Context::register`].
+    /// Makes an open connection a receiver of the messages that are published from now on. If the connection is a receiver already, only
+    /// its policy changes. If it has left, it joins again. When the first connection of a device joins, the slots are registered with that
+    /// device, which may block: see [`Context::register`].
     ///
     /// Example: [`Broadcast`].
     ///
@@ -184,15 +196,15 @@ impl Broadcast {
         Ok(())
     }
 
-    /// Removes a receiver. Its connection stays open, and its queued messages are lost.
+    /// Removes a receiver. Its connection stays open. Messages in its queue are not sent.
     pub fn leave(&mut self, conn: ConnectionId) {
         if let Some(receiver) = self.receivers.get_mut(&conn) {
             receiver.end(&mut self.slots);
         }
     }
 
-    /// Sends a message to each receiver, or queues it there. The messages of a receiver arrive in the order in which they were
-    /// published.
+    /// Sends a message to each receiver, or queues it for receivers whose connections have no room. Each receiver gets its messages in the
+    /// order in which they were published. Returns the number of receivers for each result.
     ///
     /// Example: [`Broadcast`].
     ///
@@ -222,7 +234,7 @@ impl Broadcast {
                     published.closed += 1;
                     continue;
                 }
-                // Without a free slot, the new message is dropped instead of the oldest.
+                // Without a free slot, the new message cannot be queued: it is dropped, and the oldest one is kept.
                 (true, _) => {
                     if stored.is_some() {
                         receiver.drop_oldest(slots);
@@ -251,7 +263,7 @@ impl Broadcast {
         self.receivers.values().any(|receiver| waits(receiver) && full(receiver))
     }
 
-    /// Returns the numbers of messages of a receiver; `None` if the connection never joined.
+    /// Returns the number of messages for a receiver in each state. Returns `None` if the connection never joined or has ended.
     #[must_use]
     pub fn tally(&self, conn: ConnectionId) -> Option<Tally> {
         self.receivers.get(&conn).map(BroadcastReceiver::tally)
@@ -267,7 +279,7 @@ impl Broadcast {
     }
 
     /// Handles the completion of a send. Call this in [`crate::Handler::on_send_complete`]. Returns true if the send was a message of this
-    /// broadcast.
+    /// broadcast; false if it was a send of the program.
     ///
     /// Example: [`Broadcast`].
     pub fn on_send_complete(&mut self, conn: ConnectionId, send: SendId, outcome: Outcome) -> bool {
@@ -275,8 +287,8 @@ impl Broadcast {
         receiver.is_some_and(|receiver| receiver.completed(send, outcome, &mut self.slots))
     }
 
-    /// Removes a receiver whose connection has ended. Call this in [`crate::Handler::on_disconnect`]. Returns the final numbers of its
-    /// messages; `None` if the connection never joined.
+    /// Removes a receiver whose connection has ended. Call this in [`crate::Handler::on_disconnect`]. Returns the final number of its
+    /// messages in each state; `None` if the connection never joined.
     pub fn on_disconnect(&mut self, conn: ConnectionId) -> Option<Tally> {
         let mut receiver = self.receivers.remove(&conn)?;
         receiver.end(&mut self.slots);

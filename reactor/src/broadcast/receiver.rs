@@ -1,4 +1,4 @@
-//! A receiver: its queue, and its messages in flight.
+//! A receiver of a broadcast: the queue of its messages, and its messages in flight.
 
 use std::collections::VecDeque;
 
@@ -9,13 +9,14 @@ use crate::{ConnectionId, Context, Outcome, SendErrorKind, SendId};
 #[derive(Debug)]
 pub(super) struct BroadcastReceiver {
     pub(super) policy: OverflowPolicy,
-    /// True if published messages go to this receiver.
+    /// True while published messages are sent to this receiver; false once it has left or was closed.
     pub(super) open: bool,
-    /// Index of the device in [`Slots`].
+    /// The index of the connection's device in [`Slots`].
     device: usize,
-    /// Messages that the connection has not accepted, the oldest first. Each holds its slot.
+    /// The messages that the connection has not accepted yet, the oldest first. The slot of each is not reused while it is in the queue.
     pub(super) queue: VecDeque<StoredMessage>,
-    /// Messages that the connection has accepted, with the slots that they hold. They complete in about this order.
+    /// The messages that the connection has accepted, until their sends complete. Each has the slot that it is sent from; `None` if it is
+    /// sent from a copy. They complete roughly in this order, so a search from the front is short.
     in_flight: VecDeque<(SendId, Option<usize>)>,
     pub(super) tally: Tally,
 }
@@ -29,7 +30,8 @@ impl BroadcastReceiver {
         Tally { pending: (self.queue.len() + self.in_flight.len()) as u64, ..self.tally }
     }
 
-    /// Sends a message. Returns false if the message must be queued, behind others or because the connection has no room.
+    /// Sends a message. Returns false if the message must be queued: other messages are in the queue before it, or the connection has no
+    /// room.
     pub(super) fn try_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -47,7 +49,7 @@ impl BroadcastReceiver {
         self.accepted(sent, slots)
     }
 
-    /// Records the result of a send. Returns false if the connection has no room now.
+    /// Records the result of a send. Returns false if the message is to be sent later, because the connection has no room now.
     fn accepted(&mut self, sent: Result<(SendId, Option<usize>), SendErrorKind>, slots: &mut Slots) -> bool {
         match sent {
             Ok((send, slot)) => {
@@ -56,7 +58,7 @@ impl BroadcastReceiver {
                 true
             }
             Err(SendErrorKind::WouldBlock(_)) => false,
-            // The connection is ending, or the peer does not accept a message of this length.
+            // The connection is ending, or the peer does not accept a message of this length: a later send would fail, too.
             Err(_) => {
                 self.tally.lost += 1;
                 true
@@ -95,7 +97,7 @@ impl BroadcastReceiver {
         true
     }
 
-    /// Stops sending, and drops the queue. Messages in flight hold their slots until they complete.
+    /// Stops sending, and drops the messages of the queue. The slots of messages in flight stay in use until the sends complete.
     pub(super) fn end(&mut self, slots: &mut Slots) {
         self.open = false;
         self.tally.lost += self.queue.len() as u64;

@@ -1,4 +1,4 @@
-//! The memory of messages: each slot holds one message, for all receivers on all devices.
+//! The memory of published messages. Each slot holds one message, which all receivers on all devices send from there.
 
 use std::sync::Arc;
 
@@ -18,21 +18,21 @@ struct MessageSlot {
     memory: Arc<Memory>,
     /// The registrations of the memory, one per device, in the order of [`Slots::devices`].
     regions: Vec<Region>,
-    /// Number of queues and sends in flight that use the message.
+    /// The number of queues and of sends in flight that use the message. The slot is free at 0.
     holders: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Empty until the first receiver joins.
+    /// The slots. Empty until the first receiver joins.
     slots: Vec<MessageSlot>,
     free: Vec<usize>,
-    /// Names of the devices that the memory is registered with.
+    /// The names of the devices with which the memory of all slots is registered.
     devices: Vec<String>,
     pub(super) options: RegionOptions,
     count: usize,
     len: usize,
-    /// The copy of a message that is not sent from its slot.
+    /// A buffer for the copy of a message that a connection cannot send from its slot.
     scratch: Vec<u8>,
 }
 
@@ -41,7 +41,7 @@ impl Slots {
         Self { slots: Vec::new(), free: Vec::new(), devices: Vec::new(), options, count, len, scratch: Vec::new() }
     }
 
-    /// Returns the length of a slot, bytes.
+    /// Returns the length of each slot, in bytes.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
@@ -50,7 +50,7 @@ impl Slots {
         !self.free.is_empty()
     }
 
-    /// Returns the index of a connection's device. Registers the memory with the device if it is new.
+    /// Returns the index of a connection's device in `devices`. If the device is new, first registers the memory of all slots with it.
     pub(super) fn device(&mut self, cx: &mut Context<'_>, conn: ConnectionId) -> Result<usize, Error> {
         let name = cx.device(conn).ok_or(Error::Gone("connection"))?.to_owned();
         if let Some(known) = self.devices.iter().position(|device| *device == name) {
@@ -69,7 +69,8 @@ impl Slots {
         Ok(self.devices.len() - 1)
     }
 
-    /// Copies a message to a free slot, which the caller holds from then on. Returns `None` if no slot is free.
+    /// Copies a message to a free slot, and returns the index of the slot. The caller must call `release` for it when the message is sent
+    /// or queued for all receivers. Returns `None` if no slot is free.
     pub(super) fn take(&mut self, message: &[u8]) -> Option<usize> {
         let at = *self.free.last()?;
         let slot = &mut self.slots[at];
@@ -92,7 +93,8 @@ impl Slots {
         }
     }
 
-    /// Sends a message from its slot, or a copy if the connection cannot send from there. Returns the slot if the send holds it.
+    /// Sends a message from its slot, or from a copy if the connection cannot send from the slot. Returns the id of the send, and the slot
+    /// if the send uses it until its completion.
     pub(super) fn send(
         &mut self,
         cx: &mut Context<'_>,
@@ -104,7 +106,8 @@ impl Slots {
         match cx.send_region(conn, &slot.regions[device], 0..len) {
             Ok(send) => return Ok((send, Some(at))),
             Err(refused @ (SendErrorKind::WouldBlock(_) | SendErrorKind::Closed)) => return Err(refused),
-            // The message is longer than one buffer and peers may not fetch it, or the device was removed since the registration.
+            // A copy can be sent nevertheless: the message is longer than one buffer and the peer may not read the slot, or the slot's
+            // registration ended when its device was removed.
             Err(_) => {}
         }
         self.scratch.resize(len, 0);

@@ -9,22 +9,23 @@ use super::limits::{CallLimits, CallStats, Load};
 use crate::transport::slab::{Key, Slab};
 use crate::{ConnectionId, Context, SendErrorKind};
 
-/// Largest number of refusals that are queued on a connection, 16 bytes each. Further refusals are dropped: the peer does not receive.
+/// The largest number of refusals, of 16 bytes each, that are queued on a connection. Further ones are dropped. A peer that causes so many
+/// does not receive its messages.
 const MAX_REFUSALS: usize = 1024;
 
-/// Largest capacity of `Shared::frame` that is kept for the next frame, bytes.
+/// The largest capacity of `Shared::frame`, in bytes, that is kept for the next frame. A larger buffer is freed after its use.
 const MAX_KEPT_FRAME: usize = 1 << 20;
 
 /// The state that the calls of all connections share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) limits: CallLimits,
-    /// The requests and queued answers of all connections.
+    /// The number and bytes of the unanswered requests and of the queued answers, for all connections.
     pub(super) held: Load,
-    /// Number of calls in flight, on all connections.
+    /// The number of calls in flight, for all connections.
     pub(super) in_flight: usize,
     pub(super) stats: CallStats,
-    /// The frame that is being sent, header and payload.
+    /// The frame that is being sent: its header and payload in one buffer, as `Context::send` needs them.
     frame: Vec<u8>,
 }
 
@@ -48,22 +49,22 @@ impl Shared {
     }
 }
 
-/// A call of the local side.
+/// A call of the local side that has not ended.
 #[derive(Debug)]
 struct Call<T> {
     tag: T,
-    /// True while the request is queued.
+    /// True while the request is queued, because the connection has no room for it.
     waits: bool,
 }
 
-/// An unanswered request of the peer.
+/// A request of the peer that the program has not answered yet.
 #[derive(Debug)]
 struct HeldRequest {
-    /// The id that the peer chose.
+    /// The id that the peer chose for its call.
     id: u64,
-    /// The deadline of the caller.
+    /// The deadline of the call: its caller does not wait longer.
     until: Instant,
-    /// Length of the payload.
+    /// The length of the payload, in bytes.
     bytes: usize,
     cancelled: bool,
 }
@@ -78,7 +79,8 @@ struct QueuedFrame {
 #[derive(Clone, Copy, Debug)]
 enum Frame {
     Request(Key, Instant),
-    /// An answer. It counts as a held request, with the length of the answer.
+    /// An answer to the request with this id, and the deadline of its call. It counts as an unanswered request in `held`, with the length
+    /// of the answer.
     Answer(u64, Instant),
     Refusal(u64, Status),
     Cancel(u64),
@@ -90,20 +92,20 @@ pub(super) struct ConnectionCalls<T> {
     pub(super) id: ConnectionId,
     calls: Slab<Call<T>>,
     requests: Slab<HeldRequest>,
-    /// The requests and queued answers.
+    /// The number and bytes of the unanswered requests and of the queued answers of this connection.
     held: Load,
-    /// Frames that wait for room, in order.
+    /// The frames that wait for room on the connection, in the order in which they are sent.
     queue: VecDeque<QueuedFrame>,
-    /// The requests of the local side in `queue`.
+    /// The number and bytes of the requests of the local side in `queue`.
     queued: Load,
-    /// Number of refusals in `queue`.
+    /// The number of refusals in `queue`.
     refusals: usize,
-    /// True if the connection is closed once all calls, requests and queued frames have ended.
+    /// True if the program has requested to close the connection once all calls and requests have ended and the queue is empty.
     finishing: bool,
     pub(super) violation: Option<Violation>,
 }
 
-/// Returns the id of a call on the wire.
+/// Returns the id that a call's frames carry.
 const fn wire_id(key: Key) -> u64 {
     (key.generation() as u64) << 32 | key.slot() as u64
 }
@@ -125,7 +127,7 @@ impl<T> ConnectionCalls<T> {
 
     // Calls of the local side.
 
-    /// Makes a call: sends the request, or queues it if there is no room.
+    /// Makes a call: sends the request, or queues it if the connection has no room. Returns the key of the call.
     pub(super) fn call(
         &mut self,
         cx: &mut Context<'_>,
@@ -187,12 +189,13 @@ impl<T> ConnectionCalls<T> {
         if len > max { Err(SendErrorKind::TooLong { len, max }) } else { Ok(()) }
     }
 
-    /// Cancels a call, and notifies the peer.
+    /// Cancels a call, and notifies the peer. Returns the tag of the call; `None` if there is no such call.
     pub(super) fn cancel(&mut self, cx: &mut Context<'_>, shared: &mut Shared, key: Key) -> Option<T> {
         let call = self.calls.remove(key)?;
         shared.in_flight -= 1;
-        // `send_queued` drops the request of a cancelled call that is still queued. The queue has no more cancels than there may be calls
-        // in flight, because the request of a later call is queued behind them.
+        // If the request is still queued, the peer does not know the call: `send_queued` drops the request. Otherwise a cancel is sent or
+        // queued. The queue has at most as many cancels as there may be calls in flight: calls that are made while it is not empty are
+        // queued, and need none.
         if !call.waits {
             let header = CallHeader { kind: CallKind::Cancel, id: wire_id(key) };
             let waits = !self.queue.is_empty()
@@ -214,7 +217,7 @@ impl<T> ConnectionCalls<T> {
         Some(call.tag)
     }
 
-    /// Removes the call that an answer of the peer names, and returns its key and tag.
+    /// Removes the call that an answer of the peer names by its id. Returns the key and tag of the call; `None` if there is no such call.
     #[inline]
     pub(super) fn answered(&mut self, cx: &mut Context<'_>, shared: &mut Shared, id: u64) -> Option<(Key, T)> {
         let key = Key::new(id as u32, (id >> 32) as u32);
@@ -230,7 +233,7 @@ impl<T> ConnectionCalls<T> {
 
     // Requests of the peer.
 
-    /// Adds a request of the peer, or returns the status to refuse it with.
+    /// Adds a request of the peer, and returns its key. Returns an error if the request must be refused: the status for the refusal.
     #[inline]
     pub(super) fn admit(&mut self, shared: &mut Shared, id: u64, bytes: usize, until: Instant) -> Result<Key, Status> {
         let CallLimits { requests_per_connection, bytes_per_connection, requests, bytes: all, .. } = shared.limits;
@@ -247,7 +250,7 @@ impl<T> ConnectionCalls<T> {
         Ok(self.requests.insert(HeldRequest { id, until, bytes, cancelled: false }))
     }
 
-    /// Sends a refusal of a request, or queues it if there is no room.
+    /// Sends a refusal of a request to the peer, or queues it if the connection has no room.
     pub(super) fn refuse(&mut self, cx: &mut Context<'_>, shared: &mut Shared, id: u64, status: Status) {
         let header = CallHeader::answer(id, status);
         if self.queue.is_empty() && !matches!(shared.send(cx, self.id, header, &[]), Err(SendErrorKind::WouldBlock(_)))
@@ -262,7 +265,8 @@ impl<T> ConnectionCalls<T> {
         self.queue.push_back(QueuedFrame { frame: Frame::Refusal(id, status), payload: Vec::new() });
     }
 
-    /// Marks a request as cancelled by its caller. The search is linear in the held requests, which the limits bound: a cancel is rare.
+    /// Marks a request as cancelled by its caller. Returns the key of the request; `None` if there is no such request. The search passes
+    /// all unanswered requests. That is acceptable, because cancels are rare, and [`CallLimits`] limits the number of requests.
     pub(super) fn cancelled(&mut self, id: u64) -> Option<Key> {
         let (key, _) = self.requests.iter().find(|(_, request)| request.id == id && !request.cancelled)?;
         self.requests.get_mut(key)?.cancelled = true;
@@ -275,7 +279,7 @@ impl<T> ConnectionCalls<T> {
         Some(request.until).filter(|until| *until > now)
     }
 
-    /// Ends a request: sends or queues the answer. Without a `payload`, refuses the request as unanswered.
+    /// Ends a request. Sends or queues the answer, if `payload` has one. Otherwise sends a refusal with the status `UNANSWERED`.
     pub(super) fn answer(
         &mut self,
         cx: &mut Context<'_>,
@@ -329,7 +333,7 @@ impl<T> ConnectionCalls<T> {
         self.queue.push_back(QueuedFrame { frame: Frame::Answer(id, until), payload: payload.to_vec() });
     }
 
-    /// Refuses a request whose answer the connection did not accept.
+    /// Refuses a request, because the connection did not accept its answer. Returns the error for the program.
     #[cold]
     fn cannot_answer(
         &mut self,
@@ -355,11 +359,11 @@ impl<T> ConnectionCalls<T> {
 
     // Both directions.
 
-    /// Sends queued frames while there is room.
+    /// Sends queued frames in order, until the queue is empty or the connection has no room.
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {
         while let Some(QueuedFrame { frame, payload }) = self.queue.pop_front() {
             let now = cx.now();
-            // Requests of cancelled calls, and answers after their deadlines, are dropped.
+            // `None` drops the frame: the request of a call that has ended, or an answer after the deadline of its call.
             let header = match frame {
                 Frame::Request(key, until) => self
                     .is_in_flight(key)
@@ -384,7 +388,7 @@ impl<T> ConnectionCalls<T> {
                 Frame::Refusal(..) => self.refusals -= 1,
                 Frame::Cancel(_) => {}
             }
-            // A request whose send fails here, for lack of memory, ends at its deadline.
+            // An answer that cannot be sent is replaced by a refusal. If the send of a request fails here, its call ends at its deadline.
             if let (Err(error), Frame::Answer(id, _)) = (sent, frame) {
                 self.cannot_answer(cx, shared, id, error);
             }
@@ -392,7 +396,7 @@ impl<T> ConnectionCalls<T> {
         self.close_if_done(cx);
     }
 
-    /// Accepts no more calls and requests, and closes the connection once the existing ones have ended.
+    /// Refuses new calls and requests from now on, and closes the connection once the existing ones have ended.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>) {
         self.finishing = true;
         self.close_if_done(cx);
@@ -405,7 +409,7 @@ impl<T> ConnectionCalls<T> {
         }
     }
 
-    /// Ends all calls and requests with the connection; returns the calls that were in flight.
+    /// Ends all calls and requests, because the connection has ended. Returns the keys and tags of the calls that were in flight.
     pub(super) fn close(mut self, shared: &mut Shared) -> Vec<(Key, T)> {
         shared.held.remove_all(&self.held);
         let calls: Vec<_> = self.calls.keys();

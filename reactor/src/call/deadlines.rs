@@ -1,4 +1,4 @@
-//! The deadlines of calls, which share one timer of the reactor.
+//! The deadlines of all calls. They share one timer of the reactor.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,15 +10,15 @@ use crate::{ConnectionId, Context, TimerId};
 /// The deadline of a call: the time, and the connection and key of the call.
 pub(super) type CallDeadline = (Instant, ConnectionId, Key);
 
-/// Number of entries of ended calls that may stay in the heap, in addition to the number of calls in flight.
+/// The heap may keep entries of calls that have ended: as many as there are calls in flight, plus this number.
 const MAX_STALE: usize = 64;
 
-/// The deadlines of a reactor's calls. An entry of a call that has ended stays until it is the first one, or until [`Deadlines::prune`]
-/// removes it.
+/// The deadlines of a reactor's calls. When a call ends, its entry stays in the heap: it is removed when it becomes the first entry, or by
+/// [`Deadlines::prune`].
 #[derive(Debug, Default)]
 pub(super) struct Deadlines {
     heap: BinaryHeap<Reverse<CallDeadline>>,
-    /// The timer and its time, which is not later than the first deadline.
+    /// The timer and the time at which it expires, which is not later than the first deadline. `None` if no timer is set.
     armed: Option<(Instant, TimerId)>,
 }
 
@@ -31,7 +31,7 @@ impl Deadlines {
         }
     }
 
-    /// Removes the entries of calls that have ended, if there are more than [`MAX_STALE`] and the number of calls in flight.
+    /// Removes the entries of calls that have ended, if their number exceeds the number of calls in flight plus [`MAX_STALE`].
     #[inline]
     pub(super) fn prune(&mut self, in_flight: usize, is_in_flight: impl Fn(&CallDeadline) -> bool) {
         if self.heap.len() > 2 * in_flight + MAX_STALE {
@@ -39,12 +39,12 @@ impl Deadlines {
         }
     }
 
-    /// Returns true if `timer` is the timer of the deadlines, which is unset then.
+    /// Records that `timer` has expired. Returns true if it is the timer of the deadlines: it is not set any more.
     pub(super) fn has_fired(&mut self, timer: TimerId) -> bool {
         self.armed.take_if(|(_, armed)| *armed == timer).is_some()
     }
 
-    /// Removes and returns the first deadline that is over.
+    /// Removes and returns the first deadline if it has passed; `None` if no deadline has passed.
     pub(super) fn next(&mut self, now: Instant) -> Option<CallDeadline> {
         let Reverse(due) = self.heap.peek().copied()?;
         if due.0 > now || cfg!(planted = "a-call-outlives-its-deadline") {
@@ -53,7 +53,7 @@ impl Deadlines {
         self.heap.pop().map(|Reverse(due)| due)
     }
 
-    /// Sets the timer for the first deadline of a call in flight.
+    /// Sets the timer for the first deadline of a call that is in flight. Removes the entries of ended calls before it.
     pub(super) fn rearm(&mut self, cx: &mut Context<'_>, is_in_flight: impl Fn(&CallDeadline) -> bool) {
         while let Some(&Reverse(due)) = self.heap.peek() {
             if is_in_flight(&due) {

@@ -9,11 +9,11 @@ use crate::{DisconnectReason, SendErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A limit of [`super::CallLimits`] is reached on this connection: calls in flight, or bytes of queued requests.
+    /// The connection has reached a limit of [`super::CallLimits`]: the number of calls in flight, or the bytes of queued requests.
     #[error("the connection has reached its limit of calls in flight or of queued bytes: wait for an answer")]
     Full,
-    /// The connection does not accept the request: the connection is not open, [`super::Calls::finish`] was called, or the payload with its
-    /// header of 16 bytes is longer than the longest message that the peer accepts.
+    /// The connection does not accept the request: it is not open, or [`super::Calls::finish`] was called, or the request is too long. The
+    /// payload and the header of 16 bytes together must not exceed the longest message that the peer accepts.
     #[error(transparent)]
     Send(SendErrorKind),
 }
@@ -21,7 +21,7 @@ pub enum Refusal {
 /// A call that was not made, with its tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedCall<T> {
-    /// The reason.
+    /// The reason why the call was not made.
     pub why: Refusal,
     /// The tag of the call.
     pub tag: T,
@@ -35,14 +35,14 @@ impl<T> fmt::Display for RefusedCall<T> {
 
 impl<T: fmt::Debug> std::error::Error for RefusedCall<T> {}
 
-/// The reason why a call has no answer.
+/// The reason why a call has ended without an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// The call was not made.
+    /// The call was not made: the peer has not received the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The time of the call is over. The peer may have served the request, or may still do so.
+    /// No answer arrived before the deadline of the call. The peer may have served the request, or may still serve it.
     #[error("no answer arrived within the time of the call")]
     Deadline,
     /// The peer has reached one of its limits, and has not served the request.
@@ -60,10 +60,10 @@ pub enum CallError {
     /// The connection has ended. The peer may have served the request.
     #[error("the connection has ended: {0}")]
     Disconnected(DisconnectReason),
-    /// The reactor has ended.
+    /// The reactor has ended, so the call was not made or its answer cannot arrive.
     #[error("the reactor has ended")]
     Gone,
-    /// A status that this version does not know.
+    /// The peer has refused the request with a status that this version does not know.
     #[error("the peer answered with the unknown status {0}")]
     Other(u8),
 }
@@ -87,7 +87,7 @@ impl CallError {
     }
 }
 
-/// The reason why an answer was not sent. The request has ended.
+/// The reason why an answer was not sent. The request has ended nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnswerError {
@@ -98,7 +98,7 @@ pub enum AnswerError {
     #[error("there is no such request")]
     Gone,
     /// The connection does not accept the answer, for instance because it is longer than the longest message that the peer accepts. The
-    /// caller is notified.
+    /// caller gets an error instead.
     #[error(transparent)]
     Send(SendErrorKind),
 }

@@ -1,4 +1,4 @@
-//! The events of calls, as `on_recv` returns them, with their ids and payloads.
+//! The events of calls that [`super::Calls::on_recv`] returns, with the ids and payloads of calls and requests.
 
 use std::ops::Deref;
 
@@ -7,7 +7,7 @@ use super::frame::{HEADER, Violation};
 use crate::transport::slab::Key;
 use crate::{ConnectionId, DetachedMessage, Message};
 
-/// Declares an id that consists of a connection and of a key in one of its tables.
+/// Declares the id of a call or a request: a connection, and a key in that connection's table of calls or requests.
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -18,7 +18,7 @@ macro_rules! id {
         }
 
         impl $name {
-            /// Returns the connection.
+            /// Returns the connection of the call or request.
             #[must_use]
             pub const fn connection(self) -> ConnectionId {
                 self.conn
@@ -32,11 +32,11 @@ id!(
     CallId
 );
 id!(
-    /// The id of a request of the peer. It is stale once the request was answered or dismissed. It may be sent to other threads.
+    /// The id of a request of the peer. It is stale once the request was answered or dismissed. The program may send it to other threads.
     RequestId
 );
 
-/// The payload of a request or an answer, within the message `B` that carries it. Dereferences to the bytes of the payload.
+/// The payload of a request or an answer. It contains the whole message `B`, and dereferences to the payload after the header.
 #[derive(Debug)]
 pub struct CallPayload<B>(pub(super) B);
 
@@ -50,8 +50,8 @@ impl<B: Deref<Target = [u8]>> Deref for CallPayload<B> {
 }
 
 impl CallPayload<Message<'_>> {
-    /// Keeps the payload past the callback, as [`Message::detach`] does: without a copy, and the peer has one credit less until the payload
-    /// is dropped. A server that holds many requests at a time copies them instead.
+    /// Keeps the payload after the end of the callback without a copy, as [`Message::detach`] does. The payload occupies a receive buffer,
+    /// so the peer has one credit less until the payload is dropped. A server that holds many requests at a time should copy them instead.
     #[must_use = "a payload that is dropped immediately need not be detached"]
     pub fn detach(self) -> CallPayload<DetachedMessage> {
         CallPayload(self.0.detach())
@@ -66,34 +66,35 @@ pub struct FailedCall<T> {
     pub call: CallId,
     /// The tag of the call.
     pub tag: T,
-    /// The reason.
+    /// The reason why the call has no answer.
     pub error: CallError,
 }
 
-/// The event that a received message causes.
+/// The event of a received message, for the program.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CallEvent<B, T> {
-    /// The peer has sent a request. The program ends it, now or later, with [`super::Calls::answer`] or [`super::Calls::dismiss`].
+    /// The peer has sent a request. The program must end it with [`super::Calls::answer`] or [`super::Calls::dismiss`], in this callback or
+    /// later.
     Request {
         /// The id of the request.
         id: RequestId,
         /// The payload of the request.
         payload: CallPayload<B>,
     },
-    /// The peer has cancelled a request. The program still has to end the request; nothing is sent then.
+    /// The peer has cancelled a request. The program must still end the request with `answer` or `dismiss`, which then send nothing.
     Cancelled(RequestId),
-    /// A call has ended with its answer.
+    /// The answer to a call has arrived, and the call has ended.
     Answer {
         /// The id of the call, which is stale.
         call: CallId,
         /// The tag of the call.
         tag: T,
-        /// The answer.
+        /// The payload of the answer.
         payload: CallPayload<B>,
     },
     /// A call has ended without an answer.
     Failed(FailedCall<T>),
-    /// The peer has sent an invalid frame. The connection is aborted, and its calls end.
+    /// The peer has sent an invalid frame. The connection is aborted, and all of its calls end.
     Violation(Violation),
 }

@@ -1,14 +1,15 @@
-//! The header of a frame: the first 16 bytes of each message, before the payload. `docs/wire.md` has the layout.
+//! The header of a frame. A frame is a message of a connection that carries calls: a header of 16 bytes, then the payload. `docs/wire.md`
+//! has the layout.
 
 use std::time::Duration;
 
-/// The length of the header, bytes.
+/// The length of the header, in bytes.
 pub(super) const HEADER: usize = 16;
 
-/// The longest time that a header can hold, about 71 minutes.
+/// The longest time until a deadline that a header can express: about 71 minutes.
 pub(super) const MAX_TIME: Duration = Duration::from_micros(u32::MAX as u64);
 
-/// The status in an answer.
+/// The status in an answer: `DONE` if the answer has a payload, otherwise the reason for the refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Status(pub(super) u8);
 
@@ -23,9 +24,9 @@ impl Status {
 /// The kind of a frame, with the fields of that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallKind {
-    /// A request, with the microseconds for which its caller still waits.
+    /// A request, with the time for which its caller still waits, in microseconds.
     Request(u32),
-    /// An answer, or the reason for its absence.
+    /// An answer, or the refusal of a request: the status says which.
     Answer(Status),
     /// The caller does not wait for an answer any more.
     Cancel,
@@ -35,7 +36,7 @@ pub(super) enum CallKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallHeader {
     pub(super) kind: CallKind,
-    /// The id of the call, chosen by the caller. The server does not interpret it.
+    /// The id of the call. The caller chooses it; the server only copies it to the answer.
     pub(super) id: u64,
 }
 
@@ -136,12 +137,12 @@ mod tests {
             CallHeader::read(&octets)
         };
         assert_eq!(with(0, 3), Err(Violation::Kind(3)));
-        // An answer carries no time, and a cancel no status.
+        // Fields that a kind of frame does not use must be zero: an answer carries no time, and a cancel no status.
         assert_eq!(with(4, 1), Err(Violation::Reserved));
         assert_eq!(with(2, 1), Err(Violation::Reserved));
         let cancel = [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(CallHeader::read(&cancel), Err(Violation::Reserved));
-        // A status of a later version is accepted as data.
+        // The status of an answer may be one that a later version defines: every value is accepted.
         assert_eq!(with(1, 200).map(|header| header.kind), Ok(CallKind::Answer(Status(200))));
     }
 

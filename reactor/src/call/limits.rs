@@ -1,20 +1,20 @@
-//! The limits on the requests that a peer may make the local side hold, and the counters of calls.
+//! The limits on the requests of peers that the local side holds until they are answered, and the counters of calls.
 
-/// The limits of the calls of a reactor. A request past one of them is answered with [`super::CallError::Overloaded`] before its payload
-/// is copied.
+/// The limits of the calls of a reactor. If a request of a peer would exceed one of them, the peer gets [`super::CallError::Overloaded`],
+/// and the payload of the request is not copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallLimits {
-    /// Largest number of unanswered requests of a connection. Queued answers count as requests. Default: 1,024.
+    /// The largest number of unanswered requests of a connection. Answers that wait for room are included. Default: 1,024.
     pub requests_per_connection: usize,
-    /// Largest number of bytes of the payloads of these requests and answers. Default: 8 MiB.
+    /// The largest number of bytes of the payloads of a connection's unanswered requests and waiting answers. Default: 8 MiB.
     pub bytes_per_connection: usize,
-    /// Largest number of unanswered requests of all connections, with queued answers. Default: 8,192.
+    /// The largest number of unanswered requests of all connections together. Answers that wait for room are included. Default: 8,192.
     pub requests: usize,
-    /// Largest number of bytes of their payloads. Default: 64 MiB.
+    /// The largest number of bytes of the payloads of all unanswered requests and waiting answers together. Default: 64 MiB.
     pub bytes: usize,
-    /// Largest number of calls of the local side that are in flight on a connection. Those that have no room are queued, up to
-    /// `bytes_per_connection`. Default: 1,024.
+    /// The largest number of calls of the local side that are in flight on a connection. They include calls whose requests wait for room;
+    /// the payloads of these requests may have `bytes_per_connection` bytes together. Default: 1,024.
     pub calls_per_connection: usize,
 }
 
@@ -38,17 +38,18 @@ pub struct CallStats {
     pub admitted: u64,
     /// Requests that were refused because one of the [`CallLimits`] was reached.
     pub overloaded: u64,
-    /// Requests that were dropped because their time was over on arrival.
+    /// Requests that were dropped because their deadlines had passed when they arrived.
     pub expired: u64,
-    /// Refusals that were not sent because 1,024 of them were queued on their connection. Their callers wait until the deadline.
+    /// Refusals of requests that were not sent, because 1,024 refusals already waited for room on the connection. The callers of these
+    /// requests wait until their deadlines.
     pub refusals_dropped: u64,
-    /// Answers that match no call in flight: late or repeated ones.
+    /// Answers that match no call in flight, because they arrived after the deadline or were repeated.
     pub unmatched: u64,
     /// Calls that ended at their deadlines.
     pub deadlines: u64,
 }
 
-/// A number of requests or frames, and the number of their bytes.
+/// A number of requests or frames, and the sum of the bytes of their payloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) count: usize,
@@ -56,7 +57,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Returns true if another one of `bytes` fits within the limits.
+    /// Returns true if one more, with a payload of `bytes`, stays within both limits: `most` in number, and `most_bytes` in bytes.
     #[inline]
     pub(super) const fn has_room(&self, bytes: usize, most: usize, most_bytes: usize) -> bool {
         self.count < most && self.bytes.saturating_add(bytes) <= most_bytes

@@ -1,21 +1,22 @@
 //! Calls: requests with a deadline, each of which ends with exactly one answer or one error.
 //!
-//! A program's [`Handler`](crate::Handler) contains a [`Calls`], on both sides of a connection. A connection carries the calls of both
-//! sides, any number at a time, answered in any order. Payloads are bytes. Every message of a connection that carries calls is a frame of
-//! this module ([the wire](crate::guide::wire)). [The guide](crate::guide::calls) has the forms for async/await and for other threads.
+//! On both sides of a connection, the program's [`Handler`](crate::Handler) contains a [`Calls`]. Both sides may make calls on the
+//! connection, any number at a time, and answer them in any order. Payloads are bytes. A connection that carries calls carries no other
+//! messages: each message is a frame of this module ([the wire](crate::guide::wire)). [The guide](crate::guide::calls) describes calls with
+//! async/await, and calls from other threads.
 //!
 //! # Deadlines
 //!
-//! Each call has a deadline. The request carries the remaining time, so the clocks of the two sides need not agree. A request whose time
-//! is over when it arrives is dropped, and an answer after the deadline is not sent. The time counts from [`Context::now`], and is cut to
-//! 71 minutes.
+//! Each call has a deadline. The request carries the time that remains until the deadline, so the clocks of the two sides need not agree.
+//! If no time remains, the receiver drops the request. An answer is not sent after the deadline. The time of a call begins at
+//! [`Context::now`]. It is at most 71 minutes: a longer time is reduced to that.
 //!
 //! # Memory
 //!
-//! If the connection has no room for a call or an answer, the payload is copied, and sent when there is room. [`CallLimits`] bounds the
-//! memory that a peer can use here; the answers of the program that wait for room come on top of it. A request past a limit is answered
-//! with [`CallError::Overloaded`] before its payload is copied. Calls that find room copy their payloads once more than
-//! [`Context::send`] does, and allocate nothing.
+//! If the connection has no room for a request or an answer, its payload is copied, and sent when there is room. [`CallLimits`] limits the
+//! memory that the requests of a peer use. An answer that waits for room counts against the same limits, but is never refused, so the
+//! memory may exceed them by the program's answers. If a request would exceed a limit, its caller gets [`CallError::Overloaded`], and its
+//! payload is not copied. If the connection has room, a payload is copied once more than by [`Context::send`], and nothing is allocated.
 
 mod connection;
 mod deadlines;
@@ -38,8 +39,8 @@ pub use self::limits::{CallLimits, CallStats};
 use crate::transport::slab::Key;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
-/// The calls and requests of a reactor; see the [module](self). `T` is the tag of a call: a value of the program that is stored with the
-/// call and returned with its end. The program forwards four callbacks:
+/// The calls and requests of a reactor; see the [module](self). `T` is the type of the tag of a call: a value of the program that is stored
+/// with the call, and returned when the call ends. The program forwards four callbacks:
 ///
 /// ```
 /// use std::time::Duration;
@@ -113,7 +114,7 @@ use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKin
 /// ```
 #[derive(Debug)]
 pub struct Calls<T = ()> {
-    /// The connections that have sent or received a frame, by slot.
+    /// The connections that have sent or received a frame. The index is the slot of the [`ConnectionId`].
     connections: Vec<Option<Box<ConnectionCalls<T>>>>,
     shared: Shared,
     deadlines: Deadlines,
@@ -131,7 +132,7 @@ impl<T> Default for Calls<T> {
     }
 }
 
-/// A received frame, without its payload.
+/// The event of a received frame, without its payload, and with keys instead of ids.
 enum ReceivedFrame<T> {
     Request(Key),
     Cancelled(Key),
@@ -159,7 +160,7 @@ impl<T> Calls<T> {
         Self::default()
     }
 
-    /// Returns the limits, to be changed. Calls in flight and held requests are not affected.
+    /// Returns the limits, which the program may change. Calls in flight and requests that have arrived are not affected.
     ///
     /// ```
     /// let mut calls = rdma_reactor::call::Calls::<()>::new();
@@ -176,13 +177,14 @@ impl<T> Calls<T> {
         self.shared.stats
     }
 
-    /// Makes a call, which ends within `within`. The end is reported by [`CallEvent::Answer`], [`CallEvent::Failed`] or
-    /// [`Calls::next_failed`], with the tag. If the connection has no room, the request is queued; its time counts from now.
+    /// Makes a call, which ends after `within` at the latest. [`CallEvent::Answer`], [`CallEvent::Failed`] or [`Calls::next_failed`]
+    /// reports the end, with the tag. If the connection has no room for the request, the request is queued. The time in the queue counts,
+    /// too.
     ///
     /// Example: [`Calls`].
     ///
     /// # Errors
-    /// [`RefusedCall`] with the tag: the call was not made.
+    /// [`RefusedCall`] if the call was not made. It contains the reason, and returns the tag.
     #[inline]
     pub fn call(
         &mut self,
@@ -224,12 +226,12 @@ impl<T> Calls<T> {
         connection_of(&mut self.connections, call.conn)?.cancel(cx, &mut self.shared, call.key)
     }
 
-    /// Answers a request, in the callback or later. If the connection has no room, the answer is queued.
+    /// Answers a request, in the callback that reported it or later. If the connection has no room for the answer, the answer is queued.
     ///
     /// Example: [`Calls`].
     ///
     /// # Errors
-    /// [`AnswerError`]: the answer is not sent. The request ends all the same.
+    /// [`AnswerError`] if the answer is not sent. The request ends nevertheless.
     #[inline]
     pub fn answer(&mut self, cx: &mut Context<'_>, request: RequestId, payload: &[u8]) -> Result<(), AnswerError> {
         let connection = connection_of(&mut self.connections, request.conn).ok_or(AnswerError::Gone)?;
@@ -241,14 +243,14 @@ impl<T> Calls<T> {
     /// Example: [`Calls::time_left`].
     pub fn dismiss(&mut self, cx: &mut Context<'_>, request: RequestId) {
         if let Some(connection) = connection_of(&mut self.connections, request.conn) {
-            // Fails if the caller does not wait any more, or if there is no such request.
+            // An error is ignored: it means that the caller does not wait any more, or that there is no such request.
             let _ = connection.answer(cx, &mut self.shared, request.key, None);
         }
     }
 
-    /// Returns the time for which the caller of a request still waits. Returns `None` if it does not wait any more, because the time is
-    /// over, the call was cancelled or the connection has ended. A server that queues requests calls this before it serves one, and
-    /// dismisses the request on `None`.
+    /// Returns the time for which the caller of a request still waits. Returns `None` if the caller does not wait any more: its deadline
+    /// has passed, it has cancelled the call, or the connection has ended. A server that queues requests should call this before it serves
+    /// one, and dismiss the request if the result is `None`.
     ///
     /// ```
     /// use rdma_reactor::Context;
@@ -269,8 +271,8 @@ impl<T> Calls<T> {
         connection.awaited_until(request.key, cx.now()).map(|until| until.saturating_duration_since(cx.now()))
     }
 
-    /// Closes a connection once all of its calls and requests have ended. Until then new requests of the peer are refused with
-    /// [`CallError::Draining`], and new calls of this side with [`SendErrorKind::Closed`]. In [`crate::Handler::on_drain`]:
+    /// Closes a connection once all of its calls and requests have ended. Until then, new requests of the peer are refused with
+    /// [`CallError::Draining`], and new calls of the local side with [`SendErrorKind::Closed`]. Use it in [`crate::Handler::on_drain`]:
     ///
     /// ```
     /// use rdma_reactor::Context;
@@ -289,7 +291,7 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Returns the next call that has ended without an answer, at its deadline or with its connection. Call this after
+    /// Returns the next call that has ended without an answer, because its deadline has passed or its connection has ended. Call this after
     /// [`Calls::on_timer`] and [`Calls::on_disconnect`], until it returns `None`.
     ///
     /// Example: [`Calls`].
@@ -297,8 +299,8 @@ impl<T> Calls<T> {
         self.failed.pop_front()
     }
 
-    /// Handles a received message. Call this in [`crate::Handler::on_recv`], with the message or its bytes. Returns `None` if the program
-    /// has nothing to do.
+    /// Handles a received message. Call this in [`crate::Handler::on_recv`], with the message or its bytes. Returns the event for the
+    /// program; `None` if the program has nothing to do.
     ///
     /// Example: [`Calls`].
     #[inline]
@@ -366,7 +368,7 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Sends the queued frames of a connection. Call this in [`crate::Handler::on_writable`].
+    /// Sends queued requests and answers of a connection. Call this in [`crate::Handler::on_writable`].
     ///
     /// Example: [`Calls`].
     pub fn on_writable(&mut self, cx: &mut Context<'_>, conn: ConnectionId) {
@@ -375,8 +377,8 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Ends the calls whose deadlines are over, if `timer` belongs to this `Calls`. Call this in [`crate::Handler::on_timer`], then
-    /// [`Calls::next_failed`]. Returns true if the timer belongs to this `Calls`.
+    /// Ends the calls whose deadlines have passed. Call this in [`crate::Handler::on_timer`], then [`Calls::next_failed`]. Returns true if
+    /// `timer` is the timer of this `Calls`. Returns false, and does nothing, if it is a timer of the program.
     ///
     /// Example: [`Calls`].
     pub fn on_timer(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
@@ -394,7 +396,8 @@ impl<T> Calls<T> {
         true
     }
 
-    /// Ends the calls and requests of a connection. Call this in [`crate::Handler::on_disconnect`], then [`Calls::next_failed`].
+    /// Ends the calls and requests of a connection that has ended. Call this in [`crate::Handler::on_disconnect`], then
+    /// [`Calls::next_failed`].
     ///
     /// Example: [`Calls`].
     pub fn on_disconnect(&mut self, conn: ConnectionId, reason: &DisconnectReason) {
@@ -416,7 +419,7 @@ impl<T> Calls<T> {
         self.failed.extend(ended);
     }
 
-    /// Adds a connection with its first frame. Returns false if the connection is not open.
+    /// Adds a connection when its first frame is sent or received. Returns false, and adds nothing, if the connection is not open.
     #[cold]
     fn open(&mut self, cx: &Context<'_>, conn: ConnectionId) -> bool {
         if cx.max_message(conn).is_none() {
@@ -426,7 +429,7 @@ impl<T> Calls<T> {
         if self.connections.len() <= slot {
             self.connections.resize_with(slot + 1, || None);
         }
-        // If the program has not reported the end of the previous connection in this slot, its calls end now.
+        // The slot may still have a previous connection, if the program has not called `on_disconnect` for it. Its calls end now.
         if let Some(old) = self.connections[slot].as_ref().map(|connection| connection.id) {
             self.on_disconnect(old, &DisconnectReason::Lost);
         }
