@@ -1,4 +1,4 @@
-//! A stream, to read and write.
+//! The handle of a stream, with which the program reads and writes.
 
 use std::fmt;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
@@ -8,9 +8,9 @@ use super::table::{StreamTable, Writing};
 use super::unread::Unread;
 use crate::{ConnectionId, Context, Readiness, SendErrorKind};
 
-/// A stream, borrowed from its [`super::StreamContext`]. No call blocks: a call that can make no progress fails with
-/// [`ErrorKind::WouldBlock`], and a callback follows. All calls fail with [`ErrorKind::NotConnected`] once the stream has
-/// ended.
+/// A stream, borrowed from its [`super::StreamContext`]. No call blocks. If a call can make no progress, it fails with
+/// [`ErrorKind::WouldBlock`], and a callback reports when it can. All calls fail with [`ErrorKind::NotConnected`] once the
+/// stream has ended.
 pub struct Stream<'a> {
     pub(super) table: &'a mut StreamTable,
     pub(super) cx: Context<'a>,
@@ -30,8 +30,11 @@ impl Stream<'_> {
         self.cx.peer_address(self.id)
     }
 
-    /// Returns the readiness of the stream, for loops that poll. Readable: a read does not fail with `WouldBlock`.
-    /// Writable: a write accepts at least one byte. Closed: the peer has finished writing, or the connection has ended.
+    /// Returns the readiness of the stream, for loops that poll:
+    ///
+    /// - Readable: a read does not fail with `WouldBlock`.
+    /// - Writable: a write accepts at least one byte.
+    /// - Closed: the peer has finished writing, or the connection has ended.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let Some(record) = self.table.get(self.id) else { return Readiness::new(true, false, true) };
@@ -40,12 +43,12 @@ impl Stream<'_> {
         Readiness::new(readable, record.writing == Writing::Open && self.cx.writable(self.id) > 0, closed)
     }
 
-    /// Writes without a copy. `fill` gets the free part of a send buffer, at least one byte and at most one message, and
-    /// returns the number of bytes that it has written there. This call returns the same number. The buffer is posted at
-    /// the end of the turn.
+    /// Writes without a copy. `fill` gets the free part of a registered send buffer, which has at least one byte and at most
+    /// the size of a message. `fill` returns the number of bytes that it has written there, and `write_with` returns that
+    /// number. The reactor posts the buffer at the end of the turn.
     ///
     /// # Errors
-    /// As `write`. On an error `fill` is not called.
+    /// As `write`. If there is an error, `fill` was not called.
     pub fn write_with(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> io::Result<usize> {
         let record = self.table.get(self.id).ok_or(ErrorKind::NotConnected)?;
         if record.writing != Writing::Open {
@@ -53,14 +56,15 @@ impl Stream<'_> {
         }
         self.cx.append(self.id, fill).map_err(|kind| match kind {
             SendErrorKind::WouldBlock(_) => ErrorKind::WouldBlock.into(),
-            // The connection is ending. Reads return the reason.
+            // The connection is ending. Reads fail with the reason.
             _ => ErrorKind::BrokenPipe.into(),
         })
     }
 
-    /// Ends one direction, or both. After `Write`, the peer reads everything that was written and then the end; local writes
-    /// fail with `BrokenPipe`, and reading goes on. After `Read`, unread bytes and bytes that arrive later are dropped. When
-    /// both sides have finished writing, the connection is closed. Repeating the call has no effect.
+    /// Ends one direction of the stream, or both. After `Shutdown::Write`, local writes fail with `BrokenPipe`. The peer
+    /// reads all bytes that were written, then the end, and the program may still read. After `Shutdown::Read`, unread bytes
+    /// and bytes that arrive later are dropped. When both sides have finished writing, the connection is closed. Repeating
+    /// the call has no effect.
     ///
     /// # Errors
     /// [`ErrorKind::NotConnected`].
@@ -75,16 +79,18 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Removes and returns the unread bytes, to be read elsewhere or later. [`super::StreamHandler::on_close`] and
-    /// `on_error` are the last callbacks in which this is possible. The peer gets its credits back as the bytes are read or
-    /// dropped. The result is empty if there are no unread bytes or the stream has ended.
+    /// Removes and returns the unread bytes. The program may read them later, or on another thread. The last opportunity for
+    /// that is the last callback of the stream: [`super::StreamHandler::on_close`] or `on_error`. The bytes occupy receive
+    /// buffers, so the peer gets new credits only as they are read or dropped. The result is empty if there are no unread
+    /// bytes or the stream has ended.
     pub fn take_unread(&mut self) -> Unread {
         self.table.get_mut(self.id).map(|record| std::mem::take(&mut record.unread)).unwrap_or_default()
     }
 
-    /// Closes the stream; only `on_close` or `on_error` follows. Everything that was written is sent, then the end. The end
-    /// waits for room for up to [`super::Streams::linger`]. If there are unread bytes, no end is sent, and the peer gets an
-    /// error, as with TCP. Repeating the call has no effect.
+    /// Closes the stream. The only further callback of the stream is `on_close` or `on_error`. All bytes that were written
+    /// are sent, then the end of the stream. If the connection has no room for the end, the end waits for up to
+    /// [`super::Streams::linger`]. If there are unread bytes, the end is not sent, and the peer gets an error, as with TCP.
+    /// Repeating the call has no effect.
     pub fn close(mut self) {
         self.table.close(&mut self.cx, self.id);
     }
@@ -110,7 +116,8 @@ impl Read for Stream<'_> {
 }
 
 impl BufRead for Stream<'_> {
-    /// Returns the next bytes, in the buffer that they arrived in; an empty slice if the peer has finished writing.
+    /// Returns the next unread bytes, in the buffer in which they arrived. Returns an empty slice if there are none and the
+    /// peer has finished writing.
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         let record = self.table.get_mut(self.id).ok_or(ErrorKind::NotConnected)?;
         let early_end = cfg!(planted = "stream-ends-before-its-bytes") && record.peer_finished;
@@ -124,7 +131,8 @@ impl BufRead for Stream<'_> {
         }
     }
 
-    /// Marks `len` bytes of `fill_buf` as read. The peer gets its credit back when all bytes of a message are read.
+    /// Marks the first `len` bytes of `fill_buf` as read. When all bytes of a message are read, its buffer is released, and
+    /// the peer gets a new credit.
     fn consume(&mut self, len: usize) {
         if let Some(message) = self.table.get_mut(self.id).and_then(|record| record.unread.advance(len)) {
             self.cx.release(message);
@@ -133,7 +141,8 @@ impl BufRead for Stream<'_> {
 }
 
 impl Write for Stream<'_> {
-    /// Accepts as many bytes as there is room for. They are sent at the end of the turn.
+    /// Copies as many bytes as fit into send buffers, and returns their number. The reactor posts the buffers at the end of
+    /// the turn.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut len = 0;
         while len < bytes.len() {
@@ -152,7 +161,7 @@ impl Write for Stream<'_> {
         Ok(len)
     }
 
-    /// Does nothing: the reactor flushes at the end of the turn.
+    /// Does nothing, because the reactor sends all written bytes at the end of the turn.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,7 +1,8 @@
-//! Byte streams over connections, for programs that are written for sockets: readiness, half close, and [`std::io`].
+//! Byte streams over connections, for programs that are written for sockets. They have readiness, half close, and the traits
+//! of [`std::io`].
 //!
-//! [`Streams`] is a [`Handler`] that makes streams of the connections of a reactor and calls a [`StreamHandler`]. In the
-//! callbacks, and between turns, [`StreamContext::stream`] returns a [`Stream`] to read and write:
+//! [`Streams`] is a [`Handler`] that turns the connections of a reactor into streams, and calls a [`StreamHandler`] of the
+//! program. In its callbacks, and between turns, [`StreamContext::stream`] returns a [`Stream`] to read and write:
 //!
 //! ```
 //! use std::io::{BufRead, Write};
@@ -33,22 +34,23 @@
 //!
 //! # Readiness is edge-triggered
 //!
-//! - `on_readable` is called when bytes, or the peer's end, arrive at a stream that had nothing to read. It is called again
-//!   only after everything was read. A program that leaves bytes unread must read them later without a callback.
-//! - `on_writable` is called once there is room again, after a write accepted fewer bytes than it was given. A new stream
-//!   is writable.
-//! - `on_hangup` is called once, when the peer has finished writing. Bytes of the peer may still be unread; reads return
+//! - `on_readable` is called when bytes, or the end of the peer's direction, arrive at a stream that has no unread bytes. It
+//!   is called again only after the program has read all bytes. A program that leaves bytes unread gets no callback for
+//!   them, and must read them later.
+//! - `on_writable` is called after a write has accepted fewer bytes than it was given, when there is room for more. A new
+//!   stream is writable.
+//! - `on_hangup` is called once, when the peer has finished writing. Bytes of the peer may still be unread. Reads return
 //!   `Ok(0)` after the last byte.
-//! - `on_close` or `on_error` is the last callback of each stream that was open; exactly one of the two is called. Bytes
-//!   that arrived before can still be read in that callback, or removed with [`Stream::take_unread`]. When the callback
-//!   returns, the stream is dropped, and its id is stale.
+//! - `on_close` or `on_error` is the last callback of each stream that was open. Exactly one of the two is called. In that
+//!   callback, the program can still read the bytes that have arrived, or remove them with [`Stream::take_unread`]. When the
+//!   callback returns, the stream is dropped, and its id is stale.
 //!
 //! # Memory
 //!
-//! Received bytes stay in the registered buffers that they arrived in until they are read; then the peer gets its
-//! credits back. So unread bytes use at most the receives of the connection, and then stop the peer. They are dropped with
-//! the stream unless the program removes them. Writes fill send buffers, which are posted at the end of the turn. Several
-//! small writes share a buffer.
+//! Received bytes stay in the registered buffers in which they arrived, until the program reads them. Then the peer gets new
+//! credits. So if the program does not read, the bytes occupy all receive buffers of the connection, and the peer must stop.
+//! Unread bytes are dropped with the stream, if the program has not removed them before. Writes fill send buffers, which the
+//! reactor posts at the end of the turn. Several small writes share a buffer.
 
 mod handle;
 mod table;
@@ -65,8 +67,8 @@ use crate::{
     Message, Place, Readiness, TimerId,
 };
 
-/// The callbacks of streams; the [module](self) says when each is called. All run on the reactor's thread. Any call is
-/// allowed in any callback, for any stream.
+/// The callbacks of streams; the [module](self) says when each is called. All run on the reactor's thread. In every
+/// callback, the program may use every stream, and call all of its methods.
 #[allow(unused_variables)]
 pub trait StreamHandler<M = ()> {
     /// A peer requests a connection. Default: accepts it.
@@ -74,7 +76,8 @@ pub trait StreamHandler<M = ()> {
         Decision::Accept
     }
 
-    /// A connection of a group of reactors is assigned to one of them, as with [`Handler::on_place`].
+    /// A connection to a group of reactors must be assigned to one of them, as with [`Handler::on_place`]. Default: the
+    /// reactor with the lowest load.
     fn on_place(&mut self, cx: &mut StreamContext<'_>, request: ConnectRequest<'_>) -> Place {
         Place::LeastLoaded
     }
@@ -84,23 +87,26 @@ pub trait StreamHandler<M = ()> {
         cx.close_all();
     }
 
-    /// A stream has opened. The local side or the peer has connected. The stream is writable.
+    /// A stream has opened: a connection was established, which the local side or the peer has requested. The stream is
+    /// writable.
     fn on_open(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// Bytes or the peer's end have arrived at a stream that had nothing to read. Read until `WouldBlock` or the end.
+    /// Bytes, or the end of the peer's direction, have arrived at a stream that had no unread bytes. Read until a read fails
+    /// with `WouldBlock` or returns the end.
     fn on_readable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId);
 
-    /// There is room again, after a write accepted fewer bytes than it was given.
+    /// A write accepts bytes again, after it had accepted fewer bytes than it was given.
     fn on_writable(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The peer has finished writing.
+    /// The peer has finished writing. Bytes that it wrote before may still be unread.
     fn on_hangup(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The stream has ended in order: both sides have finished writing, the peer has closed it after it had finished, or the
-    /// program has closed it.
+    /// The stream has ended in order, for one of these reasons: both sides have finished writing, the peer has finished
+    /// writing and closed the connection, or the program has closed the stream.
     fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The stream was cut off. Reads return the bytes that arrived before, then fail with this reason.
+    /// The stream has ended before the peer finished writing, because of `reason`. Reads return the bytes that have arrived,
+    /// then fail with this reason.
     fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {}
 
     /// An attempt of [`Context::connect`] has failed.
@@ -109,7 +115,7 @@ pub trait StreamHandler<M = ()> {
     /// A device in use, or one of its ports, has changed.
     fn on_device_event(&mut self, cx: &mut StreamContext<'_>, event: &DeviceEvent) {}
 
-    /// A timer of [`Context::set_timer`] is due.
+    /// A timer of [`Context::set_timer`] has expired.
     fn on_timer(&mut self, cx: &mut StreamContext<'_>, timer: TimerId, token: u64) {}
 
     /// The readiness of a descriptor of [`Context::register_io`] has changed.
@@ -119,11 +125,11 @@ pub trait StreamHandler<M = ()> {
     fn on_wake(&mut self, cx: &mut StreamContext<'_>, message: M) {}
 }
 
-/// A handler that makes streams of all connections of a reactor, for [`crate::Reactor::run`] or
-/// [`crate::Reactor::turn`]. A handler that needs streams on some connections only contains a `Streams`, and forwards the
-/// callbacks of those connections and of all timers.
+/// A handler that turns all connections of a reactor into streams. Pass it to [`crate::Reactor::run`] or
+/// [`crate::Reactor::turn`]. If only some connections are to carry streams, the program's handler contains a `Streams`, and
+/// forwards the callbacks of these connections and of all timers to it.
 ///
-/// The connections must have [`crate::Framing::Credits`], because only credits stop a writer.
+/// The connections must have [`crate::Framing::Credits`], because only credits make a writer wait for a slow reader.
 pub struct Streams<H> {
     /// The handler of the program.
     pub handler: H,
@@ -137,20 +143,20 @@ impl<H: fmt::Debug> fmt::Debug for Streams<H> {
 }
 
 impl<H> Streams<H> {
-    /// Creates a `Streams` without streams.
+    /// Creates a `Streams` that has no streams yet, and calls `handler`.
     pub fn new(handler: H) -> Self {
         Self { handler, table: StreamTable::default() }
     }
 
-    /// Sets the time for which a closed stream waits for room to send its end. Default: 2 s.
+    /// Sets the time for which the end of a closed stream may wait for room on the connection. Default: 2 s.
     #[must_use]
     pub fn linger(mut self, time: Duration) -> Self {
         self.table.linger = time;
         self
     }
 
-    /// Returns a context for the streams, outside of callbacks. `cx` must be the [`crate::Reactor::context`] of the reactor
-    /// that has these streams. Written bytes are sent in the next turn.
+    /// Returns a context for the use of the streams outside of callbacks. `cx` must be the [`crate::Reactor::context`] of
+    /// the reactor that has these streams. Bytes that are written through it are sent in the next turn.
     pub fn context<'a>(&'a mut self, cx: Context<'a>) -> StreamContext<'a> {
         StreamContext { table: &mut self.table, cx }
     }
@@ -160,14 +166,16 @@ impl<H> Streams<H> {
     }
 }
 
-/// The streams and their reactor, inside a callback or from [`Streams::context`]. Nothing here blocks.
+/// Access to the streams and to their reactor: the argument of a callback, or the result of [`Streams::context`]. No method
+/// blocks.
 pub struct StreamContext<'a> {
     table: &'a mut StreamTable,
     cx: Context<'a>,
 }
 
 impl StreamContext<'_> {
-    /// Returns a stream, to read and write. If the id is stale or the stream closed, all calls of the stream fail.
+    /// Returns a stream, to read and write. If the id is stale or the program has closed the stream, all calls of the result
+    /// fail.
     pub fn stream(&mut self, id: ConnectionId) -> Stream<'_> {
         Stream { table: self.table, cx: self.cx.reborrow(), id }
     }
@@ -179,8 +187,8 @@ impl StreamContext<'_> {
         }
     }
 
-    /// Returns the context of the reactor, to connect, listen, set timers and stop. The peer reads a message that is sent
-    /// through this context as bytes of the stream.
+    /// Returns the context of the reactor, to connect, listen, set timers and stop. Do not send messages through it on a
+    /// connection that carries a stream: the peer would read them as bytes of the stream.
     pub fn context(&mut self) -> Context<'_> {
         self.cx.reborrow()
     }
@@ -220,7 +228,8 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             return self.table.violated(cx, id);
         }
         let finished = message.is_empty();
-        // If the stream is closed or shut down for reading, the buffer is posted again when this callback returns.
+        // If the program has closed the stream or shut it down for reading, the bytes are dropped: the buffer is posted
+        // again when this callback returns.
         let keeps_bytes = record.keeps_bytes();
         let edge = keeps_bytes && record.unread.is_empty();
         if finished {
@@ -233,7 +242,7 @@ impl<M, H: StreamHandler<M>> Handler<M> for Streams<H> {
             handler.on_readable(&mut cx, id);
         }
         if finished {
-            // `on_readable` may have closed the stream.
+            // The program may have closed the stream in `on_readable`. Then `on_hangup` must not follow.
             if cx.table.get(id).is_some() {
                 handler.on_hangup(&mut cx, id);
             }

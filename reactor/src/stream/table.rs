@@ -1,4 +1,4 @@
-//! The table of streams, by connection.
+//! The table of the streams of a reactor, and the end of a stream.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,13 +6,14 @@ use std::time::Duration;
 use super::unread::Unread;
 use crate::{ConnectionId, Context, DisconnectReason, PeerViolation, SendErrorKind, TimerId};
 
-/// The state of the local direction.
+/// The state of the local direction of a stream, in which the program writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writing {
     Open,
-    /// The program has finished writing, and the end waits for room.
+    /// The program has finished writing. The end of the stream waits for room on the connection.
     Finishing,
-    /// The program has finished writing, and the end is queued or cannot be sent any more.
+    /// The program has finished writing. The end of the stream is queued for sending, or the connection accepts no more
+    /// messages.
     Finished,
 }
 
@@ -26,13 +27,13 @@ pub(super) struct Record {
     pub(super) peer_finished: bool,
     /// The program has shut the stream down for reading.
     pub(super) read_closed: bool,
-    /// The program has closed the stream. Only the last callback follows.
+    /// The program has closed the stream. The only further callback is `on_close` or `on_error`.
     pub(super) closed: bool,
-    /// True if the peer has written after its end.
+    /// True if the peer has sent bytes after the end of its direction.
     violated: bool,
-    /// The timer that ends the wait for room for the end.
+    /// The timer that limits how long the end of a closed stream waits for room; `None` if it does not wait.
     linger: Option<TimerId>,
-    /// The reason for the end of the connection, once it has ended.
+    /// The reason for the end of the connection; `None` before it has ended.
     pub(super) reason: Option<DisconnectReason>,
 }
 
@@ -51,12 +52,12 @@ impl Record {
         }
     }
 
-    /// Returns true if arriving bytes are kept to be read.
+    /// Returns true if bytes that arrive are kept until the program reads them; false if they are dropped.
     pub(super) const fn keeps_bytes(&self) -> bool {
         !self.closed && !self.read_closed
     }
 
-    /// Drops the unread bytes. Returns true if there were any.
+    /// Drops the unread bytes. Returns true if there were unread bytes.
     fn discard(&mut self, cx: &mut Context<'_>) -> bool {
         let some = !self.unread.is_empty();
         while let Some(message) = self.unread.pop() {
@@ -69,13 +70,13 @@ impl Record {
 /// The streams of a reactor.
 #[derive(Debug)]
 pub(super) struct StreamTable {
-    /// Streams whose connections have not ended, by the connection's slot.
+    /// The streams whose connections have not ended. The index is the slot of the [`ConnectionId`].
     live: Vec<Option<Record>>,
-    /// The stream whose last callback is running.
+    /// The stream whose last callback, `on_close` or `on_error`, is running.
     last: Option<Record>,
-    /// Timers of closed streams whose end waits for room.
+    /// The timers of closed streams whose ends wait for room on their connections.
     lingering: BTreeMap<TimerId, ConnectionId>,
-    /// The time for which a closed stream waits for room to send its end.
+    /// The time for which the end of a closed stream may wait for room.
     pub(super) linger: Duration,
 }
 
@@ -93,20 +94,21 @@ impl StreamTable {
         self.live[id.slot()] = Some(Record::new(id));
     }
 
-    /// Returns a stream whose connection has not ended, closed or not.
+    /// Returns a stream whose connection has not ended, even if the program has closed the stream. `None` if there is no
+    /// such stream.
     #[inline]
     pub(super) fn live(&mut self, id: ConnectionId) -> Option<&mut Record> {
         self.live.get_mut(id.slot())?.as_mut().filter(|record| record.id == id)
     }
 
-    /// Returns a stream that the program may use.
+    /// Returns a stream that the program may use: it has not closed the stream, and the last callback has not returned.
     #[inline]
     pub(super) fn get(&self, id: ConnectionId) -> Option<&Record> {
         let live = self.live.get(id.slot()).and_then(Option::as_ref).filter(|record| record.id == id);
         live.or_else(|| self.last.as_ref().filter(|record| record.id == id)).filter(|record| !record.closed)
     }
 
-    /// Returns a stream that the program may use.
+    /// Returns a stream that the program may use, as [`StreamTable::get`] does.
     #[inline]
     pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Record> {
         let live = self.live.get_mut(id.slot()).and_then(Option::as_mut).filter(|record| record.id == id);
@@ -118,7 +120,7 @@ impl StreamTable {
         self.live.iter().flatten().map(|record| record.id).collect()
     }
 
-    /// Ends the local direction. The end is sent when there is room.
+    /// Ends the local direction of a stream. The end is sent now, or when the connection has room for it.
     pub(super) fn shut_down_writing(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id).filter(|record| record.writing == Writing::Open) {
             record.writing = Writing::Finishing;
@@ -129,7 +131,7 @@ impl StreamTable {
         }
     }
 
-    /// Drops the unread bytes, and all bytes that arrive later.
+    /// Drops the unread bytes of a stream, and all bytes that arrive later.
     pub(super) fn shut_down_reading(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.get_mut(id) {
             record.read_closed = true;
@@ -137,7 +139,7 @@ impl StreamTable {
         }
     }
 
-    /// Closes a stream, as the program requests.
+    /// Closes a stream at the request of the program.
     pub(super) fn close(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(last) = self.last.as_mut().filter(|record| record.id == id) {
             last.closed = true;
@@ -146,7 +148,7 @@ impl StreamTable {
         let Some(record) = self.live(id).filter(|record| !record.closed) else { return };
         record.closed = true;
         if record.discard(cx) {
-            // As with TCP, a side that drops unread bytes does not end in order.
+            // As with TCP, a side that drops unread bytes does not send its end: the peer gets an error.
             cx.close(id);
             return;
         }
@@ -161,11 +163,12 @@ impl StreamTable {
         }
     }
 
-    /// Sends the end if it is due and there is room. Returns true if the program has finished writing.
+    /// Sends the end of the local direction, if the program has finished writing, the end was not sent before, and the
+    /// connection has room. Returns true if the program has finished writing.
     pub(super) fn finish(&mut self, cx: &mut Context<'_>, id: ConnectionId) -> bool {
         let Some(record) = self.live(id).filter(|record| record.writing != Writing::Open) else { return false };
         if record.writing == Writing::Finishing && !matches!(cx.send(id, &[]), Err(SendErrorKind::WouldBlock(_))) {
-            // The end is queued, or the connection is ending and accepts nothing any more.
+            // The end is queued for sending, or the connection is ending and accepts no more messages.
             record.writing = Writing::Finished;
             if record.closed {
                 cx.close(id);
@@ -175,14 +178,14 @@ impl StreamTable {
         true
     }
 
-    /// Closes the connection if both sides have finished writing.
+    /// Closes the connection of a stream if both sides have finished writing.
     pub(super) fn close_if_finished(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if self.live(id).is_some_and(|record| record.peer_finished && record.writing == Writing::Finished) {
             cx.close(id);
         }
     }
 
-    /// Aborts a connection whose peer has written after its end.
+    /// Aborts a connection, because the peer has sent bytes after the end of its direction.
     pub(super) fn violated(&mut self, cx: &mut Context<'_>, id: ConnectionId) {
         if let Some(record) = self.live(id) {
             log::warn!("{id}: the peer has written after its end");
@@ -191,8 +194,9 @@ impl StreamTable {
         }
     }
 
-    /// Removes a stream from the table after the end of its connection. Returns the reason, and true if the end was orderly.
-    /// Unread bytes can be read until [`StreamTable::forget_last`].
+    /// Handles the end of a connection. Returns the reason for the program, and true if the stream has ended in order, so
+    /// that `on_close` is called instead of `on_error`. `None` if there is no such stream. The stream becomes `last`: its
+    /// unread bytes can be read until [`StreamTable::forget_last`].
     pub(super) fn ended(
         &mut self,
         cx: &mut Context<'_>,
@@ -217,14 +221,15 @@ impl StreamTable {
         Some((reason, orderly))
     }
 
-    /// Drops a stream after its last callback has returned.
+    /// Drops the stream `last`, because its last callback has returned.
     pub(super) fn forget_last(&mut self, cx: &mut Context<'_>) {
         if let Some(mut record) = self.last.take() {
             record.discard(cx);
         }
     }
 
-    /// Handles a timer that has fired. Returns true if the timer belongs to a closed stream whose end waited for room.
+    /// Handles a timer that has expired. If it limits the wait of a closed stream, closes the connection and returns true.
+    /// Returns false if it is a timer of the program.
     pub(super) fn on_linger_timer(&mut self, cx: &mut Context<'_>, timer: TimerId) -> bool {
         let Some(id) = self.lingering.remove(&timer) else { return false };
         if let Some(record) = self.live(id) {

@@ -7,12 +7,13 @@ use std::ops::Deref;
 
 use crate::DetachedMessage;
 
-/// The unread bytes of a stream, from [`super::Stream::take_unread`], in the registered buffers that they arrived in.
-/// Reads never block, and return `Ok(0)` after the last byte. A buffer returns to the reactor when its last byte is read, or
-/// when this value is dropped. The value may move to another thread, and may outlive the stream and the reactor.
+/// The unread bytes of a stream, in the registered buffers in which they arrived. [`super::Stream::take_unread`] returns
+/// them. Reads never block, and return `Ok(0)` after the last byte. A buffer returns to the reactor when its last byte is
+/// read, or when the `Unread` is dropped. An `Unread` may move to another thread, and may outlive the stream and the
+/// reactor.
 pub struct Unread<M = DetachedMessage> {
     messages: VecDeque<M>,
-    /// Number of bytes of the first message that were read.
+    /// The number of bytes of the first message that were read.
     read: usize,
 }
 
@@ -23,7 +24,7 @@ impl<M> Default for Unread<M> {
 }
 
 impl<M: Deref<Target = [u8]>> Unread<M> {
-    /// Returns true if no byte is unread.
+    /// Returns true if there are no unread bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
@@ -35,7 +36,7 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
         self.messages.iter().map(|message| message.len()).sum::<usize>() - self.read
     }
 
-    /// Adds a message that is not empty.
+    /// Adds a message. It must not be empty, because an empty message is the end of a stream.
     pub(super) fn push(&mut self, message: M) {
         debug_assert!(!message.is_empty(), "an empty message is the end of a stream");
         self.messages.push_back(message);
@@ -46,14 +47,14 @@ impl<M: Deref<Target = [u8]>> Unread<M> {
         self.messages.front().map_or(&[], |message| &message[self.read..])
     }
 
-    /// Marks the first `len` bytes of the first message as read, or all if there are fewer. Returns the message if all of it
-    /// was read.
+    /// Marks the next `len` unread bytes of the first message as read, or all of them if there are fewer. Removes and
+    /// returns the message if all of its bytes were read.
     pub(super) fn advance(&mut self, len: usize) -> Option<M> {
         self.read += len.min(self.front().len());
         if self.front().is_empty() { self.pop() } else { None }
     }
 
-    /// Removes and returns the first message, read or not.
+    /// Removes and returns the first message, also if some of its bytes are unread.
     pub(super) fn pop(&mut self) -> Option<M> {
         self.read = 0;
         self.messages.pop_front()
