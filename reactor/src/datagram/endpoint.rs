@@ -1,4 +1,5 @@
-//! One endpoint: the work requests that are posted, and those that are to be posted.
+//! One datagram endpoint: its queue pair, the work requests that are posted to it, and the work requests that will be
+//! posted.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +19,7 @@ use crate::error::{DisconnectReason, Error};
 use crate::id::{ENDPOINT_WORK_BITS, SendId, SendKind, endpoint_wr_id};
 use crate::providers::Handle;
 
-/// An accepted datagram that has not completed.
+/// A datagram that the endpoint has accepted from the program, until its send completes.
 #[derive(Debug)]
 pub(super) struct DatagramSend {
     pub(super) buffer: Posted,
@@ -32,19 +33,20 @@ pub(super) struct MulticastMembership {
     pub(super) peer: Option<PeerId>,
 }
 
-/// The connection-manager ids, the address and the queue pair of an endpoint, and its share of the device.
+/// The connection-manager ids, the address and the queue pair of an endpoint, and the device resources that it uses.
 #[derive(Debug)]
 pub(super) struct EndpointResources {
     /// The connection-manager id that owns the queue pair.
     pub(super) cm: Handle<CmId>,
-    /// The connection-manager id that receives the requests of peers that resolve the endpoint.
+    /// The connection-manager id that listens at the endpoint's address: peers request the number of the queue pair
+    /// from it.
     pub(super) listener: Handle<CmId>,
     pub(super) address: SocketAddr,
     pub(super) qp: QpId,
     pub(super) qp_number: u32,
     pub(super) device: usize,
     pub(super) cq: usize,
-    /// Number of entries of the completion queue that the endpoint has claimed.
+    /// The number of entries that the endpoint has reserved in the completion queue `cq`.
     pub(super) room: u32,
     pub(super) max_datagram: usize,
 }
@@ -53,7 +55,7 @@ pub(super) struct EndpointResources {
 #[derive(Debug)]
 pub(super) enum EndpointState {
     Open,
-    /// The endpoint is closed. Accepted datagrams are still sent until the timer expires.
+    /// The endpoint is closed. Datagrams that were accepted before are still sent, until the timer expires.
     Draining {
         reason: DisconnectReason,
         timer: Key,
@@ -64,7 +66,8 @@ pub(super) enum EndpointState {
     },
 }
 
-/// The send and receive queues of an endpoint, with the work requests that are to be posted.
+/// The send and receive queues of an endpoint, including work requests that are not posted yet: `reposts` for receives,
+/// and `chain` for sends.
 #[derive(Debug)]
 pub(super) struct EndpointQueues {
     pub(super) pool: Pool,
@@ -74,7 +77,7 @@ pub(super) struct EndpointQueues {
     pub(super) sends: VecDeque<DatagramSend>,
     pub(super) chain: Vec<SendWr>,
     pub(super) send_depth: usize,
-    /// Number of datagrams accepted so far.
+    /// The number of datagrams that were ever accepted. It is the sequence number of the next one.
     pub(super) accepted: u64,
 }
 
@@ -84,28 +87,30 @@ pub(super) struct Endpoint {
     pub(super) resources: EndpointResources,
     pub(super) state: EndpointState,
     pub(super) queues: EndpointQueues,
-    /// Address handles of forgotten peers, each with the number of the first send that was accepted after the peer was
-    /// forgotten. Only earlier sends may use the handle.
+    /// The address handles of peers that the program has forgotten. The number is that of the first send after a peer
+    /// was forgotten: only earlier sends use its handle, so the handle is destroyed when they have completed.
     pub(super) forgotten: VecDeque<(u64, AddressId)>,
     pub(super) groups: Vec<MulticastMembership>,
-    /// A send was refused, and `on_datagram_writable` has not been called since.
+    /// True if a send was refused, and `on_datagram_writable` has not been called since.
     pub(super) blocked: bool,
-    /// The endpoint is on the list of endpoints with pending work requests.
+    /// True while the endpoint is on the list `Endpoints::to_post`, because it has work requests to post.
     pub(super) marked: bool,
 }
 
-/// Bits of the position of a send in the number of a work request.
+/// The number of bits for the sequence number of a send in the number of a work request. That number is a part of the
+/// work request id.
 const SEQUENCE_BITS: u32 = 16;
-/// Bits of a slot in the number of a work request. The remaining bits are for the generation.
+/// The number of bits for the slot of the endpoint in the number of a work request.
 const SLOT_BITS: u32 = 20;
-/// Bits of a generation in the number of a work request.
+/// The number of bits for the generation of the endpoint's key in the number of a work request. One further bit marks a
+/// send.
 pub(super) const GENERATION_BITS: u32 = ENDPOINT_WORK_BITS - SEQUENCE_BITS - SLOT_BITS - 1;
 
-/// The meaning of the number in an endpoint's work request id.
+/// The decoded number of a work request of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EndpointWorkRequest {
     pub(super) endpoint: Key,
-    /// The low bits of the position of a send; `None` for a receive.
+    /// The low bits of the sequence number of a send; `None` for a receive.
     pub(super) send: Option<u16>,
 }
 
@@ -118,7 +123,7 @@ impl EndpointWorkRequest {
         endpoint_wr_id(number)
     }
 
-    /// Decodes the number of a work request.
+    /// Decodes the number of a work request, from the work request id of its completion.
     pub(super) fn unpack(number: u64) -> Self {
         let slot = (number >> (1 + SEQUENCE_BITS)) as u32 & ((1 << SLOT_BITS) - 1);
         let generation = (number >> (1 + SEQUENCE_BITS + SLOT_BITS)) as u32 & ((1 << GENERATION_BITS) - 1);
@@ -136,8 +141,8 @@ impl EndpointQueues {
         self.sends.len() < self.send_depth
     }
 
-    /// Appends a datagram to the chain. The caller has checked that the send queue is not full and that the datagram is
-    /// not too long.
+    /// Appends a datagram to the chain of sends that will be posted. Returns the id of the send. The caller has checked
+    /// that the send queue has a free slot and that the datagram is not too long.
     pub(super) fn push_send(&mut self, endpoint: Key, buffer: Buffer, len: usize, op: SendOp) -> SendId {
         let id = SendId::new(self.accepted, SendKind::Datagram);
         let (posted, sge) = self.pool.post(buffer, len);
@@ -148,20 +153,21 @@ impl EndpointQueues {
         id
     }
 
-    /// Returns the number of sends that the completion of `sequence` ends: that send and all before it. `None` if no
-    /// such send is posted.
+    /// Returns the number of sends that end with the completion of send `sequence`. Only the last send of a chain is
+    /// signaled, so its completion also ends all sends before it. Returns `None` if send `sequence` is not posted.
     pub(super) fn sends_ended_by(&self, sequence: u16) -> Option<usize> {
         let oldest = self.sends.front()?.id.sequence() as u16;
         let count = usize::from(sequence.wrapping_sub(oldest)) + 1;
         (count <= self.sends.len() - self.chain.len()).then_some(count)
     }
 
-    /// Returns the number of the oldest send that has not ended, or of the next send if all have ended.
+    /// Returns the sequence number of the oldest send that has not ended. If all have ended, returns that of the next
+    /// send.
     pub(super) fn oldest(&self) -> u64 {
         self.sends.front().map_or(self.accepted, |send| send.id.sequence())
     }
 
-    /// Posts the receives whose buffers are free again.
+    /// Posts the free buffers of `reposts` as receives.
     pub(super) fn post_receives(
         &mut self,
         endpoint: Key,
@@ -188,7 +194,7 @@ impl EndpointQueues {
         })
     }
 
-    /// Posts the chain of sends.
+    /// Posts the chain of sends, with a signaled last one.
     pub(super) fn post_sends(&mut self, qp: QpId, provider: &mut dyn Provider) -> Result<(), Error> {
         let Some(last) = self.chain.last_mut() else { return Ok(()) };
         last.flags |= SendFlags::SIGNALED;
@@ -212,7 +218,7 @@ impl Endpoint {
         matches!(self.state, EndpointState::Over { .. })
     }
 
-    /// Removes and returns an address handle that no posted send uses any more.
+    /// Removes and returns the address handle of a forgotten peer that no send uses any more. `None` if there is none.
     pub(super) fn next_unused(&mut self) -> Option<AddressId> {
         let &(until, address) = self.forgotten.front()?;
         if until > self.queues.oldest() {

@@ -1,5 +1,6 @@
-//! All endpoints of a reactor: opening, sending, completions, and the end. The layers below see only numbers: this file
-//! encodes the owner of a queue pair, of an event and of a timer in one.
+//! All datagram endpoints of a reactor: their opening, sends, completions and end. The layers below do not know
+//! endpoints. They store a number for each event source and timer of an endpoint, and return it with the event: this
+//! file encodes the endpoint or lookup in that number.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -30,10 +31,10 @@ use crate::providers::{Handle, device_index, device_of, role};
 /// The name of the feature in the error of a provider without datagrams.
 pub(super) const DATAGRAMS: &str = "datagrams";
 
-/// A callback to call.
+/// A callback of the program that is to be called.
 #[derive(Debug)]
 pub(crate) enum EndpointEvent {
-    /// A datagram has arrived. `len` is its length with the route header, bytes.
+    /// A datagram has arrived. `len` is its length in bytes, including the route header.
     Datagram {
         endpoint: EndpointId,
         buffer: Buffer,
@@ -58,23 +59,24 @@ pub(crate) enum EndpointEvent {
         group: IpAddr,
         joined: Result<PeerId, ConnectError>,
     },
-    /// The endpoint has ended; this is its last event.
+    /// The endpoint has ended. No other event of it follows.
     Closed {
         endpoint: EndpointId,
         reason: DisconnectReason,
     },
 }
 
-/// A peer of an endpoint.
+/// A peer of an endpoint: a destination of its datagrams.
 #[derive(Debug)]
 pub(super) struct EndpointPeer {
     pub(super) endpoint: Key,
-    /// Index of the endpoint's device, which owns the address handle.
+    /// The index of the endpoint's device. The address handle in `destination` is an object of that device.
     pub(super) device: usize,
     pub(super) destination: Destination,
 }
 
-/// A request in progress that resolves the queue pair for datagrams at an address.
+/// A lookup in progress: the connection manager requests the route to an address and the number of the queue pair
+/// there.
 #[derive(Debug)]
 pub(super) struct PeerLookup {
     pub(super) endpoint: Key,
@@ -83,7 +85,7 @@ pub(super) struct PeerLookup {
     pub(super) timer: Key,
 }
 
-/// The meaning of the number by which the driver knows the owner of an event or a timer.
+/// The decoded number that the driver stores for an event source or a timer of an endpoint or of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndpointToken {
     Endpoint(Key),
@@ -112,11 +114,11 @@ pub(crate) struct Endpoints {
     pub(super) peers: Slab<EndpointPeer>,
     pub(super) lookups: Slab<PeerLookup>,
     events: VecDeque<EndpointEvent>,
-    /// Endpoints with pending work requests, without duplicates.
+    /// The endpoints that have work requests to post, without duplicates.
     to_post: Vec<Key>,
-    /// Endpoints that have refused a send, and whose send queue may have room again.
+    /// The endpoints that have refused a send, and whose send queues may have free slots again.
     maybe_writable: Vec<Key>,
-    /// Endpoints that are ending.
+    /// The endpoints that are closed, and not finished yet.
     ending: Vec<Key>,
     receive_chain: Vec<RecvWr>,
 }
@@ -125,7 +127,7 @@ impl Default for Endpoints {
     fn default() -> Self {
         Self {
             all: Slab::with_generation_bits(GENERATION_BITS),
-            // Keys of endpoints and of lookups are packed into numbers, which have room for narrower generations only.
+            // Keys of endpoints and of lookups are encoded in numbers, in which a generation has fewer than 32 bits.
             peers: Slab::default(),
             lookups: Slab::with_generation_bits(31),
             events: VecDeque::new(),
@@ -152,7 +154,7 @@ impl Endpoints {
         self.events.push_back(event);
     }
 
-    /// Returns the next callback to call.
+    /// Removes and returns the next callback to call; `None` if no callback is queued.
     #[inline]
     pub(crate) fn next_event(&mut self) -> Option<EndpointEvent> {
         self.events.pop_front()
@@ -200,7 +202,7 @@ impl Endpoints {
         }
     }
 
-    /// Creates an endpoint with its queue pair and its memory.
+    /// Creates an endpoint with its queue pair and its memory, and posts its receives.
     fn create(
         &mut self,
         driver: &mut Driver,
@@ -270,15 +272,16 @@ impl Endpoints {
             driver.owners_mut().own(cm, CmIdOwner::Endpoint(EndpointToken::Endpoint(key).pack()));
         }
         self.mark(key);
-        // The receives are posted now, so that the endpoint receives datagrams before the next turn.
+        // The receives are posted immediately: otherwise datagrams that arrive before the end of the next turn would be
+        // lost.
         self.flush(driver);
         Ok(id)
     }
 
-    // Calls of the program.
+    // Operations that the program calls.
 
-    /// Returns the address at which peers find an endpoint, the number of its queue pair, the index of its device, and
-    /// the length of its largest datagram, bytes.
+    /// Returns four properties of an endpoint: the address at which peers find it, the number of its queue pair, the
+    /// index of its device, and the largest length of a datagram in bytes. `None` if there is no such endpoint.
     pub(crate) fn info(&self, key: Key) -> Option<(SocketAddr, u32, usize, usize)> {
         let resources = &self.all.get(key)?.resources;
         Some((resources.address, resources.qp_number, resources.device, resources.max_datagram))
@@ -318,7 +321,7 @@ impl Endpoints {
 
     // Events from the driver.
 
-    /// Handles the completion of an endpoint's work request.
+    /// Handles the completion of an endpoint's work request. `number` is the number of that work request.
     #[cold]
     pub(crate) fn completed(&mut self, driver: &mut Driver, number: u64, wc: &WorkCompletion) {
         let EndpointWorkRequest { endpoint, send } = EndpointWorkRequest::unpack(number);
@@ -338,7 +341,8 @@ impl Endpoints {
         };
         let last = result.map_or_else(Outcome::Failed, |()| Outcome::Sent);
         for nth in 1..=count {
-            // The datagrams before the last one have succeeded: they were posted unsignaled.
+            // The sends before the last one are unsignaled, so they have no completions of their own: they have
+            // succeeded.
             self.end_send(driver, key, if nth < count { Outcome::Sent } else { last });
         }
         self.drop_unused_addresses(driver, key);
@@ -350,7 +354,7 @@ impl Endpoints {
         true
     }
 
-    /// Ends the oldest send of an endpoint.
+    /// Ends the oldest send of an endpoint: frees its buffer, and queues `on_datagram_sent`.
     fn end_send(&mut self, driver: &mut Driver, key: Key, outcome: Outcome) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         let Some(sending) = endpoint.queues.sends.pop_front() else { return };
@@ -376,14 +380,15 @@ impl Endpoints {
         true
     }
 
-    /// Returns the memory of a datagram that is to be delivered; `None` if the endpoint is not open any more.
+    /// Returns the memory of an endpoint, from which a received datagram will be delivered to the program. Counts the
+    /// datagram. `None` if the endpoint is not open any more: the datagram is not delivered then.
     pub(crate) fn slabs_of(&mut self, driver: &mut Driver, key: Key) -> Option<Arc<Slabs>> {
         let slabs = self.get_open(key)?.queues.slabs();
         driver.counters().messages.datagrams_received += 1;
         Some(slabs)
     }
 
-    /// Frees the buffer of a received datagram. It is posted again at the end of the turn.
+    /// Frees the buffer of a received datagram. The buffer is posted as a receive again at the end of the turn.
     pub(crate) fn repost(&mut self, key: Key, buffer: Buffer) {
         if let Some(endpoint) = self.all.get_mut(key) {
             endpoint.queues.reposts.push(buffer);
@@ -391,7 +396,7 @@ impl Endpoints {
         }
     }
 
-    /// Handles a connection-manager event.
+    /// Handles a connection-manager event of an endpoint or a lookup.
     pub(crate) fn cm_event(&mut self, driver: &mut Driver, number: u64, cm: Handle<CmId>, kind: CmEventKind) {
         match (EndpointToken::unpack(number), kind) {
             (EndpointToken::Endpoint(key), CmEventKind::ConnectRequest { .. }) => self.answer(driver, key, cm),
@@ -400,17 +405,17 @@ impl Endpoints {
         }
     }
 
-    /// Handles a timer that has expired.
+    /// Handles the expiry of a timer of an endpoint or a lookup.
     pub(crate) fn on_timer(&mut self, driver: &mut Driver, number: u64) {
         match EndpointToken::unpack(number) {
-            // The time for a closed endpoint to send the accepted datagrams is over.
+            // A closed endpoint has had `Timeouts::close` to send the datagrams that it had accepted.
             EndpointToken::Endpoint(key) => self.stop_sending(driver, key),
             EndpointToken::Lookup(key) => self.end_lookup(driver, key, Err(ConnectError::Timeout)),
         }
     }
 
-    /// Queues `on_datagram_writable` for the next endpoint that has refused a datagram and would accept one now.
-    /// Returns `false` if there is none.
+    /// Queues `on_datagram_writable` for one endpoint that has refused a datagram and would accept one now. Returns
+    /// `true` if there was such an endpoint, so that the caller calls again.
     #[inline]
     pub(crate) fn next_writable(&mut self) -> bool {
         !self.maybe_writable.is_empty() && self.report_writable()
@@ -429,7 +434,7 @@ impl Endpoints {
         false
     }
 
-    /// Posts the pending work requests of all endpoints.
+    /// Posts the work requests that endpoints have queued since the last call.
     #[inline]
     pub(crate) fn flush(&mut self, driver: &mut Driver) {
         if !self.to_post.is_empty() {
@@ -456,10 +461,10 @@ impl Endpoints {
         }
     }
 
-    // Ending.
+    // The end of endpoints.
 
-    /// Ends an endpoint. If it is ending already, the first reason counts. With `immediately`, accepted datagrams that
-    /// were not sent are dropped.
+    /// Closes an endpoint. If it is closed already, the first reason counts. If `immediately` is true, datagrams that
+    /// were accepted but not sent are dropped. Otherwise they are sent first, within `Timeouts::close`.
     pub(crate) fn end(&mut self, driver: &mut Driver, key: Key, reason: DisconnectReason, immediately: bool) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if endpoint.is_open() {
@@ -475,14 +480,14 @@ impl Endpoints {
         }
     }
 
-    /// Ends an endpoint because one of its work requests failed.
+    /// Closes an endpoint, because one of its work requests has failed.
     fn fail(&mut self, driver: &mut Driver, key: Key, failure: Failure) {
         let Some(endpoint) = self.all.get(key) else { return };
         let device = driver.device(endpoint.resources.device).map(|device| device.name.clone()).unwrap_or_default();
         self.end(driver, key, DisconnectReason::WorkRequest { device, failure }, true);
     }
 
-    /// Stops sending on an endpoint that is ending.
+    /// Stops sending on an endpoint that is closed: datagrams that were not sent yet are dropped.
     fn stop_sending(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         if let EndpointState::Draining { reason, timer } = &endpoint.state {
@@ -492,7 +497,7 @@ impl Endpoints {
         }
     }
 
-    /// Ends all endpoints on a device that has failed or was removed.
+    /// Closes all endpoints on a device, because the device has failed or was removed.
     pub(crate) fn end_on_device(&mut self, driver: &mut Driver, device: usize) {
         for key in self.all.keys() {
             if self.all.get(key).is_some_and(|endpoint| endpoint.resources.device == device) {
@@ -501,15 +506,16 @@ impl Endpoints {
         }
     }
 
-    /// Closes all endpoints.
+    /// Closes all endpoints at the request of the program. `immediately` has the same effect as in [`Endpoints::end`].
     pub(crate) fn close_all(&mut self, driver: &mut Driver, immediately: bool) {
         for key in self.all.keys() {
             self.end(driver, key, DisconnectReason::Local { complete: false }, immediately);
         }
     }
 
-    /// Runs stage 10 for endpoints: finishes ending endpoints that have nothing left to send. Returns `true` if there
-    /// were any. The caller calls [`Endpoints::release`] after the [`EndpointEvent::Closed`] of each.
+    /// Runs stage 10 of the turn, in which connections and endpoints end: destroys the queue pairs of closed endpoints
+    /// that have no more datagrams to send. Returns `true` if there were such endpoints. For each, the event
+    /// [`EndpointEvent::Closed`] is queued. The caller calls [`Endpoints::release`] after that event.
     pub(crate) fn finish_ended(&mut self, driver: &mut Driver) -> bool {
         let mut any = false;
         for key in std::mem::take(&mut self.ending) {
@@ -528,8 +534,9 @@ impl Endpoints {
         let complete = self.all.get(key).is_some_and(|endpoint| endpoint.queues.sends.is_empty());
         self.stop_sending(driver, key);
         self.destroy_ids_of(driver, key);
-        // Nothing is posted any more. If the device kept the queue pair, it may access only the endpoint's own memory,
-        // which is deregistered with the endpoint.
+        // The queue pair is destroyed, so the remaining sends have ended. If the device failed to destroy the queue
+        // pair, the device may still access the buffers. Only this endpoint uses their memory, which is deregistered at
+        // its end.
         while self.all.get(key).is_some_and(|endpoint| !endpoint.queues.sends.is_empty()) {
             self.end_send(driver, key, Outcome::Failed(WcStatus::Flushed.into()));
         }
@@ -555,12 +562,13 @@ impl Endpoints {
         if let Err(error) = provider.destroy_id(id, now) {
             log::error!("{}: {error}: the device keeps the queue pair", endpoint.id);
             driver.counters().connections.undestroyed += 1;
-            // The queue pair may go on completing work requests, so its completion entries stay claimed.
+            // The queue pair may still complete work requests. So `release` must not return its entries in the
+            // completion queue.
             endpoint.resources.room = 0;
         }
     }
 
-    /// Releases everything that an endpoint holds, and frees its slot.
+    /// Releases the peers, address handles, memory and completion-queue entries of an endpoint, and removes it.
     pub(crate) fn release(&mut self, driver: &mut Driver, key: Key) {
         self.forget_peers_of(driver, key);
         let Some(endpoint) = self.all.remove(key) else { return };
@@ -569,7 +577,7 @@ impl Endpoints {
         driver.release_room(endpoint.resources.device, endpoint.resources.cq, endpoint.resources.room);
     }
 
-    /// Drops all endpoints immediately, without callbacks.
+    /// Destroys all lookups and endpoints immediately, without callbacks, because the reactor is dropped.
     pub(crate) fn teardown(&mut self, driver: &mut Driver) {
         for key in self.lookups.keys() {
             self.drop_lookup(driver, key);

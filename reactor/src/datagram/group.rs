@@ -26,7 +26,7 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Removes a group from an endpoint. Returns `true` if the endpoint was a member or was joining.
+    /// Removes a group from an endpoint. Returns `true` if the endpoint was a member of the group or was joining it.
     fn forget_group(&mut self, driver: &mut Driver, key: Key, group: IpAddr) -> bool {
         let Some(endpoint) = self.all.get_mut(key) else { return false };
         let Some(at) = endpoint.groups.iter().position(|member| member.group == group) else { return false };
@@ -36,7 +36,8 @@ impl Endpoints {
         true
     }
 
-    /// Handles an event of the connection manager for an endpoint.
+    /// Handles a connection-manager event of an endpoint: the result of joining a group, or the end of its address or
+    /// device.
     pub(super) fn endpoint_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
         let Some(id) = self.all.get(key).map(|endpoint| endpoint.id) else { return };
         match kind {

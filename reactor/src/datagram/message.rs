@@ -1,4 +1,4 @@
-//! Received datagrams, and their origin.
+//! Received datagrams, and the senders from which they come.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,8 +9,9 @@ use std::ops::Deref;
 use rdma_transport::datagram::GRH_LEN;
 use rdma_transport::wc::WorkCompletion;
 
-/// The origin of a datagram, as far as the network reports it. All datagrams of one sender have equal origins. It is
-/// small enough to keep.
+/// The sender of a datagram, as far as the network reports it. The origins of all datagrams of one sender are equal. A
+/// program may keep an origin, for instance as the key of a map: it is a small value, without a reference to the
+/// datagram.
 #[derive(Clone, Copy)]
 pub struct Origin {
     pub(super) completion: WorkCompletion,
@@ -24,8 +25,8 @@ impl Origin {
         self.completion.source.qp_number
     }
 
-    /// Returns the address of the sender: an IP address on RoCE, and the GID on InfiniBand if the datagram has a route
-    /// header. `None` if the network does not report an address.
+    /// Returns the address of the sender. On RoCE it is an IP address; on InfiniBand it is the GID, if the datagram has
+    /// a route header. Returns `None` if the network does not report an address.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         if !self.completion.source.has_route_header() {
@@ -80,7 +81,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Reads the sender's address from a route header. An IPv4 header is in the second half of it (InfiniBand annex A17).
+/// Reads the sender's address from a route header, which contains an IPv6 header, or an IPv4 header in its last 20
+/// bytes (InfiniBand annex A17). Returns `None` if it contains neither.
 fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     if header[0] >> 4 == 6 {
         let source: [u8; 16] = header[8..24].try_into().ok()?;
@@ -90,8 +92,8 @@ fn ip_of(header: &[u8; GRH_LEN]) -> Option<IpAddr> {
     (header[20] >> 4 == 4).then(|| IpAddr::V4(Ipv4Addr::from(source)))
 }
 
-/// A received datagram, in the registered buffer that it arrived in. It derefs to its bytes. The buffer is posted again
-/// when the callback has returned.
+/// A received datagram, in the registered buffer in which it arrived. It dereferences to its payload. The buffer is
+/// posted as a receive again after the callback has returned.
 pub struct Datagram<'a> {
     origin: Origin,
     payload: &'a [u8],
@@ -110,7 +112,8 @@ impl<'a> Datagram<'a> {
         self.origin
     }
 
-    /// Returns the immediate data, 32 bits that were sent with the payload; `None` if there were none.
+    /// Returns the immediate data: 32 bits that were sent with the payload. `None` if the datagram has no immediate
+    /// data.
     #[must_use]
     pub const fn immediate(&self) -> Option<u32> {
         self.origin.completion.immediate

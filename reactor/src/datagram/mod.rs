@@ -1,29 +1,32 @@
 //! Unreliable datagrams, on devices that support them and on the embedded provider (feature `datagram`). The guide has
 //! a page about them: [`crate::guide::datagrams`].
 //!
-//! An *endpoint* ([`DatagramContext::open`](crate::DatagramContext::open)) is one queue pair at an address of a device. It receives
-//! from anybody and sends to anybody. A *peer* is a destination. It is another endpoint, found by its address
-//! ([`DatagramContext::find_peer`](crate::DatagramContext::find_peer)) or from a received datagram
-//! ([`DatagramContext::peer_of`](crate::DatagramContext::peer_of)), or a multicast group
-//! ([`DatagramContext::join`](crate::DatagramContext::join)). Addresses are those of the connection manager's UDP port space
-//! (`RDMA_PS_UDP`), so endpoints and programs that use librdmacm find each other. The callbacks are in
-//! [`DatagramHandler`](crate::DatagramHandler).
+//! An *endpoint* ([`DatagramContext::open`](crate::DatagramContext::open)) is one queue pair at an address of a device. It can
+//! receive from every other endpoint, and send to every other endpoint. A *peer* is a destination of its datagrams. There are three
+//! kinds:
+//!
+//! - an endpoint at a known address: [`DatagramContext::find_peer`](crate::DatagramContext::find_peer);
+//! - the sender of a received datagram: [`DatagramContext::peer_of`](crate::DatagramContext::peer_of);
+//! - a multicast group: [`DatagramContext::join`](crate::DatagramContext::join).
+//!
+//! Addresses are those of the connection manager's UDP port space (`RDMA_PS_UDP`), so endpoints and programs that use librdmacm
+//! find each other. The callbacks are in [`DatagramHandler`](crate::DatagramHandler).
 //!
 //! Datagrams have these properties:
 //!
-//! - A datagram arrives whole or not at all, in any order, maybe more than once. Nobody is notified of a loss. There
-//!   are no credits: a datagram that finds no posted receive is lost. [`EndpointOptions::receive_depth`] is the number
-//!   of datagrams that may arrive in one burst.
-//! - A datagram has at most [`DatagramContext::max_datagram`](crate::DatagramContext::max_datagram) bytes. The device's port, or
-//!   the network interface, sets this limit, from 256 to 4,096.
-//! - [`Outcome::Sent`](crate::Outcome::Sent) means that the device has sent the datagram. It says nothing about the
-//!   peer.
-//! - The sender ([`Origin`]) is known only as far as the network reports it. Nothing is authenticated, and anybody may
-//!   send.
-//! - A member of a group may receive its own datagrams to the group; the device decides on loopback.
+//! - A datagram arrives whole or not at all. Datagrams may arrive in any order, and more than once. Losses are not reported.
+//! - There are no credits. If the receiver has no posted receive when a datagram arrives, the datagram is lost.
+//!   [`EndpointOptions::receive_depth`] is the number of datagrams that may arrive in one burst.
+//! - A datagram has at most [`DatagramContext::max_datagram`](crate::DatagramContext::max_datagram) bytes. This limit depends on
+//!   the device's port or on the network interface. It is between 256 and 4,096 bytes.
+//! - [`Outcome::Sent`](crate::Outcome::Sent) means that the device has sent the datagram. It does not mean that the peer has
+//!   received it.
+//! - The sender ([`Origin`]) is known only as far as the network reports it. Nothing is authenticated: every host of the network
+//!   may send to an endpoint.
+//! - A member of a group may receive the datagrams that it sends to the group. That depends on the device.
 //!
-//! The route header in front of a received datagram is not part of its payload. Each endpoint has separate memory,
-//! which `Config::max_memory` does not count: `max_datagram` + 40 bytes for each receive and each send.
+//! The route header (GRH) of 40 bytes before a received datagram is not a part of its payload. Each endpoint has its own memory:
+//! `max_datagram` + 40 bytes for each receive and each send. `Config::max_memory` does not include this memory.
 
 mod endpoint;
 pub(crate) mod endpoints;
@@ -41,12 +44,12 @@ define_id!(
     EndpointId, "endpoint"
 );
 define_id!(
-    /// The id of a peer of an endpoint. It is stale when the peer was forgotten, its group was left, or the endpoint
-    /// has ended.
+    /// The id of a peer of an endpoint. It is stale once the program has forgotten the peer, the endpoint has left the peer's
+    /// group, or the endpoint has ended.
     PeerId, "peer"
 );
 
-/// Largest number of receives of an endpoint, and of sends.
+/// The largest number of receives of an endpoint. The limit for its sends is the same.
 const MAX_DEPTH: u32 = 16_384;
 
 /// The options of an endpoint.
@@ -70,16 +73,16 @@ impl EndpointOptions {
         Self::default()
     }
 
-    /// Sets the number of receives that are posted. If more datagrams arrive in one turn, the excess is lost. Range: 1
-    /// to 16,384, or the device's limit if that is lower. Default: 64.
+    /// Sets the number of receives that are posted. If more datagrams arrive before the reactor posts receives again, that is,
+    /// during one turn, the further ones are lost. Range: 1 to 16,384, or the device's limit if that is lower. Default: 64.
     #[must_use]
     pub const fn receive_depth(mut self, datagrams: u32) -> Self {
         self.receive_depth = datagrams;
         self
     }
 
-    /// Sets the number of sends that may be outstanding. Range: 1 to 16,384, or the device's limit if that is lower.
-    /// Default: 64.
+    /// Sets the number of sends that may be in flight. A further send is refused with `WouldBlock`. Range: 1 to 16,384, or the
+    /// device's limit if that is lower. Default: 64.
     #[must_use]
     pub const fn send_depth(mut self, datagrams: u32) -> Self {
         self.send_depth = datagrams;

@@ -1,4 +1,4 @@
-//! Peers, and their resolution by address.
+//! The peers of datagram endpoints: adding, removing, and finding them by address.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use crate::driver::{Driver, TimerPurpose};
 use crate::error::{ConnectError, DisconnectReason, Error, RejectReason};
 use crate::providers::{Handle, device_index, role};
 
-/// Returns the datagram operations of a device's provider.
+/// Returns the datagram operations of the provider that has the device `device`.
 pub(super) fn datagrams(driver: &mut Driver, device: usize) -> rdma_transport::Result<&mut dyn Datagrams> {
     role(driver.providers_mut().of_device(device), Provider::datagrams, DATAGRAMS)
 }
@@ -29,7 +29,7 @@ fn destroy_address(driver: &mut Driver, device: usize, address: AddressId) {
 }
 
 impl Endpoints {
-    /// Adds a peer. The endpoint owns its address handle from now on.
+    /// Adds a peer to an endpoint, and creates the address handle of the peer. Returns the id of the peer.
     pub(super) fn add_peer(&mut self, driver: &mut Driver, key: Key, peer: &DatagramPeer) -> Result<PeerId, Error> {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let index = endpoint.resources.device;
@@ -43,14 +43,15 @@ impl Endpoints {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
         let (device, cm) = (endpoint.resources.device, endpoint.resources.cm.id);
         let route = datagrams(driver, device)?.route_back(cm, &origin.completion, &origin.header)?;
-        // Nothing in a datagram says which key its sender demands: the peers of one provider agree on one.
+        // An answer needs the queue key of the sender, which is not in the datagram. But all endpoints of one provider
+        // use the same key.
         let embedded = driver.providers_mut().of_device(device).name() == iwarp::NAME;
         let queue_key = if embedded { driver.config().iwarp.roce.queue_key } else { QUEUE_KEY };
         let peer = DatagramPeer { route, qp_number: origin.qp_number(), queue_key };
         self.add_peer(driver, key, &peer)
     }
 
-    /// Removes a peer. Datagrams that were accepted for it are still sent.
+    /// Removes a peer. Datagrams to it that were accepted before are still sent.
     pub(crate) fn forget_peer(&mut self, driver: &mut Driver, peer: Key) {
         let Some(peer) = self.peers.remove(peer) else { return };
         let (key, device, address) = (peer.endpoint, peer.device, peer.destination.address);
@@ -71,8 +72,8 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the address handles of forgotten peers that no send uses any more. A device may use an address handle
-    /// until the last send to it has completed.
+    /// Destroys the address handles of forgotten peers, if no send uses them any more: a device may use an address
+    /// handle until the last send with it has completed.
     pub(super) fn drop_unused_addresses(&mut self, driver: &mut Driver, key: Key) {
         let Some(endpoint) = self.all.get_mut(key) else { return };
         while let Some(address) = endpoint.next_unused() {
@@ -80,7 +81,7 @@ impl Endpoints {
         }
     }
 
-    /// Destroys the address handles of an endpoint that has ended.
+    /// Destroys the address handles of an endpoint that has ended: its queue pair, which could use them, is destroyed.
     pub(super) fn drop_addresses(
         driver: &mut Driver,
         device: usize,
@@ -89,7 +90,7 @@ impl Endpoints {
         addresses.into_iter().for_each(|(_, address)| destroy_address(driver, device, address));
     }
 
-    // Resolving.
+    // Lookups, which find a peer by its address.
 
     pub(crate) fn find_peer(&mut self, driver: &mut Driver, key: Key, address: SocketAddr) -> Result<(), Error> {
         let endpoint = self.get_open(key).ok_or(Error::Gone("endpoint"))?;
@@ -108,7 +109,7 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Handles a connection-manager event of a lookup.
+    /// Handles a connection-manager event of a lookup: its next step, its result, or its failure.
     pub(super) fn lookup_event(&mut self, driver: &mut Driver, key: Key, kind: CmEventKind) {
         let Some(&PeerLookup { endpoint, cm, .. }) = self.lookups.get(key) else { return };
         let ended = match kind {
@@ -170,7 +171,8 @@ impl Endpoints {
         }
     }
 
-    /// Answers a peer that resolves an endpoint. Nothing is allocated for the answer.
+    /// Answers a peer that looks up an endpoint: sends the number and key of the queue pair. If the endpoint is closed,
+    /// the request is dropped. Nothing is allocated, so such requests cannot exhaust memory.
     pub(super) fn answer(&mut self, driver: &mut Driver, key: Key, asked: Handle<CmId>) {
         let now = driver.now();
         let Some(endpoint) = self.get_open(key) else { return driver.discard(asked) };

@@ -105,8 +105,8 @@ pub trait StreamHandler<M = ()> {
     /// writing and closed the connection, or the program has closed the stream.
     fn on_close(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId) {}
 
-    /// The stream has ended before the peer finished writing, because of `reason`. Reads return the bytes that have arrived,
-    /// then fail with this reason.
+    /// The stream has not ended in order, for instance because the connection was lost. Reads return the bytes that have
+    /// arrived, then fail with `reason`. If the peer has finished writing, they return the end instead.
     fn on_error(&mut self, cx: &mut StreamContext<'_>, id: ConnectionId, reason: DisconnectReason) {}
 
     /// An attempt of [`Context::connect`] has failed.
