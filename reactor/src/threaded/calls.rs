@@ -1,4 +1,4 @@
-//! Calls and requests, for tasks of any thread.
+//! Remote calls of [`crate::call`], for tasks of any thread: [`Caller`] makes calls, and [`Requests`] receives those of the peer.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use super::link::{ConnectionHandle, QueuedCall, ReceivedRequest, SharedState, Th
 use crate::call::{CallError, CallId, RequestId};
 use crate::{Clock, SystemClock};
 
-/// Returns the time of the reactor's clock.
+/// Returns the current time of the clock that the reactor uses.
 fn now() -> Instant {
     SystemClock.now()
 }
@@ -26,8 +26,8 @@ fn ended(state: &SharedState) -> CallError {
     }
 }
 
-/// The calls that the local side makes on a connection. Clones share the connection, and tasks of any thread may use them concurrently. The
-/// connection is closed when the last clone and its [`Requests`] are dropped.
+/// A handle with which tasks make calls on a connection. Clones share the connection, and tasks of any thread may use them at the same
+/// time. The connection is closed when the last clone and the [`Requests`] of the connection are dropped.
 ///
 /// ```
 /// use std::time::Duration;
@@ -80,8 +80,9 @@ impl Caller {
         Self { handle }
     }
 
-    /// Makes a call, and waits for its end, at most `within`. If the connection has no room, the request waits; if the time is over before
-    /// there is room, the request is not sent. If the future is dropped, the call is cancelled.
+    /// Makes a call, and waits for the answer, at most `within`. Returns the payload of the answer. If 64 messages or calls of the
+    /// connection are queued, the request waits, and is not sent if the deadline passes before. If the future is dropped, the call is
+    /// cancelled.
     ///
     /// Example: [`Caller`].
     ///
@@ -89,11 +90,12 @@ impl Caller {
     /// [`CallError`].
     pub async fn call(&self, payload: impl Into<Bytes>, within: Duration) -> Result<Bytes, CallError> {
         let begun = now();
-        // If the deadline overflows `Instant`, use a later one than any call can have.
+        // If the deadline does not fit in an `Instant`, this one is used. It is later than the longest time of a call, 71 minutes.
         let until = begun.checked_add(within).unwrap_or(begun + Duration::from_secs(1 << 13));
         let ConnectionHandle { link, id, state } = &*self.handle;
         let permit = Arc::clone(&state.room).acquire_owned().await.map_err(|_| ended(state))?;
-        // The reactor's thread compares deadlines with the time at which its turn began, which may be earlier than now.
+        // The wait for the permit may have passed the deadline. The reactor's thread might not notice that, because it compares deadlines
+        // with the time at which its turn began.
         if until <= now() {
             return Err(CallError::Deadline);
         }
@@ -113,7 +115,7 @@ impl Caller {
 /// A guard that cancels a call when it is dropped before the call has ended.
 struct CancelOnDrop<'a> {
     link: &'a ThreadLink,
-    /// The id, which the reactor's thread sets when it makes the call. `None` if the call has ended.
+    /// The cell in which the reactor's thread stores the id when it makes the call. `None` once the call has ended.
     call_id: Option<Arc<OnceLock<CallId>>>,
 }
 
@@ -125,7 +127,7 @@ impl Drop for CancelOnDrop<'_> {
     }
 }
 
-/// The requests of the peer of a connection. Dropping this dismisses them.
+/// The requests that the peer of a connection makes. Dropping it dismisses the requests that no task has received.
 pub struct Requests {
     handle: Arc<ConnectionHandle>,
     receiver: mpsc::UnboundedReceiver<ReceivedRequest>,
@@ -142,8 +144,8 @@ impl Requests {
         Self { handle, receiver }
     }
 
-    /// Waits for the next request whose time is not over. Requests are returned in the order of arrival. [`crate::call::CallLimits`] bounds
-    /// the requests that wait here.
+    /// Waits for the next request of the peer, and returns it. Requests are returned in the order of their arrival, without those whose
+    /// deadlines have passed. [`crate::call::CallLimits`] limits the number of requests that have arrived and that no task has received.
     ///
     /// Example: [`Caller`].
     ///
@@ -170,8 +172,8 @@ impl Drop for Requests {
     }
 }
 
-/// A request of a peer. It dereferences to its payload, and may be kept and answered on any thread. If it is dropped, its caller gets
-/// [`CallError::Unanswered`].
+/// A request of a peer. It dereferences to its payload. A task of any thread may keep it and answer it. If it is dropped without an answer,
+/// its caller gets [`CallError::Unanswered`].
 pub struct ThreadedRequest {
     link: Arc<ThreadLink>,
     /// The id; `None` once the request was answered.
@@ -204,7 +206,7 @@ impl ThreadedRequest {
         }
     }
 
-    /// Returns the time for which the caller still waits; `None` if the time is over.
+    /// Returns the time for which the caller still waits for the answer; `None` if its deadline has passed.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.until.checked_duration_since(now()).filter(|left| !left.is_zero())

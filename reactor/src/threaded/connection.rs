@@ -1,4 +1,4 @@
-//! A connection, for tasks of any thread.
+//! A connection that tasks of any thread may use.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +12,8 @@ use super::error::{ConnectionEnd, DeliverError};
 use super::link::{ConnectionHandle, ConnectionParts, QueuedMessage, ThreadCommand};
 use crate::{ConnectionId, DetachedMessage, Outcome};
 
-/// A connection of a [`super::ThreadedReactor`]. [`ThreadedConnection::split`] makes two halves of it, for two tasks.
+/// A connection of a [`super::ThreadedReactor`]. To send in one task and receive in another, split it into two halves with
+/// [`ThreadedConnection::split`].
 #[derive(Debug)]
 pub struct ThreadedConnection {
     sender: Sender,
@@ -30,13 +31,14 @@ impl ThreadedConnection {
         (self.sender, self.receiver)
     }
 
-    /// Returns the half that sends, which can be cloned.
+    /// Returns the half that sends. The program may clone it.
     #[must_use]
     pub const fn sender(&self) -> &Sender {
         &self.sender
     }
 
-    /// Uses this connection for calls, in both directions, until it ends. The peer must do the same.
+    /// Turns this connection into one that carries only calls, in both directions, until it ends. The peer must use it for calls, too.
+    /// Returns the handle that makes calls, and the requests of the peer.
     ///
     /// Example: [`Caller`].
     #[must_use]
@@ -47,13 +49,14 @@ impl ThreadedConnection {
         (Caller::new(Arc::clone(&handle)), Requests::new(handle, requests))
     }
 
-    /// Returns the id of the connection, for [`super::ThreadedReactor::with`].
+    /// Returns the id of the connection. The operations of [`crate::Context`], to which [`super::ThreadedReactor::with`] gives access,
+    /// need it.
     #[must_use]
     pub fn id(&self) -> ConnectionId {
         self.sender.id()
     }
 
-    /// Returns the address of the peer; `None` if the reactor did not know it when the connection opened.
+    /// Returns the address of the peer. Returns `None` if the reactor did not know it when the connection was established.
     #[must_use]
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.sender.handle.state.peer.get().and_then(|&(_, address)| address)
@@ -76,7 +79,7 @@ impl ThreadedConnection {
     }
 }
 
-/// The half of a connection that sends. Clones share the connection. The messages of one task keep their order.
+/// The half of a connection that sends. Clones share the connection. The messages that one task sends arrive in that order.
 #[derive(Clone)]
 pub struct Sender {
     handle: Arc<ConnectionHandle>,
@@ -89,15 +92,16 @@ impl fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// Returns the id of the connection, for [`super::ThreadedReactor::with`].
+    /// Returns the id of the connection. The operations of [`crate::Context`], to which [`super::ThreadedReactor::with`] gives access,
+    /// need it.
     #[must_use]
     pub fn id(&self) -> ConnectionId {
         self.handle.id
     }
 
-    /// Queues a message. Waits while 64 messages of this connection are queued; waiting tasks are served in order. If the future is
-    /// dropped before it is done, the message is not sent. A queued message is lost if the connection fails first: [`Sender::deliver`]
-    /// reports that.
+    /// Queues a message for sending. Waits while 64 messages of this connection are queued. If several tasks wait, the first one is served
+    /// first. If the future is dropped before it is done, the message is not sent. If the connection fails before a queued message is
+    /// sent, the message is lost without an error here: use [`Sender::deliver`] to be notified of that.
     ///
     /// Example: the [module](super).
     ///
@@ -107,7 +111,7 @@ impl Sender {
         self.queue(payload.into(), None).await
     }
 
-    /// Queues a message as [`Sender::send`] does, and waits until it is sent. [`Outcome::Sent`] defines what "sent" promises.
+    /// Queues a message as [`Sender::send`] does, and waits until it is sent. The meaning of "sent" is that of [`Outcome::Sent`].
     ///
     /// ```
     /// use rdma_reactor::threaded::{DeliverError, Sender};
@@ -125,7 +129,7 @@ impl Sender {
         match outcome.await {
             Ok(outcome) if outcome.is_sent() => Ok(()),
             Ok(outcome) => Err(DeliverError::Unknown(outcome)),
-            // The message was still queued when the connection or the reactor's thread ended.
+            // The connection or the reactor's thread has ended while the message was still queued.
             Err(_) => Err(self.handle.state.ended().into()),
         }
     }
@@ -154,8 +158,9 @@ impl fmt::Debug for Receiver {
 }
 
 impl Receiver {
-    /// Waits for the next message. Messages that arrived before the end of the connection are returned before the error. The peer gets its
-    /// credit back when the message is dropped. Dropping the future loses no message.
+    /// Waits for the next message, and returns it. Once the connection has ended, the messages that arrived before the end are returned
+    /// first, then the error. A message occupies a receive buffer: when it is dropped, the peer gets a credit to send another one.
+    /// Dropping the future loses no message.
     ///
     /// Example: the [module](super).
     ///
@@ -165,7 +170,7 @@ impl Receiver {
         self.inbox.recv().await.ok_or_else(|| self.handle.state.ended())
     }
 
-    /// Returns the next message that has arrived; `None` if there is none. Does not wait.
+    /// Returns the next message if one has arrived; otherwise `None`. Does not wait, and does not report the end of the connection.
     pub fn try_recv(&mut self) -> Option<DetachedMessage> {
         self.inbox.try_recv().ok()
     }

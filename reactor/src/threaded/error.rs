@@ -1,8 +1,8 @@
-//! The errors of a reactor on a separate thread.
+//! The errors of a [`super::ThreadedReactor`] and of its connections.
 
 use crate::{DisconnectReason, Outcome};
 
-/// The reason why a connection did not carry a message.
+/// The reason why a message was not queued or received.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionEnd {
@@ -12,24 +12,25 @@ pub enum ConnectionEnd {
     /// The reactor's thread has ended.
     #[error("the reactor's thread has ended")]
     Reactor,
-    /// The message is longer than the peer accepts. The connection stays open.
+    /// The message is longer than the longest message that the peer accepts. The connection stays open.
     #[error("a message of {len} bytes is longer than the peer accepts: at most {max}")]
     TooLong {
-        /// The length of the message, bytes.
+        /// The length of the message, in bytes.
         len: usize,
-        /// The limit of the peer, bytes.
+        /// The length of the longest message that the peer accepts, in bytes.
         max: u64,
     },
 }
 
-/// The reason why a message was not delivered.
+/// The reason why [`super::Sender::deliver`] cannot confirm that a message was sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeliverError {
     /// The message was not sent.
     #[error(transparent)]
     NotSent(#[from] ConnectionEnd),
-    /// The connection ended first. The peer may or may not have received the message: [`Outcome::Failed`].
+    /// The connection ended before the send completed ([`Outcome::Failed`]). The peer may or may not have received the
+    /// message.
     #[error("the connection ended before the message was sent: {0:?}")]
     Unknown(Outcome),
 }
@@ -38,15 +39,16 @@ pub enum DeliverError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ThreadError {
-    /// The reactor failed, with the text of [`crate::Error`].
+    /// The reactor failed. The text is that of the [`crate::Error`].
     #[error("the reactor failed: {0}")]
     Failed(String),
-    /// The thread panicked, with the text of the panic.
+    /// The thread panicked. The text is the message of the panic.
     #[error("the reactor's thread panicked: {0}")]
     Panicked(String),
 }
 
-/// The error of [`super::ThreadedReactor::block_on`] on the reactor's own thread, where it would deadlock.
+/// The error of [`super::ThreadedReactor::block_on`] if it is called on the reactor's own thread. There it would wait
+/// for itself forever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("block_on was called on the reactor's own thread: use the Context there, or call it on another thread")]
 pub struct OwnThread;

@@ -1,4 +1,5 @@
-//! The handler on the reactor's thread: carries out commands, and passes messages, requests and ends on to tasks.
+//! The [`Handler`] that runs on the reactor's thread. It carries out the commands of tasks, and passes messages,
+//! requests and the ends of connections to tasks through channels.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -22,34 +23,35 @@ use crate::{
 /// The channel to the task that waits for the end of a call.
 type AnswerSender = oneshot::Sender<Result<Bytes, CallError>>;
 
-/// The entry of a connection that has not ended.
+/// The state of a connection that has not ended, as the reactor's thread needs it.
 struct ConnectionEntry {
     id: ConnectionId,
     state: Arc<SharedState>,
     inbox: mpsc::UnboundedSender<DetachedMessage>,
-    /// The channel for requests, if the connection is used for calls.
+    /// The channel to the program's `Requests`; `None` if the connection is not used for calls.
     requests: Option<mpsc::UnboundedSender<ReceivedRequest>>,
-    /// The channel to the task that waits until the connection is up.
+    /// The channel to the task that waits until the connection is established; `None` once it is.
     opening: Option<oneshot::Sender<Result<(), ConnectError>>>,
-    /// Messages that wait for room, in order.
+    /// The messages that wait for room on the connection, in the order in which they are sent.
     waiting: VecDeque<QueuedMessage>,
-    /// Channels to the tasks that wait for the completion of a send, in the order of the sends.
+    /// The channels to the tasks that wait for the completions of their sends, in the order of the sends.
     reports: VecDeque<(SendId, oneshot::Sender<Outcome>)>,
-    /// True if the connection is closed once `waiting` is empty.
+    /// True if the connection is to be closed once `waiting` is empty.
     closing: bool,
 }
 
-/// The handler, see the [module](self).
+/// The handler of a [`super::ThreadedReactor`], see the [module](self).
 pub(super) struct ThreadHandler {
     link: Weak<ThreadLink>,
-    /// The connections that have not ended, by slot.
+    /// The connections that have not ended. The index is the slot of the [`ConnectionId`].
     entries: Vec<Option<ConnectionEntry>>,
     listeners: BTreeMap<ListenerId, mpsc::UnboundedSender<ConnectionParts>>,
     calls: Calls<AnswerSender>,
 }
 
 impl ConnectionEntry {
-    /// Sends waiting messages while there is room.
+    /// Sends waiting messages until none waits or the connection has no room. If none waits and a close was requested,
+    /// closes the connection.
     fn send_queued(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         while let Some(first) = self.waiting.pop_front() {
             if let Err(first) = self.send(cx, first) {
@@ -62,13 +64,13 @@ impl ConnectionEntry {
         }
     }
 
-    /// Closes the connection once its waiting messages are sent and its calls and requests have ended.
+    /// Requests to close the connection, once its waiting messages are sent and its calls and requests have ended.
     fn close(&mut self, cx: &mut Context<'_>, calls: &mut Calls<AnswerSender>) {
         self.closing = true;
         self.send_queued(cx, calls);
     }
 
-    /// Sends a message, or returns it if there is no room.
+    /// Sends a message. Returns the message as an error if the connection has no room for it now.
     fn send(&mut self, cx: &mut Context<'_>, message: QueuedMessage) -> Result<(), QueuedMessage> {
         let sent = match message.report {
             None => cx.send(self.id, &message.payload),
@@ -77,9 +79,11 @@ impl ConnectionEntry {
         match sent {
             Ok(send) => self.reports.extend(message.report.map(|report| (send, report))),
             Err(SendErrorKind::WouldBlock(_)) => return Err(message),
-            // The connection is ending. Dropping `message.report` wakes the task that waits for it.
+            // The connection is ending, so the message is dropped. Dropping `message.report` wakes the task that waits
+            // for it.
             Err(SendErrorKind::Closed) => {}
-            // `Sender::send` has accepted the message: if it cannot be sent, the connection must end.
+            // The program believes that the message will be sent, because `Sender::send` has succeeded. If it cannot be
+            // sent, the connection must end, so that the peer does not receive later messages without it.
             Err(error) => {
                 log::warn!("{}: {error}", self.id);
                 cx.abort(self.id);
@@ -152,7 +156,7 @@ impl ThreadHandler {
         Ok((handle, address, backlog))
     }
 
-    /// Uses a connection for calls. Handles the messages that have arrived before.
+    /// Uses a connection for calls from now on. Handles the messages that have arrived before as frames of calls.
     fn enable_calls(
         &mut self,
         cx: &mut Context<'_>,
@@ -167,7 +171,8 @@ impl ThreadHandler {
         }
     }
 
-    /// Handles a message of a connection that is used for calls.
+    /// Handles a message that arrived on a connection that is used for calls: a request, an answer or another frame of
+    /// [`crate::call`].
     fn on_frame(
         &mut self,
         cx: &mut Context<'_>,
@@ -176,21 +181,23 @@ impl ThreadHandler {
         requests: &mpsc::UnboundedSender<ReceivedRequest>,
     ) {
         match self.calls.on_recv(cx, conn, message) {
-            // Payloads are copied, so that requests and answers that wait for their tasks hold no receives.
+            // The payloads of requests and answers are copied. So while they wait for their tasks, they occupy no
+            // receive buffers.
             Some(CallEvent::Request { id, payload }) => {
                 let until = cx.now() + self.calls.time_left(cx, id).unwrap_or_default();
                 if requests.send((id, Bytes::copy_from_slice(&payload), until)).is_err() {
                     self.calls.dismiss(cx, id);
                 }
             }
-            // A failed send means that the task does not wait any more.
+            // `tag` is the channel to the task that made the call. If the send fails, the task does not wait any more.
             Some(CallEvent::Answer { tag, payload, .. }) => _ = tag.send(Ok(Bytes::copy_from_slice(&payload))),
             Some(CallEvent::Failed(failed)) => _ = failed.tag.send(Err(failed.error)),
             _ => {}
         }
     }
 
-    /// Makes a call for the remaining time. A call whose time is over ends in the next turn.
+    /// Makes a call for the time that remains until its deadline. If the deadline has passed, the call ends in the next
+    /// turn.
     fn call(&mut self, cx: &mut Context<'_>, conn: ConnectionId, call: QueuedCall) {
         let QueuedCall { payload, until, answer, call_id, _permit } = call;
         let within = until.saturating_duration_since(cx.now());
@@ -200,7 +207,7 @@ impl ThreadHandler {
         }
     }
 
-    /// Notifies the tasks whose calls have ended without an answer.
+    /// Sends the errors of the calls that have ended without an answer to their tasks.
     fn report_failed_calls(&mut self) {
         while let Some(failed) = self.calls.next_failed() {
             let _ = failed.tag.send(Err(failed.error));
@@ -216,10 +223,10 @@ impl ThreadHandler {
 impl Handler<ThreadCommand> for ThreadHandler {
     fn on_wake(&mut self, cx: &mut Context<'_>, command: ThreadCommand) {
         match command {
-            // If the task does not wait any more, dropping the result closes the connection or the listener.
+            // If the task does not wait any more, the result is dropped, which closes the connection or the listener.
             ThreadCommand::Connect(connect, answer) => _ = answer.send(self.connect(cx, connect)),
             ThreadCommand::Listen(address, options, answer) => _ = answer.send(self.listen(cx, address, options)),
-            // The program has dropped its handle. The connection is closed after its waiting messages.
+            // The program has dropped its handle. The waiting messages are sent, then the connection is closed.
             ThreadCommand::Close(conn) => {
                 if let Some((entry, calls)) = self.entry_and_calls(conn) {
                     entry.close(cx, calls);
@@ -234,11 +241,13 @@ impl Handler<ThreadCommand> for ThreadHandler {
             ThreadCommand::EnableCalls(conn, arrived, requests) => self.enable_calls(cx, conn, arrived, requests),
             ThreadCommand::Call(conn, call) => self.call(cx, conn, call),
             ThreadCommand::CancelCall(call_id) => _ = call_id.get().and_then(|&call| self.calls.cancel(cx, call)),
-            // If the caller does not wait any more, the answer is dropped.
+            // An error is ignored: it means that the caller does not wait any more, or that the connection did not
+            // accept the answer.
             ThreadCommand::Answer(request, payload) => _ = self.calls.answer(cx, request, &payload),
             ThreadCommand::Dismiss(request) => self.calls.dismiss(cx, request),
             ThreadCommand::Send(conn, message) => {
-                // A message for a connection that has ended is dropped, which wakes the task that waits for its report.
+                // If the connection has ended, the message is dropped, which wakes the task that waits for its
+                // completion.
                 if let Some((entry, calls)) = self.entry_and_calls(conn) {
                     entry.waiting.push_back(message);
                     if entry.waiting.len() == 1 {
@@ -262,7 +271,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
         let Some((accepted, link)) = accepted.zip(self.link.upgrade()) else { return cx.close(conn) };
         let parts = self.add(link, conn, None);
         let _ = parts.handle.state.peer.set(peer);
-        // If the listener was dropped meanwhile, dropping `parts` closes the connection.
+        // If the program has dropped the listener meanwhile, `parts` is dropped, which closes the connection.
         let _ = accepted.send(parts);
     }
 
@@ -270,7 +279,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
         let Some(entry) = self.entry(conn) else { return };
         match entry.requests.clone() {
             Some(requests) => self.on_frame(cx, conn, message, &requests),
-            // If the receiver was dropped, so is the message.
+            // If the program has dropped the `Receiver`, the message is dropped.
             None => _ = entry.inbox.send(message.detach()),
         }
     }
@@ -312,7 +321,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
     }
 
     fn on_drain(&mut self, cx: &mut Context<'_>, _: Duration) {
-        // Tasks in `accept` get `None`.
+        // Dropping the channels of the listeners ends `accept`, which returns `None`.
         self.listeners.clear();
         let Self { entries, calls, .. } = self;
         entries.iter_mut().flatten().for_each(|entry| entry.close(cx, calls));
@@ -321,7 +330,7 @@ impl Handler<ThreadCommand> for ThreadHandler {
 
 impl Drop for ThreadHandler {
     fn drop(&mut self) {
-        // Wakes the tasks that wait for room: the reactor's thread ends.
+        // The reactor's thread ends, so no room becomes available: wakes the tasks that wait for it.
         self.entries.iter().flatten().for_each(|entry| entry.state.room.close());
     }
 }

@@ -1,4 +1,4 @@
-//! The link to the reactor's thread, and the commands that tasks post to it.
+//! The link from the program's handles to the reactor's thread, and the commands that tasks post to that thread.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use crate::{
     ReactorHandle,
 };
 
-/// The deadline of the drain when the last handle of the reactor is dropped.
+/// The time that connections have to end when the last handle of the reactor is dropped and the reactor is drained.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// A command of a task, which the reactor's thread carries out.
@@ -25,7 +25,8 @@ pub(super) enum ThreadCommand {
     Close(ConnectionId),
     Listen(SocketAddr, ListenOptions, oneshot::Sender<Result<NewListener, Error>>),
     StopListening(ListenerId),
-    /// Uses a connection for calls: the messages that have arrived, and all later ones, are frames.
+    /// Uses a connection for calls. The messages that have arrived, in the first channel, and all later ones are frames of calls. The
+    /// second channel is for the requests of the peer.
     EnableCalls(ConnectionId, mpsc::UnboundedReceiver<DetachedMessage>, mpsc::UnboundedSender<ReceivedRequest>),
     Call(ConnectionId, QueuedCall),
     CancelCall(Arc<OnceLock<CallId>>),
@@ -38,39 +39,39 @@ pub(super) enum ThreadCommand {
 /// A closure that opens a connection.
 pub(super) type Connect = Box<dyn FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error> + Send>;
 
-/// A closure of the program.
+/// A closure of the program, which runs on the reactor's thread.
 pub(super) type Act = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 
-/// A connection that is being opened, and the notification that it is up.
+/// A connection that is being opened, and the channel on which the reactor's thread reports that it is established or has failed.
 pub(super) type NewConnection = (ConnectionParts, oneshot::Receiver<Result<(), ConnectError>>);
 
-/// A listener with its address, and the connections that it accepts.
+/// A listener, its address, and the channel of the connections that it has accepted.
 pub(super) type NewListener = (ListenerHandle, SocketAddr, mpsc::UnboundedReceiver<ConnectionParts>);
 
-/// A message of a task, on its way to the device.
+/// A message that a task sends, until the connection has accepted it.
 pub(super) struct QueuedMessage {
     pub(super) payload: Bytes,
-    /// The task to notify when the send completes, if it waits for that.
+    /// The channel to the task that waits for the completion of the send; `None` if no task waits for it.
     pub(super) report: Option<oneshot::Sender<Outcome>>,
-    /// Released when the connection has accepted the message.
+    /// A permit of [`SharedState::room`]. Dropped, with the message, when the connection has accepted the message.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A call of a task, on its way to the reactor's thread.
+/// A call that a task makes, until the reactor's thread makes it on the connection.
 pub(super) struct QueuedCall {
     pub(super) payload: Bytes,
     pub(super) until: Instant,
     pub(super) answer: oneshot::Sender<Result<Bytes, CallError>>,
-    /// The id, which the reactor's thread sets when it makes the call.
+    /// The cell in which the reactor's thread stores the id when it makes the call.
     pub(super) call_id: Arc<OnceLock<CallId>>,
-    /// Released when the call is made.
+    /// A permit of [`SharedState::room`]. Dropped when the call is made.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
-/// A request of a peer, on its way to a task: its id, payload and deadline.
+/// A request of a peer that waits for a task: its id, payload and deadline.
 pub(super) type ReceivedRequest = (RequestId, Bytes, Instant);
 
-/// The parts of a connection, on their way to a task.
+/// The parts of a new connection, which the reactor's thread sends to a task.
 pub(super) struct ConnectionParts {
     pub(super) handle: Arc<ConnectionHandle>,
     pub(super) inbox: mpsc::UnboundedReceiver<DetachedMessage>,
@@ -79,11 +80,13 @@ pub(super) struct ConnectionParts {
 /// The state of a connection that tasks and the reactor's thread share.
 #[derive(Debug)]
 pub(super) struct SharedState {
-    /// Permits for messages and calls that are queued. Closed at the end of the connection.
+    /// The permits for queued messages and calls: each needs one, so the permits limit their number. Closed at the end of the
+    /// connection.
     pub(super) room: Arc<Semaphore>,
-    /// The reason for the end of the connection, once it has ended.
+    /// The reason for the end of the connection. Empty before the end.
     pub(super) end: OnceLock<DisconnectReason>,
-    /// The length of the longest message that the peer accepts, bytes, and the peer's address. Set once the connection is up.
+    /// The length in bytes of the longest message that the peer accepts, and the address of the peer. Empty before the connection is
+    /// established.
     pub(super) peer: OnceLock<(u64, Option<SocketAddr>)>,
 }
 
@@ -93,13 +96,13 @@ impl SharedState {
         Arc::new(Self { room, end: OnceLock::new(), peer: OnceLock::new() })
     }
 
-    /// Returns the reason for the end of the connection; without one, the reactor's thread has ended.
+    /// Returns the reason for the end of the connection. If the connection has no reason, the reactor's thread has ended before it.
     pub(super) fn ended(&self) -> ConnectionEnd {
         self.end.get().map_or(ConnectionEnd::Reactor, |reason| ConnectionEnd::Disconnected(reason.clone()))
     }
 }
 
-/// The program's handle of a connection. Dropping the last one closes the connection.
+/// The part that all handles of a connection share. When the last handle drops it, the connection is closed.
 pub(super) struct ConnectionHandle {
     pub(super) link: Arc<ThreadLink>,
     pub(super) id: ConnectionId,
@@ -112,7 +115,7 @@ impl Drop for ConnectionHandle {
     }
 }
 
-/// The program's handle of a listener. Dropping it closes the listener.
+/// The id of a listener, as its handle holds it. Dropping it closes the listener.
 pub(super) struct ListenerHandle {
     pub(super) link: Arc<ThreadLink>,
     pub(super) id: ListenerId,
@@ -124,23 +127,25 @@ impl Drop for ListenerHandle {
     }
 }
 
-/// The link to the reactor's thread. Dropping the last reference drains the reactor, and the thread ends.
+/// The link to the reactor's thread, which all handles of the program share. When the last handle drops it, the reactor is drained, and
+/// the thread ends.
 pub(super) struct ThreadLink {
     pub(super) handle: ReactorHandle<ThreadCommand>,
     pub(super) thread: ThreadId,
-    /// The result of the thread, once it has ended.
+    /// The result of the thread; `None` before it has ended.
     pub(super) end: watch::Receiver<Option<Result<(), ThreadError>>>,
-    /// Largest number of queued messages and calls of a connection.
+    /// The largest number of queued messages and calls of a connection.
     pub(super) depth: usize,
 }
 
 impl ThreadLink {
-    /// Drains the reactor, after the commands that were posted before.
+    /// Drains the reactor. The reactor's thread first carries out the commands that were posted before.
     pub(super) fn drain(&self, deadline: Duration) {
         self.post(ThreadCommand::Run(Box::new(move |cx| cx.drain(deadline))));
     }
 
-    /// Posts a command to the reactor's thread. If the thread has ended, the command is dropped, which wakes the task that waits for it.
+    /// Posts a command to the reactor's thread. If the thread has ended, the command is dropped with its channel, which wakes the task
+    /// that waits for the result.
     pub(super) fn post(&self, command: ThreadCommand) {
         let _ = self.handle.post(command);
     }

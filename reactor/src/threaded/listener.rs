@@ -1,4 +1,4 @@
-//! A listener, for tasks of any thread.
+//! A listener that a task of any thread may use.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use super::connection::ThreadedConnection;
 use super::link::{ConnectionParts, ListenerHandle};
 
-/// A listener of a [`super::ThreadedReactor`]. When it is dropped, the reactor stops listening, and closes the connections that were not
-/// accepted.
+/// A listener of a [`super::ThreadedReactor`]. When the listener is dropped, the reactor stops listening, and closes the established
+/// connections that no task has accepted.
 pub struct ThreadedListener {
     handle: ListenerHandle,
     address: SocketAddr,
@@ -31,14 +31,14 @@ impl ThreadedListener {
         Self { handle, address, backlog }
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the address that the listener is bound to.
     #[must_use]
     pub const fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the next connection of a peer. Returns `None` if the reactor is being drained or its thread has ended. Dropping the future
-    /// loses no connection.
+    /// Waits for the next established connection, and returns it. Returns `None` if no further connection arrives, because the reactor is
+    /// being drained or its thread has ended. Dropping the future loses no connection.
     ///
     /// Example: the [module](super).
     pub async fn accept(&mut self) -> Option<ThreadedConnection> {

@@ -1,9 +1,9 @@
-//! A reactor on a separate thread, for programs whose tasks run on any thread, such as those of tokio's multi-threaded runtime. Needs
+//! A reactor on a separate thread, for programs whose tasks run on several threads, for instance in tokio's multi-threaded runtime. Needs
 //! the feature `tokio`.
 //!
 //! A [`ThreadedReactor`] starts the thread. Its connections are `Send`, and their futures run on any executor. Tasks post commands to a
-//! lock-free queue, and wake the reactor's thread once for all commands that are queued until it reads them. In [`crate::aio`] the reactor
-//! and its tasks share one thread, and need no queue.
+//! lock-free queue. One wake-up of the reactor's thread is enough for all commands that tasks post until the thread reads them. In
+//! contrast, the reactor of [`crate::aio`] shares one thread with its tasks, and needs no queue.
 //!
 //! ```
 //! use rdma_reactor::threaded::ThreadedReactor;
@@ -32,8 +32,9 @@
 //!
 //! # Back-pressure
 //!
-//! [`Sender::send`] waits while 64 messages of its connection are queued, because the peer's window is closed or the reactor's thread is
-//! busy. Messages that the program has not received hold receives of their connection, so the peer waits in turn.
+//! [`Sender::send`] waits while 64 messages of its connection are queued, because the peer has granted no credits or the reactor's thread
+//! is busy. Messages that the program has not received occupy receive buffers of their connection. When all are occupied, the peer gets no
+//! credits, and waits.
 //!
 //! # Cancellation
 //!
@@ -49,9 +50,9 @@
 //!
 //! # The end
 //!
-//! A connection is closed when its sender, with all clones, and its receiver are dropped. Queued messages are sent first. The thread ends
-//! when all of its connections, listeners and [`ThreadedReactor`]s are dropped, and after [`ThreadedReactor::drain`].
-//! [`ThreadedReactor::ended`] waits for that. If the thread panics, every future that waits for it ends with an error.
+//! A connection is closed when its [`Receiver`] and all clones of its [`Sender`] are dropped. Queued messages are sent first. The reactor's
+//! thread ends when the last [`ThreadedReactor`], connection and listener is dropped, or after [`ThreadedReactor::drain`].
+//! [`ThreadedReactor::ended`] waits for the end of the thread. If the thread panics, every future that waits for it ends with an error.
 //!
 //! # Without an executor
 //!
@@ -85,13 +86,14 @@ pub use self::listener::ThreadedListener;
 use crate::call::CallLimits;
 use crate::{Config, ConnectError, ConnectOptions, ConnectionId, Context, Error, ListenOptions, Reactor};
 
-/// Largest number of queued messages of a connection.
+/// The largest number of messages and calls of a connection that may be queued.
 const MAX_QUEUED: u32 = 64;
 
-/// Length of the command queue of the reactor's thread. The messages of all connections fit, and leave room for other commands.
+/// The length of the command queue of the reactor's thread. `ThreadedReactor::start` limits the queued messages of all connections together
+/// to 15/16 of it, so other commands always find room.
 const COMMAND_QUEUE: u32 = 1 << 24;
 
-/// A reactor on a separate thread; see the [module](self). Clones share the reactor.
+/// A handle of a reactor on a separate thread; see the [module](self). Clones share the reactor.
 #[derive(Clone)]
 pub struct ThreadedReactor {
     link: Arc<ThreadLink>,
@@ -104,8 +106,9 @@ impl fmt::Debug for ThreadedReactor {
 }
 
 impl ThreadedReactor {
-    /// Creates a reactor and starts its thread. Sets [`Config::quiet_sends`], and [`Config::handle_queue`] to its maximum: the number of
-    /// queued messages is bounded by 64 per connection instead, or fewer if [`Config::max_connections`] is above 240,000.
+    /// Creates a reactor and starts its thread. Sets [`Config::quiet_sends`] to true, and [`Config::handle_queue`] to its maximum. Each
+    /// connection may have at most 64 queued messages, or fewer if [`Config::max_connections`] is above 240,000: so the queue has room for
+    /// all of them.
     ///
     /// # Errors
     /// Those of [`Reactor::new`], and [`Error::Thread`].
@@ -128,13 +131,13 @@ impl ThreadedReactor {
             if let Err(error) = &end {
                 log::error!("{error}");
             }
-            // Dropping the reactor drops the commands in its queue, which wakes the tasks that wait for their results.
+            // Dropping the reactor also drops the commands that are still queued, which wakes the tasks that wait for their results.
             drop(reactor);
             end_sender.send_replace(Some(end));
         };
         let spawned = thread::Builder::new().name("rdma-reactor".into()).spawn(work).map_err(Error::Thread)?;
         let link = Arc::new(ThreadLink { handle, thread: spawned.thread().id(), end, depth });
-        // Cannot fail: the thread waits for the link.
+        // The send cannot fail, because the thread waits for the link.
         let _ = link_sender.send(Arc::downgrade(&link));
         Ok(Self { link })
     }
@@ -167,7 +170,8 @@ impl ThreadedReactor {
         opening.map(|(handle, address, backlog)| ThreadedListener::new(handle, address, backlog))
     }
 
-    /// Sets the limits of the calls of this reactor ([`ThreadedConnection::calls`]).
+    /// Sets the limits of the calls of this reactor ([`ThreadedConnection::calls`]). `set` runs on the reactor's thread, and changes the
+    /// limits that apply then.
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
@@ -180,7 +184,7 @@ impl ThreadedReactor {
         self.link.post(ThreadCommand::LimitCalls(Box::new(set)));
     }
 
-    /// Opens a connection. Dropping the future cancels the attempt.
+    /// Opens a connection, and waits until it is established. Dropping the future cancels the attempt.
     ///
     /// Example: the [module](self).
     ///
@@ -212,8 +216,8 @@ impl ThreadedReactor {
         self.connect_by(move |cx| cx.connect_with(peer, options)).await
     }
 
-    /// Opens a connection to a host name, as [`Context::connect_host`] does: resolves the name on another thread, and tries the addresses
-    /// sequentially.
+    /// Opens a connection to a host, as [`Context::connect_host`] does: resolves the name on another thread, and tries the addresses of the
+    /// host sequentially.
     ///
     /// ```
     /// use rdma_reactor::threaded::{ThreadedConnection, ThreadedReactor};
@@ -241,13 +245,13 @@ impl ThreadedReactor {
         connect: impl FnOnce(&mut Context<'_>) -> Result<ConnectionId, Error> + Send + 'static,
     ) -> Result<ThreadedConnection, ConnectError> {
         let (parts, up) = self.request(|answer| ThreadCommand::Connect(Box::new(connect), answer)).await?;
-        // Dropping this future drops `parts`, which closes the connection.
+        // If this future is dropped while it waits, `parts` is dropped with it, which cancels the attempt.
         up.await.unwrap_or_else(|_| Err(Error::Gone("reactor").into()))?;
         Ok(ThreadedConnection::new(parts))
     }
 
-    /// Runs a closure on the reactor's thread, and waits for its result. This gives access to the [`Context`] operations that have no async
-    /// version, such as [`Context::stats`]. The closure delays all connections while it runs, so it must not block.
+    /// Runs a closure on the reactor's thread, waits for its result, and returns it. Use it for operations of [`Context`] that have no
+    /// async version, such as [`Context::stats`]. While the closure runs, all connections of the reactor wait, so it must not block.
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
@@ -259,7 +263,7 @@ impl ThreadedReactor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Gone`]: the reactor's thread has ended.
+    /// [`Error::Gone`] if the reactor's thread has ended.
     pub async fn with<R: Send + 'static>(
         &self,
         act: impl FnOnce(&mut Context<'_>) -> R + Send + 'static,
@@ -267,7 +271,7 @@ impl ThreadedReactor {
         self.request(|answer| ThreadCommand::Run(Box::new(move |cx| _ = answer.send(Ok(act(cx)))))).await
     }
 
-    /// Posts a command, and waits for its result.
+    /// Posts a command to the reactor's thread, waits for its result, and returns it.
     async fn request<R>(
         &self,
         command: impl FnOnce(oneshot::Sender<Result<R, Error>>) -> ThreadCommand,
@@ -277,8 +281,8 @@ impl ThreadedReactor {
         answered.await.unwrap_or(Err(Error::Gone("reactor")))
     }
 
-    /// Drains the reactor, as [`Context::drain`] does: the reactor accepts and opens no more connections, and closes the existing ones,
-    /// which have until `deadline` to send their queued messages. The thread ends after that.
+    /// Drains the reactor, as [`Context::drain`] does: the reactor accepts no more connections, and closes the existing ones. They have the
+    /// time `deadline` to send their queued messages. Then the reactor's thread ends.
     pub fn drain(&self, deadline: Duration) {
         self.link.drain(deadline);
     }
@@ -286,15 +290,15 @@ impl ThreadedReactor {
     /// Waits until the reactor's thread has ended.
     ///
     /// # Errors
-    /// The reason, if the thread ended without a drain.
+    /// The reason why the thread has ended, if it was not a drain.
     pub async fn ended(&self) -> Result<(), ThreadError> {
         let mut end = self.link.end.clone();
         let ended = end.wait_for(Option::is_some).await;
-        // The thread sends its result even after a panic.
+        // The result is always available, because the thread sends it even after a panic.
         ended.ok().and_then(|end| end.clone()).unwrap_or(Ok(()))
     }
 
-    /// Blocks the calling thread until a future is done. In a task of an executor, await the future instead.
+    /// Blocks the calling thread until a future is done, and returns its output. In a task of an executor, await the future instead.
     ///
     /// ```
     /// use rdma_reactor::threaded::ThreadedReactor;
