@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::seam::poller::system_entropy;
 
-/// Exponential backoff with jitter. The longest pause doubles with each attempt, up to a limit. Each pause is drawn at
-/// random between half of the longest pause and all of it, so that the clients of a server that restarts do not
-/// reconnect at the same moment.
+/// Exponential backoff with jitter, for attempts to connect again. An upper bound of the pause doubles with each
+/// attempt, up to a limit. Each pause is a random time between half of the bound and the bound. So when a server
+/// restarts, its clients do not reconnect at the same moment.
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,8 +31,8 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Creates a backoff whose first pause is at most `first`, and whose pauses never exceed `most`. The random seed is
-    /// drawn from the system, so two backoffs with equal arguments give different pauses.
+    /// Creates a backoff whose first pause is at most `first`, and whose pauses never exceed `most`. The system
+    /// provides the random seed, so two backoffs with equal arguments give different pauses.
     ///
     /// Example: [`Backoff`].
     #[must_use]
@@ -42,7 +42,8 @@ impl Backoff {
         Self::with_seed(first, most, u64::from_ne_bytes(seed))
     }
 
-    /// As [`Backoff::new`], with a fixed random seed: equal arguments give equal pauses. For tests.
+    /// Creates a backoff as [`Backoff::new`] does, but with a fixed random seed: equal arguments give equal pauses. It
+    /// is for tests.
     ///
     /// ```
     /// use std::time::Duration;
@@ -57,12 +58,12 @@ impl Backoff {
         Self { first, most, attempts: 0, random: seed }
     }
 
-    /// Returns the pause before the next attempt, for [`crate::Context::set_timer`].
+    /// Returns the pause before the next attempt. Pass it to [`crate::Context::set_timer`].
     #[must_use]
     pub fn next_pause(&mut self) -> Duration {
         let longest = self.first.saturating_mul(1 << self.attempts.min(31)).min(self.most);
         self.attempts = self.attempts.saturating_add(1);
-        // SplitMix64: one step and its mixing.
+        // The random number generator SplitMix64.
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.random;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -72,13 +73,14 @@ impl Backoff {
         half + half.mul_f64(share)
     }
 
-    /// Returns the number of pauses since the start, or since [`Backoff::reset`].
+    /// Returns the number of pauses that were returned since the start, or since the last [`Backoff::reset`].
     #[must_use]
     pub const fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// Makes the next pause a short one again. Call it when a connection is up and has done something useful.
+    /// Starts again: the next pause is at most `first`. Call this when a connection is established and has carried
+    /// messages, not earlier, because a connection may fail immediately after it was established.
     pub const fn reset(&mut self) {
         self.attempts = 0;
     }

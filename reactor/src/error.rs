@@ -1,4 +1,4 @@
-//! The errors that calls return, and the reasons why connections end.
+//! The errors that operations return, and the reasons why connections are not established or end.
 
 use std::fmt;
 use std::io;
@@ -8,24 +8,24 @@ use rdma_transport::wc::Failure;
 
 use crate::security::{SecurityError, SecurityMode};
 
-/// An error of creating or running a reactor, or of a call that opens or registers something.
+/// An error of creating or running a reactor, of opening a connection, listener or endpoint, or of registering memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting is out of its range.
     #[error("{setting} is {value}: it must be {range}")]
     Config {
-        /// The setting.
+        /// The name of the setting.
         setting: &'static str,
         /// The value that was set.
         value: u64,
         /// The valid values.
         range: &'static str,
     },
-    /// The provider cannot be used on this machine.
+    /// The reactor cannot use the provider on this machine.
     #[error("the provider {provider} is not available: {reason}")]
     NoProvider {
-        /// Name of the provider.
+        /// The name of the provider.
         provider: &'static str,
         /// The reason, and how to fix it.
         reason: String,
@@ -33,7 +33,7 @@ pub enum Error {
     /// The provider returned an error.
     #[error(transparent)]
     Transport(#[from] rdma_transport::Error),
-    /// The poller failed.
+    /// The poller, which waits for descriptors in the operating system, failed.
     #[error("polling failed: {0}")]
     Poll(#[source] io::Error),
     /// The connection, listener, timer, endpoint or device does not exist any more.
@@ -48,7 +48,7 @@ pub enum Error {
     /// The system could not start the reactor's thread.
     #[error("cannot start the thread of the reactor: {0}")]
     Thread(#[source] io::Error),
-    /// The reactor is draining or has drained.
+    /// A drain has begun, after which nothing can listen; or its deadline has passed, after which nothing can be opened.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,
     /// A thread could not be bound to a core.
@@ -56,16 +56,17 @@ pub enum Error {
     Pin {
         /// The index of the thread.
         index: usize,
-        /// The reason.
+        /// The reason why the binding failed.
         reason: &'static str,
     },
     /// The list of addresses to connect to is empty.
     #[error("no address to connect to: give at least one")]
     NoAddress,
-    /// The options give rights to a peer, but the region is registered without a connection, so there is no peer.
+    /// The options allow a peer to access the region, but the region is registered without a connection, so there is no
+    /// peer.
     #[error("rights for a peer before there is one: set RegionOptions::any_peer, or register for a connection")]
     NoPeer,
-    /// The region was prepared by another reactor, or for another device than the connection's.
+    /// Another reactor has prepared the region, or it was prepared for a device that is not the connection's.
     #[error("the region was prepared for another device than the connection's")]
     ForeignDevice,
     /// The connection or listener cannot be secured with these settings.
@@ -74,17 +75,18 @@ pub enum Error {
     /// A limit of the configuration has been reached.
     #[error("{limit} has been reached ({value})")]
     Limit {
-        /// The setting that sets the limit.
+        /// The name of the setting that has the limit.
         limit: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: u64,
     },
-    /// The private data does not fit beside the reactor's greeting.
+    /// The private data of a connect request does not fit: the reactor's greeting, which is a part of the same data, needs
+    /// the other bytes.
     #[error("{len} bytes of private data: the limit is {max}")]
     PrivateDataTooLong {
-        /// Length of the private data, bytes.
+        /// The length of the private data, in bytes.
         len: usize,
-        /// Largest possible length, bytes.
+        /// The largest possible length, in bytes.
         max: usize,
     },
 }
@@ -93,16 +95,16 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Blocked {
-    /// A slot of the send queue: `Config::send_depth` sends are outstanding.
+    /// A slot of the send queue. All slots are in use: `Config::send_depth` sends are in flight.
     #[error("the send queue is full")]
     Queue,
-    /// A credit: the peer has not granted another message.
+    /// A credit. The peer has not granted the local side another message.
     #[error("the peer's window is closed")]
     Window,
-    /// The end of another message past one buffer: the largest number of them is in flight.
+    /// The end of another large message. As many messages that are longer than one buffer are in flight as may be.
     #[error("too many large messages are in flight")]
     Transfers,
-    /// Memory for the copy of a message past one buffer; see `LargeMessageSettings::memory`.
+    /// Memory for the copy of a message that is longer than one buffer; see `LargeMessageSettings::memory`.
     #[error("the memory for large messages is used up")]
     Memory,
 }
@@ -111,15 +113,15 @@ pub enum Blocked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendErrorKind {
-    /// A resource is used up now. `on_writable` is called once when it is available again.
+    /// A resource is used up. When it is available again, the reactor calls `on_writable` once.
     #[error("{0}: wait for on_writable")]
     WouldBlock(Blocked),
-    /// The message is longer than the peer accepts.
+    /// The message is longer than the longest message that the peer accepts.
     #[error("a message of {len} bytes: the peer accepts at most {max}")]
     TooLong {
-        /// Length of the message, bytes.
+        /// The length of the message, in bytes.
         len: usize,
-        /// The peer's limit, bytes.
+        /// The peer's limit, in bytes.
         max: usize,
     },
     /// The device or the peer does not support a feature that this call needs.
@@ -130,92 +132,95 @@ pub enum SendErrorKind {
         /// The missing feature.
         feature: &'static str,
     },
-    /// A range exceeds its region, local or remote.
+    /// A range exceeds its region, which may be a local or a remote one.
     #[error("the range ends at byte {end} of a region of {len} bytes")]
     OutOfBounds {
-        /// End of the range, bytes from the region's start.
+        /// The end of the range, in bytes from the start of the region.
         end: u64,
-        /// Length of the region, bytes.
+        /// The length of the region, in bytes.
         len: u64,
     },
-    /// An atomic operation whose 8 bytes are not aligned to a multiple of 8.
+    /// The 8 bytes of an atomic operation do not begin at a multiple of 8.
     #[error("an atomic operation at {at} {location}: it must be a multiple of 8")]
     Misaligned {
         /// The memory that is misaligned.
         location: MemoryLocation,
-        /// The start of the bytes: an offset in the local region, or an address at the peer.
+        /// The start of the 8 bytes: an offset in the local region, or an address of the peer's memory.
         at: u64,
     },
-    /// An operation names no region, or more than it supports.
+    /// An operation names no region, or more regions than it supports.
     #[error("{count} regions in one operation: the range is 1 to {max}")]
     TooManyRegions {
-        /// Number of regions that the operation names.
+        /// The number of regions that the operation names.
         count: usize,
-        /// Largest number of regions of one operation.
+        /// The largest number of regions of one operation.
         max: usize,
     },
     /// A piece of a transfer names a region that is not in the transfer's list of regions.
     #[error("piece {piece} names region {region}, but the list has {count} regions")]
     NoSuchRegion {
-        /// Index of the piece.
+        /// The index of the piece.
         piece: usize,
         /// The index of the region that the piece names.
         region: usize,
-        /// Number of regions in the list.
+        /// The number of regions in the list.
         count: usize,
     },
-    /// The message is past one buffer, and the peer may not read its region. Register the region with
-    /// `Access::REMOTE_READ`.
+    /// The message is longer than one buffer, so the peer would fetch it from its region by RDMA Read. But the peer may not
+    /// read that region: register it with `Access::REMOTE_READ`.
     #[error(
         "the peer may not read the region, but fetches messages of more than {max} bytes from there: register it with Access::REMOTE_READ"
     )]
     NotReadable {
-        /// Largest message that the peer does not fetch, bytes.
+        /// The length of the longest message that the peer does not fetch, in bytes.
         max: usize,
     },
-    /// The device reads only into regions that are registered with `Access::READ_SINK` (`Features::OPEN_READ_SINKS`, as
-    /// on iWARP adapters).
+    /// The device can read only into regions that are registered with `Access::READ_SINK`. This is so on devices with
+    /// `Features::OPEN_READ_SINKS`, such as iWARP adapters.
     #[error("this device reads only into regions with Access::READ_SINK: register the region with it")]
     NotASink,
-    /// One-sided operations cannot be encrypted. A secured connection refuses them unless
-    /// [`crate::Config::allow_plain_remote_memory`] is set.
+    /// The connection is secured, and one-sided operations cannot be encrypted. To allow them nevertheless, set
+    /// [`crate::Config::allow_plain_remote_memory`].
     #[error(
         "one-sided operations would travel in the clear on this secured connection: send messages, or set allow_plain_remote_memory"
     )]
     PlainRemoteMemory,
-    /// The region is memory of a device, which this process cannot read, so the message cannot be encrypted for a
-    /// secured connection.
+    /// The connection is secured, but the message is in the memory of a device, such as a GPU. This process cannot read
+    /// that memory, so it cannot encrypt the message.
     #[error("memory of a device cannot be sent on a secured connection: copy it to memory of the host first")]
     Sealed,
-    /// The reactor could not allocate or register memory for a message past one buffer. The log has the reason.
+    /// The reactor could not allocate or register memory for a message that is longer than one buffer. The log has the
+    /// reason.
     #[error("no memory for a message of {len} bytes")]
     NoMemory {
-        /// Length of the message, bytes.
+        /// The length of the message, in bytes.
         len: usize,
     },
-    /// The region belongs to another reactor or device, or its device was removed. On a device with
-    /// `Features::OPEN_READ_SINKS` it may also be a received message past one buffer: such a message is delivered as a
-    /// copy that is not registered.
+    /// The region is registered with another reactor or device than the connection's, or its device was removed. On a
+    /// device with `Features::OPEN_READ_SINKS` there is one more case: a received message that is longer than one
+    /// buffer is delivered as a copy that is not registered, so its memory cannot be used as a region.
     #[error("the region is not registered on the connection's device")]
     ForeignRegion,
-    /// The buffer belongs to another reactor or device, or to this device before it failed or was removed.
+    /// The buffer is one of another reactor or device, or the device of the buffer failed or was removed after the buffer
+    /// was taken.
     #[error("the buffer does not belong to the connection's device: get one with Context::buffer for this connection")]
     ForeignBuffer,
-    /// The offer does not wait for an answer: it was answered before, or its `on_offer` has returned.
+    /// The offer cannot be answered any more: it was answered before, or its `on_offer` has returned.
     #[error("no such offer waits for an answer: answer it within its on_offer, once")]
     NoOffer,
     /// The message is empty, and an empty message cannot be offered.
     #[error("an empty message cannot be offered: send it")]
     Empty,
-    /// The peer was forgotten, its group was left, or it belongs to another endpoint.
+    /// The peer of a datagram is unknown: the program has forgotten it or left its group, or it is a peer of another
+    /// endpoint.
     #[error("no such peer of this endpoint")]
     NoPeer,
-    /// The connection or endpoint is not open yet, is closing, is closed, or never existed.
+    /// The connection or endpoint is not open: it is being established, is closing, has ended, or never existed.
     #[error("the connection is not open")]
     Closed,
 }
 
-/// The memory that an operation names.
+/// The side of an operation on which a memory range is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryLocation {
     /// The region of the local side.
@@ -230,19 +235,20 @@ pub enum MemoryLocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The transport has taken over the send, and its buffer is free. A short message of the embedded provider reaches this
-    /// point when it is posted: it is copied into the stream. This does not prove that the peer's program has seen the
+    /// The send has completed, and its buffer is free. A short message of the embedded provider completes when it is
+    /// posted, because it is copied into the TCP stream. `Sent` does not prove that the peer's program has received the
     /// message: only an answer of that program does.
     Sent,
     /// The connection ended before the send completed. The peer may or may not have received the message.
     /// [`crate::Context::device`] names the connection's device.
     Failed(Failure),
-    /// The peer's program refused the message, which is past one buffer ([`crate::Context::refuse_offer`]).
+    /// The peer's program refused the message ([`crate::Context::refuse_offer`]). It can refuse only messages that are
+    /// longer than one buffer.
     Refused,
 }
 
 impl Outcome {
-    /// Returns `true` if the send has succeeded.
+    /// Returns `true` if the outcome is [`Outcome::Sent`].
     #[must_use]
     pub const fn is_sent(self) -> bool {
         matches!(self, Self::Sent)
@@ -255,17 +261,17 @@ impl Outcome {
 pub enum ConnectError {
     /// The peer rejected the connection.
     Rejected {
-        /// The reason that the peer gave.
+        /// The reason that the reject contains.
         reason: RejectReason,
-        /// The private data of the peer's handler; empty if it gave none.
+        /// The private data that the peer's program added; empty if it added none.
         private_data: Vec<u8>,
     },
     /// The connection could not be secured: one side did not accept the other.
     Security(SecurityError),
-    /// The connection was not established within `Timeouts::connect`, or the transport gave up before that
+    /// The connection was not established within `Timeouts::connect`, or a timeout of the transport expired before that
     /// ([`ConnectFailure::Timeout`]).
     Timeout,
-    /// The transport failed.
+    /// The transport could not establish the connection.
     Transport(ConnectFailure),
     /// The system found no address for a host name ([`crate::Context::connect_host`]).
     Lookup {
@@ -283,14 +289,14 @@ pub enum ConnectError {
     },
     /// A limit of the local settings has been reached.
     Limit {
-        /// The setting.
+        /// The name of the setting that has the limit.
         limit: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: u64,
     },
-    /// Something else failed on the local side.
+    /// Another operation failed on the local side. The text says which.
     Local(String),
-    /// The connection was closed before it was established.
+    /// The program closed the connection before it was established.
     Cancelled,
 }
 
@@ -331,38 +337,38 @@ impl From<Error> for ConnectError {
 pub enum DisconnectReason {
     /// The local side closed the connection.
     Local {
-        /// `true` if every accepted send had completed before the end, as [`Outcome::Sent`] says, also with
-        /// [`crate::Config::quiet_sends`]. The reactor has also sent a goodbye, so the peer sees
-        /// [`DisconnectReason::Closed`], unless the peer closed the connection as well, or its process or the path
-        /// failed before everything had arrived. The meaning of "completed" depends on the device:
+        /// `true` if every accepted send had completed with [`Outcome::Sent`] before the end. This includes sends whose
+        /// completions are not reported ([`crate::Config::quiet_sends`]). The reactor has also sent a goodbye message, so
+        /// the peer sees [`DisconnectReason::Closed`]. There are two exceptions: the peer closed the connection as well, or
+        /// its process or the path failed before all data had arrived. The meaning of "completed" depends on the device:
         ///
-        /// - InfiniBand and RoCE: the peer's device has received everything.
-        /// - iWARP devices (siw): TCP has accepted everything, and the reactor has waited for the peer to end the
-        ///   connection.
-        /// - The embedded provider: TCP has accepted everything, and goes on delivering it.
+        /// - InfiniBand and RoCE: the peer's device has received all data.
+        /// - iWARP devices (siw): TCP has accepted all data, and the reactor has waited for the peer to end the connection.
+        /// - The embedded provider: TCP has accepted all data, and continues to deliver it after the end.
         ///
-        /// Only an answer of the peer's program proves that the program has seen a message.
+        /// Only an answer of the peer's program proves that the program has received a message.
         ///
-        /// `false` if the connection was cut off by `abort` or at a deadline (`Timeouts::close`, a drain, a shutdown),
-        /// or failed after it was closed. Some sends may have failed, and the peer sees [`DisconnectReason::Lost`].
-        /// [`crate::ConnectionStats::cut_off`] counts these ends.
+        /// `false` if the connection ended before that: by `abort`, at the deadline of `Timeouts::close`, of a drain or of
+        /// a shutdown, or because it failed after it was closed. Some sends may have failed, and the peer sees
+        /// [`DisconnectReason::Lost`]. [`crate::ConnectionStats::cut_off`] counts these ends.
         complete: bool,
     },
-    /// The peer's program closed the connection. With [`crate::Framing::Raw`], which has no goodbye, this is any
-    /// orderly disconnect by the peer's transport, also that of a process that exited.
+    /// The peer's program closed the connection, and its reactor sent a goodbye message. [`crate::Framing::Raw`] has no
+    /// goodbye. There, this is the reason for every orderly disconnect by the peer's transport, also if the peer's process
+    /// exited.
     Closed,
-    /// The connection ended without a goodbye of the peer: its process exited, or its program called `abort`, dropped
-    /// the reactor, or exceeded `Timeouts::close`.
+    /// The connection ended without a goodbye message of the peer: its process exited, or its program called `abort`,
+    /// dropped the reactor, or could not send all messages within `Timeouts::close`.
     Lost,
     /// Nothing was received from the peer for `Timeouts::keepalive`.
     KeepaliveTimeout,
-    /// A large transfer did not make progress in time. One of:
+    /// A large message or a transfer of a list did not make progress in time, in one of these ways:
     ///
-    /// - The peer did not fetch an offered message, or did not let its own offer be fetched, for `Timeouts::transfer`.
-    /// - The peer answered no Read of its offered message for 2 s while other connections waited for the memory.
-    /// - The peer reported for four times `Timeouts::transfer` that it waits for memory.
-    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of it were
-    ///   posted.
+    /// - A large message is offered to its receiver, which fetches it by RDMA Read. For `Timeouts::transfer`, the peer did
+    ///   not fetch a message that was offered to it, or did not answer the Reads of a message that it had offered.
+    /// - For 2 s, the peer answered no Read of its offered message, while other connections waited for the memory.
+    /// - For four times `Timeouts::transfer`, the peer reported that it waits for memory.
+    /// - The deadline of a transfer of a list ([`crate::TransferOptions::within`]) passed while pieces of it were posted.
     TransferTimeout,
     /// The peer violated the protocol of this library.
     PeerViolation(PeerViolation),
@@ -370,14 +376,14 @@ pub enum DisconnectReason {
     Transport(DisconnectCause),
     /// A work request failed on a device.
     WorkRequest {
-        /// Name of the device.
+        /// The name of the device.
         device: String,
         /// The completion status, and the device's vendor error code.
         failure: Failure,
     },
     /// The device was removed.
     DeviceRemoved,
-    /// The local side could not continue the connection.
+    /// An error of the local side ended the connection. The text describes it.
     Internal(String),
 }
 
@@ -425,14 +431,15 @@ impl From<DisconnectReason> for io::Error {
 pub enum PeerViolation {
     /// The peer sent a message without a credit.
     CreditOverrun,
-    /// The peer granted more credits than a window can have.
+    /// The peer granted more credits than the largest window has.
     InvalidGrant,
-    /// The peer offered a message that is too long, empty or already offered, or more messages than are allowed.
+    /// The peer offered a large message that is too long, empty or already offered, or it offered too many messages at the
+    /// same time.
     InvalidOffer,
     /// The peer sent a message that is too short, too long, of an unknown kind, or not allowed in this state.
     MalformedMessage,
-    /// A message of a secured connection is not the next one that the peer sealed: it was changed, repeated, dropped or
-    /// forged on the way.
+    /// A message of a secured connection is not the next one that the peer has encrypted: a message was changed, repeated,
+    /// dropped or forged in the network.
     NotAuthentic,
 }
 
@@ -448,23 +455,23 @@ impl fmt::Display for PeerViolation {
     }
 }
 
-/// The reason for a rejected connection. It is carried in the private data of the reject.
+/// The reason why the peer rejected a connection. The private data of the reject contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// The peer's handler refused the connection.
+    /// The peer's program refused the connection.
     Refused,
-    /// The private data is not a greeting of this library.
+    /// The private data of the connect request is not a greeting of this library.
     NotOurs,
     /// The two sides have different versions of the protocol.
     Version,
-    /// The window or the message size is out of range.
+    /// The window or the message size in the greeting is out of range.
     Limits,
     /// The peer has reached one of its limits.
     Busy,
-    /// The peer is shutting down: its reactor is draining. A peer of an older version reports `Busy` instead.
+    /// The peer's reactor is being drained. A peer of an older version reports `Busy` instead.
     Draining,
-    /// The peer secures its connections in this way, which is not the local one.
+    /// The two sides secure their connections in different ways. The mode is that of the peer.
     Security(SecurityMode),
     /// A reason that this version does not know.
     Other(u8),

@@ -1,31 +1,33 @@
-//! The guide, in the order in which a program needs its pages. The pages are those of the folder `docs` of the
-//! repository. Their code is compiled and run.
+//! The guide: the pages of the folder `docs` of the repository, in the order in which the author of a program needs them. Their code
+//! examples are compiled and run as tests.
 //!
-//! 1. The first program is the README's.
+//! 1. The first program: see the README
 //! 2. [The loop and its promises](the_loop)
 //! 3. [Flow control](flow_control): what to do when a send is refused
 //! 4. [Remote memory](remote_memory): regions, reads, writes and atomics
-//! 5. [Transfers](transfers): many pieces, one end
-//! 6. [Landing places](landing): large messages in your own memory
-//! 7. [Calls](calls): requests with a deadline, and one end for each
-//! 8. [Stopping](stopping): five ways, and what each one leaves
-//! 9. [Errors and reasons](errors): cause and cure of each
-//! 10. [Security](security): authentication, encryption, and what they promise
-//! 11. [A reactor in another loop](embedding), and other things in a reactor's loop
+//! 5. [Transfers](transfers): lists of reads or writes that end together
+//! 6. [Landing places](landing): how to receive large messages in your own memory
+//! 7. [Calls](calls): requests with a deadline, each of which ends with one answer or one error
+//! 8. [Stopping](stopping): five ways to stop, and the effects of each
+//! 9. [Errors and reasons](errors): the cause and the remedy of each
+//! 10. [Security](security): authentication, encryption, and the guarantees of both
+//! 11. [A reactor in another event loop](embedding), and other descriptors in a reactor's loop
 //! 12. async/await: the page `async_await`, with the feature `async`
 //! 13. [Coming from sockets, from ibverbs, from UCX](coming_from)
 //! 14. [Testing without hardware](testing)
-//! 15. [Devices](hardware): what was tested on which, and how to test yours
-//! 16. [Performance](performance), and [Scaling](scaling): what many connections cost
-//! 17. [Peers of the same host](same_host): shared memory
+//! 15. [Devices](hardware): which tests ran on which devices, and how to test yours
+//! 16. [Performance](performance), and [Scaling](scaling): the cost of many connections
+//! 17. [Peers of the same host](same_host): connections in shared memory
 //! 18. Datagrams: the page `datagrams`, with the feature `datagram`
-//! 19. [Connecting by exchange](exchange): without rdma_cm
+//! 19. [Connecting by exchange](exchange): how to connect over TCP, without rdma_cm
 //! 20. [Writing a provider](writing_a_provider) of your own
 //!
-//! Behind it: [the architecture](architecture), whose index leads to the pages on its parts, and [the wire](wire).
+//! For the authors of this library: [the architecture](architecture), whose index has links to the pages about its parts, and [the wire
+//! protocol](wire).
 
-// The pages link to files, by definitions at their ends. In Markdown the first definition of a label counts, so that a definition before a
-// page leads to the module instead. A picture is empty in its place, and follows the page. `tests/tests/links.rs` looks after both.
+// The pages link to other files, by link definitions at their ends. If a Markdown label has two definitions, the first one counts. So each
+// module below defines the labels of its page before the page, with links to modules. The links to pictures are replaced by an empty
+// image, and the pictures follow the page. The test `tests/tests/links.rs` checks both.
 
 #[doc = "[connecting.md]: self::connecting"]
 #[doc = "[credits.md]: self::credits"]
@@ -144,7 +146,7 @@ pub mod wire {}
 #[doc = include_str!("../docs/writing-a-provider.md")]
 pub mod writing_a_provider {}
 
-// Behind the architecture.
+// The pages to which the architecture links.
 
 #[doc = "[connect.svg]: data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="]
 #[doc = "[secured-connections.md]: self::secured_connections"]

@@ -1,29 +1,29 @@
-//! Ids of connections, listeners, timers, sends and the like, and the ids of work requests.
+//! The ids of connections, listeners, timers, sends and other objects, and the ids of work requests.
 //!
-//! An id has a slot, a generation that distinguishes successive users of the slot, and the reactor's number. A stale
-//! id, or an id of another reactor, is an error and never means another object.
+//! The id of an object consists of its slot in a table, of a generation, and of the number of its reactor. When a slot is used
+//! again, the generation changes. So an id never refers to another object: a stale id, or an id of another reactor, is an error.
 
 use std::fmt;
 
-/// Bits of a slot in a connection's id and in a work request id.
+/// The number of bits for the slot in a connection's id and in a work request id.
 pub(crate) const SLOT_BITS: u32 = 24;
-/// Bits of a generation in a connection's id and in a work request id.
+/// The number of bits for the generation in a connection's id and in a work request id.
 pub(crate) const GENERATION_BITS: u32 = 20;
-/// Bits of a reactor's number in a connection's id.
+/// The number of bits for the reactor's number in a connection's id.
 const REACTOR_BITS: u32 = 20;
 
-/// The number of a reactor in this process.
+/// The number that identifies a reactor in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ReactorTag(u32);
 
 impl ReactorTag {
-    /// Returns the reactor's number among the reactors of the process.
+    /// Returns the number.
     pub(crate) const fn number(self) -> u32 {
         self.0
     }
 
-    /// Allocates a number that no other reactor of this process has. Numbers repeat after about a million reactors
-    /// (2^20).
+    /// Returns the number for a new reactor: one more than that of the last one. Numbers repeat after 2^20 reactors, about a
+    /// million.
     pub(crate) fn next() -> Self {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -31,7 +31,7 @@ impl ReactorTag {
     }
 }
 
-/// The id of a connection. A stale id, or an id of another reactor, is an error and never means another connection.
+/// The id of a connection. It never refers to another connection: a stale id, or an id of another reactor, is an error.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
@@ -40,21 +40,21 @@ impl ConnectionId {
         Self(((reactor.0 as u64) << (SLOT_BITS + GENERATION_BITS)) | ((generation as u64) << SLOT_BITS) | slot as u64)
     }
 
-    /// Returns a small number that is unique among the live connections of a reactor, as an index for the program's
-    /// tables. The number is used again after the last callback of the connection.
+    /// Returns a small number that is unique among the current connections of a reactor. The program may use it as an index of
+    /// tables. After the last callback of the connection, another connection may get the number.
     #[must_use]
     #[inline]
     pub const fn slot(self) -> usize {
         (self.0 & ((1 << SLOT_BITS) - 1)) as usize
     }
 
-    /// Returns the generation of the slot that the id belongs to.
+    /// Returns the generation, which distinguishes the connections that have used the same slot.
     #[inline]
     pub(crate) const fn generation(self) -> u32 {
         (self.0 >> SLOT_BITS) as u32 & ((1 << GENERATION_BITS) - 1)
     }
 
-    /// Returns the slot and the generation, as a work request id has them.
+    /// Returns the slot and the generation in one number, without the number of the reactor, as a work request id contains them.
     #[inline]
     pub(crate) const fn place(self) -> u64 {
         self.0 & ((1 << (SLOT_BITS + GENERATION_BITS)) - 1)
@@ -73,7 +73,7 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// Defines an id type that consists of a slab key and of the number of the reactor that has the slab.
+/// Defines the type of an id that consists of a slab key and of the number of the reactor that has the slab.
 macro_rules! define_id {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
@@ -88,7 +88,7 @@ macro_rules! define_id {
                 Self { key, reactor }
             }
 
-            /// Returns the key in the reactor's slab; `None` if the id belongs to another reactor.
+            /// Returns the key in the slab of `reactor`; `None` if the id is one of another reactor.
             #[inline]
             pub(crate) fn key(self, reactor: $crate::id::ReactorTag) -> Option<rdma_transport::slab::Key> {
                 (self.reactor == reactor).then_some(self.key)
@@ -142,8 +142,8 @@ pub enum SendKind {
     Datagram,
 }
 
-/// The id of a send: a message, a one-sided operation or a datagram. It is the position among all sends of the
-/// connection or endpoint, from 0.
+/// The id of a send: a message, a one-sided operation or a datagram. It contains the position among all sends of the connection
+/// or endpoint, counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SendId {
     sequence: u64,
@@ -155,13 +155,13 @@ impl SendId {
         Self { sequence, kind }
     }
 
-    /// Returns the name of the send that was posted `count` sends after this one, of the same kind.
+    /// Returns the id of a send of the same kind that was posted `count` sends later.
     #[inline]
     pub(crate) const fn after(self, count: u32) -> Self {
         Self::new(self.sequence + count as u64, self.kind)
     }
 
-    /// Returns the position among all sends of the connection or endpoint, from 0.
+    /// Returns the position among all sends of the connection or endpoint, counted from 0.
     #[must_use]
     pub const fn sequence(self) -> u64 {
         self.sequence
@@ -180,8 +180,8 @@ impl fmt::Debug for SendId {
     }
 }
 
-/// The id of a message that the peer of a connection offers ([`crate::Handler::on_offer`]). An id is used again after
-/// the message has arrived or was refused.
+/// The id of a large message that the peer of a connection offers ([`crate::Handler::on_offer`]). After the message has arrived
+/// or was refused, another offer may get the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OfferId(pub(crate) u32);
 
@@ -194,7 +194,7 @@ impl TransferId {
         Self(number)
     }
 
-    /// Returns the position among all transfers of the connection, from 0.
+    /// Returns the position among all transfers of the connection, counted from 0.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
@@ -207,20 +207,21 @@ impl fmt::Debug for TransferId {
     }
 }
 
-/// The id of a work request, decoded: its owner and its purpose. An id is looked up and is never a pointer, so a late
-/// completion of a connection that does not exist any more is detected, even if another connection uses the slot.
+/// A decoded work request id: the owner and the purpose of the work request. An id is not a pointer, but the key of an entry in a
+/// table. So the reactor detects a late completion of a connection that does not exist any more, even if another connection uses
+/// its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WorkRequestId {
-    /// A send of a connection. `place` has the slot and the generation of the connection, `sequence` the low bits of its position
-    /// among all sends.
+    /// A send of a connection. `place` contains the slot and the generation of the connection. `sequence` contains the low bits
+    /// of the position among all sends of the connection.
     Send { place: u64, sequence: u16 },
-    /// A receive of a connection that does not share its receives.
+    /// A receive of a connection with its own receive queue.
     Recv { place: u64 },
-    /// A receive of a device's shared receive queue, by its slot there.
+    /// A receive of a device's shared receive queue. `place` is its slot in that queue.
     SharedRecv { place: u16 },
-    /// A work request of a datagram endpoint, with a number that the layer `datagram` encodes.
+    /// A work request of a datagram endpoint. The module `datagram` decodes the number.
     Endpoint(u64),
-    /// An id that the reactor does not create.
+    /// An id that the reactor has not created.
     Unknown,
 }
 
@@ -228,11 +229,11 @@ const SEND: u64 = 1;
 const RECV: u64 = 2;
 const SHARED_RECV: u64 = 3;
 const ENDPOINT: u64 = 4;
-/// Position of the lowest bit of the kind. The highest bit of an id belongs to the provider; see
+/// The position of the lowest bit of the kind in a work request id. The provider uses the highest bit, see
 /// [`rdma_transport::wr::SendWr::wr_id`].
 const KIND: u32 = 60;
 
-/// Bits of the number in the id of an endpoint's work request.
+/// The number of bits for the number of an endpoint in a work request id.
 pub(crate) const ENDPOINT_WORK_BITS: u32 = KIND;
 
 /// Returns the work request id of a send of a connection.
@@ -247,13 +248,13 @@ pub(crate) const fn recv_wr_id(of: ConnectionId) -> u64 {
     (RECV << KIND) | (of.place() << 16)
 }
 
-/// Returns the work request id of a receive of a shared receive queue.
+/// Returns the work request id of a receive of a shared receive queue. `place` is the slot of the receive.
 #[inline]
 pub(crate) const fn shared_recv_wr_id(place: u16) -> u64 {
     (SHARED_RECV << KIND) | place as u64
 }
 
-/// Returns the id of an endpoint's work request. The number has [`ENDPOINT_WORK_BITS`] bits.
+/// Returns the work request id of a datagram endpoint. `number` must fit in [`ENDPOINT_WORK_BITS`] bits.
 #[inline]
 pub(crate) const fn endpoint_wr_id(number: u64) -> u64 {
     (ENDPOINT << KIND) | number

@@ -3,14 +3,14 @@
 //!
 //! - [`Config`] has every limit and timeout, with its default and range.
 //! - [`Context`] has the operations that callbacks use: connect, listen, send, close, set timers.
-//! - [`Message`] is a received message, in the registered buffer that it arrived in.
-//! - [`Region`] is registered memory for one-sided operations; [`RemoteRegion`] describes it to a peer.
+//! - [`Message`] is a received message, in the registered buffer in which it arrived.
+//! - [`Region`] is registered memory for one-sided operations; [`RemoteRegion`] describes such memory to a peer.
 //! - `datagram` has unreliable datagrams and multicast groups, on devices that support them and on the embedded
 //!   provider (feature `datagram`).
-//! - [`stream`] has ordered bytes instead of messages, for programs written for sockets.
-//! - [`broadcast`] sends one message to many connections, and lets the program decide about each slow one.
+//! - [`stream`] has byte streams instead of messages, for programs written for sockets.
+//! - [`broadcast`] sends one message to many connections, with a policy for each connection that is too slow.
 //! - [`call`] has requests with deadlines, and their answers.
-//! - `aio` has connections as futures, for async/await (feature `async`).
+//! - `aio` has futures for the operations of connections, for programs with async/await (feature `async`).
 //! - `threaded` runs a reactor on a separate thread. Tasks of any thread use its connections as futures (feature
 //!   `tokio`).
 //! - [`Reactor::turn`], [`Reactor::next_deadline`] and `AsRawFd` embed a reactor in another event loop.
@@ -26,11 +26,11 @@
 //! | `tls`, `psk` | authenticated and encrypted connections: `Security` |
 //! | `keylog` | `Tls::log_keys`: secrets of connections in the file that `SSLKEYLOGFILE` names, for debugging |
 //! | `datagram` | `datagram`, and `Context::datagrams` |
-//! | `bytes` | `DetachedMessage` as `bytes::Bytes` |
-//! | `serde` | [`Stats`] for serde |
+//! | `bytes` | the conversion of `DetachedMessage` to `bytes::Bytes` |
+//! | `serde` | `serde::Serialize` for [`Stats`] |
 //!
-//! A reactor belongs to one thread. Only `run`, `turn` and `shutdown` block. The [guide] begins with a first program,
-//! and ends with the wire protocol.
+//! A reactor is used by one thread. Only its methods `run`, `turn`, `step` and `shutdown` wait for events. The [guide]
+//! begins with a first program, and ends with the wire protocol.
 
 #[cfg(feature = "async")]
 pub mod aio;

@@ -1,47 +1,50 @@
-//! Limits that the protocol between two reactors fixes. Settings and connections are checked against them.
+//! Lengths and limits that the protocol between two reactors fixes. The settings of the program, and the greetings of
+//! peers, are checked against them.
 
 use crate::security::channel::TAG;
 
-/// Length of the header in front of every message, bytes.
+/// The length of the header before the payload of every message, in bytes.
 pub(crate) const HEADER_LEN: usize = 8;
 
-/// Longest payload of a control message, bytes.
+/// The length of the longest payload of a control message, in bytes.
 pub(crate) const MAX_CONTROL: usize = 36;
 
-/// Alignment of buffers in memory, bytes: a cache line.
+/// The alignment of buffers in memory, in bytes: the size of a cache line.
 pub(crate) const BUFFER_ALIGN: usize = 64;
 
-/// Length of the space behind every message for the authentication tag of a secured connection, bytes. Every buffer has
-/// it, because plain and secured connections share buffers.
+/// The length in bytes of the space after every message for the authentication tag of a secured connection. Every
+/// buffer has this space, because plain and secured connections share buffers.
 pub(crate) const TAG_ROOM: usize = if cfg!(any(feature = "tls", feature = "psk")) { TAG } else { 0 };
 
-/// Returns the length of the longest message with its header, bytes. A payload of the program has at most `buffer_size`
-/// bytes.
+/// Returns the length in bytes of the longest message in one buffer, with its header. The payload is one of the
+/// program, of at most `buffer_size` bytes, or that of a control message.
 pub(crate) const fn message_len(buffer_size: u32) -> usize {
     let payload = buffer_size as usize;
     HEADER_LEN + if payload > MAX_CONTROL { payload } else { MAX_CONTROL }
 }
 
-/// Returns the length of a buffer for any message, bytes.
+/// Returns the length in bytes of a buffer into which every message fits, with the space for an authentication tag.
 pub(crate) const fn buffer_len(buffer_size: u32) -> usize {
     message_len(buffer_size) + TAG_ROOM
 }
 
-/// Largest number of bytes that a peer may send in a security handshake.
+/// The largest number of bytes that a peer may send in a security handshake.
 pub(crate) const MAX_HANDSHAKE: usize = 64 << 10;
 
-/// Largest window, messages. With a much larger one, a new grant could not be distinguished from a counter that ran
-/// backwards.
+/// The largest window, in messages. A grant is a count of messages, modulo 2^32. With windows of about 2^31 messages,
+/// the receiver of a grant could not distinguish a new one from an old one.
 pub(crate) const MAX_WINDOW: u32 = 1 << 15;
 
-/// Number of credits that data never uses.
+/// The number of credits that messages of the program never use, so that control messages can always be sent.
 pub(crate) const CONTROL_CREDITS: u32 = 3;
 
-/// Smallest window that makes progress, messages. Once data has used all the credits that it may use, a grant is due.
+/// The smallest window, in messages. Messages of the program may use two credits of it. When they have used both, the
+/// peer sends a grant, because it grants at least two credits at a time. With a smaller window it would never send one.
 pub(crate) const MIN_WINDOW: u32 = CONTROL_CREDITS + 2;
 
-/// Number of slots of the send queue that data never uses.
+/// The number of slots of the send queue that messages of the program never use, so that control messages can always be
+/// posted.
 pub(crate) const CONTROL_SENDS: u32 = 2;
 
-/// Largest number of messages past one buffer that may be in flight on a connection, in each direction.
+/// The largest number of messages longer than one buffer that may be in flight on a connection, in each direction.
 pub(crate) const MAX_TRANSFERS: usize = 16;

@@ -1,8 +1,9 @@
 //! A rate limit on log lines that peers can cause.
 //!
-//! Without a limit, a peer that connects as fast as it can, and fails each time, would fill the log. So a host causes
-//! at most one line of each kind and level per [`INTERVAL`], and all hosts together cause at most [`MAX_LINES`]. A line
-//! says how many lines were left out before it. Lines of a level that is not logged do not count.
+//! Without a limit, a peer that connects as fast as it can, and fails each time, would fill the log. So within
+//! [`INTERVAL`], a host causes at most one line of each kind and level, and all hosts together cause at most
+//! [`MAX_LINES`] lines. Further lines are left out. The next line that is written contains their number. Lines of a
+//! level that is not logged do not count.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -12,13 +13,13 @@ use std::time::{Duration, Instant};
 use log::Level;
 use rdma_transport::newcomers::Host;
 
-/// The time during which a host causes no second line of the same kind and level.
+/// The time after a line during which no second line of the same host, kind and level is written.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Largest number of lines within [`INTERVAL`].
+/// The largest number of lines of all hosts that are written within [`INTERVAL`].
 const MAX_LINES: usize = 256;
 
-/// The subject of a log line about a peer.
+/// The kind of a log line about a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Complaint {
     /// The reactor refused a connect request.
@@ -29,22 +30,23 @@ pub(crate) enum Complaint {
     Violation,
 }
 
-/// The properties of a line that the limit compares.
+/// The properties of a line that are compared: two lines with equal keys are not written within [`INTERVAL`].
 type LineKey = (Host, Complaint, Level);
 
-/// The lines of the last interval, and the number of lines left out.
+/// The lines that were written within the last interval, and the number of lines that were left out since the last one.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit {
-    /// The lines of the last interval, oldest first.
+    /// The lines that were written within the last interval, the oldest first.
     lines: VecDeque<(Instant, LineKey)>,
-    /// The keys of `lines`, for look-up.
+    /// The keys of `lines`, for a fast search.
     recent: BTreeSet<LineKey>,
     left_out: u64,
 }
 
 impl LogLimit {
-    /// Returns the text to append to a line about a peer if the line may be written now, else `None`. The caller has
-    /// checked that the level is logged: see [`complain`].
+    /// Decides if a line about a peer may be written now. If so, returns the number of lines left out before it, which
+    /// the caller appends to the line. Otherwise counts the line as left out, and returns `None`. The caller,
+    /// [`complain`], has checked that the level is logged.
     pub(crate) fn admit(&mut self, kind: Complaint, level: Level, peer: IpAddr, now: Instant) -> Option<LeftOut> {
         while let Some(&(at, line)) = self.lines.front().filter(|(at, _)| *at + INTERVAL <= now) {
             self.lines.pop_front();
@@ -73,7 +75,7 @@ macro_rules! complain {
 }
 pub(crate) use complain;
 
-/// The number of lines left out before this one. Its text is appended to the line.
+/// The number of lines that were left out before a line. Its text, empty for 0, is appended to that line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut(u64);
 
@@ -102,7 +104,7 @@ mod tests {
         assert_eq!(limit.admit(Complaint::Refused, Level::Warn, host(1), ms(9_999)), Some(LeftOut(1)), "another kind");
         assert_eq!(limit.admit(Complaint::NotUp, Level::Info, host(1), ms(9_999)), Some(LeftOut(0)), "another level");
         assert_eq!(limit.admit(Complaint::NotUp, Level::Warn, host(1), ms(10_000)), Some(LeftOut(0)));
-        // A million failures of as many hosts within 100 s.
+        // A million failures, each of another host, within 100 s.
         for nth in 0..1_000_000 {
             if let Some(LeftOut(count)) = limit.admit(Complaint::NotUp, Level::Warn, host(nth), ms(20_000 + nth / 10)) {
                 (written, reported) = (written + 1, reported + count);

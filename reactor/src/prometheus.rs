@@ -46,7 +46,7 @@ struct Family {
     value: fn(&Stats) -> Value,
 }
 
-/// Declares the metrics. A field of [`Stats`] without a metric does not compile.
+/// Declares the metrics. If a field of [`Stats`] has no metric, the code does not compile.
 macro_rules! families {
     ($($part:ident: $type:ident { $($field:ident: $name:literal, $help:literal;)* })*) => {
         const FAMILIES: &[Family] = &[$($(
@@ -129,9 +129,10 @@ families! {
 
 impl Stats {
     /// Writes the counters of one or several reactors in the text format of Prometheus, version 0.0.4. Each field is a
-    /// metric with the prefix `rdma_reactor_`; its type is `counter` if the name ends with `_total`, and `gauge`
-    /// otherwise. Times are in seconds. The labels of a reactor, pairs of name and value, distinguish it from the
-    /// others. A program appends its own metrics to the text.
+    /// metric with the prefix `rdma_reactor_`. The type of a metric is `counter` if its name ends with `_total`, and
+    /// `gauge` otherwise. Times are in seconds. The samples of a reactor have its labels, which are pairs of a name and
+    /// a value. If there are several reactors, give each one different labels. The program may append its own metrics
+    /// to the text.
     ///
     /// ```
     /// use rdma_reactor::{Config, ProviderChoice, Reactor, Stats};
@@ -147,8 +148,8 @@ impl Stats {
     /// ```
     ///
     /// # Errors
-    /// The name of a label has a character other than letters, digits and `_`, or begins with a digit; or `out` returns
-    /// an error.
+    /// The name of a label is invalid, or `out` returns an error. A valid name has only letters, digits and `_`, and
+    /// does not begin with a digit.
     pub fn prometheus(out: &mut impl Write, reactors: &[(&[(&str, &str)], Self)]) -> fmt::Result {
         for Family { name, help, value } in FAMILIES {
             let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
@@ -191,7 +192,7 @@ mod tests {
 
     type Labels = Vec<(String, String)>;
 
-    /// The samples of a family.
+    /// The samples of a metric: the labels and the value of each.
     type Samples = Vec<(Labels, f64)>;
 
     fn is_name(text: &str) -> bool {
@@ -199,7 +200,7 @@ mod tests {
         text.chars().all(word) && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
     }
 
-    /// Parses the labels of a sample. Returns them and the rest of the line.
+    /// Parses the labels of a sample. Returns the labels and the remaining part of the line.
     fn labels(mut text: &str) -> Result<(Labels, &str), String> {
         let Some(inner) = text.strip_prefix('{') else { return Ok((Labels::new(), text)) };
         let mut labels = Labels::new();
@@ -231,8 +232,9 @@ mod tests {
         }
     }
 
-    /// Parses the text format strictly: each family has HELP, TYPE and samples, once and in this order, and the last
-    /// line ends.
+    /// Parses the text format strictly. Each metric must have a HELP line, a TYPE line and samples, once and in this
+    /// order. The last line must end with a newline. Returns the help text, the type and the samples of each metric by
+    /// its name.
     fn parse(text: &str) -> Result<BTreeMap<String, (String, String, Samples)>, String> {
         let mut families = BTreeMap::new();
         let mut lines = text.strip_suffix('\n').ok_or("the last line has no end")?.split('\n').peekable();

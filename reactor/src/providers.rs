@@ -1,4 +1,5 @@
-//! The providers of a reactor, in the order in which they are tried for an address.
+//! The providers of a reactor: the implementations of RDMA that it can use. Their order is that in which the reactor tries them for an
+//! address.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -14,16 +15,16 @@ use crate::error::Error;
 /// The largest number of providers of one reactor.
 pub(crate) const MAX_PROVIDERS: usize = 8;
 
-/// The name for connections in shared memory.
+/// The provider name that the reactor reports for connections in shared memory.
 pub(crate) const SHARED_MEMORY: &str = "shm";
 
-/// The feature that is missing if queue pairs cannot connect by exchange.
+/// The name of a feature, for the error of a provider whose queue pairs cannot connect by exchange.
 pub(crate) const EXCHANGE: &str = "connecting by exchange";
 
-/// The feature that is missing if connect requests cannot be handed over.
+/// The name of a feature, for the error of a provider that cannot pass a connect request to another reactor.
 pub(crate) const HANDOVER: &str = "connect requests to hand over";
 
-/// A handle, and the index of its provider.
+/// A handle of an object of a provider, with the index of that provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Handle<T> {
     pub(crate) provider: usize,
@@ -31,39 +32,39 @@ pub(crate) struct Handle<T> {
 }
 
 impl Handle<CmId> {
-    /// The id of a connection whose address is not known yet. It identifies nothing.
+    /// The value for a connection that has no connection-manager id yet, because its address is not known. It identifies no object.
     pub(crate) const NONE: Self = Self { provider: 0, id: CmId(Key::NONE) };
 }
 
-/// Returns the index of a device in the reactor, which identifies the device's provider, too.
+/// Returns the index of a device in the reactor. The index also contains the index of the device's provider.
 pub(crate) const fn device_index(provider: usize, device: DeviceId) -> usize {
     device.0 as usize * MAX_PROVIDERS + provider
 }
 
-/// Returns the index of a device's provider, and its id there.
+/// Decodes the index of a device: returns the index of its provider, and the id that the provider uses for the device.
 pub(crate) const fn device_of(index: usize) -> (usize, DeviceId) {
     (index % MAX_PROVIDERS, DeviceId((index / MAX_PROVIDERS) as u32))
 }
 
-/// See the [module](self).
+/// The providers of a reactor, see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Providers {
     all: Vec<Box<dyn Provider>>,
-    /// The provider that is polled first for the next event, so that none waits for another for ever.
+    /// The provider that is polled first for the next event. It changes with each event, so no provider can starve another.
     first: usize,
-    /// The providers that carry a connection, or have carried one: one bit each.
+    /// The providers that the reactor has used, for instance for a connection. One bit for each provider.
     used: u8,
-    /// The providers that have carried a connection in shared memory: one bit each.
+    /// The providers that have carried a connection in shared memory. One bit for each provider.
     in_memory: u8,
-    /// The providers that have carried another connection: one bit each.
+    /// The providers that have carried a connection that is not in shared memory. One bit for each provider.
     on_wire: u8,
-    /// The number of providers whose connection-manager channel is watched, from the first on.
+    /// The number of providers whose connection-manager channels the poller watches: so many from the first one on.
     watched: usize,
 }
 
 impl Providers {
     /// # Errors
-    /// [`Error::NoProvider`] if there are none, or more than [`MAX_PROVIDERS`].
+    /// [`Error::NoProvider`] if the list is empty, or has more than [`MAX_PROVIDERS`] providers.
     pub(crate) fn new(all: Vec<Box<dyn Provider>>) -> Result<Self, Error> {
         if (1..=MAX_PROVIDERS).contains(&all.len()) {
             return Ok(Self { all, first: 0, used: 0, in_memory: 0, on_wire: 0, watched: 0 });
@@ -90,7 +91,7 @@ impl Providers {
         &mut *self.all[provider]
     }
 
-    /// Returns a handle's provider, and the handle there.
+    /// Returns the provider of a handle, and the id that the provider uses for the object.
     pub(crate) fn of<T>(&mut self, handle: Handle<T>) -> (&mut dyn Provider, T) {
         (self.numbered(handle.provider), handle.id)
     }
@@ -101,28 +102,28 @@ impl Providers {
         self.numbered(device_of(index).0)
     }
 
-    /// Returns the provider of a device, like [`Providers::of_device`], for shared access.
+    /// Returns the provider of a device, as [`Providers::of_device`] does, but as a shared reference.
     pub(crate) fn get_of_device(&self, index: usize) -> &dyn Provider {
         self.get(device_of(index).0)
     }
 
-    /// Notes that a provider carries something.
+    /// Records that the reactor uses a provider.
     pub(crate) const fn note_use(&mut self, provider: usize) {
         self.used |= 1 << provider;
     }
 
-    /// Returns the next provider whose connection-manager channel is not watched yet.
+    /// Returns the index of the next provider whose connection-manager channel the poller does not watch yet. `None` if it watches all.
     #[inline]
     pub(crate) fn unwatched(&self) -> Option<usize> {
         (self.watched < self.len()).then_some(self.watched)
     }
 
-    /// Notes that the channel of that provider is watched.
+    /// Records that the poller watches the channel of the provider that [`Providers::unwatched`] has returned.
     pub(crate) const fn note_watched(&mut self) {
         self.watched += 1;
     }
 
-    /// Notes how a provider carries an established connection. Returns true if it uses shared memory.
+    /// Records that a provider carries an established connection. Returns true if the connection uses shared memory.
     pub(crate) fn note_carried(&mut self, provider: usize, qp: QpId) -> bool {
         let in_memory = self.is_in_memory(provider, qp);
         if in_memory && self.in_memory & 1 << provider == 0 {
@@ -137,8 +138,9 @@ impl Providers {
         self.numbered(provider).shared_memory().is_some_and(|role| role.is_shared(qp))
     }
 
-    /// Returns the names of the providers that were used so far, or of all if none was, with `+` between them. [`SHARED_MEMORY`] stands for
-    /// connections in shared memory, and for their provider as well if that has carried nothing else.
+    /// Returns the names of the providers that were used so far, separated by `+`. If no provider was used, returns the names of all. If a
+    /// provider has carried connections in shared memory, [`SHARED_MEMORY`] follows its name. If it has carried no other connections,
+    /// [`SHARED_MEMORY`] replaces its name.
     pub(crate) fn name(&self) -> String {
         let has = |bits: u8, index: usize| bits & 1 << index != 0;
         let counts = |&index: &usize| self.used == 0 || has(self.used, index);
@@ -154,13 +156,14 @@ impl Providers {
         names.join("+")
     }
 
-    /// Returns the index of the `nth` provider to try for a peer. For addresses of this host, the last provider is first, because it needs
-    /// no device.
+    /// Returns the index of the provider that the reactor tries as the `nth` one for a peer, from 0. For loopback addresses the order is
+    /// reversed, because the last provider needs no device.
     pub(crate) fn nth_for(&self, peer: IpAddr, nth: usize) -> usize {
         if peer.is_loopback() { self.len() - 1 - nth } else { nth }
     }
 
-    /// Returns the index of the first provider that has a device with a local address; of the last one if none has.
+    /// Returns the index of the first provider that has a device with this local address. If no provider has one, returns the index of the
+    /// last provider.
     pub(crate) fn serving(&mut self, local: IpAddr) -> usize {
         let last = self.len() - 1;
         for (index, provider) in self.all[..last].iter_mut().enumerate() {
@@ -172,27 +175,28 @@ impl Providers {
         last
     }
 
-    /// Returns the index of the first provider that connects by exchange.
+    /// Returns the index of the first provider that can connect by exchange.
     ///
     /// # Errors
-    /// No provider does.
+    /// No provider can connect by exchange.
     pub(crate) fn exchanging(&mut self) -> rdma_transport::Result<usize> {
         let found = self.all.iter_mut().position(|provider| provider.exchange().is_some());
         let provider = self.get(0).name();
         found.ok_or(rdma_transport::Error::Unsupported { provider, feature: EXCHANGE })
     }
 
-    /// Returns the time at which [`Providers::progress`] must be called at the latest.
+    /// Returns the latest time for the next call of [`Providers::progress`]; `None` if no provider has a timer.
     #[inline]
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         match &self.all[..] {
-            // This is called several times in each turn.
+            // A reactor with one provider, the usual case, avoids the search: this function is called several times in each turn.
             [only] => only.next_deadline(),
             all => all.iter().filter_map(|provider| provider.next_deadline()).min(),
         }
     }
 
-    /// Moves bytes and runs timers. Returns `true` if a provider stopped at its budget with work left.
+    /// Lets each provider transfer data and run its timers. Returns `true` if a provider has more work than its budget for one call: then
+    /// it must be called again.
     pub(crate) fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let mut more = false;
         for provider in &mut self.all {
@@ -201,7 +205,7 @@ impl Providers {
         more
     }
 
-    /// Returns the next event of a connection manager, and the index of its provider.
+    /// Returns the next event of a connection manager, and the index of its provider. `None` if no provider has an event.
     pub(crate) fn next_cm_event(&mut self, now: Instant) -> rdma_transport::Result<Option<(usize, CmEvent)>> {
         let first = self.first;
         self.first = (first + 1) % self.len();
@@ -214,14 +218,15 @@ impl Providers {
         Ok(None)
     }
 
-    /// Returns the next event of a device, and the index of its provider.
+    /// Returns the next event of a device, and the index of its provider. `None` if no device has an event.
     pub(crate) fn next_device_event(&mut self) -> Option<(usize, DeviceEvent)> {
         let next = |provider: &mut Box<dyn Provider>| provider.device_events()?.next_device_event();
         self.all.iter_mut().enumerate().find_map(|(index, provider)| Some((index, next(provider)?)))
     }
 
-    /// Attaches a connect request that another reactor has detached. Returns its id, and the index of its device. If several providers are
-    /// of the request's kind, the one with the same index as there attaches it, or none.
+    /// Attaches a connect request that another reactor has detached, to accept it here. Returns the new id of the request, and the index of
+    /// its device. The provider must have the same name as the provider of the other reactor. If several providers have that name, the one
+    /// with the same index as in the other reactor attaches the request; if that one has another name, the call fails.
     pub(crate) fn attach(
         &mut self,
         request: Handle<Detached>,
@@ -237,16 +242,16 @@ impl Providers {
         Ok((Handle { provider, id }, device_index(provider, device)))
     }
 
-    /// Returns the number of calls that acknowledged completion events so far.
+    /// Returns the number of calls that have acknowledged completion events, for [`crate::CompletionStats::acknowledgements`].
     pub(crate) fn acknowledgements(&self) -> u64 {
         self.iter().filter_map(|provider| Some(provider.adapter()?.acknowledgements())).sum()
     }
 }
 
-/// Returns a role of a provider.
+/// Returns a role of a provider: a trait for a feature that not all providers have.
 ///
 /// # Errors
-/// The provider does not have it; the error names the provider and the feature.
+/// The provider does not have the role. The error names the provider and the feature.
 pub(crate) fn role<'a, T: ?Sized>(
     provider: &'a mut dyn Provider,
     role: impl FnOnce(&'a mut dyn Provider) -> Option<&'a mut T>,
@@ -273,7 +278,8 @@ mod tests {
         Box::new(Iwarp::new(IwarpConfig::default(), net, system_entropy()).expect("good settings"))
     }
 
-    /// Returns the next event of the last provider, and drops the events of the others.
+    /// Waits for an event of the last provider, and returns it. Drops the events of the other providers, and all but the last one of the
+    /// last provider.
     fn event(all: &mut [&mut dyn Provider]) -> CmEvent {
         let (start, mut found) = (SystemClock.now(), None);
         while found.is_none() {

@@ -1,4 +1,5 @@
-//! Counters and levels of a reactor. A level has its current value. A counter counts from the reactor's start.
+//! The statistics of a reactor: counters, which count events since the start of the reactor, and levels, which are
+//! current values.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use std::time::Duration;
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
-    /// Counters of the loop.
+    /// Counters of the reactor's event loop.
     pub turns: TurnStats,
     /// Counters of the completion queues.
     pub completions: CompletionStats,
@@ -15,18 +16,18 @@ pub struct Stats {
     pub connections: ConnectionStats,
     /// Counters of messages and datagrams.
     pub messages: MessageStats,
-    /// Levels of memory, see [`MemoryStats`].
+    /// Levels of memory, and counters of memory that could not be released.
     pub memory: MemoryStats,
 }
 
-/// Counters of the loop.
+/// Counters of the reactor's event loop. An iteration of that loop is a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TurnStats {
     /// Number of turns.
     pub taken: u64,
-    /// Number of waits in the operating system.
+    /// Number of times that the reactor waited in the operating system for an event.
     pub waits: u64,
     /// Number of waits that returned no event.
     pub empty_waits: u64,
@@ -36,22 +37,24 @@ pub struct TurnStats {
     pub spin_hits: u64,
     /// Number of periods of busy polling that ended without a completion.
     pub spin_misses: u64,
-    /// Number of edges of connection-manager channels.
+    /// Number of times that the poller reported a connection-manager channel as ready. It is edge-triggered: it reports
+    /// a descriptor once after each change.
     pub cm_edges: u64,
-    /// Number of edges of completion channels.
+    /// Number of times that the poller reported a completion channel as ready.
     pub completion_edges: u64,
-    /// Number of edges of descriptors that were registered with [`crate::Context::register_io`].
+    /// Number of times that the poller reported a descriptor that was registered with [`crate::Context::register_io`]
+    /// as ready.
     pub io_edges: u64,
-    /// Number of wake-ups by an edge after which there were completions.
+    /// Number of times that a ready descriptor woke the reactor and the turn then found completions.
     pub wakes: u64,
-    /// Number of completions polled in the turns after those wake-ups.
+    /// Number of completions that were polled in the turns that `wakes` counts.
     pub wake_completions: u64,
-    /// Number of messages and sends received from other threads.
+    /// Number of messages and sends that other threads passed to the reactor ([`crate::ReactorHandle`]).
     pub handle_commands: u64,
-    /// Largest number of messages and sends of other threads received in one turn. A large number means that the
-    /// reactor's thread had been busy or suspended for long.
+    /// Largest number of messages and sends of other threads that the reactor received in one turn. A large number
+    /// means that the reactor's thread had been busy or suspended for a long time.
     pub handle_commands_max: u64,
-    /// Number of callbacks that panicked, see [`crate::Config::contain_panics`].
+    /// Number of callbacks of the program that panicked, see [`crate::Config::contain_panics`].
     pub panics: u64,
 }
 
@@ -60,20 +63,22 @@ pub struct TurnStats {
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CompletionStats {
-    /// Number of completions polled.
+    /// Number of completions that the reactor polled.
     pub polled: u64,
-    /// Number of completions deferred to a later turn, so that other connections get their share.
+    /// Number of completions that were deferred to a later turn, so that other connections are served first.
     pub deferred: u64,
-    /// Number of completions of connections that did not exist any more.
+    /// Number of completions of work requests that were not posted any more, usually because their connections had
+    /// ended.
     pub stale: u64,
-    /// Number of completion events.
+    /// Number of events that completion channels delivered.
     pub events: u64,
-    /// Number of calls that acknowledged completion events, in batches. Each call takes a lock. The embedded provider
-    /// needs none.
+    /// Number of calls that acknowledged completion events. Each call acknowledges several events, and locks a mutex.
+    /// The embedded provider needs no such calls.
     pub acknowledgements: u64,
-    /// Number of times that a completion queue was armed.
+    /// Number of times that a completion queue was armed to request an event.
     pub arms: u64,
-    /// Number of times that polling after arming found a completion that would otherwise have been missed.
+    /// Number of times that the reactor, after it armed a completion queue, polled it once more and found a completion.
+    /// No event would have reported that completion.
     pub arm_races: u64,
 }
 
@@ -88,7 +93,7 @@ pub struct ConnectionStats {
     pub connected: u64,
     /// Number of established connections that have ended.
     pub disconnected: u64,
-    /// Number of connections that the local side closed and that ended before everything was sent, see
+    /// Number of connections that the local side closed, and that ended before all accepted messages were sent, see
     /// [`crate::DisconnectReason::Local`].
     pub cut_off: u64,
     /// Number of outgoing connections that were not established.
@@ -97,22 +102,23 @@ pub struct ConnectionStats {
     pub insecure: u64,
     /// Number of incoming connections that were refused or not established.
     pub refused: u64,
-    /// Number of incoming connections that were evicted for new ones before they were established, see
-    /// [`crate::Config::max_pending`].
+    /// Number of incoming connections that the reactor closed, before they were established, to make room for new ones.
+    /// See [`crate::Config::max_pending`].
     pub evicted: u64,
-    /// Number of connect requests handed over to other reactors of the group.
+    /// Number of connect requests that this reactor passed to other reactors of its group ([`crate::Reactors`]).
     pub handed_over: u64,
-    /// Number of connect requests taken over from other reactors of the group.
+    /// Number of connect requests that this reactor received from other reactors of its group.
     pub taken_over: u64,
     /// Number of keepalive pings sent.
     pub pings: u64,
-    /// Number of connections that ended because the peer was silent, see [`crate::DisconnectReason::KeepaliveTimeout`].
+    /// Number of connections that ended because the peer sent nothing for too long, see
+    /// [`crate::DisconnectReason::KeepaliveTimeout`].
     pub keepalive_timeouts: u64,
     /// Number of connections whose device did not flush their work requests within [`crate::Timeouts::flush`].
     pub unflushed: u64,
-    /// Number of queue pairs that a device failed to destroy when their connection or endpoint ended, and of shared
-    /// receive queues that it failed to destroy when they were unused. Their buffers, and the regions that their
-    /// operations used, stay allocated until the reactor stops using the device.
+    /// Number of queue pairs and shared receive queues that a device failed to destroy. A queue pair is destroyed when
+    /// its connection or endpoint ends, a shared receive queue when it is unused. If that fails, the buffers of the
+    /// queue, and the regions that its operations used, stay allocated until the reactor stops using the device.
     pub undestroyed: u64,
 }
 
@@ -129,21 +135,21 @@ pub struct MessageStats {
     pub bytes_sent: u64,
     /// Number of payload bytes received.
     pub bytes_received: u64,
-    /// Number of registrations of memory for messages past one buffer. Messages of similar length reuse registered
-    /// memory ([`crate::LargeMessageSettings::cache`]), and then this number does not grow.
+    /// Number of registrations of memory for messages that are longer than one buffer. Messages of similar length reuse
+    /// registered memory ([`crate::LargeMessageSettings::cache`]): they do not increase this number.
     pub large_registrations: u64,
     /// Number of datagrams sent.
     pub datagrams_sent: u64,
     /// Number of datagrams received.
     pub datagrams_received: u64,
-    /// Number of chains of send work requests posted.
+    /// Number of chains of send work requests that were posted, each with one call of the device.
     pub doorbells: u64,
-    /// Number of grants sent as separate messages.
+    /// Number of grants of credits that were sent as separate messages, and not within other messages.
     pub credit_updates: u64,
-    /// Number of sends refused because a resource was used up: a credit, a slot of the send queue, the number of large
-    /// messages, or their memory.
+    /// Number of sends that were refused because a resource was used up: credits, slots of the send queue, or the
+    /// number or memory of large messages.
     pub send_stalls: u64,
-    /// Time during which sends were refused, summed over all connections, up to the last `on_writable` of each.
+    /// Sum of the times, over all connections, from a refused send to the next `on_writable`.
     #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     pub stall_time: Duration,
     /// Number of sends from other threads that were dropped because the connection was not open or did not accept them.
@@ -157,28 +163,35 @@ pub struct MessageStats {
 pub struct MemoryStats {
     /// Number of registered regions.
     pub regions: usize,
-    /// Number of registrations of regions and buffers that a device failed to release, since the reactor's start. Their
-    /// memory is never freed, and never lent as a slice if a peer may write it.
+    /// Number of registrations of regions and buffers that a device failed to release, since the reactor's start. The
+    /// memory of such a registration is never freed. If a peer may write to the memory, the program never gets it as a
+    /// slice.
     pub unreleased: usize,
-    /// Number of times that a device failed to invalidate a remote key, since the reactor's start: when
-    /// [`crate::Context::revoke`] was called, when the rights of peers had lasted for
-    /// [`crate::RegionOptions::lifetime`], when their connection ended, or when a peer invalidated the key. Peers may
-    /// go on using such a region until it is deregistered, and its memory is never lent as a slice in the meantime.
+    /// Number of times that a device failed to invalidate the remote key of a region, since the reactor's start. Until
+    /// such a region is deregistered, peers may continue to access it, and the program does not get its memory as a
+    /// slice. A key is invalidated in these cases:
+    ///
+    /// - The program called [`crate::Context::revoke`].
+    /// - [`crate::RegionOptions::lifetime`] has passed since peers got access.
+    /// - The connection of the region ended.
+    /// - The peer invalidated the key.
     pub unrevoked: usize,
-    /// Number of pooled buffers.
+    /// Number of buffers in the pools of all devices, including those in use.
     pub pool_buffers: usize,
-    /// Number of pooled buffers that are free.
+    /// Number of buffers in the pools of all devices that are free.
     pub pool_free: usize,
-    /// Number of receives posted to shared receive queues, see [`crate::Config::shared_receives`].
+    /// Number of receives that are posted to shared receive queues, see [`crate::Config::shared_receives`].
     pub shared_posted: usize,
-    /// Number of receives of shared receive queues that no connection claims. Each new connection needs five.
+    /// Number of receives of shared receive queues that are not reserved for a connection. Each new connection reserves
+    /// five.
     pub shared_unclaimed: usize,
-    /// Number of bytes of messages past one buffer that are being fetched, or were fetched and are kept by the program.
+    /// Number of bytes of received messages longer than one buffer: those that the reactor is fetching from peers, and
+    /// those that the program keeps.
     pub fetched_bytes: usize,
-    /// Number of bytes that stay registered for later messages past one buffer, see
+    /// Number of bytes of unused memory that stays registered for later messages longer than one buffer, see
     /// [`crate::LargeMessageSettings::cache`].
     pub kept_bytes: usize,
-    /// Number of bytes of messages past one buffer that peers have yet to fetch.
+    /// Number of bytes of sent messages longer than one buffer: the copies that peers have not fetched yet.
     pub copied_bytes: usize,
 }
 
