@@ -52,11 +52,11 @@ pub(crate) struct Providers {
     all: Vec<Box<dyn Provider>>,
     /// The provider that is polled first for the next event. It changes with each event, so no provider can starve another.
     first: usize,
-    /// The providers that the reactor has used, for instance for a connection. One bit for each provider.
+    /// The providers that the reactor has used, for instance for a connection. Each bit stands for one provider.
     used: u8,
-    /// The providers that have carried a connection in shared memory. One bit for each provider.
+    /// The providers that have carried a connection in shared memory. Each bit stands for one provider.
     in_memory: u8,
-    /// The providers that have carried a connection that is not in shared memory. One bit for each provider.
+    /// The providers that have carried a connection that is not in shared memory. Each bit stands for one provider.
     on_wire: u8,
     /// The number of providers whose connection-manager channels the poller watches: so many from the first one on.
     watched: usize,
