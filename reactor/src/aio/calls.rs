@@ -123,7 +123,7 @@ impl AsyncCalls {
     }
 }
 
-/// The wait of a task for the end of a call. Dropping it before the end cancels the call.
+/// The wait of a task for the end of a call. Dropping it before the call has ended cancels the call.
 struct CallWait<'a> {
     core: &'a Rc<Core>,
     reply: Rc<Reply>,
@@ -143,7 +143,7 @@ impl CallWait<'_> {
 impl Drop for CallWait<'_> {
     fn drop(&mut self) {
         if let Some(call) = self.call {
-            // Dropping a waker may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed then.
+            // Dropping a waker may drop its task, whose destructors may use this reactor. So the waker outlives the borrows below.
             let waker = self.reply.take_waker();
             self.core.run_or_defer(DropAction::CancelCall(call));
             drop(waker);

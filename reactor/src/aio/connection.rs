@@ -105,14 +105,14 @@ impl AsyncConnection {
         self.core().with(|cx, _| cx.peer_address(self.id()))
     }
 
-    // Messages.
+    // Operations on messages.
 
     /// Queues a copy of `payload` for sending. Waits while the connection has no room for the message: no free slot in the send queue, or
     /// no credit of the peer. Tasks that wait for the same kind of room get it in the order of arrival. The reactor posts the message in
     /// its next turn. If the future is dropped before it is done, the message is not sent.
     ///
     /// # Errors
-    /// Those of [`Context::send`], without `WouldBlock`.
+    /// The errors of [`Context::send`], except `WouldBlock`.
     pub async fn send(&self, payload: &[u8]) -> Result<SendId, SendErrorKind> {
         let mut wait = RoomWait::new(self);
         poll_fn(|task| wait.attempt(task, AttemptKind::Message(payload.len()), |cx| cx.send(self.id(), payload))).await
@@ -141,8 +141,8 @@ impl AsyncConnection {
         state.room_waiters.refusal(need, FreeRoom::of(cx, self.id()))
     }
 
-    /// Attempts an operation that needs room on the connection. Returns `Pending` if the task must wait for the room; the task is in one of
-    /// the queues of [`super::room_waiters`] then. `ticket` is its position there: `None` while the task is in no queue.
+    /// Attempts an operation that needs room on the connection. If the task must wait for the room, adds the task to one of the queues of
+    /// [`super::room_waiters`], and returns `Pending`. `ticket` is the position of the task in its queue; `None` while it is in no queue.
     pub(super) fn attempt<R>(
         &self,
         task: &Task<'_>,
@@ -174,7 +174,7 @@ impl AsyncConnection {
             let mut state = self.shared().state.borrow_mut();
             let old = state.room_waiters.set_waker(ticket, task.waker());
             let waits = !state.room_waiters.is_notified(ticket);
-            // Dropping a waker may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed then.
+            // Dropping a waker may drop its task, whose destructors may use this reactor. So the borrow of the state ends first.
             drop(state);
             drop(old);
             return waits;
@@ -193,7 +193,7 @@ impl AsyncConnection {
         })
     }
 
-    /// Queues a task whose attempt was refused. Notifies the tasks for which there is room nevertheless, because they need less.
+    /// Queues a task whose attempt was refused. Then notifies other tasks, for which there may be room because they need less.
     #[cold]
     fn wait_for_room(&self, task: &Task<'_>, ticket: &mut Option<Ticket>, kind: AttemptKind, why: Blocked) {
         self.core().with(|cx, handler| {
@@ -204,7 +204,8 @@ impl AsyncConnection {
         });
     }
 
-    /// Removes a task from the queues of tasks that wait for room. If it was notified, the room that it leaves goes to the next tasks.
+    /// Removes a task from the queues of tasks that wait for room. If the task was notified, the next tasks get the room that it has not
+    /// used.
     #[inline]
     pub(super) fn stop_waiting(&self, ticket: &mut Option<Ticket>) {
         if let Some(ticket) = ticket.take() {
@@ -249,7 +250,7 @@ impl AsyncConnection {
         state.end.as_ref().map_or(DisconnectReason::Local { complete: false }, reason)
     }
 
-    // Remote memory.
+    // Operations on remote memory.
 
     /// Registers memory, as [`Context::register`] does. On a device this call may block.
     ///
@@ -283,7 +284,8 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::read`], without `WouldBlock`; [`OperationError::Failed`] if the connection ended first.
+    /// The errors of [`Context::read`], except `WouldBlock`. [`OperationError::Failed`] if the connection ended before the operation
+    /// completed.
     pub async fn read(
         &self,
         remote: RemoteRegion,
@@ -332,7 +334,7 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// The error of `begin`, without `WouldBlock`; [`OperationError::Failed`] if the connection ended first.
+    /// The error of `begin`, except `WouldBlock`. [`OperationError::Failed`] if the connection ended before the operation completed.
     pub async fn operate(
         &self,
         begin: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
@@ -385,7 +387,7 @@ impl AsyncConnection {
         Ok(poll_fn(|task| wait.poll(task)).await)
     }
 
-    // The end.
+    // The end of the connection.
 
     /// Begins to close the connection: the reactor sends the accepted messages, then closes. [`AsyncConnection::closed`] waits for the end.
     pub fn close(&self) {
@@ -471,8 +473,8 @@ impl<'a> OperationWait<'a> {
 impl Drop for OperationWait<'_> {
     fn drop(&mut self) {
         let gone = self.shared.state.borrow_mut().operations.remove(&self.sequence);
-        // `gone` contains a waker. Dropping it may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed
-        // then.
+        // `gone` contains a waker. Dropping a waker may drop its task, whose destructors may use this reactor. So no `RefCell` is borrowed
+        // here.
         drop(gone);
     }
 }
@@ -505,8 +507,8 @@ impl<'a> TransferWait<'a> {
 
 impl Drop for TransferWait<'_> {
     fn drop(&mut self) {
-        // `gone` contains a waker. Dropping it may drop its task, whose destructors may use this reactor: no `RefCell` may be borrowed
-        // then.
+        // `gone` contains a waker. Dropping a waker may drop its task, whose destructors may use this reactor. So `gone` outlives the
+        // borrow of the state.
         let gone = self.conn.shared().state.borrow_mut().transfers.remove(&self.transfer);
         if gone.is_some() {
             self.conn.core().run_or_defer(DropAction::CancelTransfer(self.conn.id(), self.transfer));

@@ -16,7 +16,7 @@ use crate::{ConnectionId, Context, DetachedMessage, Error, ListenerId, Reactor, 
 pub(super) enum DropAction {
     Close(ConnectionId),
     StopListening(ListenerId),
-    /// Notifies the next tasks that wait for room, because a notified task has left its room.
+    /// Notifies the next tasks that wait for room, because a notified task was dropped before it used its room.
     NotifyWaiters(ConnectionId),
     CancelTimer(TimerId),
     CancelTransfer(ConnectionId, TransferId),
@@ -74,7 +74,7 @@ impl OneThreadOnly_UseSpawnLocal {
         result
     }
 
-    /// Calls `act` with the reactor.
+    /// Calls `act` with the reactor, and returns the result. Unlike `with`, this requests no turn.
     pub(super) fn reactor<R>(&self, act: impl FnOnce(&mut Reactor) -> R) -> R {
         act(&mut self.inner.borrow_mut().reactor)
     }

@@ -62,7 +62,7 @@ pub async fn drive(net: AsyncReactor) -> Result<(), Error> {
             }
         };
         tokio::select! {
-            // The readiness is cleared before the turn. So an event that arrives during the turn makes the descriptor readable again.
+            // The readiness is cleared before the turn, so that `readable` also reports an event that arrives during the turn.
             ready = readable.readable() => ready.map_err(Error::Poll)?.clear_ready(),
             () = net.turn_requested() => {}
             () = due => {}

@@ -36,14 +36,15 @@ pub(super) struct PendingOperation {
     pub(super) waker: Option<Waker>,
 }
 
-/// A transfer of a list of pieces whose end a task waits for.
+/// A transfer of a list of pieces. A task waits for the end of the transfer.
 #[derive(Debug, Default)]
 pub(super) struct PendingTransfer {
     pub(super) end: Option<TransferEnd>,
     pub(super) waker: Option<Waker>,
 }
 
-/// The state of a connection for which tasks wait: it is established or ended, an operation completes, or room is available.
+/// The state of a connection, with the tasks that wait for its changes: the connection is established or ends, an operation completes, or
+/// room becomes available.
 #[derive(Debug, Default)]
 pub(super) struct WaitState {
     /// True once the connection is established. It stays true after the end.
@@ -51,7 +52,7 @@ pub(super) struct WaitState {
     pub(super) end: Option<EndReason>,
     /// The operations whose completions tasks wait for. The key is [`SendId::sequence`].
     pub(super) operations: BTreeMap<u64, PendingOperation>,
-    /// The transfers of lists whose ends tasks wait for.
+    /// The transfers of lists of pieces that tasks wait for.
     pub(super) transfers: BTreeMap<TransferId, PendingTransfer>,
     /// The tasks that wait for room to send a message or to post an operation.
     pub(super) room_waiters: RoomWaiters,
@@ -114,7 +115,7 @@ impl Watch<'_> {
     fn leave(&mut self) {
         let Some(waiter) = self.waiter.take() else { return };
         let waker = self.shared.state.borrow_mut().watchers.remove(waiter);
-        // Dropping a waker may drop its task, whose destructors may use this connection: no `RefCell` may be borrowed then.
+        // Dropping a waker may drop its task, whose destructors may use this connection. So the borrow of the state ends first.
         drop(waker);
     }
 }

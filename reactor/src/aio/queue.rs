@@ -13,7 +13,7 @@ use super::wait_queue::{WaitQueue, WaiterId};
 pub(super) struct AsyncQueue<T> {
     items: VecDeque<T>,
     waiters: WaitQueue,
-    /// True once the queue has ended: no further item arrives. The items that it has can still be removed.
+    /// True once the queue has ended: no further item arrives. Tasks can still remove the items of the queue.
     over: bool,
 }
 

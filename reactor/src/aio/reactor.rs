@@ -38,8 +38,8 @@ impl fmt::Debug for AsyncReactor {
 }
 
 impl AsyncReactor {
-    /// Creates a reactor. Sets [`Config::quiet_sends`], because tasks wait only for the completions of [`AsyncConnection::operate`], reads
-    /// and writes: other messages do not report theirs, which saves work.
+    /// Creates a reactor. Sets [`Config::quiet_sends`]: the completions of messages are not reported, which saves work, because no task
+    /// waits for them. Messages of [`AsyncConnection::operate`] are an exception.
     ///
     /// # Errors
     /// As [`Reactor::new`].
@@ -318,9 +318,9 @@ impl AsyncReactor {
         self.core.next_deadline()
     }
 
-    /// Returns a future that is done when a task has requested something of the reactor, for instance to send a message. The driver, that
-    /// is, the task that takes the turns, takes a turn then. While the driver waits for this future, other tasks wake it directly.
-    /// Otherwise each request makes the descriptor readable, which costs a system call.
+    /// Returns a future that is done when a task has requested an operation of the reactor, for instance a send. The driver, which is the
+    /// task that takes the turns, must take a turn then. While the driver waits for this future, a request wakes the driver directly.
+    /// Otherwise a request must make the descriptor readable, which costs a system call.
     #[must_use]
     pub fn turn_requested(&self) -> TurnRequested {
         TurnRequested { core: Rc::clone(&self.core) }
@@ -395,8 +395,8 @@ impl Wake for RunWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.woken.store(true, Ordering::Release);
-        // A call on the reactor's thread needs no more: `run` checks `woken` before its next turn. A call on another thread must end the
-        // wait of the turn.
+        // On the reactor's thread, `run` checks `woken` before its next turn. Another thread must also wake the reactor, which may be
+        // waiting for events.
         if std::thread::current().id() != self.thread {
             self.remote.wake();
         }

@@ -1,4 +1,4 @@
-//! The results of calls, and the requests of peers, as they wait for tasks.
+//! The results of calls, and the requests of peers, until tasks receive them.
 
 use std::cell::RefCell;
 use std::task::{Context as Task, Poll, Waker};
@@ -11,7 +11,7 @@ pub(super) type QueuedRequest = (RequestId, Vec<u8>);
 /// The result of a call: the payload of the answer, or the error.
 pub(super) type CallResult = Result<Vec<u8>, CallError>;
 
-/// The result of a call, which a task waits for. It contains the result once there is one, and the waker of the task before.
+/// The result of a call, once the call has ended, and the waker of the task that waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Reply(RefCell<(Option<CallResult>, Option<Waker>)>);
 

@@ -1,12 +1,12 @@
 //! The tasks that wait for room on a connection: for slots in the send queue, for credits of the peer, or for memory.
 //!
 //! There is one queue for each kind of need. So a task that waits for credits of the peer does not delay a task that needs only a slot in
-//! the send queue. Room that tasks of several queues need goes to the task that has waited longest. No more tasks are notified than there
-//! is room for.
+//! the send queue. If tasks of several queues need the same room, the task that has waited longest gets it. A task that gets room is
+//! *notified*: it is woken, and attempts its operation when it is polled. No more tasks are notified than there is room for.
 //!
-//! While a task waits that is not notified, the callback `on_writable` always follows, and notifies it when there is room. The reactor
-//! calls `on_writable` for one of two reasons: it has refused an attempt of that queue ([`NeedQueue::blocked`]), or [`Context::await_room`]
-//! has requested the callback ([`RoomWaiters::awaits_room`]).
+//! No task waits forever. As long as some task is not notified, the reactor will call `on_writable`, which notifies tasks again. It does
+//! so because it has refused an attempt of a task of the same queue ([`NeedQueue::blocked`]), or because [`Context::await_room`] has
+//! requested the callback ([`RoomWaiters::awaits_room`]).
 
 use std::task::Waker;
 
@@ -42,7 +42,7 @@ enum NeedKind {
 /// All kinds of needs. The position of a kind is the index of its queue in [`RoomWaiters::queues`].
 const KINDS: [NeedKind; 4] = [NeedKind::Slots, NeedKind::Unknown, NeedKind::Credit, NeedKind::Transfer];
 
-/// The need of an attempt.
+/// The kind and the amount of room that an attempt needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TaskNeed {
     kind: NeedKind,
@@ -56,8 +56,8 @@ impl TaskNeed {
             AttemptKind::Operation => Self { kind: NeedKind::Slots, weight: 1 },
             AttemptKind::Any => Self { kind: NeedKind::Unknown, weight: 1 },
             AttemptKind::Message(len) => match cx.buffer_size(conn) {
-                // If such a message is offered, it needs only one credit, but that is not known yet. With too few credits for its parts,
-                // the message must wait until no other task is notified.
+                // The reactor may offer such a message, which needs only one credit, but that is not known yet. So the task is counted
+                // with the credits of all parts. If there are too few, it must wait until no other task is notified.
                 Some(size) if len > size => {
                     let parts = u16::try_from(len.div_ceil(size)).unwrap_or(u16::MAX);
                     Self { kind: NeedKind::Transfer, weight: parts.into() }
@@ -117,10 +117,10 @@ impl NeedQueue {
     }
 }
 
-/// The precedence of a task that was notified, but whose attempt was refused. This happens if the reactor sends a control message between
-/// both, nearly always a grant of credits to the peer, because that uses a credit and a slot as any message does. The task is notified
-/// again. But if other tasks are notified with it and polled before it, they could use up the room each time. So until the task is removed,
-/// at most one further task is notified at a time.
+/// The precedence of a task that was notified, but whose attempt was refused. This happens if the reactor sends a control message after it
+/// has notified the task. A control message, nearly always a grant of credits, uses a credit and a slot as any message does. The task is
+/// notified again later. Other tasks that are notified at the same time, but polled earlier, could then use up the room again and again.
+/// So until the task is removed, at most one further task is notified at a time.
 #[derive(Clone, Copy, Debug)]
 struct Precedence {
     arrival: u64,
@@ -159,7 +159,7 @@ impl RoomWaiters {
         &mut self.queues[kind as usize]
     }
 
-    /// Returns the sum of the weights of the notified tasks of all queues.
+    /// Returns the number of credits and slots that the notified tasks of all queues will use at most: the sum of their weights.
     fn notified(&self) -> usize {
         self.queues.iter().map(|queue| queue.waiters.notified()).sum()
     }
@@ -179,8 +179,8 @@ impl RoomWaiters {
         enough && credits + notified(NeedKind::Slots) < room.slots
     }
 
-    /// Returns true if a task that arrived before `arrival` was refused because its operation needs several slots. Tasks that arrived later
-    /// must then leave the free slots to it. Otherwise it might wait forever.
+    /// Returns true if a task that arrived before `arrival` was refused because its operation needs several slots. Then tasks that arrived
+    /// later must not use the free slots. Otherwise the earlier task might wait forever.
     fn reserves_slots(&self, arrival: u64) -> bool {
         let reserves =
             |queue: &NeedQueue| queue.blocked && queue.waiters.oldest().is_some_and(|(oldest, _)| oldest < arrival);
@@ -195,8 +195,8 @@ impl RoomWaiters {
         kinds.iter().filter_map(oldest).min_by_key(|&(arrival, _)| arrival)
     }
 
-    /// Returns the need of the task that is to be notified next: the longest-waiting one that has room. Returns `None` if no task can
-    /// proceed.
+    /// Returns the need of the task that is to be notified next: among the tasks for which there is room, the one that has waited longest.
+    /// Returns `None` if no task can proceed.
     fn next(&self, room: FreeRoom) -> Option<TaskNeed> {
         let operation = self.queue(NeedKind::Slots).next();
         let operation = operation.map(|(arrival, weight)| (arrival, TaskNeed { kind: NeedKind::Slots, weight }));
@@ -206,7 +206,7 @@ impl RoomWaiters {
         if self.reserves_slots(arrival) { None } else { Some(need) }
     }
 
-    /// Returns true if a new task can proceed without taking room from tasks that arrived before it.
+    /// Returns true if there is room for a new task beside the room that the tasks before it need.
     fn has_spare_room(&self, need: TaskNeed, room: FreeRoom) -> bool {
         let is_next = need.kind == NeedKind::Slots || self.next_message(room).is_none();
         is_next && self.has_room(need, room) && !self.reserves_slots(u64::MAX)

@@ -1,7 +1,6 @@
-//! The state of a reactor's turns, the iterations of its event loop: the driver, that is, the code that takes them, and the turn that the
-//! driver still has to take.
+//! The state of the turns of a reactor. A turn is one iteration of its event loop. The driver is the code that takes the turns.
 
-/// The turn that the driver has to take.
+/// The turn that the driver has to take, because tasks have requested operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingTurn {
     Nothing,

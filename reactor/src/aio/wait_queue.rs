@@ -21,8 +21,9 @@ struct Waiter {
     next: u32,
 }
 
-/// A queue of tasks. `notify` notifies the first task that is not notified yet. A task stays notified until it is removed or queued again.
-/// The queue allocates memory only when it has more tasks than ever before. Pushing, notifying and removing a task take constant time.
+/// A queue of tasks that wait. `notify` selects the first task that is not notified yet, and returns its waker. The task stays in the
+/// queue, as a notified one, until it is removed or queued again. The queue allocates memory only when it has more tasks than ever
+/// before. Pushing, notifying and removing a task take constant time.
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     waiters: Vec<Waiter>,
@@ -31,7 +32,7 @@ pub(super) struct WaitQueue {
     /// The first task of the chain of tasks that are not notified. `last` is the last one.
     first: u32,
     last: u32,
-    /// The sum of the weights of the notified tasks.
+    /// The sum of the weights of the notified tasks, which are not in the chain.
     notified: u32,
 }
 
@@ -42,7 +43,7 @@ impl Default for WaitQueue {
 }
 
 impl WaitQueue {
-    /// Returns true if the queue has no task at all, neither a notified one nor one that is not notified.
+    /// Returns true if the queue has no task, not even a notified one.
     #[inline]
     pub(super) const fn is_empty(&self) -> bool {
         self.first == NONE && self.notified == 0
@@ -54,7 +55,7 @@ impl WaitQueue {
         self.notified as usize
     }
 
-    /// Returns the arrival number and the weight of the task that is notified next; `None` if no task waits for that.
+    /// Returns the arrival number and the weight of the task that `notify` would select; `None` if all tasks are notified.
     pub(super) fn oldest(&self) -> Option<(u64, u32)> {
         self.waiters.get(self.first as usize).map(|waiter| (waiter.arrival, waiter.weight))
     }
