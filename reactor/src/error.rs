@@ -48,7 +48,8 @@ pub enum Error {
     /// The system could not start the reactor's thread.
     #[error("cannot start the thread of the reactor: {0}")]
     Thread(#[source] io::Error),
-    /// A drain has begun, after which nothing can listen; or its deadline has passed, after which nothing can be opened.
+    /// A drain has begun, so the reactor cannot listen any more; or its deadline has passed, so the reactor cannot open
+    /// anything any more.
     #[error("the reactor is drained: it opens no connections and no endpoints")]
     Drained,
     /// A thread could not be bound to a core.
@@ -80,8 +81,7 @@ pub enum Error {
         /// The value of the setting.
         value: u64,
     },
-    /// The private data of a connect request does not fit: the reactor's greeting, which is a part of the same data, needs
-    /// the other bytes.
+    /// The private data of the program does not fit into the connect request beside the greeting of the reactor.
     #[error("{len} bytes of private data: the limit is {max}")]
     PrivateDataTooLong {
         /// The length of the private data, in bytes.
@@ -101,7 +101,7 @@ pub enum Blocked {
     /// A credit. The peer has not granted the local side another message.
     #[error("the peer's window is closed")]
     Window,
-    /// The end of another large message. As many messages that are longer than one buffer are in flight as may be.
+    /// The end of another large message. The largest allowed number of messages longer than one buffer is in flight.
     #[error("too many large messages are in flight")]
     Transfers,
     /// Memory for the copy of a message that is longer than one buffer; see `LargeMessageSettings::memory`.
@@ -143,7 +143,7 @@ pub enum SendErrorKind {
     /// The 8 bytes of an atomic operation do not begin at a multiple of 8.
     #[error("an atomic operation at {at} {location}: it must be a multiple of 8")]
     Misaligned {
-        /// The memory that is misaligned.
+        /// The side whose memory is misaligned.
         location: MemoryLocation,
         /// The start of the 8 bytes: an offset in the local region, or an address of the peer's memory.
         at: u64,
@@ -220,7 +220,7 @@ pub enum SendErrorKind {
     Closed,
 }
 
-/// The side of an operation on which a memory range is.
+/// The location of a memory range that an operation uses: the local side or the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryLocation {
     /// The region of the local side.

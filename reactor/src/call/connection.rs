@@ -9,8 +9,8 @@ use super::limits::{CallLimits, CallStats, Load};
 use crate::transport::slab::{Key, Slab};
 use crate::{ConnectionId, Context, SendErrorKind};
 
-/// The largest number of refusals, of 16 bytes each, that are queued on a connection. Further ones are dropped. A peer that causes so many
-/// does not receive its messages.
+/// The largest number of refusals of requests that are queued on a connection, each a frame of 16 bytes. Further refusals are dropped. A
+/// peer that causes so many does not receive messages.
 const MAX_REFUSALS: usize = 1024;
 
 /// The largest capacity of `Shared::frame`, in bytes, that is kept for the next frame. A larger buffer is freed after its use.
@@ -357,7 +357,7 @@ impl<T> ConnectionCalls<T> {
         shared.held.remove(bytes);
     }
 
-    // Both directions.
+    // The queue of frames, and the end of the connection.
 
     /// Sends queued frames in order, until the queue is empty or the connection has no room.
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>, shared: &mut Shared) {

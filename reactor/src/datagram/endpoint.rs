@@ -97,16 +97,16 @@ pub(super) struct Endpoint {
     pub(super) marked: bool,
 }
 
-/// The number of bits for the sequence number of a send in the number of a work request. That number is a part of the
-/// work request id.
+/// The number of bits for the sequence number of a send in a work request id of an endpoint. The id also contains the
+/// slot and the generation of the endpoint's key.
 const SEQUENCE_BITS: u32 = 16;
-/// The number of bits for the slot of the endpoint in the number of a work request.
+/// The number of bits for the slot of the endpoint's key in a work request id.
 const SLOT_BITS: u32 = 20;
-/// The number of bits for the generation of the endpoint's key in the number of a work request. One further bit marks a
-/// send.
+/// The number of bits for the generation of the endpoint's key in a work request id. One further bit distinguishes
+/// sends from receives.
 pub(super) const GENERATION_BITS: u32 = ENDPOINT_WORK_BITS - SEQUENCE_BITS - SLOT_BITS - 1;
 
-/// The decoded number of a work request of an endpoint.
+/// The decoded part of a work request id that this module encodes: the endpoint, and the send or receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EndpointWorkRequest {
     pub(super) endpoint: Key,
@@ -123,7 +123,7 @@ impl EndpointWorkRequest {
         endpoint_wr_id(number)
     }
 
-    /// Decodes the number of a work request, from the work request id of its completion.
+    /// Decodes the number in a work request id, which [`EndpointWorkRequest::pack`] has encoded.
     pub(super) fn unpack(number: u64) -> Self {
         let slot = (number >> (1 + SEQUENCE_BITS)) as u32 & ((1 << SLOT_BITS) - 1);
         let generation = (number >> (1 + SEQUENCE_BITS + SLOT_BITS)) as u32 & ((1 << GENERATION_BITS) - 1);

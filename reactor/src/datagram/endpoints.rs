@@ -85,7 +85,7 @@ pub(super) struct PeerLookup {
     pub(super) timer: Key,
 }
 
-/// The decoded number that the driver stores for an event source or a timer of an endpoint or of a lookup.
+/// The owner of a connection-manager id or of a timer: an endpoint or a lookup. The driver stores it as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndpointToken {
     Endpoint(Key),
@@ -127,7 +127,8 @@ impl Default for Endpoints {
     fn default() -> Self {
         Self {
             all: Slab::with_generation_bits(GENERATION_BITS),
-            // Keys of endpoints and of lookups are encoded in numbers, in which a generation has fewer than 32 bits.
+            // The keys of peers are not encoded in numbers, so their generations may have 32 bits. Those of endpoints
+            // and of lookups have fewer bits.
             peers: Slab::default(),
             lookups: Slab::with_generation_bits(31),
             events: VecDeque::new(),
@@ -166,7 +167,7 @@ impl Endpoints {
         }
     }
 
-    // Opening.
+    // The opening of endpoints.
 
     pub(crate) fn open(
         &mut self,
@@ -321,7 +322,8 @@ impl Endpoints {
 
     // Events from the driver.
 
-    /// Handles the completion of an endpoint's work request. `number` is the number of that work request.
+    /// Handles the completion of an endpoint's work request. `number` is the part of its id that
+    /// [`EndpointWorkRequest`] encodes.
     #[cold]
     pub(crate) fn completed(&mut self, driver: &mut Driver, number: u64, wc: &WorkCompletion) {
         let EndpointWorkRequest { endpoint, send } = EndpointWorkRequest::unpack(number);
@@ -562,8 +564,8 @@ impl Endpoints {
         if let Err(error) = provider.destroy_id(id, now) {
             log::error!("{}: {error}: the device keeps the queue pair", endpoint.id);
             driver.counters().connections.undestroyed += 1;
-            // The queue pair may still complete work requests. So `release` must not return its entries in the
-            // completion queue.
+            // The queue pair may still complete work requests. So `release` must not return the entries that the
+            // endpoint has reserved in the completion queue.
             endpoint.resources.room = 0;
         }
     }

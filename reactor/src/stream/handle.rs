@@ -9,8 +9,8 @@ use super::unread::Unread;
 use crate::{ConnectionId, Context, Readiness, SendErrorKind};
 
 /// A stream, borrowed from its [`super::StreamContext`]. No call blocks. If a call can make no progress, it fails with
-/// [`ErrorKind::WouldBlock`], and a callback reports when it can. All calls fail with [`ErrorKind::NotConnected`] once the
-/// stream has ended.
+/// [`ErrorKind::WouldBlock`]. A callback follows when a further call can make progress. All calls fail with
+/// [`ErrorKind::NotConnected`] once the stream has ended.
 pub struct Stream<'a> {
     pub(super) table: &'a mut StreamTable,
     pub(super) cx: Context<'a>,

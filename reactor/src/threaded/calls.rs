@@ -80,9 +80,9 @@ impl Caller {
         Self { handle }
     }
 
-    /// Makes a call, and waits for the answer, at most `within`. Returns the payload of the answer. If 64 messages or calls of the
-    /// connection are queued, the request waits, and is not sent if the deadline passes before. If the future is dropped, the call is
-    /// cancelled.
+    /// Makes a call, and waits for the answer, at most `within`. Returns the payload of the answer. If 64 messages and calls of the
+    /// connection are queued, the request waits. If the deadline passes meanwhile, the request is not sent. If the future is dropped, the
+    /// call is cancelled.
     ///
     /// Example: [`Caller`].
     ///

@@ -15,7 +15,7 @@ use crate::{
     ReactorHandle,
 };
 
-/// The time that connections have to end when the last handle of the reactor is dropped and the reactor is drained.
+/// The deadline of the drain that begins when the program drops the last handle of the reactor.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// A command of a task, which the reactor's thread carries out.
@@ -115,7 +115,7 @@ impl Drop for ConnectionHandle {
     }
 }
 
-/// The id of a listener, as its handle holds it. Dropping it closes the listener.
+/// The part of a `ThreadedListener` that closes the listener when it is dropped.
 pub(super) struct ListenerHandle {
     pub(super) link: Arc<ThreadLink>,
     pub(super) id: ListenerId,
