@@ -6,7 +6,7 @@ use crate::config::Framing;
 use crate::error::Error;
 use crate::security::{Security, SecurityError};
 
-/// The properties that a connection requests from its device. Both sides have them: a new connection and a listener.
+/// The properties that a connection requests from its device. The options of a listener contain them, too, for its connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Service {
     retries: Retries,
@@ -111,9 +111,6 @@ impl ConnectOptions {
 
     /// Declares that the peer supports the extensions of RFC 7306: RDMA Writes with immediate data, and atomics. The option applies only to
     /// connections of the embedded provider with [`Framing::Raw`]. There, the two sides cannot negotiate the extensions, because MPA has no
-    /// field for them. A peer without the extensions ends the connection when the local side uses one. In all other cases the option has no
-    /// effect: with [`Framing::Credits`] the greetings negotiate the extensions, and a device supports such operations or not. Default:
-    /// false.
     #[must_use]
     pub const fn extensions(mut self, of_peer: bool) -> Self {
         self.service.extensions = of_peer;

@@ -58,7 +58,7 @@ pub(crate) struct Providers {
     in_memory: u8,
     /// The providers that have carried a connection that is not in shared memory. Each bit stands for one provider.
     on_wire: u8,
-    /// The number of providers whose connection-manager channels the poller watches: so many from the first one on.
+    /// The number of providers, counted from the first one, whose connection-manager channels the poller watches.
     watched: usize,
 }
 
@@ -225,8 +225,8 @@ impl Providers {
     }
 
     /// Attaches a connect request that another reactor has detached, to accept it here. Returns the new id of the request, and the index of
-    /// its device. The provider must have the same name as the provider of the other reactor. If several providers have that name, the one
-    /// with the same index as in the other reactor attaches the request; if that one has another name, the call fails.
+    /// its device. The request needs a provider with the same name as the provider that detached it. If several providers have that name,
+    /// one of them must have the same index as that provider had in the other reactor. Otherwise the call fails.
     pub(crate) fn attach(
         &mut self,
         request: Handle<Detached>,
