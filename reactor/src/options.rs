@@ -111,6 +111,9 @@ impl ConnectOptions {
 
     /// Declares that the peer supports the extensions of RFC 7306: RDMA Writes with immediate data, and atomics. The option applies only to
     /// connections of the embedded provider with [`Framing::Raw`]. There, the two sides cannot negotiate the extensions, because MPA has no
+    /// field for them. A peer without the extensions ends the connection when the local side uses one. In all other cases the option has no
+    /// effect: with [`Framing::Credits`] the greetings negotiate the extensions, and on RDMA devices only the device decides. Default:
+    /// false.
     #[must_use]
     pub const fn extensions(mut self, of_peer: bool) -> Self {
         self.service.extensions = of_peer;

@@ -334,7 +334,8 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// The error of `begin`, except `WouldBlock`. [`OperationError::Failed`] if the connection ended before the operation completed.
+    /// The error that `begin` returns, except `WouldBlock`. [`OperationError::Failed`] if the connection ended before the operation
+    /// completed.
     pub async fn operate(
         &self,
         begin: impl FnMut(&mut Context<'_>) -> Result<SendId, SendErrorKind>,
