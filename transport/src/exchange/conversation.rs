@@ -1,26 +1,26 @@
-//! [`Conversation`]: the order of the messages, as a state machine. Bytes go in, bytes and events come out.
+//! [`Conversation`]: the state machine of one side. Input: the bytes that arrive on the stream. Output: bytes to send, and events.
 //!
 //! ```text
 //! active                        passive
-//!   Request  ->                              the queue pair can receive
-//!                 <-  Accept or Refuse       the queue pair can send, too
-//!   Ready    ->                              both sides are established
-//!   Goodbye  <->  Goodbye                    in either order, from Request on
+//! Request  ->                              the passive queue pair can receive
+//!          <-  Accept or Refuse            the passive queue pair can also send
+//! Ready    ->                              the connection is established on both sides
+//! Goodbye  <->  Goodbye                    from Request on; either side may send Goodbye first
 //! ```
 //!
-//! A conversation reads no bytes past the next message, and a peer may send at most six messages. So a peer can neither fill the
-//! memory nor keep the reader busy.
+//! A conversation reads no bytes past the next message, and a peer may send at most three messages. So a peer can neither fill the memory
+//! nor keep the reader busy.
 
 use super::message::{Endpoint, ExchangeHeader, ExchangeMessage, ExchangeRefusal, HEADER_LEN, MAX_MESSAGE, Violation};
 
-/// The state of a conversation.
+/// The state of a conversation: the last message that was sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConversationState {
-    /// Active side: no message was sent.
+    /// Active side: no message has been sent.
     Idle,
     /// Active side: Request was sent.
     RequestSent,
-    /// Active side: the peer has accepted.
+    /// Active side: Accept has arrived. The local side has not sent Ready.
     AcceptReceived,
     /// Passive side: no message has arrived.
     AwaitingRequest,
@@ -28,39 +28,39 @@ enum ConversationState {
     RequestReceived,
     /// Passive side: Accept was sent.
     AcceptSent,
-    /// Both queue pairs can send and receive.
+    /// Both queue pairs can send and receive: the active side has sent Ready, or the passive side has received it.
     Established,
     /// The conversation has ended. Later input is not read.
     Closed,
 }
 
-/// An event that a message of the peer causes.
+/// An event that a message from the peer causes. The boxed bytes are the private data of the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ConversationEvent {
-    /// The peer requests a connection.
+    /// The peer requests a connection with a queue pair that has these attributes.
     Requested(Endpoint, Box<[u8]>),
-    /// The peer accepts.
+    /// The peer accepts with a queue pair that has these attributes.
     Accepted(Endpoint, Box<[u8]>),
-    /// The peer refuses.
+    /// The peer refuses for this reason.
     Refused(ExchangeRefusal, Box<[u8]>),
-    /// The queue pair of the peer can send and receive.
+    /// The peer has sent Ready: its queue pair can send and receive.
     Ready,
     /// The peer has disconnected.
     Goodbye,
-    /// The peer has violated the protocol.
+    /// The peer has sent an invalid message, or a message that its state does not allow. The conversation has ended.
     Violated(Violation),
 }
 
-/// The state machine of one side. See the [module](self).
+/// The state machine of one side of a connection. It uses no socket: the caller moves the bytes.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     state: ConversationState,
-    /// True once the local side has sent Goodbye or Refuse.
+    /// True once the local side needs to send no Goodbye: it has sent Goodbye or Refuse, or has disconnected before Request.
     goodbye_sent: bool,
-    /// The received part of the next message.
+    /// The first bytes of a message of which other bytes have not arrived.
     input: Vec<u8>,
     output: Vec<u8>,
-    /// The number of bytes of `output` that were written to the stream.
+    /// The number of bytes at the front of `output` that were written to the stream.
     sent: usize,
 }
 
@@ -69,17 +69,17 @@ impl Conversation {
         Self { state, goodbye_sent: false, input: Vec::with_capacity(MAX_MESSAGE), output: Vec::new(), sent: 0 }
     }
 
-    /// Returns the conversation of the side that connects.
+    /// Creates the conversation of the active side, which requests the connection.
     pub(crate) fn active() -> Self {
         Self::new(ConversationState::Idle)
     }
 
-    /// Returns the conversation of the side that accepts or refuses.
+    /// Creates the conversation of the passive side, which accepts or refuses the connection.
     pub(crate) fn passive() -> Self {
         Self::new(ConversationState::AwaitingRequest)
     }
 
-    // Output.
+    // Output: each method appends one message to `output` and changes the state.
 
     pub(crate) fn request(&mut self, own: Endpoint, private_data: &[u8]) {
         debug_assert_eq!(self.state, ConversationState::Idle);
@@ -101,7 +101,8 @@ impl Conversation {
         self.send(ConversationState::Established, &ExchangeMessage::Ready);
     }
 
-    /// Sends Goodbye, once. Does nothing if the peer knows of no connection: before Request, and after Refuse.
+    /// Sends Goodbye, but at most once. Sends nothing if the peer has no connection to end: no Request was sent or received, or the local
+    /// side has sent Refuse.
     pub(crate) fn disconnect(&mut self) {
         if !std::mem::replace(&mut self.goodbye_sent, true)
             && !matches!(self.state, ConversationState::Idle | ConversationState::AwaitingRequest)
@@ -115,12 +116,12 @@ impl Conversation {
         self.state = next;
     }
 
-    /// Returns the bytes that are not written to the stream yet.
+    /// Returns the output that is not written to the stream yet.
     pub(crate) fn unsent(&self) -> &[u8] {
         &self.output[self.sent..]
     }
 
-    /// Records that `octets` bytes were written to the stream.
+    /// Records that the first `octets` bytes of [`Conversation::unsent`] were written to the stream.
     pub(crate) fn sent(&mut self, octets: usize) {
         self.sent = self.output.len().min(self.sent + octets);
         if self.sent == self.output.len() {
@@ -129,9 +130,8 @@ impl Conversation {
         }
     }
 
-    // Input.
-
-    /// Returns the number of bytes to read next; 0 if no message may follow.
+    /// Returns the largest number of bytes to read from the stream next, so that no byte after the next message is read. Returns 0 if the
+    /// conversation has ended.
     pub(crate) fn wanted(&self) -> usize {
         if self.state == ConversationState::Closed {
             return 0;
@@ -147,7 +147,8 @@ impl Conversation {
         self.input.first_chunk().map(|octets| ExchangeHeader::parse(*octets))
     }
 
-    /// Consumes at most [`Conversation::wanted`] bytes. Returns an event if they complete a message or violate the protocol.
+    /// Consumes at most [`Conversation::wanted`] bytes. Returns an event if the bytes complete a message or violate the protocol, and
+    /// `None` if the message is still incomplete.
     pub(crate) fn received(&mut self, octets: &[u8]) -> Option<ConversationEvent> {
         self.input.extend_from_slice(&octets[..octets.len().min(self.wanted())]);
         let header = match self.header()? {
@@ -204,7 +205,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Passes the output of one side to the other in pieces. Returns the events at the other side.
+    /// Passes the output of `from` to `to` in pieces of at most `piece` bytes. Returns the events of `to`.
     fn pass(from: &mut Conversation, to: &mut Conversation, piece: usize) -> Vec<ConversationEvent> {
         let mut steps = Vec::new();
         while !from.unsent().is_empty() && to.wanted() > 0 {
@@ -266,7 +267,7 @@ mod tests {
         assert!(matches!(passive.received(&octets), Some(ConversationEvent::Violated(_))), "ready before the answer");
         let mut garbage = Conversation::passive();
         assert!(matches!(garbage.received(b"GET / HT"), Some(ConversationEvent::Violated(_))));
-        // The active side disconnects before the answer.
+        // The active side may disconnect before the passive side answers: the passive side receives both messages.
         let (mut active, mut passive) = (Conversation::active(), Conversation::passive());
         active.request(endpoint(), b"");
         active.disconnect();
@@ -275,7 +276,7 @@ mod tests {
     }
 
     proptest! {
-        /// For any input, in any pieces, the memory is bounded and the conversation ends.
+        /// The input is random and arrives in random pieces. The memory stays bounded, and the conversation ends after few events.
         #[test]
         fn any_octets_end(mut octets in prop::collection::vec(any::<u8>(), 0..600), cuts in prop::collection::vec(1usize..40, 1..40), answers: bool) {
             if octets.len() > 8 {

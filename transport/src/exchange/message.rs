@@ -1,8 +1,9 @@
-//! The encoding of the messages. The parser checks every field before it returns a message.
+//! The encoding of the messages that two programs exchange to connect their queue pairs. The parser checks every field before it returns a
+//! message.
 
-/// The length of a header in bytes: magic, version, kind, length of the body.
+/// The length of a header in bytes. Its fields are a magic number, the version, the kind of message, and the length of the body.
 pub(crate) const HEADER_LEN: usize = 8;
-/// The largest length of private data in bytes: that of a request of InfiniBand's connection manager.
+/// The largest length of private data in bytes. InfiniBand's connection manager has the same limit for its requests.
 pub(crate) const MAX_PRIVATE_DATA: usize = 56;
 /// The length of the longest message in bytes.
 pub(crate) const MAX_MESSAGE: usize = HEADER_LEN + ENDPOINT_LEN + MAX_PRIVATE_DATA;
@@ -21,28 +22,28 @@ pub(crate) enum Network {
     RoceV2 = 2,
 }
 
-/// The attributes of one side's queue pair: in Request those that it requests, in Accept those that it uses.
+/// The attributes of a queue pair. Request has the attributes that the active side requests, and Accept those that the passive side uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) network: Network,
-    /// The code of the MTU, 1 (256 bytes) to 5 (4096): the MTU of the port in Request, and that of the path in Accept.
+    /// The code of the MTU, 1 (256 bytes) to 5 (4096 bytes). Request has the MTU of the active side's port, and Accept that of the path.
     pub(crate) mtu: u8,
-    /// The code of the time after which the sender of this message retransmits.
+    /// The code of the acknowledgement timeout, after which the sender of this message retransmits.
     pub(crate) ack_timeout: u8,
-    /// The number of retransmissions of an unanswered request. The side that connects decides for both.
+    /// The number of times that an unacknowledged packet is retransmitted. The active side chooses it for both sides.
     pub(crate) retry_count: u8,
-    /// The number of times that the peer retransmits a message that found no receive posted here.
+    /// The number of times that the peer retries a message for which the sender of this endpoint has posted no receive (RNR).
     pub(crate) rnr_retry_count: u8,
-    /// The type of service of every packet. The side that connects decides for both.
+    /// The traffic class of every packet. The active side chooses it for both sides.
     pub(crate) traffic_class: u8,
-    /// The number of the peer's Reads that may be outstanding here.
+    /// The number of outstanding Reads that the sender of this endpoint can serve.
     pub(crate) responder_resources: u8,
-    /// The number of this side's Reads that may be outstanding at the peer.
+    /// The number of outstanding Reads that the sender of this endpoint issues at most.
     pub(crate) initiator_depth: u8,
     /// The LID of the port; 0 on RoCE.
     pub(crate) lid: u16,
     pub(crate) qp_number: u32,
-    /// The sequence number of the first packet that this side sends.
+    /// The sequence number of the first packet that the queue pair sends.
     pub(crate) psn: u32,
     pub(crate) gid: [u8; 16],
 }
@@ -50,17 +51,17 @@ pub(crate) struct Endpoint {
 /// The reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeRefusal {
-    /// The program refuses; the private data is its answer.
+    /// The program of the passive side refuses. The private data is its answer.
     Program,
-    /// No port of the passive side has the local address of the stream.
+    /// No RDMA port of the passive side has the address at which the stream arrived.
     NoPort,
-    /// The two ports are on networks of different kinds.
+    /// One side is on InfiniBand and the other side is on RoCE.
     OtherNetwork,
     /// The passive side's device rejects the attributes in the request.
     Device,
-    /// The passive side has as many unanswered requests as its backlog allows.
+    /// The backlog of the passive side is full: its program has not answered the earlier requests.
     Busy,
-    /// A reason that this version does not know.
+    /// A code that this version of the library does not define.
     Other(u8),
 }
 
@@ -87,7 +88,7 @@ impl ExchangeRefusal {
         }
     }
 
-    /// Returns the reason that the active side reports.
+    /// Returns the text with which the active side reports the refusal to its program.
     pub(crate) const fn reason(self) -> &'static str {
         match self {
             Self::Program => "the peer refuses",
@@ -102,25 +103,25 @@ impl ExchangeRefusal {
     }
 }
 
-/// A message, which borrows its private data.
+/// A message. The byte slice of a variant is the private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeMessage<'a> {
     /// The active side requests a connection.
     Request(Endpoint, &'a [u8]),
-    /// The passive side accepts: its queue pair can send and receive.
+    /// The passive side accepts. Its queue pair can send and receive.
     Accept(Endpoint, &'a [u8]),
-    /// The passive side refuses.
+    /// The passive side refuses for this reason.
     Refuse(ExchangeRefusal, &'a [u8]),
-    /// The active side's queue pair can send and receive, too.
+    /// The active side's queue pair can send and receive. This is the answer to Accept.
     Ready,
-    /// The sender disconnects.
+    /// The sender of this message disconnects.
     Goodbye,
 }
 
-/// The reason why the bytes are not a valid message.
+/// The reason why the peer's bytes violate the protocol, as a text for the program.
 pub(crate) type Violation = &'static str;
 
-/// The header of a message: its kind, and the length of its body.
+/// The header of a message: the kind of message, and the length of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExchangeHeader {
     kind: u8,
@@ -151,7 +152,7 @@ impl ExchangeHeader {
         if range.contains(&header.body()) { Ok(header) } else { Err("a message of a wrong length") }
     }
 
-    /// Parses the message from its whole body.
+    /// Parses a message. `body` is the whole body that follows this header.
     pub(crate) fn message(self, body: &[u8]) -> Result<ExchangeMessage<'_>, Violation> {
         let short = "a message of a wrong length";
         match self.kind {
@@ -176,7 +177,7 @@ impl ExchangeHeader {
 }
 
 impl ExchangeMessage<'_> {
-    /// Appends the encoded message. Private data is cut at [`MAX_PRIVATE_DATA`] bytes.
+    /// Appends the encoded message to `out`. Private data past [`MAX_PRIVATE_DATA`] bytes is cut off.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
         let kind = match self {
@@ -205,9 +206,9 @@ impl ExchangeMessage<'_> {
     }
 }
 
-/// The largest number of a queue pair or a packet: both have 24 bits.
+/// The largest value of 24 bits. Queue pair numbers and packet sequence numbers have 24 bits.
 const MAX_24_BITS: u32 = 0xff_ffff;
-/// The first multicast LID.
+/// The first multicast LID. Smaller LIDs name single ports.
 const MULTICAST_LID: u16 = 0xc000;
 
 impl Endpoint {
@@ -232,7 +233,7 @@ impl Endpoint {
             2 => Network::RoceV2,
             _ => return Err("a port on an unknown kind of network"),
         };
-        // The lower half of the word is reserved.
+        // The LID is the upper half of this word. The lower half is reserved.
         let lid = (lids >> 16) as u16;
         let lid_is_good = match network {
             Network::InfiniBand => (1..MULTICAST_LID).contains(&lid),
@@ -243,7 +244,7 @@ impl Endpoint {
             (ack_timeout <= 31, "an ack timeout out of its range"),
             (retry_count <= 7 && rnr_retry_count <= 7, "a retry count out of its range"),
             (lid_is_good, "a LID that is not a unicast LID"),
-            // Queue pairs 0 and 1 are for management.
+            // Queue pairs 0 and 1 are reserved for management. The largest number means multicast.
             ((2..MAX_24_BITS).contains(&qp_number), "a queue pair number out of its range"),
             (psn <= MAX_24_BITS, "a packet number out of its range"),
             (gid != [0; 16] && gid[0] != 0xff && !is_group(gid), "a GID that is not a unicast GID"),
@@ -286,7 +287,7 @@ impl Endpoint {
     }
 }
 
-/// Returns true if a GID is an IPv4-mapped address that does not name a single host.
+/// Returns true if a GID is an IPv4-mapped address that names no single host: a multicast, the broadcast or the unspecified address.
 fn is_group(gid: [u8; 16]) -> bool {
     let v4 = std::net::Ipv6Addr::from(gid).to_ipv4_mapped();
     v4.is_some_and(|v4| v4.is_multicast() || v4.is_broadcast() || v4.is_unspecified())
@@ -345,7 +346,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The layout of `docs/wire.md`.
+    /// The bytes are those that `docs/wire.md` specifies.
     #[test]
     fn a_request_has_its_layout() {
         let wanted = b"RdXg\x01\x01\x00\x26\x02\x03\x13\x07\x07\x68\x10\x08\0\0\0\0\0\x12\x34\x56\0\xab\xcd\xef\
