@@ -1,22 +1,27 @@
-//! Settings of datagrams.
+//! The settings of datagrams on the embedded provider.
 
 use crate::datagram::QUEUE_KEY;
 
-/// The port of RoCE version 2 (IANA: `roce`).
+/// The UDP port of RoCE version 2, as assigned by IANA (`roce`).
 pub const ROCE_PORT: u16 = 4791;
 
 /// The settings of the embedded provider's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RoceConfig {
-    /// The UDP port of all datagrams but those of groups. With `None`, the default, each listener uses the UDP port with its own number,
-    /// and the other ids of an address share a free one, so that processes do not conflict. With 4791, datagrams are exchanged with RoCE
-    /// devices of other hosts, such as the kernel's rxe; then only one process can use the port of an address.
+    /// The UDP port of all datagrams except those to multicast groups.
+    ///
+    /// With `None`, the default, each listener uses the UDP port with the number that it listens at. All other ids of an address share one
+    /// free port. So several processes can use one address.
+    ///
+    /// With 4791, the program exchanges datagrams with RoCE devices of other hosts, such as the kernel's rxe. Then only one process can use
+    /// an address for datagrams.
     pub port: Option<u16>,
-    /// The UDP port of multicast groups, 4791 by default. Processes share it.
+    /// The UDP port of datagrams to multicast groups, 4791 by default. Several processes can use it at the same time.
     pub group_port: u16,
-    /// The key (Q_Key) that the queue pairs of this provider require, [`QUEUE_KEY`] by default, as in rdma_cm. Peers that query an endpoint
-    /// learn it; groups use it, too. Set it for peers that agree on a key by other means, such as `ibv_ud_pingpong`(1).
+    /// The Q_Key of this provider's queue pairs, [`QUEUE_KEY`] by default, as in rdma_cm. Datagrams with another Q_Key are dropped. Peers
+    /// that query an endpoint receive the Q_Key in the reply, and multicast groups use it, too. Set it for peers that agree on a Q_Key by
+    /// other means, such as `ibv_ud_pingpong`(1).
     pub queue_key: u32,
 }
 

@@ -1,4 +1,5 @@
-//! A packet between two UDP ports: the headers of IP and UDP as covered by its ICRC, and the route header for its receiver.
+//! The IP and UDP headers of a datagram, which the socket does not pass in or out. The ICRC covers them, and a receiver gets the IP header
+//! as its route header (GRH).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -7,19 +8,21 @@ use super::icrc;
 use super::packet::{MAX_LEN, VARIANT};
 use crate::datagram::GRH_LEN;
 
-/// Room in front of a packet for the other octets that its ICRC covers: ones for an InfiniBand header, an IPv6 header, a UDP header.
+/// Room in front of a packet for what its ICRC also covers: 8 octets of ones in place of an InfiniBand header, an IPv6 header, a UDP
+/// header.
 pub(crate) const HEADROOM: usize = 8 + 40 + 8;
-/// Length of a packet's buffer, octets. A packet that fills it was longer.
+/// The length of a packet's buffer, octets. It is longer than any valid packet: a packet that fills the buffer was cut off, and is dropped.
 pub(crate) const ROOM: usize = HEADROOM + MAX_LEN + 4;
 
 const UDP: u8 = 17;
-/// The first octet of an IPv4 header without options. The flag that forbids fragments follows below.
+/// The first octet of an IPv4 header without options: version 4, five words.
 const VERSION_4: u8 = 0x45;
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
-/// Octets of the IPv4 header behind the identification.
+/// The number of octets in an IPv4 header that follow its identification.
 const BEHIND_IDENTIFICATION: usize = 14;
 
-/// Writes the octets that the ICRC covers in front of a packet, at the end of `head`. Returns their number.
+/// Writes the octets that the ICRC covers in addition to the packet: the IP and UDP headers, to the end of `head`. Returns their number.
+/// `len` is the length of the packet with its ICRC.
 fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize) -> usize {
     let udp_len = (len + 8) as u16;
     *head = [0xff; HEADROOM];
@@ -31,7 +34,7 @@ fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let ip = &mut head[HEADROOM - 28..HEADROOM - 8];
             ip.copy_from_slice(&ipv4(from, to, udp_len));
-            // Type of service, time to live and checksum change in transit.
+            // Routers change the type of service, the time to live and the checksum. The ICRC is computed with ones there.
             (ip[1], ip[8]) = (0xff, 0xff);
             ip[10..12].fill(0xff);
             8 + 20 + 8
@@ -39,7 +42,7 @@ fn cover(head: &mut [u8; HEADROOM], from: SocketAddr, to: SocketAddr, len: usize
         (from, to) => {
             let ip = &mut head[HEADROOM - 48..HEADROOM - 8];
             ip.copy_from_slice(&ipv6(v6(from), v6(to), udp_len));
-            // Traffic class, flow label and hop limit change in transit, too.
+            // Routers change the traffic class, the flow label and the hop limit. The ICRC is computed with ones there.
             ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
             ip[7] = 0xff;
             8 + 40 + 8
@@ -54,7 +57,7 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The hop limit in headers that are synthesized here.
+/// The hop limit in a route header. A socket does not expose the real one.
 const HOPS: u8 = 64;
 
 fn ipv4(from: Ipv4Addr, to: Ipv4Addr, udp_len: u16) -> [u8; 20] {
@@ -82,8 +85,8 @@ fn ipv6(from: Ipv6Addr, to: Ipv6Addr, udp_len: u16) -> [u8; 40] {
     header
 }
 
-/// Returns the CRC of a packet that begins behind [`HEADROOM`], without the ICRC at its end. Only the octets in front of the packet are
-/// changed.
+/// Computes the ICRC of the packet at [`HEADROOM`], whose length without its ICRC is `len`. Overwrites the octets in front of the packet;
+/// the packet itself is unchanged.
 fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
     let Some((head, packet)) = buffer.split_first_chunk_mut() else { return 0 };
     let covered = cover(head, from, to, len + icrc::LEN);
@@ -94,7 +97,8 @@ fn crc(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> u32 {
     crc
 }
 
-/// Writes the ICRC behind a packet of `len` octets that begins behind [`HEADROOM`]. Returns the range of the whole packet.
+/// Appends the ICRC to the packet at [`HEADROOM`], whose length without its ICRC is `len`. Returns the range of the whole packet in
+/// `buffer`.
 pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> Range<usize> {
     let crc = crc(buffer, len, from, to);
     let end = HEADROOM + len;
@@ -102,8 +106,8 @@ pub(crate) fn seal(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
     HEADROOM..end + icrc::LEN
 }
 
-/// Returns true if the ICRC of a packet of `len` octets, which begins behind [`HEADROOM`], is valid: exactly over IPv6, and for any
-/// identification over IPv4, because sockets do not expose it.
+/// Returns true if the ICRC of the packet at [`HEADROOM`] is valid; `len` is the length of the packet with its ICRC. Over IPv4, the ICRC is
+/// valid if it matches for any identification, because sockets do not expose the identification.
 pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAddr) -> bool {
     let Some(covered) = len.checked_sub(icrc::LEN).filter(|_| HEADROOM + len <= buffer.len()) else { return false };
     let own = crc(buffer, covered, from, to);
@@ -112,8 +116,8 @@ pub(crate) fn fits(buffer: &mut [u8], len: usize, from: SocketAddr, to: SocketAd
     own == theirs || from.is_ipv4() && icrc::identification(own ^ theirs, behind).is_some()
 }
 
-/// Returns the octets in front of a received datagram: the IPv6 header, or zeros and the IPv4 header (annex A17.4.5.2). Fields that a
-/// socket does not expose are synthesized: type of service, identification, time to live.
+/// Returns the route header (GRH) that a receive has in front of the datagram: the IPv6 header, or 20 zeros and the IPv4 header (annex
+/// A17.4.5.2). A socket does not expose the type of service, the identification and the time to live, so these have made-up values.
 pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN] {
     let udp_len = (len + 8) as u16;
     match (from, to) {
@@ -126,7 +130,7 @@ pub(crate) fn route_header(from: IpAddr, to: IpAddr, len: usize) -> [u8; GRH_LEN
     }
 }
 
-/// Returns the sender and the receiver that a route header names.
+/// Returns the addresses of the sender and the receiver in a route header, or `None` if it is neither IPv4 nor IPv6.
 pub(crate) fn parties(header: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let v6 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<16>()?));
     let v4 = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<4>()?));
@@ -149,8 +153,8 @@ mod tests {
         buffer
     }
 
-    /// A congestion notification of a ConnectX-4 Lx, from the tests of scapy (`test/contrib/roce.uts`): identification 0x718c, with the
-    /// bit of backward congestion in the octet that may change.
+    /// The packet is a congestion notification of a ConnectX-4 Lx with identification 0x718c, from the tests of scapy
+    /// (`test/contrib/roce.uts`). Its bit for backward congestion is set, in the octet that routers may change.
     #[test]
     fn the_crc_of_an_adapter_fits_with_the_identification_that_it_had() {
         let packet = b"\x81\0\xff\xff\x40\0\x01\x18\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x82\xfd\0\x2a";
@@ -161,14 +165,14 @@ mod tests {
         let found = icrc::identification(own ^ 0x2a00_fd82, BEHIND_IDENTIFICATION + 8 + 28);
         assert_eq!(found, Some(0x718c));
         assert_eq!(octets[HEADROOM..HEADROOM + packet.len()], packet[..], "the packet is as it was");
-        // Octets that may change in transit are not covered; all others are.
+        // The CRC does not depend on the octet that routers may change, but on all others.
         octets[HEADROOM + VARIANT] = 0;
         assert!(fits(&mut octets, packet.len(), from, to));
         octets[HEADROOM + 7] ^= 1;
         assert!(!fits(&mut octets, packet.len(), from, to));
     }
 
-    /// A Send Only of an unreliable connection, from the same file: identification 1144.
+    /// The packet is a Send Only of an unreliable connection with identification 1144, from the tests of scapy (`test/contrib/roce.uts`).
     #[test]
     fn the_crc_of_another_capture() {
         let head = b"\x24\x60\xff\xff\0\0\0\xd3\0\xcf\x17\x10";
@@ -181,7 +185,7 @@ mod tests {
         assert_eq!(icrc::identification(own ^ 0xf353_f378, BEHIND_IDENTIFICATION + 8 + 32), Some(1144));
     }
 
-    /// The CRC is computed from the definition, over the IPv6 packet as on the wire, with ones in the fields that routers write.
+    /// The expected CRC is that of the IPv6 packet as on the wire, with ones in the fields that routers change.
     #[test]
     fn over_ipv6_the_crc_is_exact() {
         let header =
@@ -215,7 +219,8 @@ mod tests {
             prop_assert!(fits(&mut octets, place.len(), from, to));
             let bit = bit % (8 * place.len());
             octets[HEADROOM + bit / 8] ^= 1 << (bit % 8);
-            // No identification explains a difference of one bit.
+            // One changed bit invalidates the CRC, except in the octet that routers may change: no identification explains such a
+            // difference.
             prop_assert_eq!(fits(&mut octets, place.len(), from, to), bit / 8 == VARIANT);
             prop_assert!(!fits(&mut octets, 3, from, to));
         }

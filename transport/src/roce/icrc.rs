@@ -1,19 +1,19 @@
-//! The invariant CRC of a RoCE v2 packet (InfiniBand Architecture Specification, volume 1, annex A17.3.3): CRC-32 over the parts of the
-//! packet that no router changes, from the IP header on.
+//! The invariant CRC (ICRC) of a RoCE version 2 packet (InfiniBand Architecture Specification, volume 1, annex A17.3.3). It is a CRC-32
+//! over those fields of the packet, from the IP header on, that routers do not change.
 //!
-//! A socket does not expose the identification of an IPv4 header, which the CRC covers as well. The CRC is linear: if two packets differ in
-//! these 16 bits only, the difference of their CRCs depends only on these bits and on the number of octets behind them. A CRC that does not
-//! match the identification 0 is therefore traced back to the position of the identification. It is valid if 16 bits there explain the
-//! difference.
+//! The ICRC also covers the identification of an IPv4 header, which a socket does not expose. The CRC is linear: if two packets differ only
+//! in these 16 bits, the difference of their CRCs depends only on the 16 bits and on the number of octets behind them. The receiver
+//! therefore computes the CRC with the identification 0. From the difference to the packet's ICRC, [`identification`] computes the
+//! identification that explains it. The ICRC is valid if there is one.
 
 /// Length of the CRC, octets.
 pub(crate) const LEN: usize = 4;
 
-/// The polynomial of CRC-32 (ISO 3309), reflected: the highest bit is the coefficient of 1.
+/// The polynomial of CRC-32 (ISO 3309) with its bits reflected: the highest bit is the coefficient of 1.
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// `BACK[n]` moves a register back by 2^n octets of zeros: it is x to the power of -8 * 2^n.
+/// `BACK[n]` undoes the effect of 2^n zero octets on the CRC register, by multiplication. It is the polynomial x^(-8 * 2^n).
 const BACK: [u32; 14] = {
-    // x^-1, eight times: one bit backwards.
+    // Begin with 1 and divide by x eight times: one octet backwards.
     let mut power: u32 = 1 << 31;
     let mut bit = 0;
     while bit < 8 {
@@ -30,7 +30,7 @@ const BACK: [u32; 14] = {
     table
 };
 
-/// Returns the product of two polynomials, modulo that of the CRC.
+/// Returns the product of two polynomials, modulo the polynomial of the CRC.
 const fn multiply(one: u32, mut other: u32) -> u32 {
     let mut product = 0;
     let mut bit = 32;
@@ -44,13 +44,13 @@ const fn multiply(one: u32, mut other: u32) -> u32 {
     product
 }
 
-/// Returns the CRC of octets in which the fields that routers may change are ones.
+/// Returns the CRC of `octets`. The caller has set the fields that routers may change to ones, as the standard requires.
 pub(crate) fn of(octets: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(octets)
 }
 
-/// Returns the 16 bits, in wire order, that explain the difference between two CRCs; `behind` is the number of octets that follow them.
-/// Returns `None` if no 16 bits do.
+/// Returns the two octets that must replace zeros to change the CRC of a packet by `difference`, as a big-endian number. `behind` is the
+/// number of octets that follow these two. Returns `None` if no two octets do.
 pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
     let mut register = difference;
     let octets = behind + 2;
@@ -59,7 +59,7 @@ pub(crate) fn identification(difference: u32, behind: usize) -> Option<u16> {
             register = multiply(register, *back);
         }
     }
-    // The first octet of the two meets the lowest bits of the register.
+    // The register is reflected: its lowest 8 bits are the first of the two octets. All higher bits must be 0.
     let explained = octets < 1 << BACK.len() && register >> 16 == 0;
     explained.then_some((register as u16).swap_bytes())
 }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Computes the CRC bit by bit from the definition.
+    /// Computes the CRC bit by bit, as the standard defines it.
     fn reference(octets: &[u8]) -> u32 {
         !octets.iter().fold(!0_u32, |state, &octet| {
             (0..8).fold(state ^ u32::from(octet), |s, _| s >> 1 ^ if s & 1 == 1 { POLYNOMIAL } else { 0 })
@@ -98,7 +98,7 @@ mod tests {
             octets[at..at + 2].copy_from_slice(&wanted.to_be_bytes());
             let (with, behind) = (of(&octets), octets.len() - at - 2);
             prop_assert_eq!(identification(without ^ with, behind), Some(wanted));
-            // Any other result also makes the CRC valid.
+            // A damaged CRC may have an identification that explains it. The packet with this identification has that CRC.
             if let Some(other) = identification(without ^ damage, behind) {
                 octets[at..at + 2].copy_from_slice(&other.to_be_bytes());
                 prop_assert_eq!(of(&octets), damage);

@@ -1,4 +1,4 @@
-//! A connection-manager id for datagrams: its phase, and the objects that it holds.
+//! A connection-manager id for datagrams: the phase of its life, and the objects that it owns.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,37 +11,38 @@ use crate::qp::SrqId;
 use crate::slab::Key;
 use crate::wc::WcOpcode;
 
-/// The largest number of groups of an id.
+/// The largest number of multicast groups that one id may join.
 pub(crate) const GROUPS: usize = 64;
 
-/// The phases of an id.
+/// The phases of a datagram id. A query requests the number of a peer's queue pair (SIDR).
 #[derive(Debug)]
 pub(crate) enum DatagramPhase {
     /// Bound to an address of this host.
     Bound,
-    /// Listens for queries at this port.
+    /// Listens for queries for the service at this port.
     Listening(u16),
-    /// May query this peer until the deadline.
+    /// The program may query this peer until the deadline.
     Resolved(SocketAddr, Instant),
-    /// Has sent a query.
+    /// The id has sent a query to a peer. No reply has arrived.
     Querying(Box<PendingQuery>),
-    /// The peer has replied with its queue pair.
+    /// The peer has replied with the number of its queue pair.
     Reached,
-    /// A peer has sent a query, and the program decides.
+    /// The id of a query from a peer, which the program has not accepted or rejected yet. The address is where the reply goes.
     Offered(Box<SidrRequest>, SocketAddr),
-    /// The peer was sent the reply, which it may request again.
+    /// The id of an accepted query: its request id, the address of the reply, and the reply. The reply is sent again if the peer repeats
+    /// the query.
     Replied(u32, SocketAddr, Box<MadOctets>),
-    /// Ended. The program has not destroyed it yet.
+    /// The id has failed or ended. The program has not destroyed it yet.
     Dead,
 }
 
-/// A query without a reply.
+/// A query that has no reply yet.
 #[derive(Debug)]
 pub(crate) struct PendingQuery {
     pub(crate) query: SidrRequest,
     pub(crate) to: SocketAddr,
     pub(crate) until: Instant,
-    /// The time after which the query is sent again.
+    /// The time to wait for a reply before the query is sent again.
     pub(crate) wait: Duration,
 }
 
@@ -49,10 +50,10 @@ pub(crate) struct PendingQuery {
 #[derive(Debug)]
 pub(crate) struct DatagramId {
     pub(crate) phase: DatagramPhase,
-    /// The port that sends its datagrams.
+    /// The UDP port that sends the id's datagrams.
     pub(crate) port: Key,
     pub(crate) qp: Option<Box<DatagramQueuePair>>,
-    /// The groups that it has joined, with the port of each.
+    /// The multicast groups that the id has joined, each with the UDP port that receives its packets.
     pub(crate) groups: Vec<(IpAddr, Key)>,
 }
 
@@ -61,7 +62,7 @@ impl DatagramId {
         Self { phase, port, qp: None, groups: Vec::new() }
     }
 
-    /// Returns the name of its state, for errors.
+    /// Returns the name of the phase, for error messages.
     pub(crate) const fn name(&self) -> &'static str {
         match self.phase {
             DatagramPhase::Bound => "bound for datagrams",
@@ -75,17 +76,18 @@ impl DatagramId {
         }
     }
 
-    /// Returns true if a queue pair may be created for it.
+    /// Returns true if the program may create a queue pair for this id in its phase.
     pub(crate) const fn may_have_queue_pair(&self) -> bool {
         matches!(self.phase, DatagramPhase::Bound | DatagramPhase::Resolved(..) | DatagramPhase::Offered(..))
     }
 
-    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
+    /// Records that a completion of the id's queue pair was polled. If the completion was a receive from a shared receive queue, returns
+    /// that queue.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.qp.as_mut()?.polled(opcode)
     }
 
-    /// Returns its queue pair, to post to.
+    /// Returns the id's queue pair, for posting. Without a queue pair, returns an error with no work request posted.
     pub(crate) fn queue_pair(&mut self) -> std::result::Result<&mut DatagramQueuePair, PostError> {
         self.qp.as_deref_mut().ok_or(PostError { posted: 0, error: Error::Stale { object: "queue pair" } })
     }

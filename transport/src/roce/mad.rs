@@ -1,5 +1,5 @@
-//! The datagrams of the connection manager: the query for the queue pair of a service (SIDR_REQ), and its reply (SIDR_REP), as management
-//! datagrams to queue pair 1 (InfiniBand Architecture Specification, volume 1, §13.4.3, 12.11, annex A11).
+//! The management datagrams (MADs) that connect datagram ids, sent to queue pair 1. A query (SIDR_REQ) requests the queue pair of a
+//! service, and its reply is a SIDR_REP (InfiniBand Architecture Specification, volume 1, §13.4.3, 12.11, annex A11).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use super::packet::GROUP;
 
 /// Length of a management datagram, octets.
 pub(crate) const LEN: usize = 256;
-/// The queue pair of management datagrams.
+/// The number of the queue pair that receives management datagrams.
 pub(crate) const QUEUE_PAIR: u32 = 1;
 /// The Q_Key of queue pair 1.
 pub(crate) const QUEUE_KEY: u32 = 0x8001_0000;
@@ -16,14 +16,14 @@ pub(crate) const REQUEST_DATA: usize = 180;
 /// Length of the program's private data in a reply, octets.
 pub(crate) const REPLY_DATA: usize = 136;
 
-/// Base version, class of communication management, its version, and the method Send.
+/// The first four octets of a message: base version, management class, class version, method Send.
 const CLASS: [u8; 4] = [1, 7, 2, 3];
 const SIDR_REQ: u16 = 0x17;
 const SIDR_REP: u16 = 0x18;
-/// A service of the connection manager's UDP port space, without its port.
+/// The service id of port 0 in the connection manager's UDP port space. The port is in the lower 16 bits.
 const UDP_SPACE: u64 = 0x0111 << 16;
 
-/// The offsets of the fields of a message, octets.
+/// The offsets of the fields in a message, octets. Fields that begin with `REQ` are of a query, with `REP` of a reply.
 const TRANSACTION: usize = 8;
 const ATTRIBUTE: usize = 16;
 const REQUEST: usize = 24;
@@ -32,46 +32,46 @@ const REP_NUMBER: usize = 32;
 const REQ_SERVICE: usize = 32;
 const REP_SERVICE: usize = 36;
 const REP_KEY: usize = 44;
-/// The offset of the addresses in a query: version, version of IP, port, and two addresses of 16 octets.
+/// The offset of the addresses in a query. They are a version, the version of IP, a port, and two addresses of 16 octets each.
 const ADDRESSES: usize = 40;
 const ASKED: usize = 76;
 const ANSWERED: usize = 120;
 
-/// The octets of a message in a packet.
+/// The octets of one message.
 pub(crate) type MadOctets = [u8; LEN];
 
 /// A query (SIDR_REQ) for the queue pair that receives the datagrams for a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SidrRequest {
-    /// The transaction id, which is returned in the reply.
+    /// The transaction id, which the reply repeats.
     pub(crate) transaction: u64,
-    /// The request id, chosen by the querying side.
+    /// The request id that the querying side has chosen.
     pub(crate) request: u32,
-    /// The port of the service.
+    /// The port of the service whose queue pair is requested.
     pub(crate) service: u16,
     /// The address of the querying side.
     pub(crate) from: SocketAddr,
-    /// The address that is queried.
+    /// The address to which the query is sent.
     pub(crate) to: IpAddr,
-    /// Private data, padded with zeros.
+    /// The private data of the program that queries, padded with zeros.
     pub(crate) data: [u8; REQUEST_DATA],
 }
 
-/// The result of a query.
+/// The result of a query, in its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SidrStatus {
-    /// The service has this queue pair.
+    /// The program has accepted the query. This queue pair receives the datagrams for the service.
     Known {
         /// The number of the queue pair.
         number: u32,
         /// The Q_Key of the queue pair.
         queue_key: u32,
     },
-    /// No listener has the service.
+    /// No program listens for the service.
     Unsupported,
     /// The program has rejected the query.
     Rejected,
-    /// Any other status.
+    /// Any other status, by its code.
     Other(u8),
 }
 
@@ -80,17 +80,17 @@ pub(crate) enum SidrStatus {
 pub(crate) struct SidrReply {
     /// The transaction id of the query.
     pub(crate) transaction: u64,
-    /// See [`SidrRequest::request`].
+    /// The request id of the query.
     pub(crate) request: u32,
-    /// See [`SidrRequest::service`].
+    /// The port of the queried service; 0 if the reply does not contain it.
     pub(crate) service: u16,
     /// The result of the query.
     pub(crate) status: SidrStatus,
-    /// Private data, padded with zeros.
+    /// The private data of the program that replies, padded with zeros.
     pub(crate) data: [u8; REPLY_DATA],
 }
 
-/// A message that is understood.
+/// A message that [`parse`] recognizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SidrMessage {
     /// A query.
@@ -99,7 +99,7 @@ pub(crate) enum SidrMessage {
     Reply(Box<SidrReply>),
 }
 
-/// Returns the octets at an offset.
+/// Returns the `N` octets at the offset `place`, or `None` if they are not within the message.
 fn at<const N: usize>(octets: &MadOctets, place: usize) -> Option<[u8; N]> {
     octets.get(place..)?.first_chunk().copied()
 }
@@ -121,7 +121,7 @@ fn service(port: u16) -> [u8; 8] {
     (UDP_SPACE | u64::from(port)).to_be_bytes()
 }
 
-/// Returns the port of a service, or `None` if it belongs to another port space.
+/// Returns the port of a service id. Returns `None` if the id is not in the UDP port space.
 fn port(service: [u8; 8]) -> Option<u16> {
     let number = u64::from_be_bytes(service);
     (number & !0xffff == UDP_SPACE).then_some(number as u16)
@@ -169,7 +169,7 @@ impl SidrRequest {
         })
     }
 
-    /// Returns the reply to the query, with as much of `data` as fits.
+    /// Returns the reply to this query. It contains as much of `data` as fits.
     pub(crate) fn reply(&self, status: SidrStatus, data: &[u8]) -> SidrReply {
         let mut padded = [0; REPLY_DATA];
         padded.iter_mut().zip(data).for_each(|(to, &from)| *to = from);
@@ -211,7 +211,7 @@ impl SidrReply {
         Some(Self {
             transaction: u64::from_be_bytes(at(octets, TRANSACTION)?),
             request: u32::from_be_bytes(at(octets, REQUEST)?),
-            // Some peers omit it in a reply without a queue pair.
+            // Some peers omit the service id in a reply that names no queue pair.
             service: port(at(octets, REP_SERVICE)?).unwrap_or_default(),
             status,
             data: at(octets, ANSWERED)?,
@@ -219,7 +219,7 @@ impl SidrReply {
     }
 }
 
-/// Reads a management datagram. Returns `None` unless it is a query or a reply of this port space.
+/// Parses a management datagram. Returns `None` unless the datagram is a SIDR_REQ in the UDP port space, or a SIDR_REP.
 pub(crate) fn parse(octets: &[u8]) -> Option<SidrMessage> {
     let octets: &MadOctets = octets.try_into().ok()?;
     if octets[..4] != CLASS {
@@ -248,8 +248,8 @@ mod tests {
         }
     }
 
-    /// The offsets are those of tables 119 and 120, behind the 24 octets of the common header. The private data of a query begins with the
-    /// 36 octets of annex A11.
+    /// The offsets are those of tables 119 and 120 of the specification, plus the 24 octets of the common header. The private data of a
+    /// query begins with the 36 octets of annex A11.
     #[test]
     fn every_field_has_its_place() {
         let octets = query().emit();
@@ -273,7 +273,7 @@ mod tests {
     fn what_is_not_understood_is_nothing() {
         let good = query().emit();
         assert_eq!(parse(&good[..255]), None);
-        // Offsets in the class, the attribute, the port space, and the version of IP.
+        // The offsets of an octet of the class, the attribute, the port space, and the version of IP.
         for place in [1, 17, 36, 41] {
             let mut octets = good;
             octets[place] ^= 0x80;

@@ -4,16 +4,16 @@
 //! |---|---|
 //! | `packet` | the headers of a datagram: BTH, DETH, immediate data |
 //! | `icrc` | the invariant CRC |
-//! | `frame` | a packet with the headers of IP and UDP that its CRC covers, and the route header for its receiver |
-//! | `mad` | the query for the queue pair at a port, and its reply |
-//! | `numbers` | the numbers of queue pairs |
-//! | `queue_pair` | a queue pair: sends datagrams, and receives them into its receives |
-//! | `port` | a UDP port: of an address, or of a group |
-//! | `id` | a connection-manager id |
-//! | `tables` | the objects that all of these share |
+//! | `frame` | the headers of IP and UDP that the invariant CRC covers, and the route header (GRH) in front of a received datagram |
+//! | `mad` | the query for the queue pair of a service, and its reply |
+//! | `numbers` | the assignment of queue pair numbers |
+//! | `queue_pair` | a queue pair, which sends datagrams and puts received ones into posted receives |
+//! | `port` | a UDP port: of a local address, or of a multicast group |
+//! | `id` | a connection-manager id for datagrams |
+//! | `tables` | the tables that all ids of a provider share |
 //! | `config` | the settings |
 //!
-//! The modules use no sockets: packets are passed in and out, with the addresses of both ends.
+//! The modules use no sockets. The caller passes packets in and out, with the addresses of both ends.
 #![deny(unsafe_code)]
 
 mod config;

@@ -1,25 +1,27 @@
-//! Numbers of queue pairs, 24 bits: a slot of a table, and a count of the slot's uses.
+//! Assigns queue pair numbers. The lower 16 of the 24 bits are a slot of a table; the upper 8 bits count the uses of the slot.
 
 use std::collections::VecDeque;
 
 use crate::slab::Key;
 
-/// Numbers below it are reserved: 0 and 1 have a special meaning.
+/// The lowest number of a queue pair. Smaller numbers are not assigned: 0 and 1 are reserved for management.
 const FIRST: u32 = 16;
-/// The largest number of queue pairs. The number of groups is above all of them.
+/// The largest number of queue pairs at one time. It keeps the number 0xffffff free, which stands for multicast groups.
 const MOST: usize = 0xff00;
 
-/// The queue pairs of a provider by number.
+/// The queue pairs of a provider, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct QueuePairNumbers {
     places: Vec<(u32, Option<Key>)>,
-    /// Slots without a queue pair. The last one is the one that was released last.
+    /// Slots without a queue pair, in the order of their release. The slot released first is assigned first, so a number is reused late.
     free: VecDeque<u32>,
 }
 
 impl QueuePairNumbers {
-    /// Returns a number for `key`. That of a new slot begins with `salt`, so that packets to the queue pair of an earlier process match
-    /// none. Returns `None` if all numbers are in use.
+    /// Assigns a number to the queue pair `key` and returns it. Returns `None` if all numbers are in use.
+    ///
+    /// The first number of a slot has `salt` as its upper 8 bits. A random salt makes it unlikely that packets for a queue pair of an
+    /// earlier process reach this one.
     pub(crate) fn assign(&mut self, key: Key, salt: u8) -> Option<u32> {
         let place = match self.free.pop_front() {
             Some(place) => place,
@@ -38,7 +40,7 @@ impl QueuePairNumbers {
         (number & 0xffff).wrapping_sub(FIRST) as usize
     }
 
-    /// Releases a number. Its slot gets another one.
+    /// Releases a number. The next queue pair in its slot gets a number with other upper bits.
     pub(crate) fn remove(&mut self, number: u32) {
         let place = Self::place(number);
         if let Some((of, owner)) = self.places.get_mut(place).filter(|(of, owner)| *of == number && owner.is_some()) {
@@ -48,7 +50,7 @@ impl QueuePairNumbers {
         }
     }
 
-    /// Returns the queue pair with a number.
+    /// Returns the queue pair with this number, if there is one.
     #[inline]
     pub(crate) fn find(&self, number: u32) -> Option<Key> {
         self.places.get(Self::place(number)).filter(|(of, _)| *of == number)?.1

@@ -1,25 +1,25 @@
-//! The headers of a datagram: base transport header (BTH), datagram extended transport header (DETH), immediate data, and the payload with
-//! its pad (InfiniBand Architecture Specification, volume 1, §9.2, 9.3.3, 9.3.7).
+//! The headers of an unreliable datagram: base transport header (BTH), datagram extended transport header (DETH) and immediate data. The
+//! payload and its pad follow (InfiniBand Architecture Specification, volume 1, §9.2, 9.3.3, 9.3.7).
 
 use std::ops::Range;
 
 use super::icrc;
 
-/// Opcodes of unreliable datagrams without and with immediate data.
+/// Opcodes of unreliable datagrams. `UD_SEND` is without immediate data, `UD_SEND_IMMEDIATE` is with it.
 const UD_SEND: u8 = 0x64;
 const UD_SEND_IMMEDIATE: u8 = 0x65;
 /// Length of BTH and DETH together, octets.
 const HEADERS: usize = 20;
-/// The one partition of RoCE.
+/// The partition key of all packets. RoCE has only the default partition.
 const PARTITION: u16 = 0xffff;
 
 /// The largest payload, octets.
 pub(crate) const MAX_PAYLOAD: usize = 4096;
 /// Length of the longest packet, from the BTH to the ICRC, octets.
 pub(crate) const MAX_LEN: usize = HEADERS + 4 + MAX_PAYLOAD + icrc::LEN;
-/// The queue pair number of every group.
+/// The queue pair number in datagrams to a multicast group. It is also the mask of a number's 24 bits.
 pub(crate) const GROUP: u32 = 0x00ff_ffff;
-/// The octet of the BTH that routers may change.
+/// The index of the octet of the BTH that routers may change. The ICRC does not cover it.
 pub(crate) const VARIANT: usize = 4;
 
 /// The headers of a datagram, parsed.
@@ -31,9 +31,9 @@ pub(crate) struct DatagramHeader {
     pub(crate) source: u32,
     /// The Q_Key of the destination queue pair.
     pub(crate) queue_key: u32,
-    /// Immediate data.
+    /// The immediate data, if the datagram carries any.
     pub(crate) immediate: Option<u32>,
-    /// True if the sender requested an event at the receiver.
+    /// True if the sender requests a solicited event at the receiver.
     pub(crate) solicited: bool,
 }
 
@@ -42,7 +42,8 @@ fn be32(octets: &[u8], at: usize) -> Option<u32> {
 }
 
 impl DatagramHeader {
-    /// Reads a packet without its ICRC. Also returns the range of the payload. Returns `None` if it is no datagram of the only partition.
+    /// Parses a packet with its ICRC, which is not checked here. Returns the headers, and the range of the payload in the packet. Returns
+    /// `None` if the packet is no valid unreliable datagram of the default partition.
     pub(crate) fn parse(packet: &[u8]) -> Option<(Self, Range<usize>)> {
         let &[opcode, flags, high, low, ..] = packet else { return None };
         let immediate = match opcode {
@@ -51,7 +52,7 @@ impl DatagramHeader {
             _ => return None,
         };
         let (version, pad) = (flags & 0x0f, usize::from(flags >> 4 & 3));
-        // Members of a partition differ in the highest bit, and one of two must be a full member.
+        // The highest bit of a partition key distinguishes full members from limited members, and is ignored here.
         if version != 0 || u16::from_be_bytes([high, low]) & 0x7fff != PARTITION & 0x7fff {
             return None;
         }
@@ -68,13 +69,14 @@ impl DatagramHeader {
         whole.then_some((header, start..end))
     }
 
-    /// Returns the length of the headers in front of the payload, octets.
+    /// Returns the length of the headers, octets. The payload follows them.
     pub(crate) const fn len(&self) -> usize {
         HEADERS + if self.immediate.is_some() { 4 } else { 0 }
     }
 
-    /// Writes the headers of a datagram with `payload` octets to the front of `packet`, and zeros to the pad. Returns the length of the
-    /// packet without its ICRC. `packet` has room for [`MAX_LEN`] octets.
+    /// Writes the headers to the front of `packet`, and zeros to the pad behind the payload. The caller writes the payload of `payload`
+    /// octets. `number` is the packet sequence number. Returns the length of the packet without its ICRC. `packet` has room for [`MAX_LEN`]
+    /// octets.
     pub(crate) fn emit(&self, number: u32, payload: usize, packet: &mut [u8]) -> usize {
         let pad = payload.wrapping_neg() & 3;
         let opcode = if self.immediate.is_some() { UD_SEND_IMMEDIATE } else { UD_SEND };

@@ -1,4 +1,4 @@
-//! A UDP port that ids send and receive with: the socket of an address, or of a group.
+//! A UDP port with which datagram ids send and receive. Its socket is bound to a local address, or has joined a multicast group.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -7,17 +7,18 @@ use super::packet::MAX_PAYLOAD;
 use crate::mem::Interface;
 use crate::slab::Key;
 
-/// The largest headers of a payload, as devices count them: a route header, UDP, and the headers of any kind of packet.
+/// The largest total length of the headers in front of a payload, octets, as RDMA devices count it: a route header, UDP, and the longest
+/// InfiniBand headers.
 const OVERHEAD: u32 = 96;
-/// The payload sizes of InfiniBand, octets.
+/// The payload sizes that InfiniBand defines as MTUs, octets.
 const PAYLOADS: [u32; 5] = [MAX_PAYLOAD as u32, 2048, 1024, 512, 256];
 
 /// The kinds of ports, by the datagrams that they receive.
 #[derive(Debug)]
 pub(crate) enum PortKind {
-    /// Receives the datagrams of an address, and queries for the services there.
+    /// Receives the datagrams to a local address. Queries for a port in `services` go to the listening id there.
     Address { services: BTreeMap<u16, Key> },
-    /// Receives the datagrams of a group, at an address of an interface, for the ids in the group.
+    /// Receives the datagrams to a multicast group, on the interface with the address `member`. `ids` have joined the group there.
     Group { member: IpAddr, ids: Vec<Key> },
 }
 
@@ -29,11 +30,11 @@ pub(crate) struct UdpPort {
     pub(crate) address: SocketAddr,
     pub(crate) interface: Interface,
     pub(crate) kind: PortKind,
-    /// Number of ids that use it.
+    /// The number of ids that use this UDP port.
     pub(crate) users: usize,
-    /// True if it is in the ready queue.
+    /// True if the port is in the ready queue: it may have packets to read.
     pub(crate) queued: bool,
-    /// Ids whose datagrams wait for room in the socket.
+    /// Ids with datagrams to send that did not fit into the socket's buffer.
     pub(crate) waiting: VecDeque<Key>,
 }
 
@@ -42,7 +43,7 @@ impl UdpPort {
         Self { socket, address, interface, kind, users: 0, queued: false, waiting: VecDeque::new() }
     }
 
-    /// Returns the largest payload, octets: the largest of InfiniBand's sizes that fits the interface's MTU.
+    /// Returns the largest payload of a datagram, octets. It is the largest InfiniBand MTU that fits the interface's MTU with all headers.
     pub(crate) fn max_payload(&self) -> u32 {
         let fits = |payload: &&u32| **payload + OVERHEAD <= self.interface.mtu;
         PAYLOADS.iter().find(fits).copied().unwrap_or(PAYLOADS[PAYLOADS.len() - 1])

@@ -1,4 +1,4 @@
-//! A datagram queue pair: sends datagrams, and receives them into its receives.
+//! A datagram queue pair: sends datagrams, and puts received datagrams into posted receives.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,17 +19,17 @@ use crate::soft::resources::Resources;
 use crate::wc::WcOpcode;
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// A posted datagram.
+/// A posted datagram that is not sent yet.
 #[derive(Debug)]
 struct Sending {
     wr: SendWr,
     to: SocketAddr,
     header: DatagramHeader,
-    /// The payload of an inline send that waits for room.
+    /// The copied payload of an inline send that waits for room in the socket.
     copy: Option<Box<[u8]>>,
 }
 
-/// The metadata of a received datagram.
+/// The metadata of a received datagram: its route header, its immediate data and its source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) route: [u8; GRH_LEN],
@@ -41,16 +41,16 @@ pub(crate) struct Arrival {
 #[derive(Debug)]
 pub(crate) struct DatagramQueuePair {
     pub(crate) number: u32,
-    /// The largest payload, octets.
+    /// The largest payload of a datagram, octets.
     max: usize,
-    /// The index of the interface, for addresses that are only valid on one.
+    /// The index of the network interface, for the scope of link-local and multicast addresses.
     interface: u32,
-    /// True if it has an IPv4 address.
+    /// True if the local address is an IPv4 address.
     is_v4: bool,
     completions: Completions,
     receives: ReceiveQueue,
     sends: VecDeque<Sending>,
-    /// Sequence number of the next packet.
+    /// The sequence number of the packet that was sent last.
     sequence: u32,
     phase: SendState,
 }
@@ -59,14 +59,14 @@ pub(crate) struct DatagramQueuePair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendState {
     Sending,
-    /// The socket is full.
+    /// The socket's buffer was full. The queue waits until the socket is writable.
     Waiting,
-    /// The queues are flushed.
+    /// The queue pair is closed. Its work requests are flushed.
     Over,
 }
 
 impl DatagramQueuePair {
-    /// Creates a queue pair. Its room on the completion queues is reserved already.
+    /// Creates a queue pair. The caller has reserved entries on the completion queues for it.
     pub(crate) fn new(id: QpId, attr: &QpAttr, number: u32, port: &UdpPort) -> Self {
         let depth = if attr.srq.is_some() { 1 } else { attr.max_recv_wr };
         Self {
@@ -90,7 +90,7 @@ impl DatagramQueuePair {
         self.completions.post_recv(chain, &mut self.receives, self.phase == SendState::Over, cqs)
     }
 
-    /// Posts datagrams to the send queue.
+    /// Posts datagrams to the send queue. The error contains the number of work requests that were posted before the bad one.
     pub(crate) fn post_send(
         &mut self,
         chain: &[SendWr],
@@ -144,13 +144,14 @@ impl DatagramQueuePair {
         Ok((to, header))
     }
 
-    /// Returns true if datagrams are queued, and the socket may have room.
+    /// Returns true if datagrams are queued and the socket is not known to be full.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         !self.sends.is_empty() && self.phase == SendState::Sending
     }
 
-    /// Writes the first datagrams of the queue into an empty batch.
+    /// Fills an empty batch with the packets of the first queued datagrams. The datagrams stay in the queue until
+    /// [`DatagramQueuePair::sent`].
     pub(crate) fn fill(&mut self, from: SocketAddr, batch: &mut Packets) {
         for sending in &self.sends {
             if batch.is_full() {
@@ -175,14 +176,14 @@ impl DatagramQueuePair {
         }
     }
 
-    /// Completes the first datagrams, which were handed to the network or are lost.
+    /// Removes the first `count` datagrams from the queue and completes them successfully. The system has accepted or dropped them.
     pub(crate) fn sent(&mut self, count: usize, cqs: &mut CompletionQueues) {
         for Sending { wr, .. } in self.sends.drain(..count.min(self.sends.len())) {
             self.completions.sent(cqs, &Done::of(wr.wr_id, wr.op.class(), wr.flags, 0));
         }
     }
 
-    /// Waits for room in the socket. Copies inline payloads, whose memory the program may reuse.
+    /// Stops sending until the socket is writable. Copies the payloads of inline sends, because the program may reuse their memory.
     pub(crate) fn wait(&mut self) {
         self.phase = SendState::Waiting;
         for sending in &mut self.sends {
@@ -194,20 +195,20 @@ impl DatagramQueuePair {
         }
     }
 
-    /// Continues sending when the socket may have room, also for inline sends that were posted meanwhile.
+    /// Continues sending after the socket became writable.
     pub(crate) fn resume(&mut self) {
         if self.phase == SendState::Waiting {
             self.phase = SendState::Sending;
         }
     }
 
-    /// Returns true if it waits for room.
+    /// Returns true if the queue pair waits until the socket is writable.
     pub(crate) fn is_waiting(&self) -> bool {
         self.phase == SendState::Waiting
     }
 
-    /// Puts a datagram into the next receive. The datagram is dropped if there is none, or if that is too short: the length of a datagram
-    /// must not end a queue pair.
+    /// Copies a received datagram into the next receive and completes the receive. The datagram is dropped if no receive is posted or the
+    /// next one is too short. A long datagram is no error, so that no peer can end the queue pair with one.
     pub(crate) fn deliver(&mut self, arrival: &Arrival, payload: &[u8], resources: &mut Resources) {
         if payload.len() > self.max {
             return;
@@ -226,12 +227,12 @@ impl DatagramQueuePair {
         }
     }
 
-    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
+    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that queue.
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
     }
 
-    /// Flushes both queues. Work requests that are posted afterwards are flushed, too.
+    /// Closes the queue pair: flushes all work requests, also those that are posted afterwards.
     pub(crate) fn flush(&mut self, cqs: &mut CompletionQueues) {
         self.phase = SendState::Over;
         for Sending { wr, .. } in self.sends.drain(..) {
@@ -240,7 +241,7 @@ impl DatagramQueuePair {
         self.completions.flush_receives(&mut self.receives, cqs);
     }
 
-    /// Drops the queues.
+    /// Drops the work requests without completions, and releases the entries of the completion queues.
     pub(crate) fn release(&mut self, resources: &mut Resources) {
         self.sends.clear();
         self.completions.release(&mut self.receives, resources);

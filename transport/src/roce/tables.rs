@@ -1,4 +1,4 @@
-//! The tables that the datagram ids of a provider share: ports, numbers of queue pairs, addresses, queries.
+//! The tables that the datagram ids of a provider share: UDP ports, queue pair numbers, addresses, queries.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -14,24 +14,25 @@ use crate::slab::{Key, Slab};
 pub(crate) struct Tables {
     pub(crate) ports: Slab<UdpPort>,
     pub(crate) numbers: QueuePairNumbers,
-    /// The addresses that datagrams are sent to.
+    /// The addresses of peers and groups to which the program sends datagrams.
     pub(crate) addresses: Slab<SocketAddr>,
-    /// Queries without a reply, by request id.
+    /// The ids with a query that has no reply yet, by request id.
     pub(crate) queries: BTreeMap<u32, Key>,
-    /// Received queries that were not replied to or may be repeated, by peer and request id.
+    /// The ids of received queries that the program has not answered, or whose reply may have to be sent again. The key is the peer's
+    /// address and its request id.
     pub(crate) received_queries: BTreeMap<(SocketAddr, u32), Key>,
-    /// Ports in the ready queue.
+    /// The ready queue: the ports that may have packets to read.
     pub(crate) ready: VecDeque<Key>,
-    /// The port that received most recently.
+    /// The port that received packets most recently. A busy poll reads from it first.
     pub(crate) hot: Option<Key>,
-    /// Ids that have sent a query since the time was last known.
+    /// Ids that have sent a query whose resend time is not set, because the current time was not known then.
     pub(crate) fresh: Vec<Key>,
     pub(crate) received: Packets,
     pub(crate) sending: Packets,
 }
 
 impl Tables {
-    /// Adds a port.
+    /// Adds a port and returns its key. Allocates the buffers for packets with the first port.
     pub(crate) fn add(&mut self, port: UdpPort) -> Key {
         if self.sending.is_without_room() {
             (self.sending, self.received) = (Packets::new(ROOM, HEADROOM), Packets::new(ROOM, HEADROOM));
@@ -39,7 +40,8 @@ impl Tables {
         self.ports.insert(port)
     }
 
-    /// Returns the port of an address that is shared by ids without a port of their own.
+    /// Returns the UDP port that the ids at a local address share. With a `common` port number, this is the UDP port with that number.
+    /// Without one, it is a UDP port on which no id listens.
     pub(crate) fn shared(&self, ip: IpAddr, common: Option<u16>) -> Option<Key> {
         self.find(|port| match &port.kind {
             PortKind::Address { services } => {
@@ -49,7 +51,7 @@ impl Tables {
         })
     }
 
-    /// Returns the port of a group at an address.
+    /// Returns the UDP port that receives for a multicast group on the interface with the address `at`.
     pub(crate) fn group(&self, group: IpAddr, at: IpAddr) -> Option<Key> {
         let of = |port: &UdpPort| matches!(port.kind, PortKind::Group { member, .. } if member == at);
         self.find(|port| of(port) && port.address.ip() == group)
@@ -59,7 +61,7 @@ impl Tables {
         self.ports.keys().into_iter().find(|key| self.ports.get(*key).is_some_and(&is))
     }
 
-    /// Puts a port into the ready queue, unless it is in the queue.
+    /// Appends a port to the ready queue, unless the queue contains it.
     pub(crate) fn enqueue(&mut self, key: Key) {
         if let Some(port) = self.ports.get_mut(key) {
             if !std::mem::replace(&mut port.queued, true) {
