@@ -1,4 +1,4 @@
-//! The checks of a send work request before it is posted.
+//! The checks of a send work request before it is posted to a queue pair of the embedded provider.
 
 use super::keys::KeyTable;
 use crate::caps::Features;
@@ -6,12 +6,12 @@ use crate::error::{Error, Result};
 use crate::qp::QpAttr;
 use crate::wr::{SendClass, SendFlags, SendWr};
 
-/// The longest message, bytes. A Message Offset has 32 bits.
+/// The longest message, bytes: 1 GiB, and 64 bytes for headers of the layers above. The wire's Message Offset of 32 bits could count more.
 pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
 
-/// The operations that a queue pair carries out for any peer, without a check of their own.
+/// The operations that every peer supports and that need only the checks of all operations.
 const UNCONDITIONAL: Features = Features::SEND_WITH_INVALIDATE.union(Features::WRITE);
-/// The operations that need the extensions of RFC 7306.
+/// The operations that only peers with the extensions of RFC 7306 support.
 pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Features::ATOMICS);
 
 /// The limits that a work request is checked against.
@@ -19,14 +19,14 @@ pub(crate) const EXTENSIONS: Features = Features::WRITE_WITH_IMMEDIATE.union(Fea
 pub(crate) struct SendLimits<'a> {
     pub(crate) provider: &'static str,
     pub(crate) attr: &'a QpAttr,
-    /// True if both peers agreed on the extensions.
+    /// True if both peers agreed to use the extensions of RFC 7306.
     pub(crate) extensions: bool,
-    /// The number of Reads that may be outstanding, if known.
+    /// The number of Reads that may be outstanding at the peer. `None` until it is negotiated.
     pub(crate) depth: Option<usize>,
     pub(crate) keys: &'a KeyTable,
 }
 
-/// Checks a work request with a payload of `len` bytes.
+/// Checks that the work request, whose payload has `len` bytes, may be posted.
 #[inline]
 pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()> {
     if !UNCONDITIONAL.contains(wr.op.feature()) {
@@ -42,7 +42,8 @@ pub(crate) fn send(wr: &SendWr, len: usize, terms: &SendLimits<'_>) -> Result<()
     Ok(())
 }
 
-/// Checks the operations that are not [`UNCONDITIONAL`].
+/// Checks an operation that is not [`UNCONDITIONAL`]: the feature, and the local memory that the response of a Read or an atomic is written
+/// to.
 fn request(wr: &SendWr, total: usize, terms: &SendLimits<'_>) -> Result<()> {
     let feature = wr.op.feature();
     if !(Features::READ.contains(feature) || terms.extensions && EXTENSIONS.contains(feature)) {

@@ -1,5 +1,5 @@
-//! The completions of a queue pair: of work requests, and of receives that messages have filled. Unpolled completions count towards the
-//! depth of the work queues.
+//! The completions of a queue pair: of its sends and its receives. A work request occupies its entry of the work queue until its completion
+//! is polled.
 
 use super::cq::CompletionQueues;
 use super::receive_queue::{ReceiveQueue, ReceivedMessage};
@@ -12,10 +12,10 @@ use crate::qp::{QpAttr, QpId, SrqId};
 use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
 use crate::wr::{RecvWr, SendClass, SendFlags};
 
-/// Length of the operand of an atomic operation, bytes.
+/// The length of the value that an atomic operation returns, bytes.
 pub(crate) const ATOMIC_LEN: u32 = 8;
 
-/// A completed work request of the send queue.
+/// The completion of a work request of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) wr_id: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Creates the successful completion of a work request with this number, class, flags and length, bytes.
+    /// Creates the completion of a successful work request. `len` is the length of its data, bytes.
     #[inline]
     pub(crate) fn of(wr_id: u64, class: SendClass, flags: SendFlags, len: usize) -> Self {
         let (opcode, len) = match class {
@@ -38,18 +38,18 @@ impl Done {
         Self { wr_id, status: WcStatus::Success, opcode, len, signaled: flags.contains(SendFlags::SIGNALED) }
     }
 
-    /// Creates the completion of a work request that was posted after the end of its connection.
+    /// Creates the completion of a work request that is flushed at or after the end of its connection.
     pub(crate) const fn flushed(wr_id: u64) -> Self {
         Self { wr_id, status: WcStatus::Flushed, opcode: WcOpcode::Send, len: 0, signaled: true }
     }
 }
 
-/// The completions of one queue pair.
+/// Adds the completions of one queue pair to its completion queues, and counts the unpolled ones.
 #[derive(Debug)]
 pub(crate) struct Completions {
     pub(crate) id: QpId,
     pub(crate) attr: QpAttr,
-    /// The number of unpolled completions.
+    /// The numbers of completions that are not polled yet, of sends and of receives.
     send_unpolled: u32,
     recv_unpolled: u32,
 }
@@ -59,7 +59,7 @@ impl Completions {
         Self { id, attr, send_unpolled: 0, recv_unpolled: 0 }
     }
 
-    /// Checks that a send queue with `queued` work requests has room for another one.
+    /// Checks that the send queue, in which `queued` work requests are not completed, has room for another one.
     #[inline]
     pub(crate) fn check_send_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_send_wr;
@@ -69,7 +69,7 @@ impl Completions {
         Ok(())
     }
 
-    /// Checks that a receive queue with `queued` work requests has room for another one.
+    /// Checks that the receive queue, in which `queued` receives are not filled, has room for another one.
     #[inline]
     pub(crate) fn check_recv_room(&self, queued: usize) -> Result<()> {
         let depth = self.attr.max_recv_wr;
@@ -79,7 +79,10 @@ impl Completions {
         Ok(())
     }
 
-    /// Posts receives to the queue pair's own queue, or flushes them if its connection has ended.
+    /// Posts receives to the queue pair's own receive queue. If the connection has ended (`dead`), flushes them instead.
+    ///
+    /// # Errors
+    /// If the queue pair uses a shared receive queue, or its queue is full. The error contains the number of receives that were posted.
     #[inline]
     pub(crate) fn post_recv(
         &mut self,
@@ -103,7 +106,7 @@ impl Completions {
         Ok(())
     }
 
-    /// Completes a work request, unless it is unsignaled.
+    /// Adds the completion of a send, unless the send is unsignaled.
     #[inline]
     pub(crate) fn sent(&mut self, cqs: &mut CompletionQueues, done: &Done) {
         if done.signaled {
@@ -113,7 +116,7 @@ impl Completions {
         }
     }
 
-    /// Completes the receive that a message has filled.
+    /// Adds the completion of the receive that a message has filled.
     #[inline]
     pub(crate) fn received(&mut self, cqs: &mut CompletionQueues, message: &ReceivedMessage) {
         self.recv_unpolled += 1;
@@ -123,7 +126,7 @@ impl Completions {
         cqs.push(self.attr.recv_cq, WorkCompletion { immediate, invalidated, ..completion });
     }
 
-    /// Completes the receive that a datagram has filled.
+    /// Adds the completion of the receive that a datagram has filled.
     #[inline]
     pub(crate) fn received_datagram(
         &mut self,
@@ -138,20 +141,20 @@ impl Completions {
         cqs.push(self.attr.recv_cq, WorkCompletion { immediate, source, ..completion });
     }
 
-    /// Flushes the remaining receives.
+    /// Flushes the receives that no message has filled.
     pub(crate) fn flush_receives(&mut self, queue: &mut ReceiveQueue, cqs: &mut CompletionQueues) {
         while let Some(wr_id) = queue.pop() {
             self.receive_done(cqs, wr_id, WcStatus::Flushed, 0);
         }
     }
 
-    /// Completes a receive with a status and a length.
+    /// Adds the completion of a receive, with this status and length.
     pub(crate) fn receive_done(&mut self, cqs: &mut CompletionQueues, wr_id: u64, status: WcStatus, len: u32) {
         self.recv_unpolled += 1;
         cqs.push(self.attr.recv_cq, WorkCompletion::new(self.id, wr_id, WcOpcode::Recv, status, len));
     }
 
-    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
+    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that queue.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         if opcode.is_receive() {
@@ -163,8 +166,8 @@ impl Completions {
         }
     }
 
-    /// Releases the queue pair's room on its completion queues, except for unpolled completions. A partly filled receive of a shared queue
-    /// returns to that queue.
+    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. Receives that the queue pair has
+    /// taken from a shared receive queue, but not completed, return to that queue.
     pub(crate) fn release(&self, queue: &mut ReceiveQueue, resources: &mut Resources) {
         self.release_room(&mut resources.cqs);
         if let Some(srq) = self.attr.srq {
@@ -172,7 +175,8 @@ impl Completions {
         }
     }
 
-    /// As [`Completions::release`], without the objects that are shared with other queue pairs.
+    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. The entries for receives from a
+    /// shared receive queue stay reserved.
     pub(crate) fn release_room(&self, cqs: &mut CompletionQueues) {
         let Self { attr, send_unpolled, recv_unpolled, .. } = self;
         cqs.release(attr.send_cq, attr.max_send_wr, *send_unpolled);

@@ -1,4 +1,4 @@
-//! Completion queues, and the events of armed ones.
+//! Completion queues, and the events that they raise when they are armed.
 
 use std::collections::VecDeque;
 
@@ -9,37 +9,38 @@ use crate::wc::WorkCompletion;
 
 #[derive(Debug)]
 struct CompletionQueue {
-    /// The completions, in order. The first `polled` of them are polled already.
+    /// The completions in order. The first `polled` of them have been returned by [`CompletionQueues::poll`] and await removal.
     ring: Vec<WorkCompletion>,
     polled: usize,
     entries: usize,
-    /// Entries that are reserved for the work queues of queue pairs, and entries in the ring that destroyed queue pairs left there.
+    /// The number of reserved entries: the depths of all work queues that complete here, and the unpolled completions of destroyed queue
+    /// pairs.
     reserved: usize,
-    /// The number of work queues that complete here.
+    /// The number of work queues that complete here. The queue cannot be destroyed while there are any.
     users: usize,
     armed: bool,
 }
 
-/// All completion queues of a provider. One thread uses them.
+/// All completion queues of a provider. They are used by one thread.
 #[derive(Debug, Default)]
 pub struct CompletionQueues {
     queues: Slab<CompletionQueue>,
     events: VecDeque<CqId>,
-    /// True if an event was raised since the last [`CompletionQueues::take_edge`].
+    /// True if a queue has raised an event since the last call of [`CompletionQueues::take_edge`].
     edge: bool,
-    /// The number of completions so far, modulo 2^32.
+    /// The number of completions that were ever added to any queue, modulo 2^32.
     pushed: u32,
     /// The number of armed queues.
     armed: usize,
 }
 
-/// The number of entries for which a new queue allocates memory. It grows to the largest number that is in the queue at one time.
+/// A new queue allocates memory for at most this number of entries. The memory grows when more completions are in the queue.
 const FEW: usize = 256;
 
 const STALE: Error = Error::Stale { object: "completion queue" };
 
 impl CompletionQueues {
-    /// Creates a queue of that many entries.
+    /// Creates a queue with this number of entries.
     pub fn create(&mut self, entries: usize) -> CqId {
         let ring = Vec::with_capacity(entries.min(FEW));
         CqId(self.queues.insert(CompletionQueue { ring, polled: 0, entries, reserved: 0, users: 0, armed: false }))
@@ -47,7 +48,8 @@ impl CompletionQueues {
 
     /// Destroys a queue.
     ///
-    /// If there is no such queue, or work queues complete there.
+    /// # Errors
+    /// If there is no such queue, or work queues still complete there.
     pub fn destroy(&mut self, cq: CqId) -> Result<()> {
         let queue = self.queues.get(cq.0).ok_or(STALE)?;
         if queue.users > 0 {
@@ -58,7 +60,10 @@ impl CompletionQueues {
         Ok(())
     }
 
-    /// Reserves room for a work queue of `depth`, so that the completion queue can never overrun.
+    /// Reserves entries for a work queue with `depth` work requests, so that the completion queue can never overrun.
+    ///
+    /// # Errors
+    /// If there is no such queue, or fewer entries than `depth` are free.
     pub fn reserve(&mut self, cq: CqId, depth: u32) -> Result<()> {
         let queue = self.queues.get_mut(cq.0).ok_or(STALE)?;
         let reserved = queue.reserved + depth as usize;
@@ -71,7 +76,8 @@ impl CompletionQueues {
         Ok(())
     }
 
-    /// Releases the room of a work queue, except for its `unpolled` completions that are still in the ring.
+    /// Releases the entries of a work queue with `depth` work requests. Its `unpolled` completions, which are still in the queue, keep
+    /// their entries.
     pub fn release(&mut self, cq: CqId, depth: u32, unpolled: u32) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.reserved = queue.reserved.saturating_sub(depth.saturating_sub(unpolled) as usize);
@@ -79,14 +85,14 @@ impl CompletionQueues {
         }
     }
 
-    /// Releases the room of one polled completion that a destroyed queue pair left.
+    /// Releases one entry, after the caller has polled a completion of a destroyed queue pair.
     pub fn release_orphan(&mut self, cq: CqId) {
         if let Some(queue) = self.queues.get_mut(cq.0) {
             queue.reserved = queue.reserved.saturating_sub(1);
         }
     }
 
-    /// Adds a completion, for which room was reserved. If the queue is armed, it raises an event.
+    /// Adds a completion, for which the caller has reserved an entry. If the queue is armed, raises an event and disarms the queue.
     #[inline]
     pub fn push(&mut self, cq: CqId, completion: WorkCompletion) {
         let Some(queue) = self.queues.get_mut(cq.0) else { return };
@@ -101,15 +107,16 @@ impl CompletionQueues {
         }
     }
 
-    /// Returns the number of completions so far, modulo 2^32. If a call changes it, there may be something to poll.
+    /// Returns the number of completions that were ever added to any queue, modulo 2^32. If a call changes the number, some queue has a new
+    /// completion to poll.
     #[must_use]
     #[inline]
     pub const fn pushed(&self) -> u32 {
         self.pushed
     }
 
-    /// Moves up to `max` completions to `out`. Returns their number. If `out` is empty and all completions are moved, the buffers are
-    /// exchanged, and nothing is copied.
+    /// Appends up to `max` completions to `out` and returns their number. If `out` is empty and `max` covers all completions, the two
+    /// vectors are swapped, so that nothing is copied.
     #[inline]
     pub fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let Some(CompletionQueue { ring, polled, .. }) = self.queues.get_mut(cq.0) else { return Err(STALE) };
@@ -124,15 +131,17 @@ impl CompletionQueues {
         let count = max.min(left);
         out.extend_from_slice(&ring[*polled..*polled + count]);
         *polled += count;
-        // The remaining completions move to the front if they are the smaller half, so that each completion moves at most once.
+        // The polled completions are removed once they are at least half of the vector. So the removal moves no more completions than were
+        // polled.
         if *polled * 2 >= ring.len() {
             ring.drain(..std::mem::take(polled));
         }
         Ok(count)
     }
 
-    /// Arms a queue: its next completion is an event.
+    /// Arms a queue: its next completion raises an event.
     ///
+    /// # Errors
     /// If there is no such queue.
     pub fn arm(&mut self, cq: CqId) -> Result<()> {
         let Some(queue) = self.queues.get_mut(cq.0) else { return Err(STALE) };
@@ -140,13 +149,13 @@ impl CompletionQueues {
         Ok(())
     }
 
-    /// Returns true if all queues are armed. A caller that sleeps now need not arm any.
+    /// Returns true if all queues are armed. Then a caller that is about to sleep has no queue to arm.
     #[inline]
     pub(crate) fn are_all_armed(&self) -> bool {
         self.armed == self.queues.len()
     }
 
-    /// Returns the next queue with an event, if it still exists.
+    /// Removes the oldest event and returns its queue. Skips queues that were destroyed. Returns `None` if there are no events.
     pub fn next_event(&mut self) -> Option<CqId> {
         loop {
             let cq = self.events.pop_front()?;
@@ -156,7 +165,7 @@ impl CompletionQueues {
         }
     }
 
-    /// Returns true if events were raised since the last call.
+    /// Returns true if a queue has raised an event since the last call of this function.
     pub fn take_edge(&mut self) -> bool {
         std::mem::take(&mut self.edge)
     }
@@ -190,7 +199,7 @@ mod tests {
         assert_eq!(out.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
     }
 
-    /// Each completion is polled once, in order, and appended to the vector, whether buffers are exchanged or copied.
+    /// Polling returns each completion once, in order, both when the vectors are swapped and when completions are copied.
     #[test]
     fn each_completion_is_polled_once_in_order() {
         let mut cqs = CompletionQueues::default();

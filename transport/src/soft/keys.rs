@@ -1,7 +1,7 @@
-//! The table of memory regions: the memory that an STag from the wire can access.
+//! The table of memory regions. It finds the memory that a peer may access with an STag.
 //!
-//! STags are 32 random bits, and the table is searched by those bits directly. A peer does not choose the STags in it, so it cannot make a
-//! search long. Memory is looked up for each use and never remembered, so that nothing touches a region after it is revoked.
+//! STags are 32 random bits, and their low bits are the hash of the table. Peers do not choose the STags, so no peer can make a search
+//! long. The memory is looked up for each access and no result is kept, so that a revoked region is never accessed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,19 +11,20 @@ use crate::mem::{Memory, Span, in_pages, page_size};
 use crate::mr::{Access, MrId};
 use crate::slab::{Key, Slab};
 
-/// The reasons why an access by an STag is refused. The peer receives only the code that the RFCs have for it; it cannot distinguish a
-/// region that it has no right to from one that does not exist.
+/// The reasons for which an access with an STag is refused. The peer receives only the error code of the RFCs: it cannot distinguish a
+/// region that exists only for other connections from one that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// There is no such region, or it is invalidated, has no remote rights, or belongs to another connection.
+    /// There is no region with this STag that the peer may use. The region may also be invalidated, local, or restricted to another
+    /// connection.
     Unknown,
-    /// The peer may use the region, but lacks this right.
+    /// The peer may use the region, but not for this operation.
     Access,
-    /// The range is not within the region.
+    /// The accessed range is not within the region.
     Bounds,
     /// The end of the range is past the largest address.
     Wrap,
-    /// An atomic operation is not at a multiple of 8 (RFC 7306 §8.2).
+    /// The address of an atomic operation is not a multiple of 8 (RFC 7306 §8.2).
     Misaligned,
 }
 
@@ -34,16 +35,16 @@ const DIRECT_OF_PART: &str =
 #[derive(Debug)]
 struct RegionEntry {
     stag: u32,
-    /// Tagged Offset of the first byte, which is its virtual address.
+    /// The Tagged Offset of the region's first byte, which is the virtual address of the byte.
     base: u64,
     len: usize,
-    /// Offset of the first byte in the memory.
+    /// The offset of the region's first byte in `memory`.
     start: usize,
     memory: Arc<Memory>,
     access: Access,
-    /// True if peers may use the STag.
+    /// True if peers may use the STag: the region has remote rights and is not invalidated.
     valid: bool,
-    /// The connection whose peer alone may use the STag, if any.
+    /// The only connection whose peer may use the STag. `None` if all peers may.
     owner: Option<Key>,
 }
 
@@ -62,16 +63,17 @@ impl RegionEntry {
 #[derive(Debug, Default)]
 pub struct KeyTable {
     regions: Slab<RegionEntry>,
-    /// A hash table of STag and region, at most half full. The hash is the low bits of the STag. An STag of 0 marks an empty slot.
+    /// A hash table from STags to regions, at most half full. The hash is the low bits of the STag; a collision moves on to the next slot.
+    /// An STag of 0 marks an empty slot.
     index: Vec<(u32, Key)>,
-    /// Number of direct regions.
+    /// The number of regions that peers on this host may map ([`Access::DIRECT`]).
     direct: usize,
 }
 
 const EMPTY: (u32, Key) = (0, Key::new(0, 0));
 
 impl KeyTable {
-    /// Adds a region. Its STag comes from `random`.
+    /// Adds a region of `memory` with these rights, and returns its id and its STag. `random` chooses the STag.
     pub fn register(
         &mut self,
         memory: &Arc<Memory>,
@@ -91,7 +93,7 @@ impl KeyTable {
             self.grow();
         }
         let mut stag = random();
-        // 0 marks an empty slot, and 1 stands for no region in a ready-to-receive message.
+        // 0 marks an empty slot. In a ready-to-receive message, 1 means that there is no region.
         while stag <= 1 || self.find(stag).is_some() {
             stag = random().wrapping_add(stag).wrapping_add(1);
         }
@@ -105,7 +107,8 @@ impl KeyTable {
         Ok((MrId(key), stag))
     }
 
-    /// Adds a region with a given STag and a given first Tagged Offset, as a recorded peer had it.
+    /// Adds a region with this STag, whose first byte has the Tagged Offset `base`. A replayed recording accesses the region of the
+    /// recorded host.
     #[cfg(any(test, fuzz_targets))]
     pub fn register_at(&mut self, memory: &Arc<Memory>, base: u64, len: usize, access: Access, stag: u32) {
         let (id, got) = self.register(memory, 0..len, access, || stag).unwrap();
@@ -151,7 +154,7 @@ impl KeyTable {
         self.regions.get(self.index[self.position(stag)?].1)
     }
 
-    /// Removes a region. No span of it is in use, since each is borrowed from this table.
+    /// Removes a region. No [`Span`] of the region is in use, since a span borrows this table.
     pub fn deregister(&mut self, id: MrId) -> Result<()> {
         let region = self.regions.remove(id.0).ok_or(STALE)?;
         self.direct -= usize::from(region.access.contains(Access::DIRECT));
@@ -164,7 +167,7 @@ impl KeyTable {
             if stag == 0 {
                 break;
             }
-            // An entry that would become unreachable behind the hole moves into it.
+            // A search for this entry would now end at the hole. So the entry moves into the hole, and leaves a new one.
             if (at.wrapping_sub(stag as usize) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.index[hole] = self.index[at];
                 hole = at;
@@ -174,7 +177,7 @@ impl KeyTable {
         Ok(())
     }
 
-    /// Restricts a region's STag to the peer of one connection.
+    /// Restricts a region's STag to the peer of the connection `owner`.
     pub fn restrict(&mut self, id: MrId, owner: Key) -> Result<()> {
         self.revocable(id, "way to restrict a direct region to one peer")?.owner = Some(owner);
         Ok(())
@@ -183,13 +186,13 @@ impl KeyTable {
     /// Revokes the right of all peers to use a region's STag.
     ///
     /// # Errors
-    /// If the region is gone, or is [direct](Access::DIRECT).
+    /// If the region does not exist, or is [direct](Access::DIRECT).
     pub fn invalidate(&mut self, id: MrId) -> Result<()> {
         self.revocable(id, "way to invalidate a direct region, whose pages its peers keep")?.valid = false;
         Ok(())
     }
 
-    /// Returns a region that no peer may have mapped.
+    /// Returns a region whose rights can still be restricted. Returns an error for a direct region, which peers may already have mapped.
     fn revocable(&mut self, id: MrId, feature: &'static str) -> Result<&mut RegionEntry> {
         let region = self.regions.get_mut(id.0).ok_or(STALE)?;
         if region.access.contains(Access::DIRECT) {
@@ -201,24 +204,25 @@ impl KeyTable {
     /// Returns the STag, the memory and the rights of a region.
     ///
     /// # Errors
-    /// If the region is gone.
+    /// If the region does not exist.
     pub(crate) fn memory(&self, id: MrId) -> Result<(u32, &Arc<Memory>, Access)> {
         self.regions.get(id.0).map(|region| (region.stag, &region.memory, region.access)).ok_or(STALE)
     }
 
-    /// Returns true if peers of this host may map the region.
+    /// Returns true if the region with this STag is valid and peers on this host may map it.
     #[inline]
     pub(crate) fn is_direct(&self, stag: u32) -> bool {
         self.direct > 0 && self.direct(stag).is_some()
     }
 
-    /// Returns the memory of a region that peers of this host may map, its offset, and their rights.
+    /// Returns a region that peers on this host may map: its memory, its length, and the rights of peers. Returns `None` for any other
+    /// STag.
     pub(crate) fn direct(&self, stag: u32) -> Option<(&Arc<Memory>, usize, Access)> {
         let region = self.find(stag).filter(|region| region.valid && region.access.contains(Access::DIRECT))?;
         Some((&region.memory, region.len, region.access & Access::REMOTE))
     }
 
-    /// Returns the region with this STag, if the peer of `connection` may name it.
+    /// Returns the region with this STag, if the peer of `connection` may use it.
     #[inline]
     fn exposed(&self, stag: u32, connection: Key) -> std::result::Result<&RegionEntry, Miss> {
         self.find(stag)
@@ -226,8 +230,8 @@ impl KeyTable {
             .ok_or(Miss::Unknown)
     }
 
-    /// Returns memory that the peer of `connection` requests. Callers do not pass a length of 0, for which nothing may be checked (RFC 5041
-    /// §5.2, RFC 5040 §5.2.1).
+    /// Returns the memory that the peer of `connection` accesses with an STag, if the region has the rights in `need`. The caller handles a
+    /// length of 0 itself, because an access without bytes must not be checked (RFC 5041 §5.2, RFC 5040 §5.2.1).
     #[inline]
     pub fn remote(
         &self,
@@ -244,7 +248,8 @@ impl KeyTable {
         region.span(offset, len)
     }
 
-    /// Returns the memory that the response to a local request is written to.
+    /// Returns the memory to which the response of a local Read or atomic is written. Returns `None` if the region does not exist, is too
+    /// short, or may not be written.
     #[inline]
     pub fn sink(&self, stag: u32, offset: u64, len: usize) -> Option<Span<'_>> {
         let region =
@@ -252,13 +257,13 @@ impl KeyTable {
         region.span(offset, len).ok()
     }
 
-    /// Returns true if the peer of `connection` may invalidate an STag. That affects no other connection, since local requests do not need
-    /// the STag to be valid.
+    /// Returns true if the peer of `connection` may invalidate an STag. This disturbs no local request: local requests also use invalidated
+    /// STags.
     pub fn may_invalidate(&self, connection: Key, stag: u32) -> bool {
         self.exposed(stag, connection).is_ok_and(|region| !region.access.contains(Access::DIRECT))
     }
 
-    /// Invalidates an STag for the peer of `connection`, if the peer may do so. Returns true if it was invalidated.
+    /// Invalidates an STag at the request of the peer of `connection`. Returns false if the peer may not invalidate it.
     pub fn invalidate_remotely(&mut self, connection: Key, stag: u32) -> bool {
         if !self.may_invalidate(connection, stag) {
             return false;
@@ -345,7 +350,7 @@ mod tests {
         table.deregister(readable).unwrap();
         assert!(matches!(table.deregister(readable), Err(Error::Stale { .. })));
         assert!(matches!(table.invalidate(readable), Err(Error::Stale { .. })));
-        // The memory is held only by the remaining regions.
+        // Only the remaining regions still hold the memory.
         assert_eq!(Arc::strong_count(&memory), 3);
     }
 
@@ -360,7 +365,7 @@ mod tests {
         assert_eq!(miss(table.remote(ME, 9, memory.as_ptr() as u64 + 8192, 1, REMOTE)), Some(Miss::Bounds));
     }
 
-    /// Without entropy, STags are predictable but still distinct.
+    /// If `random` always returns the same number, STags are predictable, but each region still has its own.
     #[test]
     fn poor_entropy_does_no_harm() {
         let (mut table, memory) = table();
@@ -377,7 +382,7 @@ mod tests {
             let mut model = std::collections::BTreeMap::new();
             let base = memory.as_ptr() as u64;
             for (add, n) in steps {
-                // All of them hash to the same few slots.
+                // All these STags hash to the same few slots, so that searches meet collisions.
                 let stag = 2 + (n % 5) + 1024 * n;
                 if add && !model.contains_key(&stag) {
                     let (id, got) = table.register(&memory, 0..1, REMOTE, || stag).unwrap();

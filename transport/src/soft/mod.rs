@@ -4,14 +4,14 @@
 //! |---|---|
 //! | `checks` | the checks of a send before it is posted |
 //! | `completions` | the completions of a queue pair, and the number of unpolled ones |
-//! | [`cq`] | completion queues with reserved room for all work queues, and the events of armed ones |
+//! | [`cq`] | completion queues with reserved entries for all work queues, and the events of armed queues |
 //! | [`srq`] | a shared receive queue |
-//! | [`receive_queue`] | the posted receives of a queue pair, and the message that is being put into the first of them |
-//! | [`work_queues`] | the work queues of a queue pair whose sends complete within their post |
-//! | [`keys`] | memory regions, and the access of peers by key |
-//! | [`resources`] | all of these for one provider, and the unpolled completions of destroyed queue pairs |
+//! | [`receive_queue`] | the posted receives of a queue pair, and the progress of the message that fills the first of them |
+//! | [`work_queues`] | the work queues of a queue pair whose sends complete while they are posted |
+//! | [`keys`] | memory regions, and the access of peers by STag |
+//! | [`resources`] | the objects that a provider's queue pairs share, and the unpolled completions of destroyed queue pairs |
 //!
-//! The embedded provider is built from them. Other providers can use them, too: see `docs/writing-a-provider.md`.
+//! The embedded provider uses all of them. Other providers can use them, too: see `docs/writing-a-provider.md`.
 
 pub(crate) mod checks;
 pub(crate) mod completions;

@@ -1,4 +1,4 @@
-//! The receive queue of a queue pair: the posted receives, and the message that is being put into the first of them.
+//! The receive queue of a queue pair: the posted receives, and the progress of the message that fills the first of them.
 
 use std::collections::VecDeque;
 
@@ -6,25 +6,25 @@ use super::srq::SharedReceiveQueue;
 use crate::mem::{Sge, Span};
 use crate::wr::RecvWr;
 
-/// The completion of a receive that a message has filled.
+/// The values for the completion of a receive that a message has filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReceivedMessage {
     pub(crate) wr_id: u64,
     pub(crate) len: u32,
-    /// The key that the peer invalidated with the message.
+    /// The local STag that the message has invalidated, if any.
     pub(crate) invalidated: Option<u32>,
     pub(crate) immediate: Option<u32>,
 }
 
-/// The receive queue of a queue pair: the posted receives, and the message that is being put into the first of them.
+/// The receive queue of a queue pair: the posted receives, and the progress of the message that fills the first of them.
 #[derive(Debug)]
 pub struct ReceiveQueue {
     posted: VecDeque<RecvWr>,
-    /// Sequence number of the current or next message, from 1.
+    /// The sequence number of the current message, or of the next one between messages. The first message has 1.
     msn: u32,
-    /// Bytes of the message that are in place.
+    /// The number of bytes of the current message that are written to the receive.
     placed: usize,
-    /// The entry that the next byte goes to, and the offset in that entry.
+    /// The scatter-gather entry of the receive to which the next byte goes, and the offset of that byte in the entry.
     entry: usize,
     entry_offset: usize,
 }
@@ -35,44 +35,44 @@ impl ReceiveQueue {
         Self { posted: VecDeque::with_capacity(depth), msn: 1, placed: 0, entry: 0, entry_offset: 0 }
     }
 
-    /// Returns the number of receives that are posted and not filled.
+    /// Returns the number of posted receives that no message has filled.
     pub fn len(&self) -> usize {
         self.posted.len()
     }
 
-    /// Returns true if all posted receives are filled.
+    /// Returns true if the queue has no receive for a message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.posted.is_empty()
     }
 
-    /// Adds a receive.
+    /// Appends a receive to the queue.
     pub fn post(&mut self, wr: RecvWr) {
         self.posted.push_back(wr);
     }
 
-    /// Removes all receives that are not filled.
+    /// Removes and returns all receives that no message has filled.
     pub fn take_all(&mut self) -> VecDeque<RecvWr> {
         std::mem::take(&mut self.posted)
     }
 
-    /// Removes the next receive. Returns its number.
+    /// Removes the next receive and returns its `wr_id`.
     pub fn pop(&mut self) -> Option<u64> {
         self.posted.pop_front().map(|wr| wr.wr_id)
     }
 
-    /// Returns true if no part of a message is in place.
+    /// Returns true if no byte of the current message is written to its receive.
     pub const fn is_between_messages(&self) -> bool {
         self.placed == 0
     }
 
-    /// Returns the sequence number of the current or next message, from 1.
+    /// Returns the sequence number of the current message, or of the next one between messages. The first message has 1.
     pub const fn msn(&self) -> u32 {
         self.msn
     }
 
-    /// Returns the room for the current or next message, bytes. Takes a receive from the shared queue if there is none. Returns `None` if
-    /// no receive is available.
+    /// Returns the size of the receive for the current or next message, bytes. If no receive is posted, takes one from the shared queue.
+    /// Returns `None` if that is empty, too.
     #[inline]
     pub fn room(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> Option<usize> {
         if self.posted.is_empty() && !self.has_next(shared) {
@@ -81,14 +81,14 @@ impl ReceiveQueue {
         self.posted.front().map(|wr| wr.sges.total_len().min(u32::MAX as usize))
     }
 
-    /// Returns the number of bytes of the message that are in place.
+    /// Returns the number of bytes of the current message that are written to the receive.
     #[inline]
     #[must_use]
     pub const fn placed(&self) -> usize {
         self.placed
     }
 
-    /// Returns true if there is a receive for the message. Takes one from the shared queue if there is none.
+    /// Returns true if a receive is posted for the next message. If none is posted, takes one from the shared queue.
     #[cold]
     pub fn has_next(&mut self, shared: &mut Option<&mut SharedReceiveQueue>) -> bool {
         if self.posted.is_empty() {
@@ -97,13 +97,14 @@ impl ReceiveQueue {
         !self.posted.is_empty()
     }
 
-    /// Returns the memory for the next `len` bytes, or for the first part of them that is in one entry.
+    /// Returns the memory for the next `len` bytes of the message. It is shorter than `len` if these bytes continue in another
+    /// scatter-gather entry.
     #[inline]
     pub fn place(&self, len: usize) -> Option<Sge> {
         Some(self.posted.front()?.sges.as_slice().get(self.entry)?.part(self.entry_offset, len))
     }
 
-    /// Returns the memory of the receive at index `nth`, if it is contiguous and nobody else uses it.
+    /// Returns the memory of the posted receive with the index `nth`, if it is one contiguous buffer that no other code reads or writes.
     pub(crate) fn expected(&self, nth: usize) -> Option<Sge> {
         match self.posted.get(nth)?.sges.as_slice() {
             [sge] if !sge.is_shared() => Some(*sge),
@@ -111,13 +112,13 @@ impl ReceiveQueue {
         }
     }
 
-    /// Records `n` bytes that were received into [`ReceiveQueue::place`].
+    /// Records that the next `n` bytes of the message were written to the memory that [`ReceiveQueue::place`] returned.
     pub fn filled(&mut self, n: usize) {
         self.entry_offset += n;
         self.placed += n;
     }
 
-    /// Copies the next bytes to their entries. The caller has checked that there is room.
+    /// Copies the next bytes of the message to the receive. The caller has checked that they fit.
     #[inline]
     pub fn fill(&mut self, bytes: &[u8]) {
         let mut done = 0;
@@ -127,8 +128,8 @@ impl ReceiveQueue {
         });
     }
 
-    /// Puts a whole message into the next receive, if that has one entry with room for all of it, and no message is in progress. Returns
-    /// the number of the receive, which is then filled.
+    /// Copies a whole message to the next receive, removes the receive from the queue and returns its `wr_id`. Returns `None`, and copies
+    /// nothing, if a message is in progress, or if the receive is too short or has several entries.
     #[inline]
     pub(crate) fn fill_whole(&mut self, bytes: &[u8]) -> Option<u64> {
         let wr = self.posted.front().filter(|_| self.placed == 0)?;
@@ -143,7 +144,7 @@ impl ReceiveQueue {
         Some(wr_id)
     }
 
-    /// As [`ReceiveQueue::fill`], from memory that others may write meanwhile.
+    /// Copies the next bytes of the message to the receive, from memory that others may write at the same time.
     #[inline]
     pub(crate) fn fill_from(&mut self, from: Span<'_>) {
         let mut done = 0;
@@ -153,12 +154,12 @@ impl ReceiveQueue {
         });
     }
 
-    /// Calls `copy` with the memory for the next `len` bytes, in order.
+    /// Calls `copy` with each piece of the receive's memory for the next `len` bytes, in order.
     #[inline]
     fn fill_with(&mut self, mut len: usize, mut copy: impl FnMut(Sge)) {
         let Some(wr) = self.posted.front() else { return };
         if let [sge] = wr.sges.as_slice() {
-            // Most receives have one entry: the offset in it is the number of placed bytes.
+            // Most receives have one entry. Then the offset in the entry is the number of bytes placed so far.
             copy(sge.part(self.placed, len));
             self.placed += len;
             self.entry_offset = self.placed;
@@ -178,7 +179,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Ends the message. Returns the number of the receive that it filled, and its length, bytes.
+    /// Ends the current message and removes its receive. Returns the `wr_id` of the receive and the length of the message, bytes.
     #[inline]
     pub fn complete(&mut self) -> Option<(u64, u32)> {
         let wr = self.posted.pop_front()?;
@@ -188,7 +189,8 @@ impl ReceiveQueue {
         Some((wr.wr_id, len))
     }
 
-    /// Ends the message. Calls `out` with the completion of its receive, whose length is `len` or else the number of placed bytes.
+    /// Ends the current message and calls `out` with its completion. The length in the completion is `len`, or the number of bytes written
+    /// to the receive if `len` is `None`.
     #[inline]
     pub(crate) fn end_message(
         &mut self,

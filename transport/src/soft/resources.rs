@@ -21,17 +21,17 @@ pub struct Resources {
     /// The memory regions.
     pub keys: KeyTable,
     srqs: Slab<SharedReceiveQueue>,
-    /// The number of unpolled completions of receives from a shared queue, for destroyed queue pairs.
+    /// For each destroyed queue pair: its shared receive queue, and the number of its receive completions that are not polled yet.
     orphans: BTreeMap<Key, (SrqId, u32)>,
 }
 
 impl Resources {
-    /// Creates a shared queue of that many receives.
+    /// Creates a shared receive queue with room for `depth` receives.
     pub fn create_srq(&mut self, depth: u32) -> SrqId {
         SrqId(self.srqs.insert(SharedReceiveQueue::new(depth)))
     }
 
-    /// Returns a shared queue.
+    /// Returns a shared receive queue.
     ///
     /// # Errors
     /// If there is no such queue.
@@ -39,13 +39,14 @@ impl Resources {
         self.srqs.get_mut(srq.0).ok_or(STALE)
     }
 
-    /// Moves a shared queue out of its table, for a queue pair that uses it with the other objects. [`Resources::put_back`] follows.
+    /// Moves a shared receive queue out of its table, so that a queue pair can borrow the queue and the other resources at the same time.
+    /// The caller returns it with [`Resources::put_back`].
     #[inline]
     pub(crate) fn take_out(&mut self, srq: Option<SrqId>) -> Option<SharedReceiveQueue> {
         srq.and_then(|srq| self.srq(srq).ok().map(std::mem::take))
     }
 
-    /// Puts a shared queue back that was moved out.
+    /// Returns a shared receive queue to its table, after [`Resources::take_out`].
     #[inline]
     pub(crate) fn put_back(&mut self, srq: Option<SrqId>, queue: Option<SharedReceiveQueue>) {
         if let (Some(srq), Some(queue)) = (srq, queue) {
@@ -55,7 +56,7 @@ impl Resources {
         }
     }
 
-    /// Destroys a shared queue and drops its receives.
+    /// Destroys a shared receive queue and drops its receives.
     ///
     /// # Errors
     /// If there is no such queue, or queue pairs use it.
@@ -74,13 +75,13 @@ impl Resources {
         Ok(())
     }
 
-    /// Allows a queue pair to complete receives of a shared queue on `cq`.
+    /// Adds a queue pair to a shared receive queue. The completions of its receives go to `cq`, where entries are reserved for them.
     pub fn attach(&mut self, srq: SrqId, cq: CqId) -> Result<()> {
         self.srqs.get_mut(srq.0).ok_or(STALE)?.attach(cq, &mut self.cqs)
     }
 
-    /// Records that a queue pair is destroyed. The receives that it had `begun` to fill return to the shared queue. `unpolled` is the
-    /// number of its unpolled receive completions.
+    /// Removes a destroyed queue pair from its shared receive queue. The receives in `begun`, which the queue pair had taken but not
+    /// completed, return to the shared queue. `unpolled` is the number of the queue pair's receive completions that are not polled yet.
     pub fn detach(&mut self, srq: SrqId, cq: CqId, qp: QpId, begun: VecDeque<RecvWr>, unpolled: u32) {
         if let Ok(queue) = self.srq(srq) {
             queue.detach(cq);
@@ -91,7 +92,8 @@ impl Resources {
         }
     }
 
-    /// Records that a completion of a destroyed queue pair was polled.
+    /// Records that a completion of a destroyed queue pair was polled. Releases its entry on the completion queue, or its slot of the
+    /// shared receive queue.
     pub fn orphan_polled(&mut self, cq: CqId, qp: QpId, is_receive: bool) {
         let Some((srq, left)) = self.orphans.get_mut(&qp.0).filter(|_| is_receive) else {
             return self.cqs.release_orphan(cq);
@@ -104,7 +106,8 @@ impl Resources {
         self.receive_polled(srq);
     }
 
-    /// Records that the completion of a shared receive was polled, which frees its slot.
+    /// Records that the completion of a receive from a shared receive queue was polled. This releases the receive's slot in the shared
+    /// queue.
     pub fn receive_polled(&mut self, srq: SrqId) {
         if let Ok(queue) = self.srq(srq) {
             queue.give_back(1);

@@ -1,4 +1,4 @@
-//! Shared receive queues, from which several queue pairs take their receives.
+//! Shared receive queues. Several queue pairs take their receives from one such queue.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::wr::RecvWr;
 pub struct SharedReceiveQueue {
     posted: VecDeque<RecvWr>,
     depth: u32,
-    /// The number of receives that queue pairs have taken and whose completions are not polled.
+    /// The number of receives that queue pairs have taken and whose completions are not polled yet. They still occupy slots of the queue.
     taken: u32,
     targets: Targets,
 }
@@ -35,7 +35,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Removes the next receive, for a message that begins.
+    /// Removes and returns the next receive, for a queue pair with a new message.
     #[inline]
     pub fn take(&mut self) -> Option<RecvWr> {
         let wr = self.posted.pop_front()?;
@@ -43,33 +43,33 @@ impl SharedReceiveQueue {
         Some(wr)
     }
 
-    /// Returns a receive of a destroyed queue pair to the front of the queue.
+    /// Puts a receive back to the front of the queue. The queue pair that had taken it is destroyed.
     pub fn untake(&mut self, wr: RecvWr) {
         self.give_back(1);
         self.posted.push_front(wr);
     }
 
-    /// Releases the slots of receives whose completions are polled.
+    /// Releases the slots of `count` receives whose completions were polled.
     pub fn give_back(&mut self, count: u32) {
         self.taken = self.taken.saturating_sub(count);
     }
 
-    /// Adds a queue pair that completes its receives on `cq`.
+    /// Adds a queue pair whose completions go to `cq`. The first one for a completion queue reserves entries there for all receives.
     pub fn attach(&mut self, cq: CqId, cqs: &mut CompletionQueues) -> Result<()> {
         self.targets.attach(cq, || cqs.reserve(cq, self.depth))
     }
 
-    /// Removes a queue pair.
+    /// Removes a queue pair whose completions went to `cq`.
     pub fn detach(&mut self, cq: CqId) {
         self.targets.detach(cq);
     }
 
-    /// Returns `true` if a queue pair uses the queue.
+    /// Returns true if any queue pair uses this shared queue.
     pub fn is_used(&self) -> bool {
         self.targets.is_used()
     }
 
-    /// Releases the room on the completion queues, except for `left` unpolled completions.
+    /// Releases the reserved entries on the completion queues. `left` completions are not polled yet and keep their entries.
     pub fn release(&self, left: u32, cqs: &mut CompletionQueues) {
         for cq in self.targets.iter() {
             cqs.release(cq, self.depth, left);
@@ -77,16 +77,16 @@ impl SharedReceiveQueue {
     }
 }
 
-/// The completion queues with reserved room for all receives of a shared queue, each with the number of queue pairs that complete there.
-/// The room stays reserved after the last of them is gone, for its unpolled completions, until the shared queue is destroyed.
+/// The completion queues on which entries are reserved for all receives of a shared queue, each with the number of queue pairs that
+/// complete there. A destroyed queue pair may leave unpolled completions. So the entries stay reserved until the shared queue is destroyed.
 #[derive(Debug, Default)]
 struct Targets(Vec<(CqId, usize)>);
 
 impl Targets {
-    /// Adds a queue pair that completes its receives on `cq`. Calls `reserve` to reserve room there for the first such queue pair.
+    /// Adds a queue pair whose completions go to `cq`. If it is the first one there, calls `reserve` to reserve the entries.
     ///
     /// # Errors
-    /// That of `reserve`; nothing has changed then.
+    /// Returns the error of `reserve`. Then the queue pair is not added.
     fn attach<E>(
         &mut self,
         cq: CqId,
@@ -101,7 +101,7 @@ impl Targets {
         Ok(())
     }
 
-    /// Removes a queue pair.
+    /// Removes a queue pair whose completions went to `cq`.
     fn detach(&mut self, cq: CqId) {
         if let Some(target) = self.0.iter_mut().find(|target| target.0 == cq) {
             target.1 = target.1.saturating_sub(1);
@@ -113,7 +113,7 @@ impl Targets {
         self.0.iter().any(|target| target.1 > 0)
     }
 
-    /// Returns the completion queues with reserved room.
+    /// Returns the completion queues on which entries are reserved.
     fn iter(&self) -> impl Iterator<Item = CqId> {
         self.0.iter().map(|target| target.0)
     }

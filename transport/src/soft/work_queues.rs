@@ -1,4 +1,4 @@
-//! The two work queues of a queue pair whose sends complete within their post: their counters and completions.
+//! The send queue and the receive queue of a queue pair whose sends complete while they are posted.
 
 use super::completions::{Completions, Done};
 use super::cq::CompletionQueues;
@@ -9,7 +9,8 @@ use crate::qp::{QpAttr, QpId};
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendWr};
 
-/// The two work queues of a queue pair whose sends complete within their post.
+/// The send queue and the receive queue of a queue pair whose sends complete while they are posted. The send queue therefore stores no work
+/// requests, and only counts unpolled completions.
 #[derive(Debug)]
 pub struct WorkQueues {
     completions: Completions,
@@ -17,10 +18,10 @@ pub struct WorkQueues {
 }
 
 impl WorkQueues {
-    /// Checks the attributes, and reserves room for both queues. Receives from a shared queue are not supported.
+    /// Checks the attributes, and reserves entries on the completion queues for both work queues. Shared receive queues are not supported.
     ///
     /// # Errors
-    /// If a depth or a size is out of range, or a completion queue is stale or too small. No room is reserved then.
+    /// If a depth or a size is out of range, or a completion queue does not exist or is too small. Then no entries are reserved.
     pub fn new(qp: QpId, attr: &QpAttr, limits: &Capabilities, cqs: &mut CompletionQueues) -> Result<Self> {
         attr.check(limits)?;
         let QpAttr { send_cq, recv_cq, max_send_wr, max_recv_wr, .. } = *attr;
@@ -39,10 +40,10 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// Checks that a send may be posted. [`WorkQueues::send_done`] follows.
+    /// Checks that a send may be posted. After the check, the provider carries out the send and calls [`WorkQueues::send_done`].
     ///
     /// # Errors
-    /// If the queue is full, or the send is too long to be inline.
+    /// If the queue is full, or the message of an inline send is too long.
     pub fn check_send(&self, wr: &SendWr) -> Result<()> {
         self.completions.check_send_room(0)?;
         let max_inline = self.completions.attr.max_inline;
@@ -53,17 +54,18 @@ impl WorkQueues {
         Ok(())
     }
 
-    /// Completes a send with `status`. A successful unsignaled send produces no completion.
+    /// Completes a send with `status`. A send that is unsignaled and successful adds no completion.
     pub fn send_done(&mut self, wr: &SendWr, status: WcStatus, byte_len: u32, cqs: &mut CompletionQueues) {
         let done = Done::of(wr.wr_id, wr.op.class(), wr.flags, 0);
         let signaled = done.signaled || !status.is_success();
         self.completions.sent(cqs, &Done { status, len: byte_len, signaled, ..done });
     }
 
-    /// Copies a message to the first receive.
+    /// Copies a message to the first posted receive, and completes the receive.
     ///
     /// # Errors
-    /// Returns the status of its send: no receive is posted, or the first one is too short and has failed.
+    /// Returns the status with which the caller completes the send. It is `ReceiverNotReady` if no receive is posted. It is
+    /// `RemoteOperationError` if the receive is too short; then the receive completes with an error, too.
     pub fn deliver(&mut self, message: &[u8], cqs: &mut CompletionQueues) -> std::result::Result<(), WcStatus> {
         let fits = message.len() <= self.receives.room(&mut None).ok_or(WcStatus::ReceiverNotReady)?;
         if fits {
@@ -75,18 +77,18 @@ impl WorkQueues {
         if fits { Ok(()) } else { Err(WcStatus::RemoteOperationError) }
     }
 
-    /// Flushes the receives. Call it at the end of a connection, and after each receive that is posted afterwards.
+    /// Flushes the receives. The provider calls this at the end of the connection, and again after each receive that is posted later.
     pub fn flush(&mut self, cqs: &mut CompletionQueues) {
         self.completions.flush_receives(&mut self.receives, cqs);
     }
 
-    /// Records that a completion of this queue pair was polled.
+    /// Records that a completion of this queue pair was polled, which releases an entry of its work queue.
     pub fn polled(&mut self, opcode: WcOpcode) {
         self.completions.polled(opcode);
     }
 
-    /// Drops the queues with the posted receives. Unpolled completions keep their room until they are polled; see
-    /// [`CompletionQueues::release_orphan`].
+    /// Drops the work queues with the posted receives, and releases their entries on the completion queues. An unpolled completion keeps
+    /// its entry. When it is polled, the provider calls [`CompletionQueues::release_orphan`].
     pub fn release(self, cqs: &mut CompletionQueues) {
         self.completions.release_room(cqs);
     }
