@@ -1,24 +1,27 @@
 //! Waking a side that sleeps.
 //!
-//! Each side has a word in which it announces, before it sleeps, the events that it must be woken for. A side that
-//! causes such an event reads the word of its peer and, if the event is announced there, *calls* the peer: it sends a
-//! packet on their Unix socket. A fence between the store and the load on both sides makes sure that at least one side
-//! sees the other, so no side sleeps although there is work for it. A side that is awake announces nothing, so each
-//! sleep costs at most one call.
+//! Each side has a *call word*. Before it sleeps, it stores there the events for which the peer must wake it. A side
+//! that causes an event reads the peer's call word. If the event is announced there, the side *calls* the peer: it
+//! sends a packet on their Unix socket. The call word is 0 while its side is awake, so each sleep costs at most one
+//! call.
 //!
-//! A side that sleeps: read the calls that have arrived; look at the ring; announce the events; fence; look at the ring
-//! again; sleep. A side that causes an event: publish; fence; read the peer's word; call.
+//! A side that sleeps does this: read the calls that have arrived; look at the ring; store the call word; fence; look
+//! at the ring again; sleep. A side that causes an event does this: publish; fence; read the peer's call word; call.
+//!
+//! On both sides the fence is between a store and a load. So at least one side sees the other's store, and no side
+//! sleeps while there is work for it.
 
 use super::ring::{Consumer, Producer};
 use super::segment::{CALL, Words};
 
-/// The event that records were published.
+/// The event that the peer has published records.
 pub(super) const NEWS: u64 = 1;
-/// The event that records were consumed.
+/// The event that the peer has released records, so that the ring has room.
 pub(super) const ROOM: u64 = 2;
 
-/// Announces the events that a side must be woken for, and releases the records that it has consumed. Returns whether
-/// there is work already, in which case the side must not sleep, and whether the peer must be called.
+/// Announces the events `causes` in the call word, and releases the consumed records. The caller can sleep afterwards.
+/// The first returned value is true if there is work already, so that the caller must not sleep. The second is true if
+/// the caller must call the peer.
 #[inline]
 pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer, causes: u64) -> (bool, bool) {
     let owes = incoming.owed() > 0;
@@ -33,19 +36,19 @@ pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Produ
     (ready, owes && must_call(words, outgoing.half(), ROOM))
 }
 
-/// Returns true if one of the events has happened.
+/// Returns true if one of the events `causes` has happened.
 #[inline]
 pub(super) fn has_work<W: Words>(words: &W, incoming: &Consumer, outgoing: &Producer, causes: u64) -> bool {
     incoming.has_news(words) || (causes & ROOM != 0 && outgoing.has_tail_moved(words))
 }
 
-/// Announces that this side is awake.
+/// Announces that the local side is awake: the peer need not call it.
 #[inline]
 pub(super) fn disarm<W: Words>(words: &W, incoming: &Consumer) {
     words.poke(incoming.half() + CALL, 0);
 }
 
-/// Publishes the records that were written to the ring. Returns true if the peer must be called.
+/// Publishes the records that were written to the ring. Returns true if the caller must call the peer.
 #[inline]
 pub(super) fn publish<W: Words>(words: &W, outgoing: &mut Producer) -> bool {
     if cfg!(planted = "looked-before-it-published") {
@@ -55,15 +58,15 @@ pub(super) fn publish<W: Words>(words: &W, outgoing: &mut Producer) -> bool {
     outgoing.publish(words) && must_call(words, outgoing.half(), NEWS)
 }
 
-/// Releases the records that were consumed. Returns true if the peer must be called.
+/// Releases the consumed records. Returns true if the caller must call the peer.
 #[inline]
 pub(super) fn release<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer) -> bool {
     incoming.release(words);
     must_call(words, outgoing.half(), ROOM)
 }
 
-/// Returns true if the peer, which consumes from the half at `outgoing`, must be called for an event that was just
-/// published. Clears the peer's word, so that the peer is called once.
+/// Returns true if the caller must call the peer for the event `cause`, which has just been published. The peer's call
+/// word is in the half at `outgoing`; it is set to 0, so that the peer is called only once.
 #[inline]
 fn must_call<W: Words>(words: &W, outgoing: usize, cause: u64) -> bool {
     if !cfg!(planted = "published-without-a-fence") {

@@ -6,7 +6,7 @@ use super::ring::InvalidPosition;
 use crate::soft::keys::Miss;
 use crate::wc::WcStatus;
 
-/// A violation of the protocol by a peer.
+/// A violation of the protocol that a side detects at its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Malformed,
@@ -24,7 +24,7 @@ pub(crate) enum Refusal {
 const MISSES: [Miss; 5] = [Miss::Unknown, Miss::Access, Miss::Bounds, Miss::Wrap, Miss::Misaligned];
 
 impl Refusal {
-    /// Returns the code of the violation in a record.
+    /// Returns the code with which a record reports the violation.
     pub(super) fn code(self) -> u64 {
         let of = |miss| MISSES.iter().position(|&other| other == miss).unwrap_or(0) as u64;
         match self {
@@ -41,7 +41,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the violation that a code stands for.
+    /// Returns the violation with this code.
     pub(super) fn of(code: u64) -> Self {
         let miss = MISSES.get((code % 16) as usize).copied();
         match (code, miss) {
@@ -58,7 +58,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the status of the read or atomic operation that was refused; `None` if the violation is another one.
+    /// Returns the status with which the refused work request completes, if it is a read or an atomic operation.
+    /// Returns `None` for any other violation.
     pub(super) const fn status(self) -> Option<WcStatus> {
         match self {
             Self::Request(Miss::Misaligned) | Self::TooManyRequests => Some(WcStatus::RemoteOperationError),
@@ -96,11 +97,11 @@ impl fmt::Display for Refusal {
 /// A fault that ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkFault {
-    /// The peer violated the protocol.
+    /// The local side has detected a violation of the peer.
     Violation(Refusal),
-    /// The peer reported that this side violated the protocol.
+    /// The peer has reported a violation of the local side.
     Refused(Refusal),
-    /// A work request of this side failed.
+    /// A local work request has failed with this status.
     WorkRequest(WcStatus),
 }
 

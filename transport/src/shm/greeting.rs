@@ -1,17 +1,17 @@
-//! The messages by which two sides that are connected by TCP move their connection to shared memory.
+//! The messages with which two sides that are connected by TCP move their connection to shared memory.
 //!
 //! The active side sets a reserved bit of its MPA request if it can use shared memory. The passive side appends an
-//! [`Offer`] to the private data of its reply. The active side connects to the Unix socket that the offer names, and
-//! sends a [`Hello`] there, with the segment that it has made. Only the active side received the offer, so the process
-//! that presents the secret of the offer is the peer.
+//! [`Offer`] to the private data of its reply. The offer names a Unix socket and contains a secret. The active side
+//! connects to the socket and sends a [`Hello`] with the secret and the descriptor of a new segment. Only the active
+//! side has received the offer, so the secret proves that the hello is from the peer.
 
 use crate::slab::Key;
 
 /// The first bytes of a hello, and the last bytes of an offer.
 const MAGIC: [u8; 4] = *b"RDXS";
-/// The version of the layouts.
+/// The version of the layouts of offer and hello.
 const VERSION: u8 = 1;
-/// The length of a Unix socket's name without its first byte, which is zero: the name is abstract (`unix`(7)).
+/// The length of a Unix socket's abstract name (`unix`(7)), without the zero byte in front.
 pub(crate) const NAME_LEN: usize = 16;
 /// The length of an offer, bytes.
 pub(crate) const OFFER_LEN: usize = 48;
@@ -21,14 +21,15 @@ pub(crate) const HELLO_LEN: usize = 32;
 /// The secret of an offer, which the hello must repeat: 128 random bits.
 pub(crate) type Secret = [u8; 16];
 
-/// The address of the passive side within the host, at the end of its reply's private data.
+/// The data that the active side needs to reach the passive side on its host. It is at the end of the private data of
+/// the MPA reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// The abstract name of the Unix socket.
     pub(crate) name: [u8; NAME_LEN],
     /// The secret that the hello must repeat.
     pub(crate) secret: Secret,
-    /// The passive side's handle of the connection.
+    /// The passive side's handle of the connection, which the hello must repeat.
     pub(crate) key: Key,
 }
 
@@ -40,13 +41,15 @@ impl Offer {
         out[16..32].copy_from_slice(&self.secret);
         out[32..36].copy_from_slice(&self.key.slot().to_le_bytes());
         out[36..40].copy_from_slice(&self.key.generation().to_le_bytes());
-        // Version and magic are the last bytes, so that `split` finds them at the end of the private data.
+        // Version and magic are the last bytes of the offer, so that [`Offer::split`] finds them at the end of the
+        // private data.
         out[43] = VERSION;
         out[44..].copy_from_slice(&MAGIC);
         out
     }
 
-    /// Returns the program's private data and the offer at its end; `None` if there is no offer.
+    /// Splits the private data of a reply into the program's private data and the offer. Returns `None` if there is no
+    /// offer.
     pub(crate) fn split(data: &[u8]) -> Option<(&[u8], Self)> {
         let (rest, octets) = data.split_last_chunk::<OFFER_LEN>()?;
         if octets[44..] != MAGIC || octets[43] != VERSION {
@@ -57,12 +60,12 @@ impl Offer {
     }
 }
 
-/// The first packet of the active side. The descriptor of its segment is attached.
+/// The first packet that the active side sends on the Unix socket. The descriptor of its segment is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// The secret of the offer.
     pub(crate) secret: Secret,
-    /// The key of the offer.
+    /// The handle of the connection, from the offer.
     pub(crate) key: Key,
 }
 
@@ -93,7 +96,7 @@ fn u32_at(octets: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*octets.get(at..)?.first_chunk()?))
 }
 
-/// Returns true if the secrets are equal. The time does not depend on where they differ.
+/// Compares two secrets in constant time, so that the time does not reveal how many bytes of a guess are right.
 pub(crate) fn is_same_secret(shown: &Secret, offered: &Secret) -> bool {
     shown.iter().zip(offered).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
 }

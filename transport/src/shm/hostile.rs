@@ -1,4 +1,4 @@
-//! A link whose peer writes anything anywhere in the memory that both have mapped.
+//! A test of [`Link`] with a hostile peer, which writes random values anywhere in the shared segment.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
 const DEPTH: u32 = 16;
 const ROOM: usize = 4096;
-/// The keys of four regions: one that the peer may read and write, one that it may only read, one of another
-/// connection, and one without rights for peers.
+/// The keys of four regions. The peer may read and write the first, and only read the second. The third is restricted
+/// to another connection, and the fourth has no rights for peers.
 const KEYS: [u32; 4] = [0x10, 0x11, 0x12, 0x13];
 
 /// The side that is attacked.
@@ -35,10 +35,10 @@ struct Victim {
     link: Link<MappedSegment>,
     resources: Resources,
     cq: CqId,
-    /// The work requests that were posted and have not completed.
+    /// The numbers of the work requests that have been posted and have not completed.
     open: BTreeSet<u64>,
     next: u64,
-    /// The memory of receives. Each is between bytes that nobody may write.
+    /// The memory of receives. Each receive has bytes in front and behind that the link must not write.
     inbox: Memory,
     out: Memory,
     regions: Vec<Arc<Memory>>,
@@ -114,7 +114,7 @@ impl Victim {
         }
     }
 
-    /// Serves the link once. Returns false if the connection has ended.
+    /// Lets the victim receive, transmit and poll once. Returns false if the connection has ended.
     fn turn(&mut self, budget: usize) -> bool {
         self.link.wake(false);
         let received = self.link.receive(budget, &mut self.resources);
@@ -153,14 +153,14 @@ impl Victim {
     }
 }
 
-/// Returns one of several values, most of the time the first one.
+/// Returns a random one of the values in `of`, but seven times in eight the first one.
 fn pick<T: Copy>(rng: &mut TestRng, of: &[T]) -> T {
     let any = rng.next_u32() as usize;
     if any % 8 != 0 { of[0] } else { of[any / 8 % of.len()] }
 }
 
-/// Writes a valid record, in which now and then a key, a length, a flag or a window is wrong; or writes anything
-/// anywhere.
+/// Writes a record that is mostly valid, but may have a wrong key, length, flag or window. Sometimes writes a random
+/// value to a random word instead.
 fn attack(segment: &MappedSegment, rng: &mut TestRng, published: &mut u64, address: u64) {
     let half = SegmentSide::Passive.incoming();
     match rng.next_u32() % 64 {
@@ -181,7 +181,7 @@ fn attack(segment: &MappedSegment, rng: &mut TestRng, published: &mut u64, addre
     header.slot = pick(rng, &[0, 1, 31, 32, 255]);
     let at = *published as usize % CAPACITY;
     if at + header.body() + 2 * WORD > CAPACITY {
-        // Pad to the end of the ring.
+        // The record does not fit in front of the end of the ring, so a Pad fills the ring up to its end.
         header = RecordHeader::new(RecordKind::Pad, (CAPACITY - at) as u32);
     }
     let offset = pick(rng, &[0, 8, 1, ROOM as u64 - 8, ROOM as u64, u64::MAX, 1 << 63]);
@@ -192,11 +192,11 @@ fn attack(segment: &MappedSegment, rng: &mut TestRng, published: &mut u64, addre
     }
     *published += header.size().next_multiple_of(WORD).min(CAPACITY - at) as u64;
     segment.store(half + HEAD, *published);
-    // Consume all that the victim has published.
+    // Consume everything that the victim has published, so that its ring is never full.
     segment.store(SegmentSide::Passive.outgoing() + TAIL, segment.load(SegmentSide::Passive.outgoing() + HEAD));
 }
 
-/// Makes a segment, and maps it a second time for the peer.
+/// Returns two mappings of one new segment: the victim's and the peer's.
 fn segments() -> (MappedSegment, MappedSegment) {
     let mut ours = Memory::new_shared(LEN, Sharing::Write).unwrap();
     let file = ours.take_file().unwrap();
@@ -204,8 +204,8 @@ fn segments() -> (MappedSegment, MappedSegment) {
     (MappedSegment::new(ours), MappedSegment::new(theirs))
 }
 
-/// Whatever a peer writes: the process survives, memory without a right for the peer is not touched, and each work
-/// request completes exactly once.
+/// Random writes of the peer must have no effect beyond its rights. The process survives, memory that the peer may not
+/// write is unchanged, and each work request completes exactly once.
 #[test]
 fn whatever_a_peer_writes_it_uses_only_what_it_may() {
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);

@@ -1,4 +1,4 @@
-//! The incoming direction of a queue pair: turns records into received messages, writes, responses and the peer's
+//! The incoming direction of a queue pair. It turns records into received messages, writes, responses and the peer's
 //! requests.
 
 use super::fault::{LinkFault, Refusal};
@@ -14,10 +14,10 @@ use crate::soft::keys::KeyTable;
 use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use crate::soft::srq::SharedReceiveQueue;
 
-/// The cost of a record besides its payload, in bytes of the budget.
+/// The cost of processing a record without its payload, as a number of bytes that is subtracted from the budget.
 const RECORD: usize = 512;
 
-/// The state that a record may use besides the receives of its queue pair.
+/// The state outside [`Incoming`] that processing a record needs.
 #[derive(Debug)]
 pub(super) struct RecordContext<'a> {
     pub(super) scope: Key,
@@ -27,18 +27,20 @@ pub(super) struct RecordContext<'a> {
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
     pub(super) extensions: bool,
-    /// The key of a direct region that the peer has used, so that it may be lent to the peer.
+    /// Output: the key of a direct region that the peer has accessed by records. The caller then lends the region to
+    /// the peer.
     pub(super) direct: Option<u32>,
 }
 
 /// The reason why [`Incoming::consume`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Consumed {
-    /// The ring is empty.
+    /// All published records are consumed.
     All,
     /// The budget is used up.
     Budget,
-    /// A record refers to an unknown window: the packet that announces the window must be read first.
+    /// The next record refers to a window that is not mapped here. The packet that announces the window must be read
+    /// first.
     UnknownWindow,
 }
 
@@ -47,10 +49,10 @@ pub(super) enum Consumed {
 pub(super) struct Incoming {
     pub(super) ring: Consumer,
     pub(super) queue: ReceiveQueue,
-    /// True between the first and the last part of a write.
+    /// True after a part of a write that is not the last part.
     writing: bool,
-    /// True if a record with its payload in a window was consumed: the peer may not reuse that memory before the record
-    /// is released.
+    /// True if a consumed record had its payload in a window. The peer cannot reuse that memory until the record is
+    /// released.
     pub(super) release_due: bool,
 }
 
@@ -59,12 +61,14 @@ impl Incoming {
         Self { ring: Consumer::new(half), queue, writing: false, release_due: false }
     }
 
-    /// Returns true if no message and no write is partly received, so that the peer may end the connection here.
+    /// Returns true if no message and no write is partly received. A peer that ends the connection elsewhere has ended
+    /// it in disorder.
     pub(super) const fn is_at_boundary(&self) -> bool {
         self.queue.is_between_messages() && !self.writing
     }
 
-    /// Consumes records until the ring is empty or `budget`, in bytes, is used up. Calls `out` for each message.
+    /// Consumes records until none is left or `budget`, in bytes, is used up. Calls `out` for each message that is
+    /// complete.
     #[inline]
     pub(super) fn consume<S: Segment>(
         &mut self,
@@ -103,7 +107,7 @@ impl Incoming {
         }
     }
 
-    /// Returns the payload of a record. `None` if it is in an unknown window.
+    /// Returns the payload of a record. Returns `None` if the payload is in a window that is not mapped here.
     #[inline]
     fn payload<'a, S: Segment>(
         &mut self,
@@ -123,7 +127,7 @@ impl Incoming {
         Ok(windows.payload(segment, header.slot, segment.peek(at + header.body()), len))
     }
 
-    /// Copies a part of a message to the receive at the front of the queue.
+    /// Appends a part of a message to the receive at the front of the queue.
     #[inline]
     fn copy_to_receive(&mut self, payload: Span<'_>, cx: &mut RecordContext<'_>) -> Result<(), LinkFault> {
         let room = self.queue.room(&mut cx.srq).ok_or(Refusal::NoBuffer)?;
@@ -134,7 +138,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Executes a record other than a plain Send. Returns false if its window is unknown.
+    /// Executes a record of any kind except Send. Returns false if its payload is in a window that is not mapped here.
     #[inline(never)]
     fn consume_other<S: Segment>(
         &mut self,
@@ -144,11 +148,11 @@ impl Incoming {
         cx: &mut RecordContext<'_>,
         out: &mut impl FnMut(ReceivedMessage),
     ) -> Result<bool, LinkFault> {
-        // Each word is loaded once.
+        // Each word is loaded only once, because the peer may change it between a check and a later use.
         let word = |nth: usize| segment.peek(at + WORD * (1 + nth));
         let len = header.len as usize;
         match header.kind {
-            // The caller has checked the size, and skips it.
+            // These kinds need no action: the caller skips the record.
             RecordKind::Pad | RecordKind::Ready | RecordKind::Send => {}
             RecordKind::SendInvalidate => {
                 let key = word(0) as u32;
@@ -167,7 +171,7 @@ impl Incoming {
             RecordKind::Write => {
                 let (key, address) = (word(0) as u32, word(1));
                 let Some(payload) = self.payload(segment, cx.windows, header, at)? else { return Ok(false) };
-                // A write of 0 bytes is not checked, as on iWARP.
+                // The key of a write without bytes is not checked, as in iWARP.
                 if len > 0 {
                     if cfg!(planted = "key-checked-after-the-copy") {
                         cx.keys.sink(key, address, len).into_iter().for_each(|span| span.fill_from(payload));
@@ -188,7 +192,8 @@ impl Incoming {
                 if !self.queue.has_next(&mut cx.srq) {
                     return Err(Refusal::NoBuffer.into());
                 }
-                // Bytes that were written directly have no record, so the length is sent with the immediate data.
+                // The peer may have written the bytes directly to the region, without a record. So this record has the
+                // length of the write.
                 self.queue.end_message(Some(header.len), None, Some(word(0) as u32), out);
             }
             RecordKind::Read => {

@@ -1,5 +1,5 @@
-//! A ring and its calls, in every order in which two sides can run (`make loom`). The model checker reports a side that
-//! sleeps although there is work for it as a deadlock, and tries each value that a load may return.
+//! Models of a ring and its calls, for the model checker loom (`make loom`). It runs the two sides in every order, with
+//! every value that a load may return. A side that sleeps although there is work for it is reported as a deadlock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::record::{RecordHeader, RecordKind, WORD};
 use super::ring::{Consumer, Producer};
 use super::segment::{CALL, HALF, HEAD, RING, SegmentSide, TAIL, Words};
 
-/// The words of a ring that the models use.
+/// The number of words of the ring that the models use.
 const USED: usize = 6;
 const OF_HALF: usize = 3 + USED;
 
@@ -63,7 +63,7 @@ impl Words for ModelWords {
     }
 }
 
-/// A socket that a side sleeps on. A call stays there until it is read.
+/// The socket on which a side sleeps. A call stays in the socket until it is read.
 #[derive(Debug, Default)]
 struct WakeSocket {
     calls: Mutex<u32>,
@@ -118,7 +118,7 @@ impl ModelEnd {
         &self.connection.sockets[usize::from((self.side == SegmentSide::Active) == own)]
     }
 
-    /// Sends a record with one word.
+    /// Sends a record that contains one word.
     fn send(&mut self, value: u64) {
         let header = RecordHeader::new(RecordKind::Value, 8);
         let at = self.producer.reserve(&self.connection.words, header.size()).expect("room");
@@ -130,7 +130,7 @@ impl ModelEnd {
         }
     }
 
-    /// Consumes all records, and releases them. Returns their words.
+    /// Consumes and releases all records. Returns the words that they contain.
     fn receive(&mut self) -> Vec<u64> {
         let got = self.consume();
         if !got.is_empty() && release(&self.connection.words, &mut self.consumer, &self.producer) {
@@ -139,7 +139,7 @@ impl ModelEnd {
         got
     }
 
-    /// Consumes all records. Returns their words.
+    /// Consumes all records without releasing them. Returns the words that they contain.
     fn consume(&mut self) -> Vec<u64> {
         let mut got = Vec::new();
         while self.consumer.available(&self.connection.words).expect("an honest peer") > 0 {
@@ -152,7 +152,7 @@ impl ModelEnd {
         got
     }
 
-    /// Sleeps until the peer calls, unless there is work already.
+    /// Sleeps until the peer calls. Does not sleep if one of the events `causes` has already happened.
     fn sleep(&mut self, causes: u64) {
         let (ready, calls) = arm(&self.connection.words, &mut self.consumer, &self.producer, causes);
         if calls {
@@ -165,7 +165,7 @@ impl ModelEnd {
         disarm(&self.connection.words, &self.consumer);
     }
 
-    /// Receives `count` records, and sleeps whenever it may.
+    /// Receives `count` records. Sleeps whenever there are none. Returns the words that the records contain.
     fn receive_all(&mut self, count: usize) -> Vec<u64> {
         let mut got = self.receive();
         while got.len() < count {
@@ -184,7 +184,7 @@ fn both(active: impl FnOnce(ModelEnd) + Send + 'static, passive: impl FnOnce(Mod
     thread.join().unwrap();
 }
 
-/// Records arrive whole and in order at a consumer that sleeps whenever it may.
+/// A consumer that sleeps whenever there are no records receives every record, whole and in order.
 #[test]
 fn nobody_sleeps_over_a_record() {
     loom::model(|| {
@@ -192,7 +192,7 @@ fn nobody_sleeps_over_a_record() {
     });
 }
 
-/// A producer that waits until its record is consumed is called.
+/// A producer that sleeps until its record is released is called.
 #[test]
 fn nobody_sleeps_over_room() {
     loom::model(|| {
@@ -208,7 +208,7 @@ fn nobody_sleeps_over_room() {
     });
 }
 
-/// A consumer that has not released the records that it consumed releases them before it sleeps.
+/// A consumer that sleeps releases its consumed records before, so that the producer does not wait forever for room.
 #[test]
 fn nobody_sleeps_over_room_that_it_owes() {
     loom::model(|| {
@@ -221,9 +221,9 @@ fn nobody_sleeps_over_room_that_it_owes() {
                 end.send(8);
             },
             |mut end| {
-                // This side must not have slept before. The model checker lets a swap be seen behind a later store of
-                // the other thread, if that thread has announced before that it is awake. Real memory has only one
-                // order of the stores to one word.
+                // In this model, the consumer must not sleep before its first record. The model checker would otherwise
+                // report an order that real memory excludes: a swap that takes effect after a later store of the other
+                // thread to the same word.
                 let mut got = end.consume();
                 while got.is_empty() {
                     thread::yield_now();
@@ -239,7 +239,8 @@ fn nobody_sleeps_over_room_that_it_owes() {
     });
 }
 
-/// Two sides that answer each other, and sleep in between.
+/// One side sends a record and sleeps until the answer. The other side sleeps until the record and then sends the
+/// answer. Both records arrive.
 #[test]
 fn two_sides_answer_each_other() {
     loom::model(|| {

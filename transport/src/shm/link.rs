@@ -27,27 +27,28 @@ use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr};
 
-/// The number of consumed bytes that are released without another reason.
+/// The number of consumed bytes after which the consumed records are released, even if nothing else requires it.
 const RELEASE: usize = CAPACITY / 4;
 
 /// The result of [`Link::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReceiveProgress {
-    /// Records were consumed.
+    /// True if records were consumed.
     pub(crate) news: bool,
-    /// The budget was used up, so records may be left.
+    /// True if the budget is used up, so that more records may be available.
     pub(crate) more: bool,
-    /// A record refers to an unknown window: the caller must read the packets of the Unix socket first.
+    /// True if the next record refers to a window that is not mapped here. The caller must read the packets of the Unix
+    /// socket first.
     pub(crate) unknown_window: bool,
 }
 
-/// The parts of a queue pair that moves from its TCP stream to shared memory.
+/// The state of a queue pair on a TCP stream that continues when its connection moves to shared memory.
 #[derive(Debug)]
 pub(crate) struct QueuePairParts {
     pub(crate) completions: Completions,
     pub(crate) receives: ReceiveQueue,
     pub(crate) extensions: bool,
-    /// Work requests that were posted before the move, with the payload of those that are inline.
+    /// The work requests that were posted before the move, each with the copied payload if it is inline.
     pub(crate) sends: Vec<(SendWr, Option<Box<[u8]>>)>,
 }
 
@@ -61,17 +62,18 @@ pub(crate) struct Link<S> {
     windows: Windows,
     completions: Completions,
     extensions: bool,
-    /// True if the connection has ended: work requests complete immediately, as flushed.
+    /// True if the connection has ended. Work requests that are posted afterwards are flushed.
     dead: bool,
-    /// The events that this side has announced; 0 while it is awake.
+    /// The events that the local side has announced in its call word; 0 while it is awake.
     armed: u64,
-    /// The status of the work request that has ended the connection, with its number if that is known.
+    /// The status of the work request that has ended the connection, and its sequence number if that is known.
     failed: Option<(Option<u64>, WcStatus)>,
     pub(crate) read_depth: ReadDepth,
 }
 
 impl<S: Segment> Link<S> {
-    /// Makes a queue pair on a segment, from the parts of the one on the TCP stream.
+    /// Creates a queue pair on a segment. `parts` is the state of the queue pair on the TCP stream, which continues
+    /// here.
     pub(crate) fn new(segment: S, side: SegmentSide, depths: ReadDepth, parts: QueuePairParts) -> Self {
         let QueuePairParts { completions, receives, extensions, sends } = parts;
         let (out, into) = (side.outgoing(), side.incoming());
@@ -92,12 +94,12 @@ impl<S: Segment> Link<S> {
         }
     }
 
-    /// Announces to the peer that the connection uses its segment from here on.
+    /// Announces to the peer, with a first record, that the connection uses its segment from now on.
     pub(crate) fn begin(&mut self) {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Ready, 0), &[]);
     }
 
-    /// Returns true if the peer has written a record to the segment, for which no link was made yet.
+    /// Returns true if the peer has published its first record. The caller then creates the link for the segment.
     pub(crate) fn has_begun(segment: &S, side: SegmentSide) -> bool {
         Consumer::new(side.incoming()).has_news(segment)
     }
@@ -106,10 +108,8 @@ impl<S: Segment> Link<S> {
         self.extensions = true;
     }
 
-    // Work requests.
-
-    /// Counts a polled completion. Returns the shared receive queue that its receive was taken from; `None` for other
-    /// completions.
+    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that
+    /// queue.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
@@ -124,7 +124,8 @@ impl<S: Segment> Link<S> {
         self.completions.post_recv(chain, &mut self.incoming.queue, self.dead, cqs)
     }
 
-    /// Posts work requests. The caller must call [`Link::transmit`] afterwards.
+    /// Posts work requests. The caller calls [`Link::transmit`] afterwards, which writes those that could not be
+    /// written immediately.
     #[inline]
     pub(crate) fn post_send(
         &mut self,
@@ -172,8 +173,9 @@ impl<S: Segment> Link<S> {
         Ok(())
     }
 
-    /// Sends a message without a work request. Returns false, and sends nothing, if a work request is waiting in front
-    /// of it or the ring is full. The caller must call [`Link::transmit`] afterwards, in this turn or a later one.
+    /// Sends a message without a work request, so that nothing completes. Returns false, and sends nothing, if the ring
+    /// is full or posted work requests wait. The caller calls [`Link::transmit`] afterwards, in this turn or a later
+    /// one.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         let len = header.len() + payload.len();
@@ -189,9 +191,7 @@ impl<S: Segment> Link<S> {
         })
     }
 
-    // Transmitting and receiving.
-
-    /// Writes as many records to the ring as fit, and completes what is done.
+    /// Writes as many records to the ring as fit, and completes the work requests that are done.
     #[inline]
     pub(crate) fn transmit(&mut self, resources: &mut Resources) -> TransmitProgress {
         if self.outgoing.wants_room() {
@@ -211,32 +211,34 @@ impl<S: Segment> Link<S> {
         sent
     }
 
-    /// Publishes the records that were written to the ring. Returns true if the peer must be called.
+    /// Publishes the records that were written to the ring. Returns true if the caller must call the peer.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         doorbell::publish(&self.segment, &mut self.outgoing.ring)
     }
 
-    /// Returns true if there may be records to consume.
+    /// Returns true if the peer has published records, or has stored an invalid position.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         self.incoming.ring.has_news(&self.segment)
     }
 
-    /// Returns true if there are records to consume, or the peer has consumed records that this side waits for.
+    /// Returns true if there are records to consume, or the peer has released records while the local side waits for
+    /// room.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         doorbell::has_work(&self.segment, &self.incoming.ring, &self.outgoing.ring, self.causes())
     }
 
-    /// Consumes records, within a budget in bytes.
+    /// Consumes records until `budget`, in bytes, is used up. Returns the fault if the connection must end.
     #[inline]
     pub(crate) fn receive(
         &mut self,
         budget: usize,
         resources: &mut Resources,
     ) -> std::result::Result<ReceiveProgress, LinkFault> {
-        // The shared receive queue is taken out of its table while this queue pair uses it.
+        // The shared receive queue is moved out of `resources` so that it can be borrowed together with the other
+        // resources.
         let srq = self.completions.attr.srq;
         let mut shared = resources.take_out(srq);
         let Self { segment, incoming, outgoing, lendings, windows, completions, extensions, .. } = self;
@@ -272,8 +274,8 @@ impl<S: Segment> Link<S> {
         })
     }
 
-    /// Releases the consumed records if they are many, or if one of them has its payload in a window, whose memory the
-    /// peer may be waiting for. Returns true if the peer must be called.
+    /// Releases the consumed records if they are many, or if one of them had its payload in a window, because the peer
+    /// may be waiting to reuse that memory. Returns true if the caller must call the peer.
     #[inline]
     pub(crate) fn release(&mut self) -> bool {
         let ring = &mut self.incoming.ring;
@@ -285,7 +287,7 @@ impl<S: Segment> Link<S> {
         doorbell::release(&self.segment, ring, &self.outgoing.ring)
     }
 
-    /// Remembers the work request that caused a fault, and its status.
+    /// Stores the status and the sequence number of the work request that a fault belongs to, for [`Link::end`].
     fn note(&mut self, fault: LinkFault) {
         self.failed = match fault {
             LinkFault::Violation(_) => None,
@@ -296,42 +298,41 @@ impl<S: Segment> Link<S> {
         };
     }
 
-    /// Returns true if a fault was found that ends the connection when the link is served next.
+    /// Returns true if a fault was found while transmitting. The next [`Link::receive`] returns it.
     #[inline]
     pub(crate) const fn has_fault(&self) -> bool {
         self.outgoing.fault.is_some()
     }
 
-    // Announcing events.
-
-    /// Returns the events that this side waits for.
+    /// Returns the events for which the peer must wake the local side.
     #[inline]
     fn causes(&self) -> u64 {
         if self.outgoing.wants_room() { NEWS | ROOM } else { NEWS }
     }
 
-    /// Returns true if this side has announced all events that it waits for.
+    /// Returns true if the call word has all events for which the peer must wake the local side.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         self.armed & self.causes() == self.causes()
     }
 
-    /// Returns true if this side has announced any event.
+    /// Returns true if the call word has any event.
     #[inline]
     pub(crate) const fn is_armed_at_all(&self) -> bool {
         self.armed != 0
     }
 
-    /// Announces that this side may sleep: the peer must wake it for records, and for room if it waits for some.
-    /// Returns whether there is work already, and whether the peer must be called because consumed records were
-    /// released.
+    /// Announces the events for which the peer must wake the local side, and releases the consumed records. The first
+    /// returned value is true if there is work already, so that the caller must not sleep. The second is true if the
+    /// caller must call the peer.
     pub(crate) fn arm(&mut self) -> (bool, bool) {
         self.incoming.release_due = false;
         self.armed = self.causes();
         doorbell::arm(&self.segment, &mut self.incoming.ring, &self.outgoing.ring, self.armed)
     }
 
-    /// Marks this side as awake. Unless the peer has called, also withdraws the announced events.
+    /// Marks the local side as awake. If the peer has called, it has already cleared the call word; otherwise clears
+    /// the call word.
     #[inline]
     pub(crate) fn wake(&mut self, called: bool) {
         if self.armed != 0 && !called {
@@ -340,20 +341,19 @@ impl<S: Segment> Link<S> {
         self.armed = 0;
     }
 
-    // Lending memory.
-
-    /// Lets the peer map a memory that only this connection uses. The peer may use the region `key` with these rights.
-    /// Returns false if no slot is free.
+    /// Lends a memory that only this connection uses to the peer. The peer may map it and access it with these rights,
+    /// as the region `key`. Returns false if no slot is free.
     pub(crate) fn lend(&mut self, memory: &Arc<Memory>, key: u32, rights: Access) -> bool {
         self.lendings.lend(&self.segment, (memory, memory.len(), None), key, rights).is_some()
     }
 
-    /// Ends the lending of a region.
+    /// Ends the lending of the region `key`.
     pub(crate) fn take_back(&mut self, key: u32) {
         self.lendings.take_back(&self.segment, key);
     }
 
-    /// Lets the peer map a direct region that it has used.
+    /// Lends a direct region to the peer, which has just accessed it by records. The peer's later accesses then need no
+    /// records.
     fn lend_direct(&mut self, key: Option<u32>, resources: &Resources) {
         let Some((memory, len, rights)) =
             key.filter(|&key| !self.lendings.has(key)).and_then(|key| resources.keys.direct(key))
@@ -363,7 +363,7 @@ impl<S: Segment> Link<S> {
         self.lendings.lend(&self.segment, (memory, len, None), key.unwrap_or(0), rights);
     }
 
-    /// Returns the next announcement that the caller must send to the peer.
+    /// Returns an announcement that the caller must send to the peer, or `None` if there is none.
     pub(crate) fn next_announcement(&mut self) -> Option<Announcement> {
         self.lendings.next_announcement()
     }
@@ -373,7 +373,7 @@ impl<S: Segment> Link<S> {
         self.lendings.has_announcements()
     }
 
-    /// Processes a packet of the peer, with the descriptor that was attached.
+    /// Processes a packet from the peer, with the descriptor that was attached to it.
     pub(crate) fn packet(&mut self, packet: Packet, file: Option<&OwnedFd>) {
         let (Packet::Window(announced), Some(file)) = (packet, file) else { return };
         let mapped = self.windows.open(announced, file).inspect_err(|error| {
@@ -382,15 +382,13 @@ impl<S: Segment> Link<S> {
         self.outgoing.reply(announced.slot, announced.word, mapped.is_ok());
     }
 
-    // Teardown.
-
-    /// Reports to the peer that it violated the protocol. The caller then ends the connection.
+    /// Reports to the peer, in a last record, that it has violated the protocol. The caller then ends the connection.
     pub(crate) fn refuse(&mut self, refusal: Refusal) {
         self.outgoing.put_record(&self.segment, RecordHeader::new(RecordKind::Refusal, 0), &[refusal.code()]);
     }
 
-    /// Ends the connection: flushes both queues. The peer still receives the records in the ring. Returns true if the
-    /// peer must be called.
+    /// Ends the connection: flushes both queues. The peer can still consume the records in the ring. Returns true if
+    /// the caller must call the peer.
     pub(crate) fn end(&mut self, cqs: &mut CompletionQueues) -> bool {
         let calls = self.publish();
         let Self { incoming, outgoing, completions, failed, .. } = self;
@@ -400,13 +398,14 @@ impl<S: Segment> Link<S> {
         calls
     }
 
-    /// Returns true if no message, write or response is partly received, so that the peer may end the connection here.
+    /// Returns true if no message, write or response is partly received. A peer that ends the connection elsewhere has
+    /// ended it in disorder.
     pub(crate) fn is_at_boundary(&mut self) -> bool {
         self.incoming.is_at_boundary() && self.outgoing.front().is_none_or(|awaited| awaited.done == 0)
     }
 
-    /// Releases the entries of the queue pair on its completion queues, except those of completions that were not
-    /// polled. A shared receive that was being filled returns to its queue.
+    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. Receives that
+    /// the queue pair has taken from a shared receive queue, but not completed, return to that queue.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         self.completions.release(&mut self.incoming.queue, resources);
     }

@@ -1,4 +1,4 @@
-//! Connections within one host: rings in memory that two processes map.
+//! Connections within one host: rings of records in memory that the processes of both sides map.
 //!
 //! | module | holds |
 //! |---|---|
@@ -6,17 +6,19 @@
 //! | `ring` | one direction: a producer and a consumer of records |
 //! | `doorbell` | waking a side that sleeps |
 //! | `record` | the records in the rings |
-//! | `windows` | memory of one side that the other one maps: payloads that are not copied to the ring, and regions that both sides use |
-//! | `outgoing`, `incoming` | the two directions of a queue pair: work requests in, records out, and back |
+//! | `windows` | memory of one side that the peer maps: payloads that are not copied to the ring, and regions that both sides access |
+//! | `outgoing` | the outgoing direction of a queue pair: turns work requests into records |
+//! | `incoming` | the incoming direction of a queue pair: turns records into completions |
 //! | `link` | the queue pair of a connection |
 //! | `fault` | the faults that end a connection |
 //! | `greeting` | the messages by which two sides that are connected by TCP move to shared memory |
 //! | `packet` | the packets on the Unix socket of a connection |
 //!
-//! This module does not use sockets: the caller of `link` sends its packets and calls. `docs/wire.md` has the layouts.
+//! This module uses no sockets: the caller of `link` sends its packets and calls. `docs/wire.md` has the layouts.
 //!
-//! The peer may write any value at any time. So each position, length and kind is loaded once and then checked. Payload
-//! is copied by [`crate::mem`], from memory that may change meanwhile to memory that belongs to this side alone.
+//! The peer may write any value to the segment at any time. So each position, length and kind is loaded only once and
+//! then checked. [`crate::mem`] copies a payload from memory that the peer may be writing to memory that only the local
+//! side uses.
 
 mod doorbell;
 pub(crate) mod fault;

@@ -1,9 +1,14 @@
-//! The outgoing direction of a queue pair: turns work requests, and the responses to the peer's requests, into records.
+//! The outgoing direction of a queue pair. It turns work requests, and the responses to the peer's requests, into
+//! records.
 //!
-//! The work requests of the send queue are transmitted and complete in order. A small payload is part of its record, so
-//! its work request is done once the record is written. A large payload that lies in memory which the peer has mapped
-//! is not copied: its work request is done once the peer has consumed the record. Any other payload is copied, part by
-//! part, to the *staging buffer*, which the peer has mapped, too.
+//! Work requests are transmitted and complete in the order of their posting. There are three ways to transmit a
+//! payload:
+//!
+//! - A small payload is part of its record. The work request is done once the record is written.
+//! - A large payload in memory that the peer has mapped is not copied. The work request is done once the peer has
+//!   consumed the record.
+//! - Any other payload is copied in parts to the *staging buffer*, which the peer has mapped, too. The work request is
+//!   done once the last part is copied.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,52 +26,52 @@ use crate::soft::keys::{KeyTable, Miss};
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
-/// The longest payload that is part of its record, bytes.
+/// The longest payload that is part of its record, bytes. (Inline sends of a program have a separate limit.)
 pub(super) const INLINE: usize = 1 << 10;
-/// The longest payload of one record in a window, bytes.
+/// The longest payload in a window that one record can refer to, bytes.
 pub(super) const MAX_PIECE: usize = 1 << 20;
-/// The length of the staging buffer, and of the largest part that is copied there in one step, bytes.
+/// The length of the staging buffer, bytes. `STAGING_PIECE` is the longest payload that one record has there.
 const STAGING: usize = 256 << 10;
 const STAGING_PIECE: usize = STAGING / 4;
-/// The alignment of parts in the staging buffer, bytes.
+/// The alignment of the parts in the staging buffer, bytes.
 const ALIGN: usize = 64;
-/// The most bytes that are copied before other connections get their turn.
+/// The number of bytes after which one connection stops transmitting, so that other connections get their turn.
 const BUDGET: usize = 4 << 20;
 const ATOMIC: usize = ATOMIC_LEN as usize;
 
-/// A work request that is not, or not wholly, written to records.
+/// A work request of which at least one record is not written yet.
 #[derive(Debug)]
 struct QueuedSend {
     wr: SendWr,
     len: usize,
-    /// A copy of the payload, if it was posted inline.
+    /// A copy of the payload of an inline send.
     inline: Option<Box<[u8]>>,
 }
 
 impl QueuedSend {
-    /// Returns true if the work request waits for a response of the peer.
+    /// Returns true if the peer must respond to the work request before it is done.
     fn is_answered(&self) -> bool {
         self.wr.op.answered() && (self.len > 0 || self.wr.op.class() != SendClass::Read)
     }
 
-    /// Returns the successful completion of the work request.
+    /// Returns the completion of the work request if it succeeds.
     fn done(&self) -> Done {
         Done::of(self.wr.wr_id, self.wr.op.class(), self.wr.flags, self.len)
     }
 }
 
-/// The condition for a work request that is wholly in records to be done.
+/// The condition under which a work request is done, after all its records are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CompletionCondition {
-    /// The work requests before it are done.
+    /// No condition except that all earlier work requests are done.
     InOrder,
-    /// The peer has consumed the records up to a position.
+    /// The peer has consumed the records up to this position.
     Consumed(u64),
     /// The response of the peer has arrived.
     Answered,
 }
 
-/// A read or an atomic operation whose response has not wholly arrived.
+/// A read or an atomic operation of which the response has not completely arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AwaitedAnswer {
     pub(super) sink: Sge,
@@ -76,7 +81,7 @@ pub(super) struct AwaitedAnswer {
     number: u64,
 }
 
-/// A request of the peer that is not wholly answered.
+/// A read or an atomic operation of the peer of which the response is not completely transmitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PeerRequest {
     Read { key: u32, address: u64, len: usize, done: usize },
@@ -87,17 +92,17 @@ pub(super) enum PeerRequest {
 /// The reason why [`Outgoing::transmit`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TransmitProgress {
-    /// Nothing more can be transmitted now.
+    /// No more records can be written until the peer consumes some, or responds.
     All,
-    /// More can be transmitted, but other connections get their turn first.
+    /// The budget is used up, but more records could be written.
     More,
 }
 
-/// The result of one transmission step.
+/// The result of writing one record.
 enum TransmitStep {
-    /// The step transmitted this number of bytes.
+    /// This number of bytes is charged to the budget.
     Sent(usize),
-    /// The peer must consume records, or answer, first.
+    /// The record must wait until the peer consumes records, or responds.
     Blocked,
 }
 
@@ -109,25 +114,25 @@ struct SendPayload<'a> {
     left: usize,
 }
 
-/// Memory that payloads are copied to, used as a ring. The peer has mapped it.
+/// The staging buffer: memory that the peer has mapped, and to which payloads are copied. It is used as a ring.
 #[derive(Debug)]
 struct StagingBuffer {
     memory: Option<Arc<Memory>>,
     slot: u8,
     pos: u64,
     tail: u64,
-    /// For each part: the position in the record ring that the peer must have consumed, and the position in the buffer
-    /// up to which that frees it.
+    /// The parts in the buffer. The first number is the position in the record ring behind the part's record. Once the
+    /// peer has consumed up to there, the buffer is free up to the second number, a position in the buffer.
     parts: VecDeque<(u64, u64)>,
 }
 
 impl StagingBuffer {
-    /// Reserves as many of `len` bytes as fit in one piece. Returns their offset and their number; `None` if the buffer
-    /// is full.
+    /// Reserves contiguous bytes for a payload of `len` bytes, or for its first part if it is longer than
+    /// `STAGING_PIECE`. Returns the offset and the number of bytes. Returns `None` if the buffer is full.
     fn reserve(&mut self, len: usize) -> Option<(usize, usize)> {
         let len = len.min(STAGING_PIECE);
         if self.parts.is_empty() {
-            // Begin with the same pages again: they are in the cache.
+            // An empty buffer is used from its start again, because those pages are in the cache.
             (self.pos, self.tail) = (0, 0);
         }
         let at = (self.pos % STAGING as u64) as usize;
@@ -157,30 +162,32 @@ impl StagingBuffer {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) ring: Producer,
-    /// Work requests that are wholly in records and not done.
+    /// Work requests whose records are all written and that are not done, with the condition of each.
     inflight: VecDeque<(Done, CompletionCondition)>,
-    /// The work requests behind them.
+    /// The work requests after those in `inflight`, in order.
     queue: VecDeque<QueuedSend>,
-    /// The number of the oldest work request that is not done.
+    /// The sequence number of the oldest work request that is not done. Work requests are counted from 0.
     first: u64,
-    /// The number of bytes of the first entry of `queue` that are transmitted.
+    /// The number of transmitted bytes of the first work request in `queue`.
     part: usize,
-    /// True if the payload of the first entry of `queue` is transmitted, and its immediate data is next.
+    /// True if the payload of the first work request in `queue` is transmitted and only its immediate data is missing.
     immediate_next: bool,
     staging: StagingBuffer,
     awaited: VecDeque<AwaitedAnswer>,
-    /// The limit of requests of this side that may be outstanding (ORD).
+    /// The number of reads and atomic operations that may be outstanding at the peer (ORD).
     depth: usize,
-    /// Requests with lower numbers are answered.
+    /// The responses of all reads and atomic operations with smaller sequence numbers than this have arrived.
     answered: u64,
     requests: VecDeque<PeerRequest>,
-    /// The limit of requests that the peer may have outstanding.
+    /// The number of reads and atomic operations that the peer may have outstanding here.
     limit: usize,
-    /// True if the next record belongs to a response, when both a response and a work request wait.
+    /// True if a response is transmitted next. It only matters if work requests wait, too: both then alternate.
     answer_next: bool,
-    /// The position behind the last record of a write.
+    /// The position behind the last record of a write. Until the peer has consumed it, the write may not have taken
+    /// effect.
     changes: u64,
-    /// Replies to announced windows: slot, word, and true if the window is mapped.
+    /// The replies to announcements of the peer's memory: the slot, the word from the announcement, and true if the
+    /// memory is mapped.
     replies: VecDeque<(u8, u64, bool)>,
     pub(super) fault: Option<LinkFault>,
 }
@@ -214,24 +221,25 @@ impl Outgoing {
         self.inflight.len() + self.queue.len()
     }
 
-    /// Returns the limit of reads and atomic operations that may be outstanding at the peer.
+    /// Returns the number of reads and atomic operations that may be outstanding at the peer.
     pub(super) const fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Returns true if something waits for the peer to consume records.
+    /// Returns true if anything is unfinished that the peer can allow to continue by consuming records.
     #[inline]
     pub(super) fn wants_room(&self) -> bool {
         !self.queue.is_empty() || !self.inflight.is_empty() || !self.requests.is_empty() || !self.replies.is_empty()
     }
 
-    /// Returns true if a message may be written to the ring now, because no work request is waiting in front of it.
+    /// Returns true if a new message can be written to the ring directly, because no posted work request waits to be
+    /// written.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.queue.is_empty() && self.fault.is_none()
     }
 
-    /// Adds a work request. Copies its payload if it is inline.
+    /// Appends a work request to the queue. Copies the payload of an inline send.
     pub(super) fn post(&mut self, wr: &SendWr, len: usize) {
         let inline = wr.flags.contains(SendFlags::INLINE).then(|| {
             let mut copy = Vec::with_capacity(len);
@@ -241,14 +249,15 @@ impl Outgoing {
         self.queue.push_back(QueuedSend { wr: *wr, len, inline });
     }
 
-    /// Adds a work request that was posted before the move to shared memory, with the copy of its inline payload.
+    /// Appends a work request that was posted before the move to shared memory. `inline` is the copied payload if it is
+    /// an inline send.
     pub(super) fn adopt(&mut self, wr: SendWr, inline: Option<Box<[u8]>>) {
         let len = inline.as_ref().map_or_else(|| wr.sges.total_len(), |bytes| bytes.len());
         self.queue.push_back(QueuedSend { wr, len, inline });
     }
 
-    /// Writes a whole Send of at most [`INLINE`] bytes to the ring; `put` writes its payload. Returns false if the ring
-    /// is full. The caller has checked [`Outgoing::is_clear`].
+    /// Writes the record of a whole Send to the ring. The payload has `len` bytes, at most [`INLINE`], and is written
+    /// by `put`. Returns false if the ring is full. The caller has checked [`Outgoing::is_clear`].
     #[inline]
     pub(super) fn message<S: Segment>(&mut self, segment: &S, len: usize, put: impl FnOnce(&S, usize)) -> bool {
         let header = RecordHeader { flags: LAST, ..RecordHeader::new(RecordKind::Send, len as u32) };
@@ -260,7 +269,8 @@ impl Outgoing {
         true
     }
 
-    /// Counts a work request whose Send was written by [`Outgoing::message`]. Returns its completion if it is done.
+    /// Records that [`Outgoing::message`] has written the Send of this work request. Returns its completion, or `None`
+    /// if earlier work requests must be done first.
     #[inline]
     pub(super) fn message_posted(&mut self, wr: &SendWr) -> Option<Done> {
         let done = Done::of(wr.wr_id, SendClass::Send, wr.flags, 0);
@@ -272,8 +282,8 @@ impl Outgoing {
         None
     }
 
-    /// Copies a message of the program to the staging buffer, and writes its record to the ring. Returns false if the
-    /// message does not fit in both now.
+    /// Copies a message to the staging buffer, and writes its record to the ring. The message consists of `parts`.
+    /// Returns false if the message does not fit into the free part of the buffer or of the ring.
     pub(super) fn message_in_window<S: Segment>(
         &mut self,
         segment: &S,
@@ -308,7 +318,8 @@ impl Outgoing {
         true
     }
 
-    /// Returns true if the peer has mapped the staging buffer. Makes and announces the buffer at the first call.
+    /// Returns true if the peer has mapped the staging buffer. The first call creates the buffer, lends it to the peer
+    /// and returns false.
     fn has_staging_buffer<S: Segment>(&mut self, segment: &S, lendings: &mut Lendings) -> bool {
         if self.staging.memory.is_some() {
             return lendings.state(self.staging.slot) == LendingState::Mapped;
@@ -329,7 +340,7 @@ impl Outgoing {
         false
     }
 
-    /// Adds a request of the peer. Returns false if the peer has as many outstanding as it may have.
+    /// Adds a read or an atomic operation of the peer. Returns false if the peer exceeds its limit.
     pub(super) fn request(&mut self, request: PeerRequest) -> bool {
         let room = self.requests.len() < self.limit;
         if room {
@@ -338,26 +349,26 @@ impl Outgoing {
         room
     }
 
-    /// Adds the reply to an announced window. It replaces an earlier reply for the slot, so there are at most as many
-    /// replies as slots.
+    /// Adds the reply to an announcement. It replaces an earlier reply for the same slot, which bounds the number of
+    /// replies.
     pub(super) fn reply(&mut self, slot: u8, word: u64, mapped: bool) {
         self.replies.retain(|reply| reply.0 != slot);
         self.replies.push_back((slot, word, mapped));
     }
 
-    /// Returns the request whose response arrives next.
+    /// Returns the read or atomic operation to which the next response belongs.
     pub(super) fn front(&mut self) -> Option<&mut AwaitedAnswer> {
         self.awaited.front_mut()
     }
 
-    /// Removes the request whose response has wholly arrived.
+    /// Removes the oldest read or atomic operation, whose response has completely arrived.
     pub(super) fn end_answered(&mut self) {
         if let Some(awaited) = self.awaited.pop_front() {
             self.answered = awaited.number + 1;
         }
     }
 
-    /// Returns the number of the oldest request that is not answered.
+    /// Returns the sequence number of the oldest read or atomic operation whose response has not completely arrived.
     pub(super) fn oldest_unanswered(&self) -> Option<u64> {
         Some(self.awaited.front()?.number)
     }
@@ -378,7 +389,7 @@ impl Outgoing {
         true
     }
 
-    /// Loads the peer's position, and completes the work requests that are done.
+    /// Loads the position that the peer has released, and completes the work requests that are done.
     pub(super) fn reap<S: Segment>(&mut self, segment: &S, done: &mut impl FnMut(Done)) -> Result<(), InvalidPosition> {
         if self.ring.refresh_tail(segment)? {
             self.staging.consumed(self.ring.tail());
@@ -399,7 +410,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Writes as many records to the ring as fit, within the budget, and completes the work requests that are done.
+    /// Writes as many records to the ring as fit, until the budget is used up. Completes the work requests that are
+    /// done.
     pub(super) fn transmit<S: Segment>(
         &mut self,
         segment: &S,
@@ -439,7 +451,7 @@ impl Outgoing {
             }
             match step {
                 TransmitStep::Sent(bytes) => left = left.saturating_sub(bytes),
-                // The peer has consumed records meanwhile: try again.
+                // The peer has released records since the attempt: try again.
                 TransmitStep::Blocked if self.ring.tail() != before && self.fault.is_none() => {}
                 TransmitStep::Blocked => return TransmitProgress::All,
             }
@@ -449,7 +461,8 @@ impl Outgoing {
         }
     }
 
-    /// Returns true if the next work request may be transmitted now.
+    /// Returns true if there is a work request to transmit, and neither a fence nor the limit of outstanding reads
+    /// holds it back.
     #[inline]
     fn may_go(&self) -> bool {
         let Some(entry) = self.queue.front() else { return false };
@@ -457,7 +470,7 @@ impl Outgoing {
         !fenced && (!entry.is_answered() || self.awaited.len() < self.depth || self.depth == 0)
     }
 
-    /// Transmits a part of the first work request of the queue.
+    /// Writes one record of the first work request in the queue.
     fn step<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
         let Some(entry) = self.queue.pop_front() else { return TransmitStep::Blocked };
         let step = self.step_with(segment, cx, &entry);
@@ -479,8 +492,8 @@ impl Outgoing {
         }
     }
 
-    /// Transmits a part of a work request. Returns `None` if it is blocked, `Some(None)` if more of it is left, and the
-    /// condition for its completion if all of it is in records.
+    /// Writes one record of a work request. Returns `None` if the record must wait, and `Some(None)` if the work
+    /// request has more records. After the last record, returns the condition under which the work request is done.
     fn step_with<S: Segment>(
         &mut self,
         segment: &S,
@@ -534,7 +547,7 @@ impl Outgoing {
         self.send_request(segment, entry, remote)
     }
 
-    /// Writes one record with a part of a payload to the ring. Returns as [`Outgoing::step_with`] does.
+    /// Writes one record with a part of the payload to the ring. The returned value is that of [`Outgoing::step_with`].
     fn put_part<S: Segment>(
         &mut self,
         segment: &S,
@@ -549,8 +562,8 @@ impl Outgoing {
         Some((self.part == entry.len).then(|| self.completion_condition(lendings, entry)))
     }
 
-    /// Returns the condition for the completion of a work request whose last record is in the ring. If a part of its
-    /// payload is still in the program's memory, the peer must have consumed it.
+    /// Returns the condition under which a work request is done whose last record is in the ring. A payload that was
+    /// not copied must first be consumed by the peer, because it is still in the program's memory.
     fn completion_condition(&self, lendings: &Lendings, entry: &QueuedSend) -> CompletionCondition {
         let lent = match entry.wr.sges.as_slice() {
             [one] if entry.inline.is_none() && entry.len > INLINE => lendings.locate(one).is_some(),
@@ -559,8 +572,8 @@ impl Outgoing {
         if lent { CompletionCondition::Consumed(self.ring.pos()) } else { CompletionCondition::InOrder }
     }
 
-    /// Writes one record with as much of a payload as it can carry. Returns the number of bytes; `None` if the ring or
-    /// the staging buffer is full.
+    /// Writes one record with as much of a payload as one record can have. Returns the number of bytes, or `None` if
+    /// the ring or the staging buffer is full.
     fn put_payload<S: Segment>(
         &mut self,
         segment: &S,
@@ -582,7 +595,7 @@ impl Outgoing {
             (header.slot, place) = (slot, Some(at));
             left.min(MAX_PIECE)
         } else if copies {
-            // If the ring is full, this reservation is not committed.
+            // If the ring turns out to be full below, this reservation is not committed and has no effect.
             let (at, taken) = self.staging.reserve(left)?;
             (header.slot, place) = (self.staging.slot, Some(at as u64));
             taken
@@ -626,15 +639,16 @@ impl Outgoing {
         Some(taken)
     }
 
-    /// Returns true if all records that change memory of the peer have taken effect, so that this side may use that
-    /// memory itself. A write has taken effect once it is consumed; an atomic operation may have to wait until its
-    /// response fits in the peer's ring.
+    /// Returns true if all records that change memory of the peer have taken effect. Only then may the local side
+    /// access that memory directly, or its accesses would overtake the records. A write takes effect when the peer
+    /// consumes its record. An atomic operation takes effect when its response is written, which may have to wait for
+    /// room in the peer's ring.
     fn is_in_order(&self) -> bool {
         self.changes <= self.ring.tail() && !self.awaited.iter().any(|awaited| awaited.atomic)
     }
 
-    /// Writes a part of a payload directly to memory of the peer that this side has mapped. Returns the number of
-    /// bytes; `None` if that is not possible.
+    /// Writes a part of a payload directly to a region of the peer that is mapped here. Returns the number of bytes.
+    /// Returns `None` if the region is not mapped or earlier records must take effect first.
     fn write_through<S: Segment>(
         &self,
         segment: &S,
@@ -660,8 +674,8 @@ impl Outgoing {
         Some(left)
     }
 
-    /// Executes a read, a part of one, or an atomic operation directly on memory of the peer that this side has mapped.
-    /// Returns false if that is not possible.
+    /// Executes a part of a read, or an atomic operation, directly on a region of the peer that is mapped here. Returns
+    /// false if the region is not mapped or earlier records must take effect first.
     fn use_directly<S: Segment>(
         &mut self,
         segment: &S,
@@ -699,7 +713,8 @@ impl Outgoing {
         true
     }
 
-    /// Writes a request to the ring. Returns as [`Outgoing::step_with`] does.
+    /// Writes a read or an atomic operation as a request to the ring. The returned value is that of
+    /// [`Outgoing::step_with`].
     fn send_request<S: Segment>(
         &mut self,
         segment: &S,
@@ -711,7 +726,7 @@ impl Outgoing {
             return None;
         }
         let key = u64::from(remote.key.0);
-        // A part of the data may have been read directly before.
+        // The first `part` bytes may already have been read directly.
         let address = remote.address.wrapping_add(self.part as u64);
         let (kind, words) = match entry.wr.op {
             SendOp::CompareSwap { expected, swap, .. } => (RecordKind::CompareSwap, [key, address, expected, swap]),
@@ -728,8 +743,8 @@ impl Outgoing {
         Some(Some(CompletionCondition::Answered))
     }
 
-    /// Transmits a part of the response to the peer's oldest request. The memory is looked up again for each part,
-    /// because its region may have been deregistered meanwhile.
+    /// Writes one record of the response to the peer's oldest request. The region is looked up again for each record,
+    /// because the program may have deregistered it meanwhile.
     fn answer<S: Segment>(&mut self, segment: &S, cx: &mut TransmitContext<'_>) -> TransmitStep {
         let Some(&request) = self.requests.front() else { return TransmitStep::Blocked };
         let result = match request {
@@ -821,8 +836,9 @@ impl Outgoing {
         Ok(Some(ATOMIC))
     }
 
-    /// Flushes all work requests. One of them completes with the status in `failed`: the one with the number there, or,
-    /// without a number, the first that is not in records.
+    /// Completes all work requests as flushed, except one that has failed and completes with the status in `failed`.
+    /// That is the one with the sequence number in `failed`. Without a number, it is the first one whose records are
+    /// not all written.
     pub(super) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unsent = self.first + self.inflight.len() as u64;
         let inflight = self.inflight.drain(..).map(|(done, _)| done);
@@ -841,13 +857,14 @@ impl Outgoing {
     }
 }
 
-/// The state that the outgoing direction uses besides its own.
+/// The state outside [`Outgoing`] that transmitting needs.
 #[derive(Debug)]
 pub(super) struct TransmitContext<'a> {
     pub(super) scope: Key,
     pub(super) keys: &'a KeyTable,
     pub(super) lendings: &'a mut Lendings,
     pub(super) windows: &'a Windows,
-    /// The key of a direct region that the peer has used, so that it may be lent to the peer.
+    /// Output: the key of a direct region that a request of the peer has accessed. The caller then lends the region to
+    /// the peer.
     pub(super) direct: Option<u32>,
 }

@@ -1,4 +1,5 @@
-//! The packets on the Unix socket of a connection: calls, and windows with their descriptors.
+//! The packets on the Unix socket of a connection. A call wakes a side that sleeps. An announcement has the descriptor
+//! of memory that the receiver may map.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -9,25 +10,25 @@ use crate::mr::Access;
 /// The length of the longest packet, bytes.
 pub(crate) const MAX_PACKET: usize = 40;
 
-/// An announcement of the peer, which was not checked.
+/// The peer's announcement of memory that it lends. Its values are not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReceivedAnnouncement {
     pub(super) slot: u8,
     pub(super) word: u64,
     pub(super) rights: Access,
-    /// The address of the window's first byte in the process of its owner.
+    /// The address of the memory's first byte in the peer's process.
     pub(super) base: u64,
     pub(super) len: u64,
 }
 
-/// A packet of the peer.
+/// A packet from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packet {
-    /// A call: wakes the receiver.
+    /// Wakes the receiver.
     Call,
     /// The passive side has mapped the segment.
     Accepted,
-    /// A window. The descriptor of its memory file is attached.
+    /// The peer lends memory. The descriptor of the memory file is attached to the packet.
     Window(ReceivedAnnouncement),
 }
 
@@ -35,13 +36,13 @@ const CALL: u8 = 0;
 const ACCEPTED: u8 = 1;
 const WINDOW: u8 = 2;
 
-/// The bytes of a call.
+/// The bytes of [`Packet::Call`].
 pub(crate) const CALL_PACKET: [u8; 1] = [CALL];
-/// The bytes of the packet that accepts a segment.
+/// The bytes of [`Packet::Accepted`].
 pub(crate) const ACCEPTED_PACKET: [u8; 1] = [ACCEPTED];
 
 impl Packet {
-    /// Parses a packet. An unknown packet counts as a call.
+    /// Parses a packet. A packet that is unknown or malformed is treated as a call, which does no harm.
     pub(crate) fn parse(packet: &[u8]) -> Self {
         match packet.first() {
             Some(&ACCEPTED) => Self::Accepted,
@@ -51,21 +52,21 @@ impl Packet {
     }
 }
 
-/// The announcement of a lending, which is to be sent to the peer.
+/// An announcement for the peer of memory that the local side lends.
 #[derive(Debug)]
 pub(crate) struct Announcement {
     pub(super) slot: u8,
     pub(super) word: u64,
     pub(super) rights: Access,
     pub(super) memory: Arc<Memory>,
-    /// The number of bytes that are lent, from the first one on.
+    /// The number of bytes that are lent, from the start of `memory`.
     pub(super) len: usize,
-    /// The memory file; `None` if `memory` holds it.
+    /// The descriptor of the memory file. `None` if `memory` has the descriptor.
     pub(super) file: Option<OwnedFd>,
 }
 
 impl Announcement {
-    /// Returns the descriptor to attach.
+    /// Returns the descriptor to attach to the packet.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd).or_else(|| self.memory.file())
     }

@@ -1,22 +1,22 @@
-//! The records in a ring. Each begins with a word: the kind in the lowest byte, then flags, a slot, zero, and a length
-//! in the upper half. The words of its kind follow, then the payload, or a word with the offset of the payload in a
-//! window.
+//! The records in a ring. The first word of a record is its header: from the lowest byte the kind, the flags, a slot
+//! and a zero, and in the upper half a length. The words that its kind defines follow. Then follows the payload, or a
+//! word with the offset of the payload in a window.
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RecordKind {
-    /// Padding up to the end of the ring. The length is that of the whole record.
+    /// Fills the ring up to its end. The length in the header is that of the whole record.
     Pad = 1,
-    /// The first record of the active side: from here on, the connection uses its segment.
+    /// The first record of the active side. From this record on, both sides use the segment and not the TCP stream.
     Ready,
     /// A part of a message.
     Send,
-    /// A part of a message that invalidates a key.
+    /// A part of a message that invalidates a key of the receiver.
     SendInvalidate,
     /// A part of a write.
     Write,
-    /// The immediate data of a write, behind the write's last part.
+    /// The immediate data of a write. It follows the write's last part.
     Immediate,
     /// A read request.
     Read,
@@ -28,16 +28,16 @@ pub(super) enum RecordKind {
     Data,
     /// The response to an atomic operation.
     Value,
-    /// The sender ends the connection because the receiver violated the protocol.
+    /// The sender ends the connection because the receiver has violated the protocol.
     Refusal,
-    /// The sender has mapped a window, or has failed to.
+    /// The reply to an announcement of memory: the sender has mapped it as a window, or has failed to.
     Mapped,
 }
 
-/// The flag of a last part.
+/// The flag of the last part of a message, a write or a response.
 pub(super) const LAST: u8 = 1;
-/// The flag of a record whose payload is in a window. A word with the payload's offset there follows the words of the
-/// kind.
+/// The flag of a record whose payload is in a window. A word with the payload's offset in the window takes the place of
+/// the payload.
 pub(super) const IN_WINDOW: u8 = 2;
 
 /// The length of a word, bytes.
@@ -63,7 +63,7 @@ impl RecordKind {
         })
     }
 
-    /// Returns the number of words of the kind, without the record's first word.
+    /// Returns the number of words that this kind of record has between header and payload.
     pub(super) const fn words(self) -> usize {
         match self {
             Self::Pad | Self::Ready | Self::Send | Self::Data => 0,
@@ -74,18 +74,18 @@ impl RecordKind {
         }
     }
 
-    /// Returns true if the length of the record is that of a payload.
+    /// Returns true if the length in the header of such a record is the length of a payload.
     const fn has_payload(self) -> bool {
         matches!(self, Self::Send | Self::SendInvalidate | Self::Write | Self::Data)
     }
 }
 
-/// The first word of a record.
+/// The header of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHeader {
     pub(super) kind: RecordKind,
     pub(super) flags: u8,
-    /// The slot of the window that the payload is in, or that the record refers to.
+    /// The slot of the window with the payload. In a reply to an announcement, the slot that was announced.
     pub(super) slot: u8,
     pub(super) len: u32,
 }
@@ -100,7 +100,7 @@ impl RecordHeader {
         self.kind as u64 | (self.flags as u64) << 8 | (self.slot as u64) << 16 | (self.len as u64) << 32
     }
 
-    /// Returns `None` for an unknown kind.
+    /// Parses a header. Returns `None` if the kind is unknown.
     #[inline]
     pub(super) const fn parse(word: u64) -> Option<Self> {
         let Some(kind) = RecordKind::of(word as u8) else { return None };
@@ -117,14 +117,13 @@ impl RecordHeader {
         self.flags & IN_WINDOW != 0
     }
 
-    /// Returns the offset, in the record, of the payload or of the word with the payload's offset in a window.
+    /// Returns the offset in the record at which the payload begins, or the word with the payload's offset in a window.
     #[inline]
     pub(super) const fn body(self) -> usize {
         WORD * (1 + self.kind.words())
     }
 
-    /// Returns the length of the record, bytes. If the peer stated the payload's length, the result may exceed the
-    /// ring.
+    /// Returns the length of the record, bytes. A peer may state any payload length, so the result may exceed the ring.
     #[inline]
     pub(super) const fn size(self) -> usize {
         let rest = match self.kind {

@@ -1,16 +1,16 @@
-//! One direction of a segment: a ring of records with one producer and one consumer. A record does not wrap around the
-//! end of the ring. The consumer sees it once the producer has published the position behind it.
+//! One direction of a segment: a ring of records with one producer and one consumer. A record never wraps around the
+//! end of the ring. The consumer can read it after the producer has published the position behind it.
 //!
-//! A position counts all bytes since the start of the connection. Neither side trusts a position that it loads: it must
-//! lie where a correct peer could have put it.
+//! A position is a number of bytes since the start of the connection. A side that loads the peer's position checks that
+//! it is valid: at a multiple of 8, and within the bytes that are outstanding.
 
 use super::record::{RecordHeader, RecordKind};
 use super::segment::{CAPACITY, HEAD, RING, TAIL, Words};
 
-/// Bytes that only the last record of a connection may use.
+/// The number of bytes at the end of the free room that are kept for the last record of a connection.
 const LAST: usize = 64;
 
-/// The error for a position that no correct peer stores.
+/// The error for a position that a correct peer cannot have stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidPosition;
 
@@ -18,11 +18,11 @@ pub(super) struct InvalidPosition;
 #[derive(Debug)]
 pub(super) struct Producer {
     half: usize,
-    /// The position behind the last record, and its offset in the ring.
+    /// The position behind the last written record, and the offset of that position in the ring.
     pos: u64,
     at: usize,
     published: u64,
-    /// The consumer's position when it was last loaded.
+    /// The consumer's position at the last load.
     tail: u64,
 }
 
@@ -31,25 +31,25 @@ impl Producer {
         Self { half, pos: 0, at: 0, published: 0, tail: 0 }
     }
 
-    /// Returns the offset of the half that the producer writes.
+    /// Returns the offset of the half that contains the ring.
     #[inline]
     pub(super) const fn half(&self) -> usize {
         self.half
     }
 
-    /// Returns the position behind the last record.
+    /// Returns the position behind the last written record.
     #[inline]
     pub(super) const fn pos(&self) -> u64 {
         self.pos
     }
 
-    /// Returns the consumer's position when it was last loaded.
+    /// Returns the consumer's position at the last load.
     #[inline]
     pub(super) const fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// Loads the consumer's position. Returns true if it has advanced.
+    /// Loads the consumer's position. Returns true if the consumer has released records since the last load.
     #[inline]
     pub(super) fn refresh_tail<W: Words>(&mut self, words: &W) -> Result<bool, InvalidPosition> {
         let tail = words.load(self.half + TAIL);
@@ -63,21 +63,21 @@ impl Producer {
         Ok(true)
     }
 
-    /// Returns true if the consumer's position differs from the one that was last loaded, valid or not.
+    /// Returns true if the consumer has stored another position since the last load. The position may be invalid.
     #[inline]
     pub(super) fn has_tail_moved<W: Words>(&self, words: &W) -> bool {
         words.load(self.half + TAIL) != self.tail
     }
 
-    /// Reserves `len` contiguous bytes for a record, a multiple of 8. Returns their offset in the segment; `None` if
-    /// the ring is full, as far as is known without another load.
+    /// Reserves `len` contiguous bytes for a record; `len` is a multiple of 8. Returns the offset of the record in the
+    /// segment. Returns `None` if the ring is full, judged by the consumer's position at the last load.
     #[inline]
     pub(super) fn reserve<W: Words>(&mut self, words: &W, len: usize) -> Option<usize> {
         self.make_room(words, len, LAST)
     }
 
-    /// Reserves as [`Producer::reserve`] does, for the last record of a connection: at most [`LAST`] bytes with
-    /// padding.
+    /// Reserves bytes for the last record of a connection. Such a record, with its padding, may use the [`LAST`] bytes
+    /// that [`Producer::reserve`] keeps free.
     pub(super) fn reserve_last<W: Words>(&mut self, words: &W, len: usize) -> Option<usize> {
         self.make_room(words, len, 0)
     }
@@ -97,7 +97,8 @@ impl Producer {
         Some(self.half + RING + self.at)
     }
 
-    /// Adds the record that the caller has written to the reserved bytes.
+    /// Advances past the record of `len` bytes that the caller has written to the reserved bytes. The record is not
+    /// published yet.
     #[inline]
     pub(super) const fn commit(&mut self, len: usize) {
         self.pos += len as u64;
@@ -107,7 +108,7 @@ impl Producer {
         }
     }
 
-    /// Publishes all records. Returns true if any of them is new to the consumer.
+    /// Publishes all written records. Returns true if there was any that was not published before.
     #[inline]
     pub(super) fn publish<W: Words>(&mut self, words: &W) -> bool {
         if self.published == self.pos {
@@ -123,12 +124,12 @@ impl Producer {
 #[derive(Debug)]
 pub(super) struct Consumer {
     half: usize,
-    /// The position behind the last record that was consumed, and its offset in the ring.
+    /// The position behind the last consumed record, and the offset of that position in the ring.
     pos: u64,
     at: usize,
-    /// The producer's position when it was last loaded.
+    /// The producer's position at the last load.
     head: u64,
-    /// The position that was last stored for the producer.
+    /// The position at the last release. The producer may reuse the bytes in front of it.
     released: u64,
 }
 
@@ -137,14 +138,14 @@ impl Consumer {
         Self { half, pos: 0, at: 0, head: 0, released: 0 }
     }
 
-    /// Returns the offset of the half that the consumer reads.
+    /// Returns the offset of the half that contains the ring.
     #[inline]
     pub(super) const fn half(&self) -> usize {
         self.half
     }
 
-    /// Returns the number of published bytes from the next record on, at most to the end of the ring. Loads the
-    /// producer's position only if all known records are consumed.
+    /// Returns the number of contiguous bytes that are published and not consumed. The producer's position is only
+    /// loaded if this number would be 0 without a load.
     #[inline]
     pub(super) fn available<W: Words>(&mut self, words: &W) -> Result<usize, InvalidPosition> {
         if self.head == self.pos {
@@ -157,19 +158,19 @@ impl Consumer {
         Ok(((self.head - self.pos) as usize).min(CAPACITY - self.at))
     }
 
-    /// Returns true if there are records to consume, or the producer stored an invalid position.
+    /// Returns true if the producer has published records, or has stored an invalid position.
     #[inline]
     pub(super) fn has_news<W: Words>(&self, words: &W) -> bool {
         self.head != self.pos || words.load(self.half + HEAD) != self.pos
     }
 
-    /// Returns the offset of the next record in the segment.
+    /// Returns the offset of the next record to consume, in the segment.
     #[inline]
     pub(super) const fn next_record(&self) -> usize {
         self.half + RING + self.at
     }
 
-    /// Advances past a record of `len` bytes, which were available.
+    /// Advances past a consumed record of `len` bytes, which must have been available.
     #[inline]
     pub(super) const fn advance(&mut self, len: usize) {
         self.pos += len as u64;
@@ -179,19 +180,19 @@ impl Consumer {
         }
     }
 
-    /// Returns the position behind the last record that was consumed.
+    /// Returns the position behind the last consumed record.
     #[inline]
     pub(super) const fn pos(&self) -> u64 {
         self.pos
     }
 
-    /// Returns the number of bytes that were consumed and not released.
+    /// Returns the number of bytes that are consumed and not released yet.
     #[inline]
     pub(super) const fn owed(&self) -> usize {
         (self.pos - self.released) as usize
     }
 
-    /// Releases the bytes that were consumed: stores the consumer's position for the producer.
+    /// Releases all consumed bytes to the producer, by storing the consumer's position.
     #[inline]
     pub(super) fn release<W: Words>(&mut self, words: &W) {
         self.released = self.pos;

@@ -1,5 +1,6 @@
-//! The segment of a connection: a memory file with a ring for each direction, the words by which a side announces that
-//! it sleeps, and the tables of the memory that each side lets its peer map.
+//! The segment of a connection: a memory file that the processes of both sides map. It contains a ring of records for
+//! each direction, the words in which a side announces that it sleeps, and the tables of the memory that each side
+//! lends to its peer.
 //!
 //! A segment has two halves, one for each direction. All offsets are in bytes, from the start of the segment or of a
 //! half.
@@ -11,35 +12,35 @@ use crate::mem::{Memory, Sge, Span};
 
 /// The length of a segment, bytes.
 pub const LEN: usize = 2 * HALF;
-/// The length of the half of one direction, bytes.
+/// The length of a half, bytes.
 pub const HALF: usize = 16 << 10;
-/// The offset, in a half, of the position behind the last record, which the producer stores.
+/// The offset in a half of the position behind the last record that the producer has published. The producer stores it.
 pub const HEAD: usize = 0;
-/// The offset, in a half, of the position behind the last record that was consumed, which the consumer stores.
+/// The offset in a half of the position behind the last record that the consumer has released. The consumer stores it.
 pub const TAIL: usize = 128;
-/// The offset, in a half, of the word with the events that the consumer must be woken for: 1 records, 2 room; 0 while
-/// it is awake.
+/// The offset in a half of the call word. Before the consumer sleeps, it stores there the events for which the producer
+/// must wake it: 1 for records, 2 for room. The word is 0 while the consumer is awake.
 pub const CALL: usize = 256;
-/// The offset, in a half, of the table of the memory that the producer lets the consumer map.
+/// The offset in a half of the table of lendings: memory of the producer that the consumer may map.
 pub const TABLE: usize = 384;
-/// The number of entries of the table.
+/// The number of entries of the table of lendings.
 pub const SLOTS: usize = 32;
-/// The offset, in a half, of the ring.
+/// The offset in a half of the ring of records.
 pub const RING: usize = 1 << 10;
 /// The length of a ring, bytes.
 pub const CAPACITY: usize = HALF - RING;
 
-/// The side of a connection, which determines the half that it writes.
+/// The side of a connection. Each side produces records in its own half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentSide {
-    /// The side that connected and made the segment.
+    /// The side that has connected. It has created the segment.
     Active,
-    /// The side that accepted.
+    /// The side that has accepted.
     Passive,
 }
 
 impl SegmentSide {
-    /// Returns the offset of the half that this side produces in.
+    /// Returns the offset of the half in which this side produces records.
     pub const fn outgoing(self) -> usize {
         match self {
             Self::Active => 0,
@@ -47,59 +48,59 @@ impl SegmentSide {
         }
     }
 
-    /// Returns the offset of the half that this side consumes from.
+    /// Returns the offset of the half from which this side consumes records.
     pub const fn incoming(self) -> usize {
         HALF - self.outgoing()
     }
 }
 
-/// Operations on the words of a segment: 8 bytes at a multiple of 8. `at` is an offset inside the segment.
+/// Operations on the words of a segment. A word is 8 bytes at a multiple of 8; `at` is its offset in the segment.
 ///
-/// A trait, so that a model checker and the simulation can interleave the operations of the two sides.
+/// This is a trait so that a model checker and the simulation can interleave the operations of the two sides.
 pub trait Words: fmt::Debug + Send {
-    /// Loads a word that the peer stores, with acquire ordering: all that the peer wrote before the store is visible
-    /// afterwards.
+    /// Loads a word that the peer stores, with acquire ordering. Everything that the peer wrote before its store is
+    /// visible afterwards.
     fn load(&self, at: usize) -> u64;
 
-    /// Stores a word that the peer loads, with release ordering: a peer that loads the value sees all that was written
-    /// before.
+    /// Stores a word that the peer loads, with release ordering. A peer that loads the value also sees everything
+    /// written before the store.
     fn store(&self, at: usize, value: u64);
 
-    /// Loads a word with relaxed ordering, such as one of a record.
+    /// Loads a word with relaxed ordering. The words of a published record need no more.
     fn peek(&self, at: usize) -> u64;
 
-    /// Stores a word with relaxed ordering, such as one of a record.
+    /// Stores a word with relaxed ordering. The words of a record need no more until the record is published.
     fn poke(&self, at: usize, value: u64);
 
-    /// Exchanges a word, sequentially consistent. Returns the old value.
+    /// Stores a word with sequentially consistent ordering, and returns its old value.
     fn swap(&self, at: usize, value: u64) -> u64;
 
-    /// Orders all stores before the fence ahead of all loads after it.
+    /// Issues a sequentially consistent fence: no load after it can be executed before a store in front of it.
     fn fence(&self);
 }
 
-/// A segment that is mapped by one side.
+/// A segment that one side has mapped.
 pub trait Segment: Words {
-    /// Returns `len` bytes at offset `at`, to read; `None` if they are not all inside the segment.
+    /// Returns `len` bytes at the offset `at` for reading. Returns `None` if they are not all inside the segment.
     fn part(&self, at: usize, len: usize) -> Option<Span<'_>>;
 
-    /// Copies a payload to offset `at`. Does nothing if the payload does not fit there.
+    /// Copies a payload to the offset `at`. Does nothing if the payload would not end inside the segment.
     fn put(&self, at: usize, payload: &SegmentPayload<'_>);
 }
 
-/// Bytes to be copied into a segment.
+/// The source of bytes that are copied into a segment.
 #[derive(Clone, Copy, Debug)]
 pub enum SegmentPayload<'a> {
-    /// Bytes that nobody writes during the copy.
+    /// Bytes that no other thread or process writes during the copy.
     Bytes(&'a [u8]),
-    /// The memory of a work request.
+    /// The memory of a work request's scatter-gather entry.
     Entry(&'a Sge),
     /// Memory that others may write during the copy.
     Span(Span<'a>),
 }
 
 impl SegmentPayload<'_> {
-    /// Returns the length, bytes.
+    /// Returns the length of the payload, bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
@@ -125,7 +126,7 @@ impl SegmentPayload<'_> {
         }
     }
 
-    /// Copies the payload to the start of `room`, as many bytes as fit.
+    /// Copies the payload to the start of `room`. Copies only as many bytes as fit.
     #[inline]
     pub(super) fn copy_into(&self, room: Span<'_>) {
         match self {
@@ -141,7 +142,7 @@ impl SegmentPayload<'_> {
 pub struct MappedSegment(Memory);
 
 impl MappedSegment {
-    /// Makes a segment of mapped memory, which must have [`LEN`] bytes.
+    /// Creates a segment from mapped memory, which must have [`LEN`] bytes.
     #[must_use]
     pub const fn new(memory: Memory) -> Self {
         Self(memory)

@@ -1,9 +1,10 @@
-//! Memory of one side that the other one maps. [`Lendings`] has the memory that this side lets its peer map,
-//! [`Windows`] the memory of the peer that this side has mapped.
+//! Memory of one side that the other side maps. [`Lendings`] has the local memory that the peer may map. [`Windows`]
+//! has the memory of the peer that is mapped here.
 //!
-//! A lending has a slot, and a word in the table of its owner's half: the generation of the slot in the upper half, the
-//! key of the region in the lower one. The user of a window compares this word with the announced one before each use,
-//! so a lending that has ended is not used any more, even if its slot has a new lending.
+//! Each lending has a slot. The table in the half of its owner has a word for each slot: the generation of the slot in
+//! the upper half, the key of the region in the lower half. Before each use of a window, its user compares the word in
+//! the table with the word that was announced. So a window is not used after its lending has ended, even if its slot
+//! has a new lending.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,36 +16,36 @@ use super::segment::{SLOTS, TABLE, Words};
 use crate::mem::{Memory, Sge, Sharing, Span, Window};
 use crate::mr::Access;
 
-/// The state of a lending at the peer.
+/// The state of a lending, as the peer has reported it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LendingState {
     Announced,
     Mapped,
-    /// The peer cannot map it, or the slot has no lending any more.
+    /// The peer could not map the memory, or the lending has ended.
     Refused,
 }
 
-/// A memory that the peer may map.
+/// Local memory that the peer may map.
 #[derive(Debug)]
 struct Lending {
     memory: Arc<Memory>,
     state: LendingState,
 }
 
-/// A slot, which is used again for later lendings.
+/// A slot of the table of lendings. It is reused after its lending has ended.
 #[derive(Debug)]
 struct LendingSlot {
     word: u64,
     lent: Option<Lending>,
 }
 
-/// The lendings of one side.
+/// The memory that the local side lends to its peer.
 #[derive(Debug)]
 pub(super) struct Lendings {
-    /// The offset of the half that this side writes.
+    /// The offset of the half in which the local side produces.
     half: usize,
     slots: Vec<LendingSlot>,
-    /// Announcements that are to be sent to the peer.
+    /// Announcements that the caller has not sent to the peer yet.
     announcements: Vec<Announcement>,
 }
 
@@ -53,9 +54,9 @@ impl Lendings {
         Self { half, slots: Vec::new(), announcements: Vec::new() }
     }
 
-    /// Lets the peer map the first `len` bytes of a memory and use them with these rights. `key` is the key of its
-    /// region, or 0 without a region; `file` is the memory file, or `None` if the memory holds it. Returns the slot;
-    /// `None` if no slot is free, or there is no file.
+    /// Lends the first `len` bytes of a memory to the peer, with these rights. `key` is the key of the region, or 0 if
+    /// the memory is no region. `file` is the descriptor of the memory file; `None` if `memory` has the descriptor.
+    /// Returns the slot. Returns `None` if no slot is free or there is no descriptor.
     pub(super) fn lend<W: Words>(
         &mut self,
         words: &W,
@@ -83,7 +84,7 @@ impl Lendings {
         Some(slot)
     }
 
-    /// Ends the lending of a region. The peer may keep the pages mapped.
+    /// Ends all lendings of a region. The peer may keep the pages mapped, but no longer uses them.
     pub(super) fn take_back<W: Words>(&mut self, words: &W, key: u32) {
         let of_key = |slot: &LendingSlot| slot.lent.is_some() && slot.word as u32 == key;
         while let Some(at) = self.slots.iter().position(of_key) {
@@ -94,7 +95,7 @@ impl Lendings {
         }
     }
 
-    /// Processes the peer's reply to an announcement.
+    /// Processes the peer's reply to an announcement. A reply with an old `word` is ignored.
     pub(super) fn answered(&mut self, slot: u8, word: u64, mapped: bool) {
         if let Some(LendingSlot { lent: Some(lent), .. }) =
             self.slots.get_mut(usize::from(slot)).filter(|slot| slot.word == word)
@@ -113,7 +114,8 @@ impl Lendings {
         self.slots.iter().any(|slot| slot.lent.is_some() && slot.word as u32 == key)
     }
 
-    /// Returns the slot and the offset of an entry that lies in memory which the peer has mapped.
+    /// Returns the slot of the lending that contains a scatter-gather entry, and the offset of the entry in the lent
+    /// memory. Returns `None` if the peer has not mapped that memory.
     #[inline]
     pub(super) fn locate(&self, entry: &Sge) -> Option<(u8, u64)> {
         self.slots.iter().enumerate().find_map(|(at, slot)| {
@@ -132,22 +134,22 @@ impl Lendings {
     }
 }
 
-/// Returns the word of a slot's next generation, without a key.
+/// Returns the word for the next generation of a slot, with the key 0.
 const fn next_generation(word: u64) -> u64 {
     ((word >> 32).wrapping_add(1) << 32) & (u64::MAX << 32)
 }
 
-/// A window of the peer that this side has mapped.
+/// A window: memory of the peer that is mapped here.
 #[derive(Debug)]
 struct MappedWindow {
     window: Window,
     announced: ReceivedAnnouncement,
 }
 
-/// The memory of the peer that this side has mapped.
+/// The memory of the peer that is mapped here.
 #[derive(Debug)]
 pub(super) struct Windows {
-    /// The offset of the half that the peer writes.
+    /// The offset of the half in which the peer produces, with the peer's table.
     half: usize,
     slots: Vec<Option<MappedWindow>>,
 }
@@ -157,7 +159,7 @@ impl Windows {
         Self { half, slots: Vec::new() }
     }
 
-    /// Maps a window. After an error, its slot has no window.
+    /// Maps the announced memory as a window. After an error, the slot has no window.
     pub(super) fn open(&mut self, announced: ReceivedAnnouncement, file: &OwnedFd) -> io::Result<()> {
         let slot = usize::from(announced.slot);
         let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
@@ -175,14 +177,15 @@ impl Windows {
         Ok(())
     }
 
-    /// Returns true if the peer still lends a window.
+    /// Returns true if the peer has not ended the lending of a window.
     #[inline]
     fn is_lent<W: Words>(&self, words: &W, announced: &ReceivedAnnouncement) -> bool {
         let word = words.load(self.half + TABLE + WORD * usize::from(announced.slot));
         word == announced.word || (cfg!(planted = "a-window-by-its-key") && word as u32 == announced.word as u32)
     }
 
-    /// Returns payload in the window of a slot. `None` if the window is unknown, is no longer lent, or is shorter.
+    /// Returns a payload in the window of a slot. Returns `None` if the slot has no window, the lending has ended, or
+    /// the range is not within the window.
     #[inline]
     pub(super) fn payload<W: Words>(&self, words: &W, slot: u8, offset: u64, len: usize) -> Option<Span<'_>> {
         let theirs = self.slots.get(usize::from(slot))?.as_ref()?;
@@ -192,8 +195,9 @@ impl Windows {
         theirs.window.source(usize::try_from(offset).ok()?, len)
     }
 
-    /// Returns the window that holds `len` bytes of a region of the peer, and the offset of `address` in it. `None` if
-    /// there is no such window, or this side lacks the right.
+    /// Returns the window that contains `len` bytes at `address` of the peer's region `key`, and the offset of these
+    /// bytes in the window. Returns `None` if there is no such window, its lending has ended, or it lacks the rights in
+    /// `need`.
     #[inline]
     pub(super) fn region<W: Words>(
         &self,
@@ -219,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// A segment of which only a table is used.
+    /// The words of a segment up to the end of a table, which is all that this test uses.
     #[derive(Debug)]
     struct TableWords(Vec<AtomicU64>);
 
@@ -242,8 +246,8 @@ mod tests {
         fn fence(&self) {}
     }
 
-    /// A new lending with the slot and the key of an old one has another generation, so the old window is not used for
-    /// it.
+    /// A lending ends, and a new one has the same slot and key but another memory. The window of the old lending is not
+    /// used for the new one, because the generation differs.
     #[test]
     fn a_window_is_not_used_for_the_next_lending_of_its_slot() {
         const KEY: u32 = 5;
