@@ -1,4 +1,5 @@
-//! The role [`Datagrams`] of the embedded provider: ids that bind, listen, query and reply.
+//! The role [`Datagrams`] of the embedded provider: ids that bind, listen, query and reply. The packets themselves are processed in
+//! `ports`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -26,9 +27,9 @@ use crate::soft::completions::Completions;
 use crate::soft::receive_queue::ReceiveQueue;
 use crate::wc::WorkCompletion;
 
-/// The hop limit of routes, in routers.
+/// The hop limit in the routes to peers.
 const HOPS: u8 = 64;
-/// The ports that a listener chooses from, lowest first, if it shares its UDP port and was given port 0.
+/// The service ports from which one is chosen, lowest first, for a listener at port 0 that shares its UDP port with others.
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 impl<N: Net> Iwarp<N> {
@@ -47,9 +48,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    // Ports.
-
-    /// Opens the UDP port of an address, or of a group at an address.
+    /// Opens a UDP port. Without `at`, it is bound to the local address `address`. With `at`, it joins the multicast group `address` on the
+    /// interface with the address `at`.
     fn open_port(&mut self, address: SocketAddr, at: Option<IpAddr>) -> Result<Key> {
         let listen = |source| Error::Listen { address, source };
         let interface = self.net.interface(at.unwrap_or(address.ip())).map_err(listen)?;
@@ -75,7 +75,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Decrements the number of ids that use a port. The last one closes the port.
+    /// Decrements the number of ids that use a port. Closes the port if no id is left.
     fn leave_port(&mut self, key: Key) {
         let Some(port) = self.datagrams.ports.get_mut(key) else { return };
         port.users = port.users.saturating_sub(1);
@@ -87,7 +87,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Returns the port of an address for an id that needs no port of its own.
+    /// Returns the UDP port that the ids at a local address share. Opens the port if necessary.
     fn port_at(&mut self, ip: IpAddr) -> Result<Key> {
         let common = self.config.roce.port;
         match self.datagrams.shared(ip, common) {
@@ -96,7 +96,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Adds an id at a port.
+    /// Adds an id in this phase that sends with this UDP port.
     pub(super) fn add_datagram(&mut self, phase: DatagramPhase, port: Key) -> CmId {
         self.use_port(port);
         CmId(
@@ -121,9 +121,7 @@ impl<N: Net> Iwarp<N> {
         Some(address)
     }
 
-    // Queue pairs.
-
-    /// Creates the queue pair of an id. Its room on the completion queues is reserved already.
+    /// Creates the queue pair of an id. The caller has reserved entries on the completion queues; on failure they are released.
     pub(super) fn add_datagram_qp(&mut self, key: Key, attr: &QpAttr) -> Result<()> {
         let mut salt = [0];
         (self.entropy)(&mut salt);
@@ -146,7 +144,7 @@ impl<N: Net> Iwarp<N> {
         Ok(Box::new(DatagramQueuePair::new(QpId(key), attr, number, port)))
     }
 
-    /// Flushes the queues of an id and ends its query or its offer.
+    /// Ends the query of an id, or rejects the query that it was created for, and flushes its work queues.
     pub(super) fn end_datagrams(&mut self, key: Key) -> Result<()> {
         match &self.datagram(key)?.phase {
             DatagramPhase::Listening(_) => return Err(Error::InvalidState { call: "disconnect", state: "listening" }),
@@ -165,7 +163,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Releases everything that an id holds. A peer that waits for its reply is rejected.
+    /// Releases everything that an id owns, before the id is destroyed. A peer whose query the program has not answered is rejected.
     pub(super) fn release_datagram(&mut self, key: Key, mut id: DatagramId) {
         self.forget_query(key, &id.phase);
         if let DatagramPhase::Offered(query, to) = &id.phase {
@@ -194,9 +192,7 @@ impl<N: Net> Iwarp<N> {
         self.leave_port(port);
     }
 
-    // Queries.
-
-    /// Forgets the query that an id has sent or received.
+    /// Removes the query of an id from the tables. `phase` is the phase that the id leaves.
     fn forget_query(&mut self, key: Key, phase: &DatagramPhase) {
         match phase {
             DatagramPhase::Querying(pending) => {
@@ -213,7 +209,7 @@ impl<N: Net> Iwarp<N> {
         self.datagrams.fresh.retain(|fresh| *fresh != key);
     }
 
-    /// Changes the phase of an id. Returns the previous one.
+    /// Changes the phase of an id and clears its deadline. Returns the previous phase.
     pub(super) fn set_phase(&mut self, key: Key, phase: DatagramPhase) -> Option<DatagramPhase> {
         self.set_deadline(key, None);
         let before = std::mem::replace(&mut self.datagram_mut(key)?.phase, phase);
@@ -221,7 +217,7 @@ impl<N: Net> Iwarp<N> {
         Some(before)
     }
 
-    /// Ends the query of an id. The program receives `failure` as an event.
+    /// Ends an id. If `failure` is given, raises an event with it.
     pub(super) fn fail_datagram(&mut self, key: Key, failure: Option<ConnectFailure>) {
         self.set_phase(key, DatagramPhase::Dead);
         if let Some(failure) = failure {
@@ -229,12 +225,12 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Returns the UDP port to which management datagrams for a peer's service are sent.
+    /// Returns the UDP port of a peer to which queries for a service are sent.
     fn port_of_service(&self, service: u16) -> u16 {
         self.config.roce.port.unwrap_or(service)
     }
 
-    /// Queries a peer for the queue pair at its address.
+    /// Queries a peer for the number of the queue pair that receives datagrams at its address.
     pub(super) fn query_peer(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
         let DatagramPhase::Resolved(peer, until) = id.phase else {
@@ -267,7 +263,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Replies to the query of a peer with the queue pair to send to.
+    /// Accepts the query of the id `asked`. The reply names the queue pair of the id `owner`, to which the peer then sends.
     pub(super) fn reply_to_query(
         &mut self,
         asked: Key,
@@ -295,7 +291,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Rejects the query of a peer.
+    /// Rejects the query from a peer that the id `key` was created for.
     pub(super) fn reject_query(&mut self, key: Key, private_data: &[u8]) -> Result<()> {
         let id = self.datagram(key)?;
         let DatagramPhase::Offered(query, to) = &id.phase else {
@@ -308,7 +304,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Returns the route to a UDP port.
+    /// Returns the route to an address and a UDP port. The port is stored as the LID.
     pub(super) fn route_to(&self, address: SocketAddr) -> Route {
         let gid = match address.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

@@ -1,4 +1,4 @@
-//! The completion channel and the deadlines: moves bytes and ends connections.
+//! The progress of the completion channel: receives and sends bytes, ends connections, handles deadlines.
 
 use std::cmp::Reverse;
 use std::io;
@@ -19,17 +19,17 @@ use crate::provider::Drive;
 use crate::slab::Key;
 use crate::soft::resources::Resources;
 
-/// With one connection, one in this many rounds of a busy poll checks all sockets. The other rounds read from that connection only.
+/// With one connection, a busy poll checks all sockets only in one of this number of rounds. In the other rounds, it only reads from that
+/// connection.
 pub(super) const SPIN_FULL: u32 = 8;
-/// The largest number of receive calls for one connection before the next connection is served.
+/// The largest number of receive calls for one connection before other connections are served.
 const RECEIVES: usize = 4;
-/// The largest number of connections to receive from before the received data is processed. This keeps the data of these connections in the
-/// caches.
+/// The largest number of connections that one call of `progress` serves. The program then processes their data while it is in the caches.
 const SERVED: usize = 32;
 
 /// The result of a receive call.
 enum ReceiveResult {
-    /// The number of bytes, and true if the socket was drained.
+    /// The number of received bytes, and true if the socket was drained.
     Bytes(usize, bool),
     Nothing,
     End,
@@ -37,10 +37,10 @@ enum ReceiveResult {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// Moves bytes and runs timers. Returns true if more work remains.
+    /// Carries out one call of `progress`: receives and sends bytes, and handles deadlines. Returns true if more work remains.
     pub(super) fn drive(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive_round(now, drive);
-        // A caller that has armed all queues may sleep now.
+        // If all completion queues are armed, the caller may sleep after this call. So peers in shared memory must be able to wake it.
         let sleeps = self.links.unarmed && (drive == Drive::Full || self.resources.cqs.are_all_armed());
         (sleeps && self.arm_links()) || more
     }
@@ -53,7 +53,7 @@ impl<N: Net> Iwarp<N> {
             }
         }
         let spins = drive == Drive::Spin && self.ready.is_empty();
-        // A connection that waits for room in its socket needs the edges.
+        // If a connection waits for room in its socket, the edges of the socket must be read.
         let blocked = |hot| self.endpoints.get(hot).is_some_and(|endpoint| endpoint.is_blocked());
         if let Some(hot) = self.hot.filter(|&hot| spins && !blocked(hot)) {
             self.spins = self.spins.wrapping_add(1);
@@ -70,11 +70,11 @@ impl<N: Net> Iwarp<N> {
                 return more;
             }
         }
-        // Without a connection there is nothing to poll: unsent bytes have their edges, and timers have a deadline.
+        // Without a connection, a busy poll has nothing to read. Unsent bytes cause edges, and deadlines are reported separately.
         if drive == Drive::Spin && self.live == 0 && self.ready.is_empty() {
             return false;
         }
-        // Takes all edges, so that `has_unread` is complete. Each socket has at most one, which bounds the rounds.
+        // Reads all edges: `has_unread` is only correct if no edge is left unread. Each socket has at most one edge, which bounds the loop.
         let mut more = true;
         for _ in 0..self.live + 2 {
             more = self.collect(NetChannel::Completion, now).unwrap_or_else(|error| {
@@ -102,7 +102,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Takes edges of a channel and handles them. Returns true if more remain.
+    /// Reads edges of a channel and handles them. Returns true if more edges remain.
     pub(super) fn collect(&mut self, channel: NetChannel, now: Instant) -> io::Result<bool> {
         let mut edges = std::mem::take(&mut self.edges);
         let more = self.net.poll(channel, &mut edges);
@@ -128,7 +128,8 @@ impl<N: Net> Iwarp<N> {
                 }
                 Some(CmEndpoint { state: EndpointState::Listening(_), .. }) => self.accept_some(key, now),
                 Some(endpoint) => {
-                    // Bytes behind the startup frame raise a new edge when the socket moves to the completion channel.
+                    // The bytes behind the startup frame are not read here. They cause a new edge when the socket moves to the completion
+                    // channel.
                     endpoint.closed |= ready.closed;
                     self.advance(key, now);
                 }
@@ -149,8 +150,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Serves a live connection that has left the ready queue: continues an unfinished transmission, and receives within the connection's
-    /// budget. Returns true if the connection must return to the queue: bytes may remain, or sending has failed.
+    /// Serves a live connection that was removed from the ready queue: continues an unfinished transmission, and receives until the
+    /// connection has used its budget. Returns true if the connection must be queued again, because bytes may remain or sending has failed.
     fn receive(&mut self, key: Key, now: Instant) -> bool {
         let mut budget = self.config.receive_budget;
         for round in 0..RECEIVES {
@@ -190,7 +191,8 @@ impl<N: Net> Iwarp<N> {
                 }
                 ReceiveResult::End => {
                     let cause = peer_has_gone(qp.is_at_boundary());
-                    // A peer that continues in shared memory has started there before it closes the stream.
+                    // A peer that moves to shared memory writes a record there before it closes the stream. So the end of the stream may
+                    // not be the end of the connection.
                     if !self.follow(key, now) {
                         self.end(key, cause, None, now);
                     }
@@ -209,7 +211,7 @@ impl<N: Net> Iwarp<N> {
             }
             let cost = endpoint.pace.cost(octets, fpdus, self.config.receive_budget);
             endpoint.readable = !drained;
-            // If sending fails below, `transmit` puts the connection into the ready queue.
+            // If sending fails below, `transmit` itself queues the connection again.
             let is_broken = endpoint.broken.is_some();
             if qp.is_held() && qp.has_received() {
                 if self.config.shared_memory == SharedMemoryPolicy::Require {
@@ -234,7 +236,7 @@ impl<N: Net> Iwarp<N> {
                 return is_broken;
             }
             budget = budget.saturating_sub(cost);
-            // The next receive call is likely to cost as much as this one.
+            // Assume that the next receive call costs as much as this one.
             if budget < cost {
                 break;
             }
@@ -242,7 +244,7 @@ impl<N: Net> Iwarp<N> {
         true
     }
 
-    /// Hands a connection's output to TCP. If that fails, the connection ends in the next call of progress.
+    /// Hands the output of a connection to TCP. If that fails, the next call of `progress` ends the connection.
     pub(super) fn transmit(&mut self, key: Key) {
         let Some(endpoint @ CmEndpoint { state: EndpointState::Live, .. }) = self.endpoints.get_mut(key) else {
             return;
@@ -284,14 +286,14 @@ impl<N: Net> Iwarp<N> {
             }
             Err(error) => error,
         };
-        // The last bytes of the peer, such as a Terminate, may still be readable.
+        // The connection does not end here, because the peer's last bytes, such as a Terminate, may still be readable.
         endpoint.broken = Some(error);
         endpoint.closed = true;
         self.enqueue(key);
         self.net.wake(NetChannel::Completion);
     }
 
-    /// Ends a connection because of a fault.
+    /// Ends a connection because of a fault in its stream. Sends a Terminate if the RFCs require one.
     fn broke(&mut self, key: Key, fault: Fault, now: Instant) {
         match fault {
             Fault::Violation(cause, quote) => {
@@ -308,7 +310,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Raises `Established`, unless it was raised before.
+    /// Raises the event `Established` for a connection, unless it was already raised.
     pub(super) fn announce(&mut self, key: Key) {
         if let Some(endpoint) = self.endpoints.get_mut(key).filter(|endpoint| !endpoint.announced) {
             endpoint.announced = true;
@@ -318,8 +320,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Ends a live connection: flushes its queues and raises one event. Unless the connection is lost, the peer receives the framed bytes
-    /// and, if there is one, a Terminate.
+    /// Ends a live connection: flushes its work queues and raises one event. Unless the stream is already lost, the FPDUs that are framed
+    /// are still sent, and the Terminate if there is one.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -360,7 +362,7 @@ impl<N: Net> Iwarp<N> {
             if due && at > now {
                 break;
             }
-            // Entries that no longer count are removed even before their time, so that they wake no caller.
+            // Deadlines that were replaced are removed even if their time has not passed, so that they do not wake the caller.
             self.deadlines.pop();
             if !due {
                 continue;
@@ -421,7 +423,8 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Returns the reason why a connection ended after its peer closed the stream.
+/// Returns the reason why a connection ended whose peer has closed the stream. `at_boundary` is true if the stream ended between two
+/// messages.
 pub(super) const fn peer_has_gone(at_boundary: bool) -> DisconnectCause {
     if at_boundary { DisconnectCause::Peer } else { DisconnectCause::Truncated }
 }

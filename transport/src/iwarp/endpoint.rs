@@ -1,4 +1,4 @@
-//! Endpoints: a listener, or one end of a connection with its state, its socket and its queue pair.
+//! Endpoints: the objects behind connection-manager ids. An endpoint is a listener, one end of a connection, or an id for datagrams.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,7 +17,7 @@ use crate::roce::id::DatagramId;
 use crate::shm::link::Link;
 use crate::slab::Key;
 
-/// An attempt to connect to a peer.
+/// An attempt to connect to a peer, until its MPA reply has arrived.
 #[derive(Debug)]
 pub(crate) struct Attempt {
     pub(crate) terms: StartupTerms,
@@ -26,8 +26,9 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    /// Returns the reason why the attempt failed if its TCP connection failed. The second connection of an attempt, for revision 1, is
-    /// tried only after the peer closed the first one. The first closure is then the reason, whatever happens to the second connection.
+    /// Returns the failure to report if the TCP connection of the attempt has failed with `error`. An attempt opens a second TCP
+    /// connection, for MPA revision 1, only after the peer has closed the first one. In that case the failure of the first connection is
+    /// reported, whatever happens to the second.
     pub(crate) fn failure(&self, error: &io::Error) -> ConnectFailure {
         if self.terms.revision < 2 { ConnectFailure::PeerClosed } else { connect_failure(error) }
     }
@@ -36,37 +37,38 @@ impl Attempt {
 /// The state of a listener: accepting or paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepting {
-    /// Accepts connections when an edge reports them.
+    /// The listener accepts connections when an edge reports them.
     Yes,
-    /// Paused until the endpoint's deadline, because the system had no descriptor or no memory for the last connection.
+    /// The listener is paused until the endpoint's deadline, because the system lacked a descriptor or memory for a connection.
     Later,
-    /// Paused until a handshake finishes, or until the endpoint's deadline, when a half-open connection may be evicted.
+    /// The listener is paused because the limit of handshakes is reached. It resumes when a handshake finishes. It also resumes at the
+    /// endpoint's deadline, when a half-open connection may be evicted.
     WhenThereIsRoom,
 }
 
 #[derive(Debug)]
 pub(crate) enum EndpointState {
     Listening(Accepting),
-    /// Passive side: the request is being read. The program does not know of it yet.
+    /// Passive side: the MPA request is being read. The program is not notified of the connection yet.
     Requesting {
         reader: Box<FrameReader>,
         listener: CmId,
         peer: SocketAddr,
         ticket: Ticket,
     },
-    /// Passive side: the program decides between accept and reject.
+    /// Passive side: the program has the request and has not accepted or rejected it yet.
     Offered(RequestTerms),
-    /// Active side: the address is known, and no socket exists yet.
+    /// Active side: the program has not called `connect` yet, so there is no socket.
     Resolved(SocketAddr),
     /// Active side: TCP is connecting.
     Connecting(Box<Attempt>, SocketAddr),
-    /// Active side: the request is sent, and the reply is being read.
+    /// Active side: the MPA request is sent, and the reply is being read.
     Replying(Box<Attempt>, SocketAddr),
-    /// Active side: the reply has arrived, and shared memory is being set up with the peer.
+    /// Active side: the MPA reply has arrived, and the two sides are setting up shared memory.
     SettingUp(SocketAddr),
-    /// The connection is up, and FPDUs flow.
+    /// The handshake is complete, and FPDUs are exchanged.
     Live,
-    /// The connection has ended. The endpoint waits for the program to destroy it.
+    /// The connection has ended. The program has not destroyed the endpoint yet.
     Dead,
     /// The endpoint is an id for datagrams.
     Datagram(Box<DatagramId>),
@@ -86,7 +88,7 @@ impl EndpointState {
         }
     }
 
-    /// Returns true if this is an unfinished handshake that a peer started.
+    /// Returns true if a peer has started this handshake and it is not finished.
     pub(crate) const fn is_handshake(&self) -> bool {
         matches!(self, Self::Requesting { .. } | Self::Offered(_))
     }
@@ -98,30 +100,31 @@ pub(crate) struct CmEndpoint<S> {
     pub(crate) socket: Option<SocketId>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) qp: Option<Box<QueuePair>>,
-    /// The queue pair of a connection that has left its stream for shared memory. `qp` is `None` then, and `socket` is the Unix socket.
+    /// The queue pair of a connection in shared memory. If it is `Some`, `qp` is `None`, and `socket` is the Unix socket.
     pub(super) link: Option<Box<Link<S>>>,
-    /// The progress of a connection that may leave its stream.
+    /// The progress of setting up shared memory, for a connection that may leave its TCP stream.
     pub(super) setup: Option<Box<SegmentSetup<S>>>,
-    /// A startup frame to be sent, and the number of its bytes that are sent.
+    /// The startup frame that is being sent, and the number of its bytes that are sent. Empty once all are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
-    /// True once `Established` was raised.
+    /// True once the event `Established` was raised.
     pub(crate) announced: bool,
-    /// True if there may be bytes to read.
+    /// True if the socket may have bytes to read.
     pub(crate) readable: bool,
-    /// True if the peer's stream has ended or failed behind the unread bytes. A short read does not mean then that the socket is drained.
+    /// True if the peer's stream has ended or failed. Unread bytes may remain in front of the end. After a short read, the end must still
+    /// be read.
     pub(crate) closed: bool,
     /// True if the connection is in the ready queue.
     pub(crate) queued: bool,
-    /// True if sending stopped at its budget.
+    /// True if the last transmission stopped at its budget, so that more output is ready.
     pub(crate) unfinished: bool,
-    /// The error that sending failed with. The bytes that the peer sent before are still read.
+    /// The error with which sending failed. The connection ends after the peer's remaining bytes are read.
     pub(crate) broken: Option<io::Error>,
-    /// Number of transmissions, modulo 2^32. The segment size is read again after each 1,024.
+    /// The number of transmissions, modulo 2^32. TCP's segment size is read again in one of 1,024 transmissions.
     pub(crate) transmissions: u32,
-    /// The time of the last sign of life ([`Pace::is_sign_of_life`]), initially the time at which the connection was made.
+    /// The time of the peer's last sign of life ([`Pace::is_sign_of_life`]). It begins as the time at which the connection became live.
     pub(crate) last_heard: Option<Instant>,
-    /// The amount that is received at a time.
+    /// The pace, which limits the length of receive calls.
     pub(super) pace: Pace,
 }
 
@@ -148,7 +151,7 @@ impl<S> CmEndpoint<S> {
         }
     }
 
-    /// Puts the connection, whose key is `key`, at the end of the ready queue, unless it is in the queue.
+    /// Appends the connection to the ready queue, unless the queue contains it. `key` is the key of this endpoint.
     #[inline]
     pub(crate) fn enqueue(&mut self, key: Key, ready: &mut VecDeque<Key>) {
         if !self.queued {
@@ -157,7 +160,7 @@ impl<S> CmEndpoint<S> {
         }
     }
 
-    /// Sends the remaining bytes of the startup frame. Returns true when all of it is sent.
+    /// Sends the remaining bytes of the startup frame. Returns true once all of them are sent.
     pub(crate) fn send_frame(&mut self, net: &mut impl Net) -> io::Result<bool> {
         let Some(socket) = self.socket else { return Ok(false) };
         while self.frame_sent < self.frame.len() {
@@ -175,12 +178,12 @@ impl<S> CmEndpoint<S> {
         Ok(true)
     }
 
-    /// Returns true if there is output that waits for room in the socket.
+    /// Returns true if output is waiting until the socket is writable.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.frame.is_empty() || self.qp.as_ref().is_some_and(|qp| qp.has_output())
     }
 
-    /// Returns the unsent bytes of the startup frame, followed by `more`.
+    /// Returns the unsent bytes of the startup frame and, behind them, `more`.
     pub(crate) fn unsent(&mut self, more: Vec<u8>) -> Vec<u8> {
         if self.frame_sent >= self.frame.len() {
             return more;
@@ -191,7 +194,7 @@ impl<S> CmEndpoint<S> {
     }
 }
 
-/// Returns the reason why an established connection ended, from the error of its socket.
+/// Returns the reason why an established connection ended whose socket has failed with `error`.
 pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
@@ -201,7 +204,7 @@ pub(crate) fn lost(error: &io::Error) -> DisconnectCause {
     }
 }
 
-/// Returns the reason why a connection was not established, from the error of its socket.
+/// Returns the reason why a connection attempt failed whose socket has failed with `error`.
 pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => ConnectFailure::Refused,
@@ -217,7 +220,8 @@ pub(crate) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// Returns the reason why a connection was not established that ended between accept and the peer's first bytes.
+/// Converts the cause with which a connection ended to a connect failure. The program had accepted the connection, but `Established` was
+/// not raised.
 pub(crate) fn never_up(cause: DisconnectCause) -> ConnectFailure {
     match cause {
         DisconnectCause::Peer | DisconnectCause::Truncated => ConnectFailure::PeerClosed,

@@ -1,18 +1,18 @@
-//! Faults: the reasons why a stream cannot continue.
+//! The faults that end a stream.
 
 use super::wire::ddp::UNTAGGED_FPDU_HEADER_LEN;
 use super::wire::opcode::UNTAGGED_HEADER_LEN;
 use super::wire::{HeaderError, Quote, Terminate, TerminateCause, Untagged};
 use crate::wc::WcStatus;
 
-/// The reasons why a stream cannot continue.
+/// The reason why a stream cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The peer violated the protocol. It gets a Terminate with this cause and a quote of the headers at fault.
+    /// The peer has violated the protocol. A Terminate with this cause is sent; it quotes the headers of the segment at fault.
     Violation(TerminateCause, Option<Quote>),
-    /// The peer sent a Terminate: this provider violated the protocol.
+    /// The peer has sent this Terminate. `None` if its payload could not be parsed.
     Terminated(Option<Terminate>),
-    /// A local work request failed.
+    /// A local work request has failed with this status.
     WorkRequest(WcStatus),
 }
 
@@ -22,14 +22,14 @@ impl From<TerminateCause> for Fault {
     }
 }
 
-/// Returns the fault for a violation that was found behind the header of a segment.
+/// Returns the fault for a violation in the payload of an untagged segment with this header.
 pub(crate) fn violation(cause: TerminateCause, header: &Untagged) -> Fault {
     let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
     header.emit_into(header.opcode.min_ulpdu_len().max(UNTAGGED_HEADER_LEN as u16), &mut bytes);
     Fault::Violation(cause, Quote::new(&bytes))
 }
 
-/// Returns the fault for a header that cannot be parsed.
+/// Returns the fault for a header that cannot be parsed. `extensions` is true if both peers agreed to use RFC 7306.
 pub(crate) fn refuse(error: &HeaderError, bytes: &[u8], extensions: bool) -> Fault {
     let extension = match error {
         HeaderError::TooShort { opcode: Some(opcode), .. } | HeaderError::TooLong { opcode, .. } => {

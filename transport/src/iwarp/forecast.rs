@@ -1,6 +1,5 @@
-//! The forecast of a stream: predicts the next segments from the last ones.
-//!
-//! A wrong forecast costs one copy and nothing else; see [`Intake`].
+//! The forecast of a stream: predicts the next segments from the last ones, so that large payloads can be received directly into their
+//! destination ([`Intake`]). A wrong forecast only costs a copy.
 
 use super::intake::Intake;
 use super::placement::PayloadBuffer;
@@ -9,10 +8,10 @@ use super::wire::ddp::{TAGGED_FPDU_HEADER_LEN, UNTAGGED_FPDU_HEADER_LEN};
 use super::wire::mpa::CRC_LEN;
 use crate::soft::receive_queue::ReceiveQueue;
 
-/// Segments with payloads of at least this length, bytes, are expected to be followed by more of their kind.
+/// The least length of a payload, bytes, after which more segments of the same kind are expected.
 const BULK: usize = 8 * 1024;
 
-/// The kinds of segments whose payload goes to memory of the program.
+/// The kinds of segments whose payload is the program's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PayloadKind {
     Send,
@@ -20,25 +19,25 @@ pub(crate) enum PayloadKind {
     Write,
 }
 
-/// The position in the stream where a plan begins.
+/// The position in the stream at which the next receive call begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start {
-    /// Octets in front of the next header, behind the payload in progress.
+    /// The number of octets between the current payload and the next header.
     pub(crate) gap: usize,
-    /// Octets of the next header that have arrived.
+    /// The number of octets of the next header that have already arrived.
     pub(crate) carried: usize,
-    /// Octets of payload that are still to arrive, and true if their segment is the last of its message.
+    /// The number of octets of the current payload that are still to arrive. `last` is true if its segment is the last one of a Send.
     pub(crate) left: usize,
     pub(crate) last: bool,
 }
 
-/// The forecast of one stream; see the [module](self).
+/// The forecast of one stream: the kind and the size of its recent segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forecast {
     kind: PayloadKind,
-    /// Payload of the first segment of the last message, bytes.
+    /// The length of the payload in the first segment of the last message, bytes.
     segment: usize,
-    /// Length of the last complete Send, bytes.
+    /// The length of the last complete Send, bytes.
     message: usize,
 }
 
@@ -47,7 +46,7 @@ impl Forecast {
         Self { kind: PayloadKind::Send, segment: 0, message: 0 }
     }
 
-    /// Records a segment. `first` is true if it begins a message.
+    /// Records a segment that has arrived. `first` is true if it is the first segment of a message.
     #[inline]
     pub(crate) fn record_segment(&mut self, kind: PayloadKind, len: usize, first: bool) {
         if first || kind != self.kind {
@@ -55,24 +54,24 @@ impl Forecast {
         }
     }
 
-    /// Records the length of a complete Send.
+    /// Records the length of a Send that is complete.
     #[inline]
     pub(crate) fn record_message(&mut self, message: usize) {
         self.message = message;
     }
 
-    /// Returns true if the stream has large payloads.
+    /// Returns true if more large payloads are expected.
     #[inline]
     pub(crate) const fn is_bulk(&self) -> bool {
         self.segment >= BULK
     }
 
-    /// Returns true if the last segment belonged to a Write.
+    /// Returns true if the next segments are expected to be of Writes.
     pub(crate) fn is_of_writes(&self) -> bool {
         self.kind == PayloadKind::Write
     }
 
-    /// Plans the segments behind the payload in progress.
+    /// Adds the destinations of the expected segments to the plan of a receive call.
     pub(crate) fn plan(
         &self,
         intake: &mut Intake,
@@ -82,14 +81,14 @@ impl Forecast {
         requester: &Requester,
     ) {
         let header = if self.kind == PayloadKind::Send { UNTAGGED_FPDU_HEADER_LEN } else { TAGGED_FPDU_HEADER_LEN };
-        // A header of which more octets have arrived is of another kind.
+        // More octets of a header have arrived than a header of the expected kind has. So the next segment is of another kind.
         let Some(gap) = header.checked_sub(start.carried).filter(|&left| left > 0).map(|left| start.gap + left) else {
             return;
         };
         match self.kind {
             PayloadKind::Send => self.sends(intake, start, gap, queue, shared),
             PayloadKind::Response => self.responses(intake, start, gap, requester),
-            // Only the header of the next Write tells where its payload goes.
+            // The destination of a Write is only known once its header has arrived.
             PayloadKind::Write => intake.end(gap),
         }
     }
@@ -99,7 +98,7 @@ impl Forecast {
         if start.last {
             (nth, offset) = (1, 0);
         }
-        // A shared receive belongs to this connection only when its message begins.
+        // A queue pair takes a receive from a shared queue only when a message begins. So only the receive of the current message is known.
         while let Some(sge) = queue.expected(nth).filter(|_| nth == 0 || !shared) {
             let message = if self.message > offset { self.message.min(sge.len()) } else { sge.len() };
             let len = self.segment.min(message.saturating_sub(offset));
@@ -119,8 +118,8 @@ impl Forecast {
         let mut begun = start.left;
         for (nth, read) in requester.reads().enumerate() {
             let mut done = read.done as usize + std::mem::take(&mut begun);
-            // Data that is spilled out of one sink must not have been overwritten through another. The order of the addresses must decide
-            // nothing: it differs from one run to the next.
+            // Two sinks that overlap are not received in one call: octets of a wrong forecast could overwrite others before they are copied
+            // out.
             if requester.reads().take(nth).any(|other| read.overlaps(other)) {
                 return intake.end(gap);
             }
@@ -134,11 +133,11 @@ impl Forecast {
                 gap = trailer(TAGGED_FPDU_HEADER_LEN + len) + TAGGED_FPDU_HEADER_LEN;
             }
         }
-        // No more responses are due: the next segment is of another kind, and is staged.
+        // All outstanding Reads are planned. The next segment is of another kind, and is staged.
     }
 }
 
-/// Returns the length of pad and CRC behind the first `fpdu` octets of an FPDU: its length field and its ULPDU.
+/// Returns the length of the pad and the CRC of an FPDU. `fpdu` is the length of its length field and its ULPDU.
 const fn trailer(fpdu: usize) -> usize {
     (fpdu.wrapping_neg() & 3) + CRC_LEN
 }

@@ -1,8 +1,8 @@
-//! The unfinished handshakes that peers have started, and the half-open ones among them, which lack a complete request.
+//! The unfinished handshakes that peers have started. A connection is *half-open* until its complete MPA request has arrived.
 //!
-//! A peer that connects and sends nothing costs a socket, an endpoint and the room for one startup frame, and must not exclude other peers.
-//! The number of these handshakes is therefore limited, in total and per host. At a limit the oldest one is evicted, once it has had a
-//! short time to send its request.
+//! A peer that connects and sends nothing occupies a socket, an endpoint and a buffer. It must not exclude other peers. So the number of
+//! unfinished handshakes is limited, in total and per host. At a limit, the oldest half-open connection is evicted, after a grace time for
+//! its request.
 
 use std::collections::VecDeque;
 
@@ -14,12 +14,12 @@ use crate::slab::Key;
 pub(super) struct Handshakes {
     /// The number of unfinished handshakes.
     pub(super) unfinished: usize,
-    /// The endpoints whose request has not arrived.
+    /// The endpoints of half-open connections.
     pub(super) half_open: Newcomers<Key>,
-    /// The host with more half-open connections than its limit.
+    /// A host with more half-open connections than the limit per host, if there is one.
     pub(super) crowd: Option<Host>,
-    /// Listeners that wait for room.
+    /// The listeners that are paused because the limit of handshakes was reached.
     pub(super) paused: Vec<Key>,
-    /// Listeners that may have more connections to accept. [`Key::NONE`] is the listener for peers within the host (`setup.rs`).
+    /// The listeners that may have more connections to accept. [`Key::NONE`] stands for the Unix listener for peers on this host.
     pub(super) backlog: VecDeque<Key>,
 }

@@ -1,4 +1,4 @@
-//! Handover of connect requests to another provider: sockets whose MPA request is already read.
+//! The handover of connect requests to another provider. It moves a socket whose MPA request is read and not answered.
 
 use std::io;
 use std::io::Write;
@@ -15,17 +15,17 @@ use crate::cm::{CmId, Detached};
 use crate::error::{Error, Result};
 use crate::provider::{DeviceId, Provider};
 
-/// A connect request in transit between two providers. It has no queue pair yet.
+/// A connect request that has left one provider and has not entered another one. It has no queue pair yet.
 #[derive(Debug)]
 struct DetachedRequest {
-    /// The socket, until a provider adopts it.
+    /// The socket. `None` once a provider has adopted it.
     socket: Option<OwnedFd>,
     asked: RequestTerms,
 }
 
 impl Drop for DetachedRequest {
     fn drop(&mut self) {
-        // No provider has adopted the request, so the peer is rejected. Nothing was sent before, so the socket has room for the reply.
+        // No provider has adopted the request, so the peer is rejected. The reply fits into the socket, on which nothing was sent before.
         if let Some(socket) = self.socket.take() {
             if let Err(error) = TcpStream::from(socket).write_all(&startup::reject(&self.asked, &[])) {
                 log::debug!("cannot send a rejection to a peer: {error}");

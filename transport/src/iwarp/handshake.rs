@@ -1,4 +1,4 @@
-//! The connection-manager channel: accepts and opens connections, reads startup frames and replies to them.
+//! The connection-manager channel: accepts and opens TCP connections, and exchanges the MPA startup frames.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,12 +18,13 @@ use crate::newcomers::Host;
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// The largest number of connections that are accepted at a time, and of rounds that look for more in one call of the getter.
+/// `ACCEPTS` is the largest number of connections that are accepted from one listener at a time. `ROUNDS` is the largest number of times
+/// that one call of `next_event` reads edges.
 const ACCEPTS: usize = 64;
 const ROUNDS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// Returns the next event. Handles edges if no event is queued.
+    /// Returns the next event of the CM channel, or `None`. Reads and handles edges if no event is queued.
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         for _ in 0..ROUNDS {
             if let Some(event) = self.cm_events.pop_front() {
@@ -43,12 +44,12 @@ impl<N: Net> Iwarp<N> {
                 return Ok(None);
             }
         }
-        // The remaining edges are handled in the next call, for which this wakes the caller.
+        // Edges may remain. Wake the channel, so that the caller calls again and they are handled.
         self.net.wake(NetChannel::Cm);
         Ok(self.cm_events.pop_front())
     }
 
-    /// Accepts connections of a listener.
+    /// Accepts connections from a listener, until none wait or a limit is reached.
     pub(super) fn accept_some(&mut self, key: Key, now: Instant) {
         let Some(CmEndpoint { state: EndpointState::Listening(Accepting::Yes), socket: Some(socket), .. }) =
             self.endpoints.get(key)
@@ -71,7 +72,7 @@ impl<N: Net> Iwarp<N> {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    // A connection that has sent nothing yields its descriptor and memory.
+                    // The system lacks descriptors or memory. A half-open connection was evicted to free some, so accept is tried again.
                     _ if is_exhaustion(&error) && self.evict(None, now).is_ok() => {}
                     _ => {
                         log::warn!(
@@ -86,7 +87,7 @@ impl<N: Net> Iwarp<N> {
         self.handshakes.backlog.push_back(key);
     }
 
-    /// Pauses a listener, until `until` if it is `Some`.
+    /// Sets the state of a listener. If the state is a pause, it ends at `until` at the latest.
     fn pause(&mut self, key: Key, accepting: Accepting, until: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.state = EndpointState::Listening(accepting);
@@ -94,7 +95,7 @@ impl<N: Net> Iwarp<N> {
         self.set_deadline(key, until);
     }
 
-    /// Resumes the listeners that wait for room.
+    /// Resumes the listeners that are paused because the limit of handshakes was reached.
     pub(super) fn resume(&mut self) {
         if self.handshakes.paused.is_empty() {
             return;
@@ -106,8 +107,8 @@ impl<N: Net> Iwarp<N> {
         self.net.wake(NetChannel::Cm);
     }
 
-    /// Makes room for one more handshake by evicting the oldest half-open ones. On failure, returns the time at which that will be
-    /// possible. It becomes possible earlier if another handshake finishes.
+    /// Evicts the oldest half-open connections until one more handshake is within the limits. If it cannot, returns the time at which the
+    /// next eviction will be allowed, if any. Room may also appear earlier, when another handshake finishes.
     fn make_room(&mut self, now: Instant) -> std::result::Result<(), Option<Instant>> {
         while let Some(host) = self.handshakes.crowd {
             if self.handshakes.half_open.count_of(host) <= self.config.handshakes_per_peer() {
@@ -122,8 +123,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Evicts the oldest half-open connection, of one host or of all, if its grace is over. On failure, returns the time at which the grace
-    /// will be over, if there is such a connection.
+    /// Evicts the oldest half-open connection of a host, or of all hosts. This is only allowed after its `request_grace`. On failure,
+    /// returns the time at which it will be allowed, or `None` if there is no such connection.
     fn evict(&mut self, host: Option<Host>, now: Instant) -> std::result::Result<(), Option<Instant>> {
         let oldest = self.handshakes.half_open.oldest(host).ok_or(None)?;
         let due = oldest.since + self.config.request_grace;
@@ -137,7 +138,7 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Starts the handshake with a peer that has connected.
+    /// Starts the handshake with a peer whose TCP connection was accepted.
     fn requested(&mut self, listener: CmId, socket: SocketId, peer: SocketAddr, now: Instant) {
         let key = self.endpoints.insert(CmEndpoint::new(EndpointState::Dead, Some(socket)));
         let reader = Box::new(FrameReader::new(StartupKind::Request));
@@ -152,7 +153,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Continues a handshake after an edge on its socket.
+    /// Continues a handshake after an edge on its TCP socket.
     pub(super) fn advance(&mut self, key: Key, now: Instant) {
         match self.endpoints.get(key).map(|endpoint| &endpoint.state) {
             Some(EndpointState::Requesting { .. }) => self.read_request(key, now),
@@ -211,14 +212,14 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Removes an endpoint that the program does not know, with its socket.
+    /// Removes an endpoint of which the program was not notified, and closes its socket.
     fn drop_socket(&mut self, key: Key) {
         if let Some(socket) = self.remove(key) {
             self.close(socket, false);
         }
     }
 
-    /// Removes an endpoint and its queue pair. The caller handles the returned socket.
+    /// Removes an endpoint and its queue pair. Returns its socket, which the caller must close or let linger.
     pub(super) fn remove(&mut self, key: Key) -> Option<SocketId> {
         if let Some(EndpointState::Datagram(id)) = self.transition(key, EndpointState::Dead) {
             self.release_datagram(key, *id);
@@ -234,7 +235,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.socket
     }
 
-    /// Opens the TCP connection of an attempt.
+    /// Opens the TCP connection of a connection attempt.
     pub(super) fn open(&mut self, key: Key, attempt: Box<Attempt>, peer: SocketAddr) {
         match self.net.connect(peer) {
             Ok(socket) => {
@@ -248,7 +249,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Fails a connection attempt that has no socket.
+    /// Fails a connection attempt that has no socket yet.
     fn fail_now(&mut self, key: Key, failure: ConnectFailure) {
         self.transition(key, EndpointState::Dead);
         if let Some(endpoint) = self.endpoints.get_mut(key) {
@@ -260,7 +261,8 @@ impl<N: Net> Iwarp<N> {
         self.raise(key, CmEventKind::ConnectFailed(failure));
     }
 
-    /// Ends a handshake. The program receives `failure` as an event, and the peer receives the bytes `rest`; both are optional.
+    /// Ends a handshake. Raises an event with `failure`, if given. Sends the bytes `rest` to the peer before the socket is closed, if
+    /// given.
     pub(super) fn fail(&mut self, key: Key, failure: Option<ConnectFailure>, rest: Option<Vec<u8>>, now: Instant) {
         self.transition(key, EndpointState::Dead);
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
@@ -279,7 +281,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sends the request if TCP has connected.
+    /// Sends the MPA request once TCP has connected, or fails the attempt.
     fn finish_connect(&mut self, key: Key, now: Instant) {
         let Some(CmEndpoint { state: EndpointState::Connecting(attempt, _), socket: Some(socket), .. }) =
             self.endpoints.get(key)
@@ -318,7 +320,8 @@ impl<N: Net> Iwarp<N> {
         let header = match read_frame(&mut self.net, socket, &mut attempt.reader) {
             Ok(Some(header)) => header,
             Ok(None) => {
-                // Without the request there will be no reply. The bytes that the peer sent before have priority over this error.
+                // Sending the request has failed, so no reply will arrive. The failure is only reported now, because the peer's bytes that
+                // had already arrived say more about the cause.
                 if let Err(error) = sent {
                     let failure = attempt.failure(&error);
                     self.fail(key, Some(failure), None, now);
@@ -350,7 +353,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Tries again with MPA revision 1 over a new TCP connection, because some peers close the connection on revision 2.
+    /// Tries again with MPA revision 1 over a new TCP connection, because some peers close a connection that requests revision 2.
     fn retry(&mut self, key: Key, socket: SocketId, peer: SocketAddr) {
         log::debug!("{peer}: no answer to MPA revision 2, trying revision 1");
         self.close(socket, false);
@@ -367,7 +370,7 @@ impl<N: Net> Iwarp<N> {
         self.open(key, attempt, peer);
     }
 
-    /// Starts the stream of a connection that is now live, on the completion channel.
+    /// Starts the stream of a connection whose handshake is complete. Its socket moves to the completion channel.
     pub(super) fn begin(&mut self, key: Key, socket: SocketId, role: Role, agreement: &Agreement, now: Instant) {
         if let Err(error) = self.net.promote(socket) {
             return self.end(key, super::endpoint::lost(&error), None, now);
@@ -380,7 +383,8 @@ impl<N: Net> Iwarp<N> {
             }
         }
         if role == Role::Responder {
-            // Waits for a client that promised to send first. Gives any other client the time to read the reply.
+            // An initiator that has agreed to send a first message gets `ready_timeout` for that. Any other gets `reply_grace` to read the
+            // reply before this side sends.
             let wait = if agreement.rtr.is_some() {
                 self.config.ready_timeout
             } else {
@@ -393,12 +397,12 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Returns true if the system had no descriptor or no memory for a connection (`accept`(2)).
+/// Returns true if `accept`(2) failed because the system has no descriptor or no memory left.
 pub(super) fn is_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Reads the available bytes of a startup frame. Returns the header when the frame is complete.
+/// Reads the available bytes of a startup frame. Returns the header once the frame is complete, and `None` while bytes are missing.
 fn read_frame(
     net: &mut impl Net,
     socket: SocketId,

@@ -1,10 +1,12 @@
-//! The destinations of one receive call in a stream.
+//! The plan of one receive call: the destinations of the octets that it receives.
 //!
-//! Received octets are staged and copied to their destination once it is known. For large payloads it is known in advance: the remaining
-//! part of the current payload, and the payloads of the segments that are expected behind it. The receive call then has one slice for each
-//! of them, and stages the headers and trailers in between. If the forecast was wrong, the octets in the wrong destination are copied out
-//! and processed in order. Expected payloads are received only into memory that the program may not read before its work request completes:
-//! posted receives, and the sinks of local Reads.
+//! Received octets are normally put into a staging buffer, and copied to their destination once their header is parsed. The destination of
+//! large payloads is known before the call: the rest of the current payload, and the payloads of the segments that are expected next. For
+//! each such payload the receive call has a slice of the destination's memory. The headers and trailers between them are staged. If the
+//! forecast was wrong, the octets in the wrong destination are copied out and processed in order.
+//!
+//! An expected payload is only received into memory that the program may not read before its work request completes: a posted receive, or
+//! the sink of a local Read. So the program never sees octets of a wrong forecast.
 
 use std::io;
 
@@ -15,33 +17,33 @@ use crate::mem::{MAX_SLICES, RecvSlice};
 use crate::slab::Key;
 use crate::soft::keys::KeyTable;
 
-/// The largest number of octets that one receive call stages.
+/// The largest number of octets that one receive call puts into the staging buffer behind the last destination.
 const STAGED: usize = 256 * 1024;
-/// Room for the octets between two payloads: pad, CRC and header.
+/// The room in the staging buffer for the octets between two payloads: pad, CRC and header.
 const GAP: usize = 32;
 const _: () = assert!(3 + CRC_LEN + UNTAGGED_FPDU_HEADER_LEN <= GAP);
-/// The largest number of destinations of a call. Each has its own slice and one for the gap in front of it; one more slice is behind the
-/// last.
+/// The largest number of destinations of one receive call. Each has a slice of its own and a slice for the gap in front of it. One more
+/// slice is behind the last destination.
 const PLACES: usize = (MAX_SLICES - 1) / 2;
 
-/// A destination, and the number of octets of the stream in front of it.
+/// A destination, and the number of octets of the stream between it and the previous one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlanStep {
     pub(crate) gap: usize,
     pub(crate) place: PayloadBuffer,
 }
 
-/// The plan and the buffers of receive calls; see the [module](self).
+/// The plan of a receive call and its staging buffer. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Intake {
     steps: Vec<PlanStep>,
-    /// Octets to be staged behind the last destination.
+    /// The largest number of octets to stage behind the last destination.
     tail: usize,
-    /// Octets to be received besides the remaining part of the payload in progress.
+    /// The number of octets that the call may still receive, without the rest of the current payload.
     room: usize,
-    /// The staged octets: a part for each gap, and the tail behind them.
+    /// The staging buffer: a fixed part for each gap, then the part behind the last destination.
     staging: Box<[u8]>,
-    /// Octets that were received into the wrong destination.
+    /// The octets that were received into a wrong destination, copied out of it.
     spilled: Vec<u8>,
 }
 
@@ -56,12 +58,13 @@ impl Intake {
         }
     }
 
-    /// Returns a buffer for octets to discard.
+    /// Returns memory into which a caller can receive octets that are discarded.
     pub(crate) fn scratch(&mut self) -> &mut [u8] {
         &mut self.staging
     }
 
-    /// Begins the plan of a call that receives at most `room` octets besides the remaining part of a payload. All of them are staged.
+    /// Begins the plan of a call that receives at most `room` octets, without the rest of the current payload. Until destinations are
+    /// added, all of them are staged.
     #[inline]
     pub(crate) fn begin(&mut self, room: usize) {
         self.steps.clear();
@@ -69,12 +72,13 @@ impl Intake {
         self.tail = room.min(STAGED);
     }
 
-    /// Adds the remaining part of the payload in progress.
+    /// Adds the destination of the rest of the current payload. It is the first destination.
     pub(crate) fn add_remaining(&mut self, place: PayloadBuffer) {
         self.steps.push(PlanStep { gap: 0, place });
     }
 
-    /// Adds an expected destination behind `gap` octets. Returns false if the call is long enough without it.
+    /// Adds the destination of an expected payload, which follows `gap` octets behind the previous destination. Returns false, and adds
+    /// nothing, if the call would receive too much.
     pub(crate) fn expect(&mut self, gap: usize, place: PayloadBuffer) -> bool {
         let fits = self.steps.len() < PLACES && gap <= GAP && gap + place.len() <= self.room;
         if fits {
@@ -84,29 +88,30 @@ impl Intake {
         fits
     }
 
-    /// Ends the plan: at most `tail` octets are staged behind the last place.
+    /// Ends the plan: at most `tail` octets are staged behind the last destination.
     pub(crate) fn end(&mut self, tail: usize) {
         self.tail = self.tail.min(tail);
     }
 
-    /// Returns a destination, with the number of octets in front of it.
+    /// Returns the destination with this index, and the length of the gap in front of it.
     #[inline]
     pub(crate) fn step(&self, index: usize) -> Option<PlanStep> {
         self.steps.get(index).copied()
     }
 
-    /// Returns the first `len` octets in front of a destination.
+    /// Returns the first `len` staged octets of the gap in front of the destination with this index.
     pub(crate) fn gap(&self, index: usize, len: usize) -> &[u8] {
         self.staging.get(index * GAP..index * GAP + len).unwrap_or_default()
     }
 
-    /// Returns the first `len` octets behind the last destination.
+    /// Returns the first `len` staged octets behind the last destination.
     #[inline]
     pub(crate) fn tail(&self, len: usize) -> &[u8] {
         self.staging.get(PLACES * GAP..PLACES * GAP + len).unwrap_or_default()
     }
 
-    /// Makes the call. Returns the number of received octets, and true if the socket was drained.
+    /// Receives according to the plan. Returns the number of received octets, and true if the call received less than it could: the socket
+    /// was drained. `held` is the buffer of [`PayloadBuffer::Held`].
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -148,7 +153,7 @@ impl Intake {
             used += 1;
         }
         if used < steps.len() {
-            // The region was revoked: the octets are staged.
+            // A region was revoked after the plan was made. The octets from there on are staged.
             *tail = STAGED;
         }
         slices[count] = RecvSlice::new(&mut rest[..*tail]);
@@ -158,8 +163,8 @@ impl Intake {
         Ok((n.min(capacity), n < capacity))
     }
 
-    /// Copies out the `left` octets that a call has put behind the first `from` octets of a destination. Returns `None` if its region was
-    /// revoked.
+    /// Copies the last `left` octets of a call out of the destinations. They begin behind the first `from` octets of the destination with
+    /// this index. Returns `None` if a region was revoked meanwhile.
     pub(crate) fn spill(&mut self, index: usize, from: usize, mut left: usize, keys: &KeyTable) -> Option<Vec<u8>> {
         let mut out = std::mem::take(&mut self.spilled);
         out.clear();
@@ -175,12 +180,12 @@ impl Intake {
         Some(out)
     }
 
-    /// Returns the buffer of [`Intake::spill`] for reuse.
+    /// Stores the buffer that [`Intake::spill`] has returned, to reuse its memory.
     pub(crate) fn keep(&mut self, spilled: Vec<u8>) {
         self.spilled = spilled;
     }
 
-    /// Returns how many of the first `n` octets of a call were staged.
+    /// Returns the number of staged octets among the first `n` octets of a call.
     #[cfg(test)]
     pub(crate) fn staged(&self, n: usize) -> usize {
         let (mut left, mut staged) = (n, 0);
@@ -192,7 +197,7 @@ impl Intake {
         staged + left
     }
 
-    /// Returns the number of octets in wrong destinations since the last call.
+    /// Returns the number of octets that the last [`Intake::spill`] has copied out.
     #[cfg(test)]
     pub(crate) fn spilled(&mut self) -> usize {
         std::mem::take(&mut self.spilled).len()

@@ -1,5 +1,5 @@
-//! Sockets that outlive their connection. They still deliver the sent bytes and discard the received ones: closing a socket with unread
-//! bytes would reset the stream and destroy data that the peer has not read.
+//! Sockets that outlive their connection. The bytes that were sent are still delivered, and received bytes are discarded. Closing a socket
+//! with unread bytes immediately would reset the stream, and the peer would lose data that it has not read.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,12 +19,13 @@ pub(crate) struct Linger {
 }
 
 impl Linger {
-    /// Creates the linger state of `socket`, with the bytes that are still to be sent.
+    /// Creates the lingering state of `socket`; `rest` is still to be sent.
     pub(crate) fn new(socket: SocketId, rest: Vec<u8>, deadline: Instant) -> Self {
         Self { socket, deadline, rest, sent: 0, finished: false }
     }
 
-    /// Sends and discards as much as the socket allows. Returns true if the socket can be closed.
+    /// Sends `rest`, then ends the local stream, and discards received bytes, as far as possible without blocking. Returns true if the
+    /// socket can be closed.
     pub(crate) fn serve(&mut self, net: &mut impl Net, scratch: &mut [u8]) -> bool {
         while self.sent < self.rest.len() {
             match net.send(self.socket, &[SendSlice::new(&self.rest[self.sent..])]) {
@@ -38,7 +39,7 @@ impl Linger {
             self.finished = true;
             net.shutdown(self.socket);
         }
-        // The deadline cuts off a peer that never stops sending; until then, each edge reads a bounded number of bytes.
+        // One edge reads a bounded number of times. A peer that never stops sending is cut off at the deadline.
         for _ in 0..16 {
             match net.recv(self.socket, &mut [RecvSlice::new(scratch)]) {
                 Ok(0) => return true,
@@ -56,7 +57,7 @@ impl Linger {
 #[derive(Debug, Default)]
 pub(super) struct Lingers {
     sockets: Slab<Linger>,
-    /// Their keys, oldest first. Some belong to sockets that are closed.
+    /// The keys of the lingering sockets, oldest first. Some of these sockets may already be closed.
     by_age: VecDeque<Key>,
 }
 
@@ -87,7 +88,7 @@ impl Lingers {
         self.sockets.remove(key)
     }
 
-    /// Removes the oldest one.
+    /// Removes and returns the socket that has lingered longest.
     pub(super) fn remove_oldest(&mut self) -> Option<Linger> {
         while let Some(key) = self.by_age.pop_front() {
             if let Some(linger) = self.sockets.remove(key) {
@@ -102,7 +103,7 @@ impl Lingers {
 mod tests {
     use super::*;
 
-    /// The oldest socket is closed first, whichever were closed before, and closed sockets leave nothing behind.
+    /// The oldest open socket is removed first, even if older ones were closed before. The keys of closed sockets do not accumulate.
     #[test]
     fn the_oldest_lingering_socket_gives_way() {
         #[allow(clippy::disallowed_methods, reason = "a deadline that nobody waits for")]

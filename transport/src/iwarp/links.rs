@@ -1,7 +1,8 @@
-//! The connections in shared memory (links): schedules which rings are polled and which peers are notified.
+//! The connections in shared memory (links): decides which rings a busy poll checks and which peers are called.
 //!
-//! A link that is not *armed* is not notified, so a caller arms all links before it sleeps. The links that have received something recently
-//! are *hot*: a busy poll checks their rings only, in most rounds. Each link that is not armed is hot.
+//! A peer calls this side only if the link is *armed*: the local side has announced that it waits. So all links are armed before the caller
+//! sleeps. The links that have received something recently are *hot*: in most rounds, a busy poll only checks their rings. Each link that
+//! is not armed is hot.
 
 use std::io;
 use std::time::Instant;
@@ -22,17 +23,17 @@ use crate::slab::Key;
 
 /// The largest number of hot links.
 const MAX_HOT: usize = 32;
-/// Rounds of a busy poll without input after which a link is no longer hot.
+/// The number of rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;
-/// One in this many rounds of a busy poll checks everything. The others check the rings of hot links only. The second number applies while
-/// there are connections on TCP.
+/// A busy poll checks all connections in one of this number of rounds, and only the rings of hot links in the others. The second number
+/// applies while there are also connections on TCP.
 const ROUNDS: (u32, u32) = (64, 2);
-/// The largest number of packets of a peer that are read at a time.
+/// The largest number of packets that are read from a link's Unix socket at a time.
 const PACKETS: usize = 16;
 
 impl<N: Net> Iwarp<N> {
-    /// Runs one round of a busy poll on the rings of hot links. Returns true if more work remains, and `None` if the round must check
-    /// everything.
+    /// Runs one round of a busy poll on the rings of hot links. Returns true if more work remains. Returns `None` if this round must check
+    /// all connections.
     #[inline]
     pub(super) fn spin_links(&mut self, now: Instant) -> Option<bool> {
         self.links.rounds = self.links.rounds.wrapping_add(1);
@@ -61,7 +62,7 @@ impl<N: Net> Iwarp<N> {
         (found || self.links.rounds % every != 0).then_some(!self.ready.is_empty())
     }
 
-    /// Makes a link hot.
+    /// Makes a link hot, so that a busy poll checks its ring in every round.
     #[inline]
     fn heat(&mut self, key: Key) {
         self.links.unarmed = true;
@@ -75,7 +76,7 @@ impl<N: Net> Iwarp<N> {
         self.links.hot.push((key, 0));
     }
 
-    /// Arms a link, and stops polling its ring until it is notified.
+    /// Removes a link from the hot ones and arms it, so that its peer calls if there is input.
     fn cool(&mut self, at: usize) {
         let (key, _) = self.links.hot.swap_remove(at);
         if self.arm_link(key) {
@@ -84,7 +85,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Arms all links for new input. Returns true if some has arrived already.
+    /// Arms all links, before the caller may sleep. Returns true if there is input already.
     pub(super) fn arm_links(&mut self) -> bool {
         self.links.unarmed = false;
         let mut news = false;
@@ -98,7 +99,7 @@ impl<N: Net> Iwarp<N> {
         news
     }
 
-    /// Arms a link for new input. Returns true if some has arrived already; the link must be served then.
+    /// Arms a link. Returns true if there is input already; then the caller must serve the link.
     fn arm_link(&mut self, key: Key) -> bool {
         let Some(CmEndpoint { state: EndpointState::Live, link: Some(link), socket: Some(socket), queued, .. }) =
             self.endpoints.get_mut(key)
@@ -116,13 +117,14 @@ impl<N: Net> Iwarp<N> {
         news
     }
 
-    /// Notifies the peer of a link. If that fails, the peer has unread notifications, or is gone.
+    /// Calls the peer of a link to wake it. An error is ignored: the peer has unread calls, or has ended.
     #[inline]
     fn call(&mut self, socket: SocketId) {
         let _ = self.net.pass(socket, &CALL_PACKET, None);
     }
 
-    /// Serves a link: reads packets, consumes records within the link's budget, and sends pending output. Returns true if work may remain.
+    /// Serves a link: reads packets, consumes records until the budget is used up, and writes pending output. Returns true if work may
+    /// remain.
     pub(super) fn serve(&mut self, key: Key, now: Instant) -> bool {
         let Some(endpoint @ CmEndpoint { state: EndpointState::Live, link: Some(_), socket: Some(_), .. }) =
             self.endpoints.get_mut(key)
@@ -139,7 +141,7 @@ impl<N: Net> Iwarp<N> {
         self.heat(key);
         let mut received = self.consume(key);
         if received.as_ref().is_ok_and(|received| received.unknown_window) {
-            // The packet was sent before the record.
+            // The peer sends the packet that announces a window before the first record that uses it. So the packet must have arrived.
             self.read_packets(key);
             received = self.consume(key).and_then(|received| match received.unknown_window {
                 false => Ok(received),
@@ -163,7 +165,7 @@ impl<N: Net> Iwarp<N> {
         else {
             return false;
         };
-        // All records of the peer are in the ring, because its end was seen before the ring was found empty.
+        // The peer has closed its socket, and then no records were left in the ring. So no records can follow.
         if *closed && !received.more && !link.has_news() {
             let cause = peer_has_gone(link.is_at_boundary());
             self.end(key, cause, None, now);
@@ -181,7 +183,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads packets of the peer, at most as many as a peer may send at a time.
+    /// Reads packets from the Unix socket of a link, at most [`PACKETS`] at a time.
     fn read_packets(&mut self, key: Key) {
         let Some(endpoint @ CmEndpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(socket), Some(link)) = (endpoint.socket, endpoint.link.as_mut()) else { return };
@@ -204,7 +206,7 @@ impl<N: Net> Iwarp<N> {
         endpoint.readable = true;
     }
 
-    /// Sends pending output, and notifies the peer if it sleeps.
+    /// Writes the pending output of a link to its ring, and calls the peer if it sleeps.
     #[inline]
     pub(super) fn pump(&mut self, key: Key) {
         let Some(endpoint @ CmEndpoint { state: EndpointState::Live, link: Some(_), .. }) = self.endpoints.get_mut(key)
@@ -218,7 +220,8 @@ impl<N: Net> Iwarp<N> {
         }
         let calls = link.publish() | link.release();
         let more = sent == TransmitProgress::More || link.has_fault();
-        // A link that is armed for records only, or that is not armed because no caller sleeps, may now wait for room as well.
+        // The link may now wait for room as well. It is armed for that if it was armed for records only. It is also armed if the caller may
+        // sleep without another call.
         let arms = !link.is_armed() && (link.is_armed_at_all() || self.resources.cqs.are_all_armed());
         let unarmed = !link.is_armed();
         endpoint.unfinished |= more;
@@ -250,7 +253,7 @@ impl<N: Net> Iwarp<N> {
         self.end(key, cause, None, now);
     }
 
-    /// Publishes the last output of a link that is destroyed, and notifies the peer if it sleeps.
+    /// Publishes the last output of a link that is destroyed, and calls the peer if it sleeps.
     pub(super) fn leave_link(&mut self, key: Key) {
         let Some(CmEndpoint { link: Some(link), socket: Some(socket), .. }) = self.endpoints.get_mut(key) else {
             return;
@@ -261,7 +264,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Flushes a link that has ended, and closes its socket.
+    /// Flushes the work queues of a link that has ended, and closes its Unix socket.
     pub(super) fn end_link(&mut self, key: Key) {
         let Some(endpoint @ CmEndpoint { link: Some(_), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(link), socket) = (endpoint.link.as_mut(), endpoint.socket.take()) else { return };
@@ -274,7 +277,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Revokes a region from the peers that may have mapped it.
+    /// Ends all lendings of a region to peers in shared memory, before the region is revoked.
     pub(super) fn revoke(&mut self, region: MrId) -> Result<()> {
         let (key, memory, _) = self.resources.keys.memory(region)?;
         if memory.file().is_some() {
@@ -288,7 +291,7 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-/// Sends the packets of new lendings. A lending whose packet cannot be sent is not used.
+/// Sends the announcements of new lendings to the peer. A lending whose announcement cannot be sent stays unused.
 fn announce<N: Net>(net: &mut N, socket: SocketId, link: &mut Link<N::Segment>) {
     while let Some(announcement) = link.next_announcement() {
         if let Err(error) = net.pass(socket, &announcement.emit(), announcement.file()) {

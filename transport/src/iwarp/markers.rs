@@ -1,22 +1,22 @@
-//! MPA markers (RFC 5044 §4.3). A marker is a pointer back to the start of its FPDU, every 512 octets of the stream, for peers that require
-//! them. They are sent if the peer requires them, and never requested.
+//! MPA markers (RFC 5044 §4.3), which are in the stream at every 512 octets. A marker points back to the start of its FPDU. This provider
+//! sends markers if the peer requires them, and never requires them itself.
 
 use super::wire::mpa::CRC_LEN;
 
-/// Octets of a marker.
+/// The length of a marker, octets.
 pub(crate) const LEN: usize = 4;
-/// Markers begin at multiples of this many octets, counted from the first octet behind the startup frame.
+/// The distance from the start of one marker to the next, octets. Positions are counted from the first octet behind the startup frame.
 pub(crate) const SPACING: usize = 512;
 
-/// Appends `fpdu` to `out`, with the markers that fall into it and in front of its CRC. `fpdu` has no CRC, is a multiple of 4 octets long
-/// and begins at `position` of the stream.
+/// Appends an FPDU to `out` and inserts the markers, including one that falls directly in front of the CRC. `fpdu` has no CRC, and its
+/// length is a multiple of 4. It begins at `position` of the stream.
 pub(crate) fn insert(fpdu: &[u8], position: u64, out: &mut Vec<u8>) {
     let mut at = (position % SPACING as u64) as usize;
     let mut behind = 0;
     let mut rest = fpdu;
     loop {
         if at == 0 {
-            // A marker directly in front of an FPDU belongs to it, with a pointer of 0.
+            // A marker directly in front of an FPDU is a part of that FPDU, and has the pointer 0.
             let [high, low] = (behind as u16).to_be_bytes();
             out.extend_from_slice(&[0, 0, high, low]);
             at = LEN;
@@ -41,7 +41,7 @@ pub(crate) mod tests {
     use crate::iwarp::wire::crc32c;
     use crate::iwarp::wire::mpa::fpdu_len;
 
-    /// Removes the markers from a whole stream and checks each. The CRC of every FPDU becomes the one without markers.
+    /// Checks and removes the markers of a whole stream. Replaces the CRC of every FPDU with the CRC that it has without markers.
     pub(crate) fn strip(stream: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut at = 0;
@@ -90,7 +90,7 @@ pub(crate) mod tests {
         out
     }
 
-    /// The two FPDUs of RFC 5044's figures 5 and 6.
+    /// The FPDUs of figures 5 and 6 in RFC 5044, with markers.
     #[test]
     fn vectors() {
         let fpdu = |msn: u8| {
@@ -102,7 +102,7 @@ pub(crate) mod tests {
         let first = framed(&fpdu(1), 0);
         assert_eq!((&first[..4], &first[48..]), (&[0; 4][..], &[0x52, 0x23, 0x99, 0x83][..]));
         assert_eq!(strip(&first)[44..], [0xb7, 0x24, 0x3e, 0xc3]);
-        // The marker is behind the header, and points back by 20.
+        // The marker is behind the header of 20 octets, so its pointer is 20.
         let second = framed(&fpdu(2), 512 - 20);
         assert_eq!((&second[20..24], &second[48..]), (&[0, 0, 0, 0x14][..], &[0x84, 0x92, 0x58, 0x98][..]));
     }

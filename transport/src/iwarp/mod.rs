@@ -3,16 +3,16 @@
 //! | module | holds |
 //! |---|---|
 //! | [`wire`] | parsing and writing of MPA, DDP and RDMAP |
-//! | `startup` | the MPA handshake: frames, and the agreement of both peers |
+//! | `startup` | the MPA handshake: its frames, and the terms on which both peers agree |
 //! | `receive`, `transmit` | the two directions of a queue pair: bytes in, bytes out |
-//! | `stream`, `markers` | outgoing FPDUs |
-//! | `intake`, `forecast` | the destinations of a receive call, and the segments that are expected |
-//! | `placement`, `fault` | the destinations that payload may have, and the reasons why a stream cannot continue |
-//! | `requester`, `responder` | outstanding Reads and atomics: local ones, and those of the peer |
-//! | `stag` | the Terminates that answer a misused STag |
-//! | `queue_pair` | both directions together |
+//! | `stream`, `markers` | outgoing FPDUs, and the MPA markers in them |
+//! | `intake`, `forecast` | the destinations of a receive call, and the segments that are expected next |
+//! | `placement`, `fault` | the kinds of destinations for payload, and the faults that end a stream |
+//! | `requester`, `responder` | outstanding Reads and atomic operations: of the local side, and of the peer |
+//! | `stag` | the Terminates for a misused STag |
+//! | `queue_pair` | a queue pair: both directions of one stream |
 //! | `endpoint`, `linger` | a connection with its socket, and a socket that outlives its connection |
-//! | `handshake`, `half_open` | connections that are being established, and those that have sent no request |
+//! | `handshake`, `half_open` | the handshakes of connections, and those of peers that have sent no request |
 //! | `drive`, `pace` | the handling of edges and deadlines, and the amount that one stream receives at a time |
 //! | `setup_listener`, `setup`, `unix` | the setup of shared memory within one host: its listener and state, its steps, and its sockets |
 //! | `links` | connections in shared memory: their scheduling and notifications |
@@ -70,8 +70,8 @@ pub use net::Net;
 pub use provider::Iwarp;
 pub use tcp::{TcpConfig, TcpNet};
 
-/// Name of the provider.
+/// The name of the provider.
 pub const NAME: &str = "iwarp";
 
-/// The name of a provider that connects within the host only.
+/// The name of the provider if its setting is to use shared memory only.
 const WITHIN_HOST: &str = "shm";

@@ -1,27 +1,28 @@
 //! The pace of one connection: limits how much of its stream is received at a time, so that no connection starves the others.
 //!
-//! A budget of octets alone would not suffice: each FPDU takes processing time, and a peer may send any number of RDMA Writes without
-//! payload, 13,000 of them in 256 KiB. Each FPDU therefore counts as additional octets. Everything that one receive call brings is
-//! processed, so the call must be small enough beforehand: the next one receives no more than the budget allows if the stream continues as
-//! it did.
+//! A limit of octets alone would not suffice, because each FPDU takes processing time, too. A peer may send any number of RDMA Writes
+//! without payload: 13,000 of them are in 256 KiB. Therefore each FPDU costs additional octets of the budget.
+//!
+//! Everything that a receive call returns is processed, so the length of the call must be limited beforehand. The pace assumes that the
+//! stream continues as in the last call, and chooses a length that costs no more than the budget.
 
-/// The octets that an FPDU counts as, in addition to its own.
+/// The number of octets that each FPDU costs in addition to its own length.
 const FPDU_COST: usize = 1024;
-/// A receive call that brought fewer octets is no sample of the stream.
+/// The least number of octets in a receive call from which the pace learns. Shorter calls say too little about the stream.
 const SAMPLE: usize = 4096;
-/// The room of the first receive call, and the smallest room; both hold any header.
+/// The room of the first receive call, and the least room of any call. Any header fits in both.
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
-/// Octets of an incomplete frame that count as a sign of life: fewer than any TCP segment has that is not a frame's last. A peer that sends
-/// its frames octet by octet is silent.
+/// The number of octets of an incomplete frame that is a sign of life. A TCP segment in the middle of a frame has more. So a live peer is
+/// noticed, but not one that sends its frames octet by octet.
 const SIGN: usize = 512;
 
-/// The pace of one connection.
+/// The pace of one connection: the room for its next receive call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     room: usize,
-    /// Octets since the last sign of life.
+    /// The number of octets received since the last sign of life.
     trickled: usize,
 }
 
@@ -30,13 +31,14 @@ impl Pace {
         Self { room: FIRST, trickled: 0 }
     }
 
-    /// Returns the octets that the next receive call may put into the staging buffer.
+    /// Returns the number of octets that the next receive call may receive, without the rest of the current payload.
     #[inline]
     pub(super) const fn room(self) -> usize {
         self.room
     }
 
-    /// Returns true if a receive call that brought so many octets and headers of FPDUs is a sign of life.
+    /// Returns true if a receive call is a sign of life of the peer. It returned this number of octets, in which `fpdus` headers were
+    /// complete.
     #[inline]
     pub(super) const fn is_sign_of_life(&mut self, octets: usize, fpdus: usize) -> bool {
         self.trickled += octets;
@@ -47,14 +49,15 @@ impl Pace {
         sign
     }
 
-    /// Records a receive call that brought so many octets and FPDUs. Returns its cost. `budget` is the cost that a connection may have per
-    /// call of progress.
+    /// Records a receive call that returned this number of octets and FPDUs, and adapts the room. Returns the cost of the call. `budget` is
+    /// the cost that one connection may have per call of `progress`.
     #[inline]
     pub(super) fn cost(&mut self, octets: usize, fpdus: usize, budget: usize) -> usize {
         let cost = octets + fpdus * FPDU_COST;
         if octets >= SAMPLE {
             let fits = (budget as u64 * octets as u64 / cost as u64) as usize;
-            // The room shrinks immediately and grows slowly. Otherwise a few large FPDUs would make room for many small ones.
+            // The room shrinks immediately but at most doubles. Otherwise a peer could gain room with a few large FPDUs and then send many
+            // small ones.
             self.room = fits.min(self.room.saturating_mul(2)).max(LEAST);
         }
         cost
@@ -67,7 +70,7 @@ mod tests {
 
     const BUDGET: usize = 512 * 1024;
 
-    /// Makes calls until the room is constant, with FPDUs of one size. Returns the octets and the cost of the last call.
+    /// Makes receive calls until the room is constant. All FPDUs have `fpdu` octets. Returns the octets and the cost of the last call.
     fn settle(pace: &mut Pace, fpdu: usize) -> (usize, usize) {
         let mut last = (0, 0);
         for _ in 0..20 {
@@ -92,7 +95,7 @@ mod tests {
     fn no_call_is_dear_for_long() {
         let mut pace = Pace::new();
         settle(&mut pace, 65_540);
-        // Large and empty FPDUs alternate, to mislead the pace.
+        // The peer alternates between large and empty FPDUs, to mislead the pace.
         let mut costs = Vec::new();
         for round in 0..40 {
             let octets = pace.room().min(256 * 1024);

@@ -8,29 +8,29 @@ use crate::slab::Key;
 use crate::soft::keys::KeyTable;
 use crate::soft::srq::SharedReceiveQueue;
 
-/// The objects that an incoming segment may use, in addition to the queue pair's own receives.
+/// The objects outside the receive direction that an incoming segment may access.
 #[derive(Debug)]
 pub(crate) struct PlacementContext<'a> {
-    /// The connection, for STags that are restricted to one.
+    /// The connection, which decides about STags that are restricted to one connection.
     pub(crate) scope: Key,
     pub(crate) keys: &'a mut KeyTable,
     pub(crate) srq: Option<&'a mut SharedReceiveQueue>,
     pub(crate) requester: &'a mut Requester,
     pub(crate) responder: &'a mut Responder,
-    /// True if both peers agreed on RFC 7306.
+    /// True if both peers agreed to use the extensions of RFC 7306.
     pub(crate) extensions: bool,
 }
 
-/// The destination of payload. A region is looked up for each use.
+/// The destination of a payload. The region of an STag is looked up at each use, because it may be revoked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PayloadBuffer {
     /// A posted receive.
     Receive(Sge),
-    /// A region that the response to a local Read is written to.
+    /// The memory to which the response of a local Read is written.
     Sink { stag: u32, offset: u64, len: usize },
-    /// A region that the peer writes.
+    /// The memory to which the peer's Write is written.
     Target { stag: u32, offset: u64, len: usize },
-    /// The buffer of a Write that waits for its CRC.
+    /// The buffer in which a segment of a Write is held until its CRC is checked.
     Held { start: usize, len: usize },
 }
 
@@ -43,7 +43,7 @@ impl PayloadBuffer {
         }
     }
 
-    /// Returns true if both begin with the same byte, for the same purpose.
+    /// Returns true if both destinations are of the same kind and begin at the same byte.
     pub(crate) fn begins_as(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Receive(a), Self::Receive(b)) => a.address() == b.address(),
@@ -56,7 +56,8 @@ impl PayloadBuffer {
         }
     }
 
-    /// Returns the memory for a receive call, or `None` if its region was revoked.
+    /// Returns the memory as a slice for a receive call. Returns `None` if the region was revoked. `held` is the buffer of
+    /// [`PayloadBuffer::Held`].
     pub(crate) fn receive_slice<'a>(
         &'a self,
         held: &mut Option<&'a mut [u8]>,
@@ -73,12 +74,13 @@ impl PayloadBuffer {
         }
     }
 
-    /// Appends a copy of `len` bytes from `from` on, of a destination that was expected. Returns `None` if its region was revoked.
+    /// Appends the `len` bytes at the offset `from` to `out`. Returns `None` if the region was revoked. Used for the destinations of a
+    /// wrong forecast.
     pub(crate) fn append_to(&self, from: usize, len: usize, keys: &KeyTable, out: &mut Vec<u8>) -> Option<()> {
         match *self {
             Self::Receive(sge) => sge.part(from, len).append_to(out),
             Self::Sink { stag, offset, .. } => keys.sink(stag, offset.wrapping_add(from as u64), len)?.append_to(out),
-            // These are never expected, because others can read them.
+            // No payload is expected there, because others can read this memory at any time.
             Self::Target { .. } | Self::Held { .. } => return None,
         }
         Some(())

@@ -1,4 +1,4 @@
-//! The traffic of the UDP ports: receives and sends datagrams, queries and replies.
+//! The traffic of the UDP ports: datagrams of queue pairs, and the queries and replies of the connection manager.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,20 +19,19 @@ use crate::roce::port::{PortKind, UdpPort};
 use crate::roce::queue_pair::Arrival;
 use crate::slab::Key;
 
-/// The number of packets that a port receives before the next one is served, and the number of calls for them.
+/// The largest number of packets that are read from a port before the next port is served, and the largest number of receive calls for
+/// that.
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
-/// The largest number of network errors that are read from a port at a time. The queue of a socket is shorter.
+/// The largest number of network errors that are read from a port at a time. A socket's error queue holds fewer.
 const REFUSALS: usize = 1024;
-/// The time after which a query without a reply is sent again: initially, and at most.
+/// The time after which a query without a reply is sent again. It begins with `FIRST_WAIT`, and doubles up to `LAST_WAIT`.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
 impl<N: Net> Iwarp<N> {
-    // Sending.
-
-    /// Hands the datagrams of an id to the network, until the socket is full. A datagram that the network refuses is lost, and its sender
-    /// is not notified.
+    /// Sends the queued datagrams of an id until the socket's buffer is full. A datagram that the system refuses is lost. It still
+    /// completes successfully, because unreliable datagrams may be lost anywhere.
     pub(super) fn send_datagrams(&mut self, key: Key) {
         let Some(CmEndpoint { state: EndpointState::Datagram(id), .. }) = self.endpoints.get_mut(key) else { return };
         let (Some(qp), Some(port)) = (id.qp.as_deref_mut(), self.datagrams.ports.get_mut(id.port)) else { return };
@@ -53,7 +52,7 @@ impl<N: Net> Iwarp<N> {
                         port.waiting.push_back(key);
                         return;
                     }
-                    // The error may belong to an earlier datagram.
+                    // The error may belong to an earlier datagram, so this one is tried once more.
                     Err(_) if again => again = false,
                     result => {
                         log::debug!("a datagram from {} is lost: {result:?}", port.address);
@@ -65,7 +64,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sends a management datagram. If that fails, it is lost: the peer repeats its query, and so does this provider.
+    /// Sends a management datagram. If the system refuses it, it is lost. That does no harm, because a query without a reply is sent again.
     pub(super) fn send_mad(&mut self, port: Key, to: SocketAddr, octets: &MadOctets) {
         let Some(port) = self.datagrams.ports.get(port) else { return };
         let header = DatagramHeader {
@@ -91,9 +90,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    // Receiving.
-
-    /// Handles an edge of a port.
+    /// Handles an edge on the socket of a port: notes that the port is readable, or sends the datagrams that wait for room.
     pub(super) fn port_edge(&mut self, key: Key, ready: Ready) {
         if ready.closed {
             self.read_network_errors(key);
@@ -113,7 +110,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads the network errors about sent packets. A query that was not delivered fails.
+    /// Reads the network errors that packets of a port have caused. A query fails if its destination was unreachable.
     fn read_network_errors(&mut self, key: Key) {
         let Some(socket) = self.datagrams.ports.get(key).map(|port| SocketId(port.socket)) else { return };
         for _ in 0..REFUSALS {
@@ -136,7 +133,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads from the ports in the ready queue, a bounded number of packets each.
+    /// Reads a bounded number of packets from each port in the ready queue.
     pub(super) fn serve_ports(&mut self, now: Instant) {
         for _ in 0..self.datagrams.ready.len() {
             let Some(key) = self.datagrams.ready.pop_front() else { return };
@@ -149,7 +146,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Reads from the port with the most recent packets, if this round of a busy poll checks nothing else. Returns true if more may remain.
+    /// Reads from the port that received most recently, in most rounds of a busy poll. Returns true if more packets may remain. Returns
+    /// `None`, and reads nothing, if this round must check all sockets.
     #[cold]
     pub(super) fn spin_port(&mut self, now: Instant) -> Option<bool> {
         let key = self.datagrams.hot?;
@@ -159,7 +157,7 @@ impl<N: Net> Iwarp<N> {
         };
         self.spins = self.spins.wrapping_add(1);
         let full = if self.live > self.datagrams.ports.len() { 2 } else { SPIN_FULL };
-        // Ids that wait for room in the socket need the edges.
+        // If datagrams wait for room in the socket, its edges must be read.
         if self.spins % full == 0 || !port.waiting.is_empty() {
             return None;
         }
@@ -169,7 +167,7 @@ impl<N: Net> Iwarp<N> {
         Some(!self.datagrams.ready.is_empty())
     }
 
-    /// Reads from a port. Returns true if more may remain.
+    /// Reads a bounded number of packets from a port. Returns true if more packets may remain.
     pub(super) fn serve_port(&mut self, key: Key, now: Instant) -> bool {
         let mut count = 0;
         for _ in 0..CALLS {
@@ -188,7 +186,7 @@ impl<N: Net> Iwarp<N> {
             if result.is_ok() {
                 self.datagrams.hot = Some(key);
             } else if more {
-                // The error belongs to a packet that was sent, or a signal arrived.
+                // The error belongs to a packet that was sent earlier, or a signal interrupted the call.
                 self.read_network_errors(key);
             }
             if !more {
@@ -201,7 +199,7 @@ impl<N: Net> Iwarp<N> {
         true
     }
 
-    /// Processes a packet. An invalid packet is dropped without notice.
+    /// Processes the received packet with the index `nth`. An invalid packet is dropped silently.
     fn take_packet(&mut self, at: Key, received: &mut Packets, nth: usize, now: Instant) {
         let Some((buffer, place, from)) = received.get(nth) else { return };
         if !self.config.admits(from.ip()) {
@@ -224,7 +222,7 @@ impl<N: Net> Iwarp<N> {
             _ if header.queue_key != self.config.roce.queue_key => {}
             PortKind::Address { .. } => {
                 let Some(key) = self.datagrams.numbers.find(header.destination) else { return };
-                // A queue pair receives the datagrams to its own address only.
+                // The datagram is only delivered if it was sent to the address of the queue pair.
                 let own = self.datagram_mut(key).map(|id| id.port);
                 let own = own.and_then(|own| self.datagrams.ports.get(own)).map(|port| port.address.ip());
                 if own == Some(to.ip()) && frame::fits(buffer, len, from, to) {
@@ -249,7 +247,7 @@ impl<N: Net> Iwarp<N> {
     }
 
     fn arrival(&self, header: &DatagramHeader, from: SocketAddr, to: SocketAddr, len: usize) -> Arrival {
-        // If all ids share one UDP port, the port of the sender has no meaning.
+        // With one UDP port for all ids, replies go to that port, whatever the port of the sender is.
         let lid = self.config.roce.port.unwrap_or(from.port());
         let (qp_number, path_bits) = (header.source, DatagramSource::GLOBAL);
         Arrival {
@@ -267,14 +265,12 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    // Queries and replies.
-
-    /// Handles a query. The reply is as long as the query, so that the provider amplifies no traffic.
+    /// Handles a query from a peer. A reply is as long as its query, so that nobody can use this host to amplify traffic.
     fn handle_query(&mut self, at: Key, from: SocketAddr, query: Box<SidrRequest>, now: Instant) {
         let mut to = from;
         to.set_port(self.config.roce.port.unwrap_or(from.port()));
         if let Some(&known) = self.datagrams.received_queries.get(&(to, query.request)) {
-            // The reply was lost, or the program is deciding.
+            // The peer has repeated a known query. Send the reply again; without one, the program has not decided yet.
             let id = self.datagram_mut(known);
             if let Some((port, DatagramPhase::Replied(_, _, reply))) = id.map(|id| (id.port, &id.phase)) {
                 let reply = reply.clone();
@@ -299,7 +295,7 @@ impl<N: Net> Iwarp<N> {
         self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
     }
 
-    /// Handles a reply, if it belongs to a local query and comes from the address that the query went to.
+    /// Handles a reply from a peer. The reply is ignored unless it matches a local query and comes from the address to which that was sent.
     fn handle_reply(&mut self, from: SocketAddr, reply: &SidrReply) {
         let Some(&key) = self.datagrams.queries.get(&reply.request) else { return };
         let shared = self.config.roce.port.is_some();
@@ -330,7 +326,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sends the query of an id.
+    /// Sends the pending query of an id, initially or again.
     pub(super) fn send_query(&mut self, key: Key) {
         let Some(id) = self.datagram_mut(key) else { return };
         if let DatagramPhase::Querying(pending) = &id.phase {
@@ -339,7 +335,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Sets the resend time of the queries that were sent while the time was unknown.
+    /// Sets the resend time of queries that were sent by a call that did not know the time.
     #[inline]
     pub(super) fn time_queries(&mut self, now: Instant) {
         while let Some(key) = self.datagrams.fresh.pop() {
@@ -354,7 +350,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Handles the deadline of an id.
+    /// Handles the deadline of an id: sends a query again, or fails the id.
     pub(super) fn expire_datagram(&mut self, key: Key, now: Instant) {
         match self.datagram_mut(key).map(|id| &mut id.phase) {
             Some(DatagramPhase::Querying(pending)) if pending.until > now => {

@@ -49,22 +49,22 @@ pub(super) const DEVICE: DeviceId = DeviceId(0);
 pub(super) const STALE_ID: Error = Error::Stale { object: "connection id" };
 pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
 
-/// The owner of a socket or a deadline.
+/// The object to which a socket or a deadline belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     Endpoint(Key),
     Linger(Key),
-    /// The listener for peers within the host.
+    /// The Unix listener to which peers on this host connect for shared memory.
     SetupListener,
-    /// A peer that has connected to that listener.
+    /// A peer that has connected to the Unix listener and has sent no hello.
     NewPeer(Key),
-    /// The Unix socket of an endpoint whose stream is still on TCP.
+    /// The Unix socket of a connection that is still on its TCP stream.
     Setup(Key),
-    /// A UDP port of datagrams.
+    /// A UDP port for datagrams.
     Port(Key),
 }
 
-/// iWARP in user space. One thread drives it, and nothing runs between two calls.
+/// The embedded provider: iWARP in user space. It has no thread: work is done only within the calls of its one user.
 pub struct Iwarp<N: Net> {
     pub(super) config: IwarpConfig,
     pub(super) net: N,
@@ -72,25 +72,25 @@ pub struct Iwarp<N: Net> {
     device: DeviceInfo,
     pub(super) endpoints: Slab<CmEndpoint<N::Segment>>,
     pub(super) lingers: Lingers,
-    /// The owners of the sockets, by the slot of the socket's key.
+    /// The owner of each socket, at the index that is the slot of the socket's key.
     owners: Vec<Option<(SocketId, Owner)>>,
     pub(super) resources: Resources,
     pub(super) cm_events: VecDeque<CmEvent>,
-    /// Deadlines, the earliest first. An entry counts only while its owner still has that deadline.
+    /// Deadlines, the earliest first. Deadlines that were replaced stay in the heap. [`Iwarp::is_due`] returns false for them.
     pub(super) deadlines: BinaryHeap<Reverse<(Instant, Owner)>>,
-    /// Connections that have something to read or to send.
+    /// The ready queue: connections that may have something to read or to send.
     pub(super) ready: VecDeque<Key>,
     pub(super) intake: Intake,
     pub(super) edges: Vec<(SocketId, Ready)>,
     pub(super) handshakes: Handshakes,
-    /// The connection that received most recently.
+    /// The connection that received most recently. A busy poll reads from it first.
     pub(super) hot: Option<Key>,
     pub(super) links: Links,
     pub(super) datagrams: Tables,
-    /// Number of live connections, and of sockets for datagrams.
+    /// The number of live connections and open UDP ports.
     pub(super) live: usize,
     pub(super) spins: u32,
-    /// True during the getter of the CM channel, which returns the events that are raised now.
+    /// True during [`Iwarp::next_event`], which returns the events that are raised during the call. So they need not wake the CM channel.
     pub(super) within_cm: bool,
 }
 
@@ -107,7 +107,8 @@ impl<N: Net> fmt::Debug for Iwarp<N> {
 }
 
 impl<N: Net> Iwarp<N> {
-    /// Creates a provider on `net`. `entropy` produces the keys of memory regions, which are as unpredictable as it is.
+    /// Creates a provider on the sockets of `net`. `entropy` produces the STags of memory regions and other secrets. A peer must not be
+    /// able to predict its output.
     ///
     /// # Errors
     /// If a setting is out of range.
@@ -161,7 +162,7 @@ impl<N: Net> Iwarp<N> {
         &self.net
     }
 
-    /// Returns the sockets, to change their settings.
+    /// Returns the sockets, for changes of their settings.
     pub const fn net_mut(&mut self) -> &mut N {
         &mut self.net
     }
@@ -191,7 +192,7 @@ impl<N: Net> Iwarp<N> {
         self.net.close(socket, reset);
     }
 
-    /// Closes a socket after `rest` is sent.
+    /// Sends the bytes `rest` and then closes the socket. The connection itself has already ended.
     pub(super) fn linger(&mut self, socket: SocketId, rest: Vec<u8>, now: Instant) {
         if self.lingers.len() >= self.config.max_lingering {
             let Some(oldest) = self.lingers.remove_oldest() else { return self.close(socket, false) };
@@ -208,7 +209,7 @@ impl<N: Net> Iwarp<N> {
         self.push_deadline(deadline, owner);
     }
 
-    /// Sets or clears the one deadline of an endpoint.
+    /// Sets or clears the deadline of an endpoint. An endpoint has at most one.
     pub(super) fn set_deadline(&mut self, key: Key, deadline: Option<Instant>) {
         if let Some(endpoint) = self.endpoints.get_mut(key) {
             endpoint.deadline = deadline;
@@ -227,7 +228,7 @@ impl<N: Net> Iwarp<N> {
         self.deadlines.push(Reverse((deadline, owner)));
     }
 
-    /// Returns true if `owner` still has this deadline.
+    /// Returns true if `at` is the current deadline of `owner`. Returns false if that deadline was replaced or cleared.
     pub(super) fn is_due(&self, at: Instant, owner: Owner) -> bool {
         match owner {
             Owner::Endpoint(key) => self.endpoints.get(key).is_some_and(|endpoint| endpoint.deadline == Some(at)),
@@ -238,7 +239,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Queues an event of the CM channel.
+    /// Queues an event of the CM channel, and wakes the channel if necessary.
     pub(super) fn raise(&mut self, key: Key, kind: CmEventKind) {
         if self.cm_events.is_empty() && !self.within_cm {
             self.net.wake(NetChannel::Cm);
@@ -246,7 +247,8 @@ impl<N: Net> Iwarp<N> {
         self.cm_events.push_back(CmEvent { id: CmId(key), kind });
     }
 
-    /// Changes the state of an endpoint, and the counters that depend on it. Returns the previous state.
+    /// Changes the state of an endpoint, and updates the counters of states. Returns the previous state, or `None` without such an
+    /// endpoint.
     pub(super) fn transition(&mut self, key: Key, state: EndpointState) -> Option<EndpointState> {
         let endpoint = self.endpoints.get_mut(key)?;
         self.handshakes.unfinished += usize::from(state.is_handshake());
@@ -269,7 +271,7 @@ impl<N: Net> Iwarp<N> {
         Some(previous)
     }
 
-    /// Wakes the completion channel for completions that were added outside of progress.
+    /// Wakes the completion channel if an armed completion queue has a new completion. Calls other than `progress` use it.
     pub(super) fn wake_completions(&mut self) {
         if self.resources.cqs.take_edge() {
             self.net.wake(NetChannel::Completion);
@@ -284,7 +286,7 @@ impl<N: Net> Iwarp<N> {
         if device == DEVICE { Ok(()) } else { Err(Error::Stale { object: "device" }) }
     }
 
-    /// Returns true if the peer of a connected socket is to be asked for a CRC.
+    /// Returns true if a connection requests a CRC from its peer, according to the policy and the addresses of its TCP socket.
     pub(super) fn requests_crc(&self, socket: SocketId) -> bool {
         self.config.crc.is_requested(|| self.net.is_local(socket))
     }
@@ -292,7 +294,7 @@ impl<N: Net> Iwarp<N> {
     fn terms(&self, param: &ConnectParam<'_>) -> StartupTerms {
         let or_default = |depth| if depth == 0 { self.config.read_depth } else { depth };
         let (ird, ord) = (or_default(param.responder_resources), or_default(param.initiator_depth));
-        // On a connected socket, the policy also considers whether the peer is on this host.
+        // There may be no socket yet, so this treats the peer as remote. The caller decides again once TCP is connected.
         StartupTerms::new(self.config.crc.is_requested(|| false), ird, ord, self.config.markers)
     }
 
@@ -338,12 +340,17 @@ impl<N: Net> Iwarp<N> {
     }
 }
 
-// SAFETY: 1. The entries of work requests are in the queues of their queue pair, or of their shared queue, from post until the call that
-// puts the completion into the ring. An FPDU that still names one is sent or copied before. `destroy_id` and `destroy_srq` drop the queues,
-// and `QueuePair::end` and `abandon` drop the FPDUs. An entry is written for receives, reads and atomics only. 2. Each completion is made
-// where a work request leaves its queue, and receives are filled within their entries. 3. Work requests leave their queue, and completions
-// leave the ring, in order. 4. The table of STags holds the memory. Every use by a peer is looked up there and ends with the call. 5. All
-// of this is owned by the provider and used within its calls only. 6. Handles are keys of slabs, which never reuse one.
+// SAFETY: Each number is a duty in the documentation of `Provider`.
+// 1. The scatter-gather entries of a work request are in the queues of its queue pair or of the shared queue. They are there from the post
+//    until the call that adds the completion to the completion queue. An FPDU that still refers to such an entry is sent or copied before
+//    that call. `destroy_id` and `destroy_srq` drop the queues; `QueuePair::end` and `abandon` drop the FPDUs. An entry is only written for
+//    receives, Reads and atomic operations.
+// 2. A completion is created when its work request leaves the queue. A receive is only filled within its entries.
+// 3. Work requests leave their queue in order, and completions leave the completion queue in order.
+// 4. The table of STags holds the memory of regions. For every access by a peer, the region is looked up there; the access ends within the
+//    same call.
+// 5. The provider owns all of this, and uses it only within calls.
+// 6. Handles are keys of slabs, which never reuse a key.
 #[allow(unsafe_code, reason = "the promise above; the code it is about has no unsafe part")]
 unsafe impl<N: Net> Provider for Iwarp<N> {
     fn name(&self) -> &'static str {
@@ -373,13 +380,13 @@ unsafe impl<N: Net> Provider for Iwarp<N> {
         if self.is_due(at, owner) {
             return Some(at);
         }
-        // The earliest entry no longer counts.
+        // The earliest entry was replaced: search for the earliest one that was not.
         self.deadlines.iter().filter(|Reverse((at, owner))| self.is_due(*at, *owner)).map(|Reverse((at, _))| *at).min()
     }
 
     fn progress(&mut self, now: Instant, drive: Drive) -> bool {
         let more = self.drive(now, drive);
-        // The caller requests completion events next, so no edge is needed.
+        // The caller polls for completion events next, so the channel need not be woken for them.
         self.resources.cqs.take_edge();
         more
     }

@@ -1,4 +1,4 @@
-//! A queue pair: both directions of one stream, and its work queues.
+//! A queue pair on a TCP stream: both directions of the stream, and the work queues.
 
 use std::io;
 
@@ -25,10 +25,10 @@ use crate::soft::resources::Resources;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, RemoteAddress, SendWr};
 
-/// The largest number of work requests of a work queue.
+/// The largest depth of a work queue.
 pub(crate) const MAX_QUEUE_DEPTH: u32 = 32768;
 
-/// The role of this end of the connection. The initiator may send immediately; the responder may not send before it has received from the
+/// The role of the local side in the handshake. The initiator may send immediately. The responder may send after it has received from the
 /// initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -44,18 +44,18 @@ pub(crate) struct QueuePair {
     requester: Requester,
     responder: Responder,
     extensions: bool,
-    /// The read depth that both peers agreed on.
+    /// The numbers of outstanding Reads that both peers agreed on.
     pub(crate) read_depth: ReadDepth,
-    /// True once the stream has started.
+    /// True once the stream has started, after the handshake.
     live: bool,
-    /// The status of the work request that ended the stream, and its number in the send queue if known.
+    /// The status of the work request that has ended the stream, and its sequence number in the send queue if that is known.
     failed: Option<(Option<u64>, WcStatus)>,
-    /// True once the stream has ended. Posted work requests are then flushed immediately.
+    /// True once the stream has ended. Work requests that are posted afterwards are flushed.
     dead: bool,
 }
 
 impl QueuePair {
-    /// Creates a queue pair from attributes that were checked.
+    /// Creates a queue pair. The caller has checked the attributes.
     pub(crate) fn new(id: QpId, attr: &QpAttr) -> Self {
         Self {
             completions: Completions::new(id, *attr),
@@ -71,20 +71,20 @@ impl QueuePair {
         }
     }
 
-    /// Records a polled completion. Returns the shared queue that its receive was taken from, if any.
+    /// Records that a completion was polled. If the completion was a receive from a shared receive queue, returns that queue.
     #[inline]
     pub(crate) fn polled(&mut self, opcode: WcOpcode) -> Option<SrqId> {
         self.completions.polled(opcode)
     }
 
-    /// Releases the queue pair's room on its completion queues, except for unpolled completions. A partly filled receive of a shared queue
-    /// returns to that queue.
+    /// Releases the queue pair's entries on its completion queues, except those of unpolled completions. Receives that the queue pair has
+    /// taken from a shared receive queue, but not completed, return to that queue.
     pub(crate) fn release_queues(&mut self, resources: &mut Resources) {
         self.completions.release(&mut self.rx.queue, resources);
     }
 
-    /// Starts the stream. An initiator may send immediately, after the ready-to-receive message. The sends of a responder are held until
-    /// [`QueuePair::release`].
+    /// Starts the stream on the agreed terms. An initiator may send immediately, and its ready-to-receive message is framed first. The
+    /// sends of a responder are held until [`QueuePair::release`].
     pub(crate) fn establish(&mut self, role: Role, agreement: &Agreement, max_segment: usize) {
         self.rx.establish(agreement.crc);
         self.tx.establish(agreement, max_segment);
@@ -100,17 +100,17 @@ impl QueuePair {
         }
     }
 
-    /// Allows the extensions of RFC 7306, which the peer is known to support.
+    /// Allows the extensions of RFC 7306. The caller knows that the peer supports them.
     pub(crate) fn enable_extensions(&mut self) {
         self.extensions = true;
     }
 
-    /// Adapts the size of segments to the path.
+    /// Sets the segment size to that of TCP, which may change with the path.
     pub(crate) fn set_max_segment(&mut self, max_segment: usize) {
         self.tx.set_max_segment(max_segment);
     }
 
-    /// Releases the held sends of a responder.
+    /// Allows a responder to send.
     pub(crate) fn release(&mut self) {
         self.tx.release();
     }
@@ -119,18 +119,18 @@ impl QueuePair {
         self.tx.is_held()
     }
 
-    /// Returns true if a valid FPDU has arrived.
+    /// Returns true once any valid FPDU has arrived.
     pub(crate) fn has_received(&self) -> bool {
         self.rx.has_seen()
     }
 
-    /// Returns the number of FPDUs that have begun to arrive, modulo 2^32.
+    /// Returns the number of FPDUs whose header has arrived, modulo 2^32.
     #[inline]
     pub(crate) fn fpdus(&self) -> u32 {
         self.rx.fpdus()
     }
 
-    /// Returns true if there is output for TCP.
+    /// Returns true if there is output to hand to TCP.
     #[inline]
     pub(crate) fn has_output(&self) -> bool {
         self.tx.has_work(&self.requester, &self.responder)
@@ -144,7 +144,7 @@ impl QueuePair {
         self.completions.post_recv(chain, &mut self.rx.queue, self.dead, cqs)
     }
 
-    /// Queues work requests. The caller calls [`QueuePair::transmit`] afterwards.
+    /// Posts work requests. The caller calls [`QueuePair::transmit`] afterwards.
     pub(crate) fn post_send(
         &mut self,
         chain: &[SendWr],
@@ -171,8 +171,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Frames a message that is complete with this call, if it is small and nothing is queued before it. Returns false otherwise. The
-    /// caller calls [`QueuePair::transmit`] afterwards, now or later.
+    /// Frames a message without a work request, so that nothing completes. Returns false, and frames nothing, if the message is not small
+    /// or other messages are queued before it. The caller calls [`QueuePair::transmit`] afterwards, now or later.
     #[inline]
     pub(crate) fn send_now(&mut self, header: &[u8], payload: &[u8]) -> bool {
         self.tx.frames_at_once(header.len() + payload.len(), &self.responder) && {
@@ -181,14 +181,15 @@ impl QueuePair {
         }
     }
 
-    /// Frames a Write that is complete with this call, under the conditions of [`QueuePair::send_now`].
+    /// Frames a Write without a work request, so that nothing completes. Returns false, and frames nothing, if the Write is not small or
+    /// other messages are queued before it.
     #[inline]
     pub(crate) fn write_now(&mut self, local: &Sge, remote: &RemoteAddress) -> bool {
         self.tx.frame_write_now(local, remote, &self.responder)
     }
 
-    /// Makes a receive call, which receives at most `room` octets besides the remaining part of a payload in progress. Returns the number
-    /// of octets, and true if the socket was drained. [`QueuePair::input`] processes them.
+    /// Makes one receive call. It receives the rest of the current payload, and at most `room` octets behind it. Returns the number of
+    /// octets, and true if the socket was drained. The caller passes the octets to [`QueuePair::input`].
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -202,7 +203,7 @@ impl QueuePair {
         intake.receive(self.rx.held(), self.completions.id.0, keys, recv)
     }
 
-    /// Processes the octets of a receive call.
+    /// Processes the octets of the last receive call. Returns the fault if the stream cannot continue.
     #[inline]
     pub(crate) fn input(
         &mut self,
@@ -210,7 +211,7 @@ impl QueuePair {
         octets: usize,
         resources: &mut Resources,
     ) -> std::result::Result<(), Fault> {
-        // The shared queue is moved out of its table while this queue pair uses it.
+        // The shared receive queue is moved out of `resources` so that it can be borrowed together with the other resources.
         let srq = self.completions.attr.srq;
         let mut shared = resources.take_out(srq);
         let Self { completions, rx, tx, requester, responder, extensions, .. } = self;
@@ -235,24 +236,26 @@ impl QueuePair {
         result
     }
 
-    /// Records the work request that a fault belongs to.
+    /// Stores the status and the sequence number of the work request that a fault belongs to, for [`QueuePair::end`].
     fn record_failure(&mut self, fault: &Fault) {
         self.failed = match fault {
             Fault::Violation(..) => None,
-            // It is the oldest request without a response.
+            // Such a fault occurs while a response is placed, so it belongs to the oldest request without a response.
             Fault::WorkRequest(status) => Some((self.requester.front().and_then(|front| front.sequence), *status)),
             Fault::Terminated(terminate) => terminate.as_ref().and_then(|terminate| self.refused(terminate)),
         };
     }
 
-    /// Returns the work request that the peer refused with a Terminate.
+    /// Returns the sequence number and the status of the work request that the peer has refused with this Terminate. Returns `None` if the
+    /// Terminate refers to no Read or atomic operation.
     fn refused(&self, terminate: &Terminate) -> Option<(Option<u64>, WcStatus)> {
         let status = match terminate.cause {
             TerminateCause { layer: Layer::Rdmap, etype: 1, .. } => WcStatus::RemoteAccessError,
             TerminateCause { layer: Layer::Rdmap, etype: 2, .. } => WcStatus::RemoteOperationError,
             _ => return None,
         };
-        // The header has 2 control octets, 4 reserved ones, 4 of the queue number and 4 of the MSN, where siw puts the length.
+        // The quoted header has 2 control octets, 4 reserved octets, 4 of the queue number and 4 of the MSN. siw puts a length in place of
+        // the MSN.
         let header = terminate.quote.as_ref()?.ddp_header();
         if header.get(6..10)? != super::wire::opcode::READ_REQUEST_QUEUE.to_be_bytes() {
             return None;
@@ -267,7 +270,7 @@ impl QueuePair {
         self.tx.has_fault()
     }
 
-    /// Returns the fault that was found while sending, if any.
+    /// Removes and returns the fault that was found while framing, if any.
     pub(crate) fn take_fault(&mut self) -> Option<Fault> {
         let fault = self.tx.take_fault()?;
         self.failed = match &fault {
@@ -277,7 +280,7 @@ impl QueuePair {
         Some(fault)
     }
 
-    /// Hands the output to TCP, and completes work requests.
+    /// Frames messages, hands the output to TCP, and completes work requests.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
@@ -290,8 +293,8 @@ impl QueuePair {
         tx.transmit(requester, responder, keys, scope, send, &mut |done| completions.sent(cqs, &done))
     }
 
-    /// Ends the stream. The remaining work requests of both queues are flushed, and no memory of the program is used any more. Returns the
-    /// bytes that are still to be sent: the FPDUs in progress, and a Terminate.
+    /// Ends the stream. Flushes the work requests of both queues, and no longer uses memory of the program. Returns the bytes that are
+    /// still to be sent: framed FPDUs, and the Terminate if one is given.
     pub(crate) fn end(
         &mut self,
         terminate: Option<(TerminateCause, Option<Quote>)>,
@@ -306,7 +309,7 @@ impl QueuePair {
         rest
     }
 
-    /// Returns the parts that move to shared memory with the connection. The stream must be unused.
+    /// Returns the state that continues when the connection moves to shared memory. Nothing may have been sent or received on the stream.
     pub(crate) fn leave(mut self) -> QueuePairParts {
         QueuePairParts {
             sends: self.tx.leave(),
@@ -316,12 +319,13 @@ impl QueuePair {
         }
     }
 
-    /// Ends the stream of a queue pair that is dropped. As [`QueuePair::end`], but nothing completes, and there is no Terminate.
+    /// Ends the stream of a queue pair that is destroyed: without completions and without a Terminate. Returns the bytes that are still to
+    /// be sent.
     pub(crate) fn abandon(&mut self) -> Vec<u8> {
         self.tx.end(None)
     }
 
-    /// Returns true if the peer's stream could end here without truncating a message.
+    /// Returns true if no message of the peer is partly received. A stream that ends elsewhere is truncated.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.rx.is_at_boundary() && self.requester.front().is_none_or(|answered| answered.done == 0)
     }

@@ -1,9 +1,11 @@
-//! The receive direction of a queue pair: cuts the byte stream into FPDUs, checks each and places its payload.
+//! The receive direction of a queue pair: cuts the byte stream into FPDUs, checks each FPDU and places its payload.
 //!
-//! The payload of Sends and Read Responses is placed as it arrives. It is meaningless until its work request completes, which waits for the
-//! CRC of every segment. A Write has no completion at its target, so with a CRC each of its segments is held until it is complete and
-//! undamaged. If a header is at fault and there is a CRC, the CRC is checked first, so that a stream ends in the same way however it is cut
-//! into reads.
+//! The payload of Sends and Read Responses is placed as it arrives. The program cannot read it before the work request completes, which
+//! waits for the CRC of every segment. A Write has no completion at its target. So with a CRC, each segment of a Write is held until the
+//! whole segment has arrived and its CRC is correct.
+//!
+//! If a header is invalid, the fault is reported only after the CRC was checked, if there is one. So the fault does not depend on how the
+//! stream is cut into reads.
 
 use super::fault::{Fault, refuse, violation};
 use super::forecast::{self, Forecast, Start};
@@ -27,9 +29,9 @@ use crate::mr::Access;
 use crate::soft::receive_queue::{ReceiveQueue, ReceivedMessage};
 use crate::wc::WcStatus;
 
-/// The remaining part of a payload is received in place if it has at least this length, octets.
+/// If at least this number of octets of a payload is still to arrive, they are received directly into their destination.
 pub(crate) const DIRECT_MIN: usize = 4096;
-/// Room for the payload of messages that do not go to memory of the program: a Terminate, an Atomic Request.
+/// The length of the buffer for payloads that the program does not receive: of a Terminate, an Atomic Request and similar messages.
 const SMALL: usize = if MAX_TERMINATE_LEN > ATOMIC_REQUEST_LEN { MAX_TERMINATE_LEN } else { ATOMIC_REQUEST_LEN };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,16 +41,16 @@ enum FpduPhase {
     Trailer,
 }
 
-/// The FPDU being received.
+/// The FPDU that is arriving.
 #[derive(Clone, Copy, Debug)]
 struct CurrentSegment {
     header: SegmentHeader,
-    /// Octets of payload that are in place, octets still to come, and octets of pad behind them.
+    /// The number of payload octets that have arrived, the number still to arrive, and the number of pad octets behind them.
     done: usize,
     left: usize,
     pad: usize,
     read: Option<ReadRequest>,
-    /// True if its memory was revoked while it arrived.
+    /// True if the region of the payload was revoked while the FPDU arrived.
     revoked: bool,
 }
 
@@ -56,25 +58,25 @@ struct CurrentSegment {
 pub(crate) struct Receiver {
     crc: bool,
     phase: FpduPhase,
-    /// An incomplete header or trailer.
+    /// The octets of an incomplete header, or of an incomplete pad and CRC.
     carry: [u8; READ_REQUEST_FPDU_HEADER_LEN],
     carried: usize,
     sum: Crc32c,
     segment: CurrentSegment,
-    /// The fault of the segment's header, which is reported if the CRC is right.
+    /// The fault in the current header. It is reported if the CRC is correct; otherwise the CRC is the fault.
     deferred: Option<Box<Fault>>,
     small: [u8; SMALL],
-    /// Payload of a Write segment that waits for its CRC. The buffer is allocated for the first such segment that arrives in parts.
+    /// The payload of a Write segment until its CRC is checked. The buffer is allocated for the first such segment that arrives in parts.
     held: Vec<u8>,
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
     request_msn: u32,
-    /// Octets of the Write in progress, and of the last complete one.
+    /// The number of octets of the Write in progress, and the length of the last complete Write.
     writing: u32,
     written: u32,
-    /// True once a valid FPDU has arrived.
+    /// True once any valid FPDU has arrived.
     seen: bool,
-    /// Number of FPDUs that have begun to arrive, modulo 2^32.
+    /// The number of FPDUs whose header has arrived, modulo 2^32.
     fpdus: u32,
 }
 
@@ -109,18 +111,18 @@ impl Receiver {
         self.seen
     }
 
-    /// Returns the number of FPDUs that have begun to arrive, modulo 2^32.
+    /// Returns the number of FPDUs whose header has arrived, modulo 2^32.
     #[inline]
     pub(crate) fn fpdus(&self) -> u32 {
         self.fpdus
     }
 
-    /// Returns true if the stream is between two FPDUs and between two messages of the peer. Read Responses do not count as messages.
+    /// Returns true if no FPDU, no Send and no Write is partly received. Read Responses are not considered here.
     pub(crate) fn is_at_boundary(&self) -> bool {
         self.phase == FpduPhase::Header && self.carried == 0 && self.queue.is_between_messages() && self.writing == 0
     }
 
-    /// Plans the next receive call. `shared` is true if receives are taken from a shared queue.
+    /// Adds the destinations of the next receive call to its plan. `shared` is true if the queue pair uses a shared receive queue.
     #[inline]
     pub(crate) fn plan(&self, intake: &mut Intake, shared: bool, requester: &Requester) {
         if self.forecast.is_bulk() || (self.phase == FpduPhase::Payload && self.segment.left >= DIRECT_MIN) {
@@ -147,13 +149,13 @@ impl Receiver {
             FpduPhase::Trailer => Start { gap: pad + CRC_LEN - self.carried, carried: 0, left: 0, last },
             FpduPhase::Header => Start { gap: 0, carried: self.carried, left: 0, last: false },
         };
-        // A Write with a CRC is processed from the staging buffer as soon as it is complete.
+        // With a CRC, a whole Write segment is processed from the staging buffer without another copy. So nothing is planned for Writes.
         if !(self.crc && self.forecast.is_of_writes()) {
             self.forecast.plan(intake, &start, &self.queue, shared, requester);
         }
     }
 
-    /// Returns the destination of the remaining payload, or of its contiguous first part.
+    /// Returns the destination of the rest of the current payload. If that is not contiguous, returns the destination of its first part.
     fn place_of_rest(&self) -> Option<PayloadBuffer> {
         let CurrentSegment { header, done, left: len, .. } = self.segment;
         match header {
@@ -172,12 +174,12 @@ impl Receiver {
         }
     }
 
-    /// Returns the buffer of [`PayloadBuffer::Held`].
+    /// Returns the buffer for [`PayloadBuffer::Held`] destinations.
     pub(crate) fn held(&mut self) -> &mut [u8] {
         &mut self.held
     }
 
-    /// Records `n` octets of payload that were received into their destination.
+    /// Records that the next `n` octets of the payload were received directly into their destination.
     fn filled(&mut self, place: &PayloadBuffer, n: usize, cx: &mut PlacementContext<'_>) {
         let mut sum = std::mem::take(&mut self.sum);
         match *place {
@@ -194,7 +196,7 @@ impl Receiver {
                 }
                 cx.requester.advance(n);
             }
-            // There is no CRC here: with a CRC the segment would be held.
+            // No CRC has to be computed: with a CRC, the destination is [`PayloadBuffer::Held`].
             PayloadBuffer::Target { .. } => {}
             PayloadBuffer::Held { start, .. } => sum.update(self.held.get(start..start + n).unwrap_or_default()),
         }
@@ -202,7 +204,7 @@ impl Receiver {
         self.take_payload(n);
     }
 
-    /// Processes the `n` octets of a receive call.
+    /// Processes the `n` octets that a receive call has put into the destinations of its plan. Calls `out` for each complete message.
     #[inline]
     pub(crate) fn take(
         &mut self,
@@ -215,7 +217,7 @@ impl Receiver {
         self.input(intake.tail(n), cx, out)
     }
 
-    /// Processes the octets that were received into the destinations of a plan. Returns the number of octets behind them.
+    /// Processes the octets in the destinations of the plan and in the gaps. Returns the number of octets behind the last destination.
     #[inline(never)]
     fn take_steps(
         &mut self,
@@ -255,7 +257,7 @@ impl Receiver {
         Ok(left)
     }
 
-    /// Processes the next octets of the stream.
+    /// Processes the next octets of the stream, which are in a buffer. Calls `out` for each complete message.
     pub(crate) fn input(
         &mut self,
         mut bytes: &[u8],
@@ -281,7 +283,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Processes a header from the start of `bytes`, or its whole FPDU if that is complete. Returns the remaining octets.
+    /// Processes the FPDU at the start of `bytes` if it is complete, or else its header. Returns the octets behind the processed ones.
     #[inline]
     fn whole_or_header<'a>(
         &mut self,
@@ -306,7 +308,7 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// Processes a whole FPDU without its CRC, which was checked.
+    /// Processes a complete FPDU. Its CRC was checked, and `body` does not include it.
     #[inline]
     fn whole(
         &mut self,
@@ -337,7 +339,7 @@ impl Receiver {
         self.finish_send(send, cx, out)
     }
 
-    /// Processes a whole Write segment or Read Response segment. Its memory is looked up once.
+    /// Processes a complete segment of a Write or of a Read Response. The region is looked up only once.
     #[inline(never)]
     fn whole_tagged(
         &mut self,
@@ -368,7 +370,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Processes a whole untagged FPDU that is no Send.
+    /// Processes a complete untagged FPDU of any operation except the Sends.
     #[inline(never)]
     fn whole_control(
         &mut self,
@@ -383,7 +385,7 @@ impl Receiver {
         self.finish(cx, out)
     }
 
-    /// Processes more octets of a header that arrives in parts. Returns the remaining ones.
+    /// Processes more octets of a header that arrives in several parts. Returns the octets behind the processed ones.
     fn carried_header<'a>(&mut self, mut bytes: &'a [u8], cx: &mut PlacementContext<'_>) -> Result<&'a [u8], Fault> {
         loop {
             let prefix = [self.carry[0], self.carry[1], self.carry[2], self.carry[3]];
@@ -401,7 +403,7 @@ impl Receiver {
         }
     }
 
-    /// Moves octets to the carry until it holds `need`. Returns the remaining ones.
+    /// Appends octets to `carry` until it contains `need` octets. Returns the octets behind them.
     fn carry_some<'a>(&mut self, bytes: &'a [u8], need: usize) -> &'a [u8] {
         let need = need.min(self.carry.len());
         let (now, rest) = bytes.split_at(bytes.len().min(need.saturating_sub(self.carried)));
@@ -410,12 +412,12 @@ impl Receiver {
         rest
     }
 
-    /// Begins a segment that has not arrived as a whole.
+    /// Begins to process a segment of which the header has arrived, but not all of the payload.
     fn open(&mut self, header: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         match self.begin(header, cx) {
             Ok(()) => {}
             Err(fault) if self.crc => {
-                // The fault waits for the CRC, which tells whether the peer sent this header.
+                // The fault is reported after the CRC. If the CRC is wrong, the peer may not have sent this header at all.
                 let ulpdu_len = header.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
                 self.deferred = Some(Box::new(fault));
                 self.segment.left = fpdu_len(ulpdu_len).saturating_sub(CRC_LEN + header.len());
@@ -443,7 +445,7 @@ impl Receiver {
         }
     }
 
-    /// Processes pad and CRC. Returns the remaining octets.
+    /// Processes the pad and the CRC. Returns the octets behind the processed ones.
     fn trailer<'a>(
         &mut self,
         bytes: &'a [u8],
@@ -470,14 +472,14 @@ impl Receiver {
         Ok(rest)
     }
 
-    /// Checks a segment by its header, and finds the destination of its payload.
+    /// Parses the header of a segment and checks the segment.
     fn begin(&mut self, bytes: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         self.fpdus = self.fpdus.wrapping_add(1);
         let header = SegmentHeader::parse(bytes).map_err(|error| refuse(&error, bytes, cx.extensions))?;
         self.judge(header, bytes, cx)
     }
 
-    /// Checks a segment by its header, whose octets are `bytes`.
+    /// Checks whether the connection allows a segment with this header, and makes it the current one. `bytes` are the octets of the header.
     fn judge(&mut self, header: SegmentHeader, bytes: &[u8], cx: &mut PlacementContext<'_>) -> Result<(), Fault> {
         let ulpdu_len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
         let left = payload_len(bytes);
@@ -499,7 +501,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Checks a segment of a Send with `len` octets of payload: it must be the next one, and there must be room for it.
+    /// Checks that a segment of a Send with `len` octets of payload is the next one, and that its receive has room for it.
     #[inline]
     fn judge_send(
         &mut self,
@@ -551,14 +553,14 @@ impl Receiver {
             return Err(TerminateCause::INVALID_MSN);
         }
         if header.opcode == Opcode::Terminate {
-            // A Terminate is accepted in any form, since it is the peer's last message.
+            // No other field of a Terminate is checked, since it is the peer's last message.
             return Ok(());
         }
         if header.offset != 0 || (queue == SEND_QUEUE && !self.queue.is_between_messages()) {
             return Err(TerminateCause::INVALID_MO);
         }
         if !header.last {
-            // A message of one of these kinds is one segment, and its buffer has room for one.
+            // A message of any of these kinds has exactly one segment.
             return Err(TerminateCause::DDP_UNTAGGED_TOO_LONG);
         }
         match (header.opcode, read) {
@@ -584,7 +586,7 @@ impl Receiver {
         }
     }
 
-    /// Checks a tagged segment. Returns the memory that the payload of a Write goes to.
+    /// Checks a tagged segment with `len` octets of payload. Returns the memory to which the payload of a Write goes.
     #[inline]
     fn judge_tagged<'a>(
         &mut self,
@@ -598,7 +600,7 @@ impl Receiver {
             return cx.requester.judge_response(header, len).map(|()| None);
         }
         self.forecast.record_segment(forecast::PayloadKind::Write, len, self.writing == 0);
-        // Nothing of a segment without payload may be checked (RFC 5041 §5.2).
+        // The STag and the offset of a segment without payload must not be checked (RFC 5041 §5.2).
         if len == 0 {
             return Ok(None);
         }
@@ -606,7 +608,7 @@ impl Receiver {
         target.map(Some).map_err(stag::tagged)
     }
 
-    /// Records a segment of a Write that is in place.
+    /// Records that a Write segment with `len` octets was placed. If `last` is true, the Write is complete.
     #[inline]
     fn wrote(&mut self, len: usize, last: bool) {
         self.writing = self.writing.saturating_add(len as u32);
@@ -615,8 +617,8 @@ impl Receiver {
         }
     }
 
-    /// Copies payload to its destination. The caller has checked that there is room. `whole` is true if all of an untagged segment is here
-    /// and undamaged.
+    /// Copies octets of the current payload to their destination. The caller has checked that they fit. `whole` is true if the octets are
+    /// the payload of a complete untagged segment.
     #[inline]
     fn place(&mut self, bytes: &[u8], whole: bool, cx: &mut PlacementContext<'_>) {
         if bytes.is_empty() || self.deferred.is_some() {
@@ -656,7 +658,7 @@ impl Receiver {
         }
     }
 
-    /// Ends a segment that has arrived as a whole and undamaged.
+    /// Ends the current segment, which is complete and whose CRC is correct.
     #[inline]
     fn finish(&mut self, cx: &mut PlacementContext<'_>, out: &mut impl FnMut(ReceivedMessage)) -> Result<(), Fault> {
         let segment = self.segment;
@@ -677,7 +679,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Ends a segment of a Send.
+    /// Ends a segment of a Send. If it is the last one, completes the receive.
     #[inline]
     fn finish_send(
         &mut self,
@@ -772,21 +774,22 @@ impl Receiver {
     }
 }
 
-/// Returns the number of payload octets behind the whole header `octets`, from its ULPDU_Length.
+/// Returns the length of the payload, computed from the ULPDU_Length. `octets` is the complete header.
 #[inline]
 fn payload_len(octets: &[u8]) -> usize {
     let ulpdu_len = octets.first_chunk().map_or(0, |len| usize::from(u16::from_be_bytes(*len)));
     (LENGTH_LEN + ulpdu_len).saturating_sub(octets.len())
 }
 
-/// Returns the fault of a whole FPDU whose header cannot be parsed.
+/// Returns the fault of a complete FPDU whose header cannot be parsed.
 #[cold]
 fn refuse_whole(error: &HeaderError, body: &[u8], extensions: bool) -> Fault {
     let need = body.first_chunk().map_or(0, header_need);
     refuse(error, &body[..need.min(body.len())], extensions)
 }
 
-/// Returns the number of header octets to wait for: the whole header if it can be parsed, or else the octets that a Terminate quotes.
+/// Returns the length of the header that begins with `prefix`. If the header is invalid, returns the number of octets that a Terminate
+/// quotes.
 #[inline]
 fn header_need(prefix: &[u8; 4]) -> usize {
     header_len(prefix).unwrap_or_else(|_| {

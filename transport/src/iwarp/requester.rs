@@ -1,30 +1,30 @@
-//! The outstanding RDMA Reads and atomics of this side, oldest first. The peer responds in that order.
+//! The RDMA Reads and atomic operations of the local side that are outstanding, oldest first. The peer responds in this order.
 
 use std::collections::VecDeque;
 
 use super::wire::{Tagged, TerminateCause};
 use crate::mem::Sge;
 
-/// An outstanding request, and the expected response.
+/// An outstanding request, and the response that is expected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
     pub(crate) kind: RequestKind,
-    /// The STag that the segments of the response must name, and the Tagged Offset of its first octet.
+    /// The STag in the segments of the response, and the Tagged Offset of the first octet of the response.
     pub(crate) stag: u32,
     pub(crate) offset: u64,
-    /// The entry of the work request that the response goes to. Empty for a ready-to-receive message.
+    /// The scatter-gather entry to which the response is written. Empty for a ready-to-receive message.
     pub(crate) sink: Sge,
     pub(crate) len: u32,
-    /// Octets of the response that have arrived.
+    /// The number of octets of the response that have arrived.
     pub(crate) done: u32,
-    /// Number of the work request, counted from the first of the send queue; `None` for a ready-to-receive message.
+    /// The sequence number of the work request in the send queue. `None` for a ready-to-receive message, which has no work request.
     pub(crate) sequence: Option<u64>,
-    /// MSN of the request, by which a Terminate names it.
+    /// The MSN of the request. A Terminate refers to the request by its MSN.
     pub(crate) msn: u32,
 }
 
 impl Outstanding {
-    /// Returns true if the memory of both overlaps.
+    /// Returns true if the two responses are written to overlapping memory.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         let [one, two] =
             [self, other].map(|read| (read.sink.address().addr(), read.sink.address().addr() + read.len as usize));
@@ -35,20 +35,20 @@ impl Outstanding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Read,
-    /// An atomic operation, with the identifier that its response carries.
+    /// An atomic operation, with the identifier that its response repeats.
     Atomic(u32),
 }
 
 #[derive(Debug)]
 pub(crate) struct Requester {
     queue: VecDeque<Outstanding>,
-    /// The largest number of outstanding requests (ORD).
+    /// The largest number of requests that may be outstanding (ORD).
     depth: usize,
-    /// MSN of the next request.
+    /// The MSN of the next request.
     pub(crate) msn: u32,
-    /// MSN of the next Atomic Response.
+    /// The MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
-    /// Work requests with numbers below this one have their responses.
+    /// The responses of all work requests with smaller sequence numbers than this have arrived.
     answered: u64,
 }
 
@@ -61,7 +61,7 @@ impl Requester {
         self.depth = usize::from(ord);
     }
 
-    /// Returns the largest number of outstanding requests.
+    /// Returns the largest number of requests that may be outstanding.
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
@@ -76,13 +76,13 @@ impl Requester {
         self.queue.len() < self.depth
     }
 
-    /// Returns the number below which all work requests have their responses.
+    /// Returns a sequence number. The responses of all work requests with smaller numbers have arrived.
     #[inline]
     pub(crate) fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Adds a request that is being framed. Returns its MSN.
+    /// Adds a request that the caller is framing. Assigns its MSN and returns it.
     pub(crate) fn push(&mut self, mut request: Outstanding) -> u32 {
         request.msn = self.msn;
         self.msn = self.msn.wrapping_add(1);
@@ -90,18 +90,18 @@ impl Requester {
         request.msn
     }
 
-    /// Returns the request whose response is next.
+    /// Returns the oldest request, whose response arrives next.
     #[inline]
     pub(crate) fn front(&self) -> Option<&Outstanding> {
         self.queue.front()
     }
 
-    /// Returns the Reads whose responses are next, up to the first atomic.
+    /// Returns the Reads at the front of the queue, up to the first atomic operation.
     pub(crate) fn reads(&self) -> impl Iterator<Item = &Outstanding> {
         self.queue.iter().take_while(|request| request.kind == RequestKind::Read)
     }
 
-    /// Checks a segment of a Read Response with `len` octets of payload. It must be exactly the next one.
+    /// Checks that a Read Response segment with `len` octets of payload is exactly the one that is expected next.
     pub(crate) fn judge_response(&self, header: &Tagged, len: usize) -> Result<(), TerminateCause> {
         let read = self.front().filter(|front| front.kind == RequestKind::Read);
         let Some(read) = read else { return Err(TerminateCause::DDP_LOCAL_CATASTROPHIC) };
@@ -114,14 +114,14 @@ impl Requester {
                 return Err(TerminateCause::DDP_TAGGED_BOUNDS);
             }
         }
-        // Only the segment that completes the response is the last one, and only an empty response has an empty segment.
+        // The L bit must be set on exactly the segment that completes the response. An empty segment is only valid for an empty response.
         if header.last != (len == left) || (len == 0 && read.len > 0) {
             return Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC);
         }
         Ok(())
     }
 
-    /// Records `n` octets of the response that are in place.
+    /// Records that `n` more octets of the oldest request's response have arrived.
     #[inline]
     pub(crate) fn advance(&mut self, n: usize) {
         if let Some(front) = self.queue.front_mut() {
@@ -129,14 +129,14 @@ impl Requester {
         }
     }
 
-    /// Ends the oldest request, after its whole response has arrived undamaged.
+    /// Removes the oldest request, after its whole response has arrived and every CRC was correct.
     pub(crate) fn complete(&mut self) {
         if let Some(sequence) = self.queue.pop_front().and_then(|front| front.sequence) {
             self.answered = sequence + 1;
         }
     }
 
-    /// Returns the number of the work request whose request has this MSN.
+    /// Returns the sequence number of the work request whose request has this MSN.
     pub(crate) fn find(&self, msn: u32) -> Option<u64> {
         self.queue.iter().find(|request| request.msn == msn)?.sequence
     }

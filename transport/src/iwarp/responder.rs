@@ -1,4 +1,4 @@
-//! The RDMA Reads and atomics of the peer without a response. They are served strictly in order, one segment at a time.
+//! The RDMA Reads and atomic operations of the peer that are not completely answered. They are answered strictly in order.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ pub(crate) enum ServedRequest {
     Atomic(AtomicRequest),
 }
 
-/// A request of the peer, and the number of octets of its response that are framed.
+/// A Read or an atomic operation of the peer. `done` is the number of octets of its response that are framed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingResponse {
     pub(crate) request: ServedRequest,
@@ -21,7 +21,8 @@ pub(crate) struct PendingResponse {
 }
 
 impl PendingResponse {
-    /// Returns the headers that a Terminate about this request quotes: those of the request, advanced by the framed octets.
+    /// Returns the headers that a Terminate about this request quotes. They describe the rest of the request: its offsets and its size are
+    /// advanced by the octets that are framed.
     pub(crate) fn quote(&self) -> Option<Quote> {
         let mut bytes = [0; READ_REQUEST_FPDU_HEADER_LEN];
         let opcode = match self.request {
@@ -48,7 +49,7 @@ impl PendingResponse {
 pub(crate) struct Responder {
     queue: VecDeque<PendingResponse>,
     limit: usize,
-    /// MSN of the next Atomic Response.
+    /// The MSN of the next Atomic Response.
     pub(crate) atomic_msn: u32,
 }
 
@@ -58,17 +59,17 @@ impl Responder {
     }
 
     pub(crate) fn establish(&mut self, ird: u16) {
-        // siw rounds the depth up to a power of two, and so may exceed the agreed depth.
+        // Allow more than the agreed depth, because siw rounds the depth up to a power of two.
         self.limit = usize::from(ird.max(1)).next_power_of_two() + 1;
     }
 
-    /// Returns an error if the peer may not have one more request outstanding. An excess request is an error of RDMAP, not a missing buffer
-    /// of DDP; siw uses the same code.
+    /// Returns an error if the peer already has as many requests outstanding as allowed. The error is an RDMAP error as in siw, not the DDP
+    /// error for a missing buffer.
     pub(crate) fn has_room(&self) -> Result<(), TerminateCause> {
         if self.queue.len() < self.limit { Ok(()) } else { Err(TerminateCause::RDMAP_STREAM_CATASTROPHIC) }
     }
 
-    /// Adds a request. The caller has checked that there is room.
+    /// Adds a request. The caller has checked [`Responder::has_room`].
     pub(crate) fn push(&mut self, request: ServedRequest, msn: u32) {
         self.queue.push_back(PendingResponse { request, msn, done: 0 });
     }
@@ -83,7 +84,8 @@ impl Responder {
         self.queue.front()
     }
 
-    /// Records that `n` bytes of the oldest request's response are framed. `last` ends the request.
+    /// Records that `n` more octets of the response to the oldest request are framed. If `last` is true, the response is complete, and the
+    /// request is removed.
     pub(crate) fn advance(&mut self, n: usize, last: bool) {
         if last {
             self.queue.pop_front();

@@ -1,9 +1,14 @@
-//! The setup of shared memory for connections within the host (`crate::shm::greeting`), which then leave their TCP stream.
+//! The setup of shared memory for connections within the host, which then leave their TCP stream. The messages are in
+//! `crate::shm::greeting`.
 //!
-//! The active side decides. It sends a hello to the Unix socket of the passive side's offer. When the passive side has accepted its
-//! segment, the active side writes the first record there. From then on the connection uses the segment, and its stream is closed. If
-//! anything fails before that, the active side sends its first message over the stream instead. The passive side may not send before it has
-//! received that message, and then continues on the stream, too.
+//! The active side decides where the connection continues:
+//!
+//! 1. The passive side offers a Unix socket, in its MPA reply. The active side sends a hello there, with a new segment.
+//! 2. The passive side accepts the segment.
+//! 3. The active side writes the first record to the segment, and closes the TCP stream. From then on both sides use the segment.
+//!
+//! If anything fails before step 3, the active side sends its first message on the stream. The passive side does not send before it has
+//! received a message or a record, so both sides continue in the same place.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,17 +31,16 @@ use crate::shm::packet::{ACCEPTED_PACKET, CALL_PACKET, Packet};
 use crate::shm::segment::{self, SegmentSide};
 use crate::slab::Key;
 
-/// The largest number of peers that are accepted at a time.
+/// The largest number of peers that are accepted from the Unix listener at a time.
 const MAX_ACCEPTS: usize = 64;
-/// The longest time that an accepted peer has to send its hello.
+/// The time in which an accepted peer must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
-/// The prefix of the listener's abstract name; random digits follow.
+/// The first bytes of the Unix listener's abstract name. Random digits follow.
 const NAME: &[u8] = b"rdma-";
 
 impl<N: Net> Iwarp<N> {
-    // The passive side.
-
-    /// Creates an offer for a peer that may use shared memory.
+    /// Creates the offer of shared memory for a connection that the program accepts. Returns `None` if shared memory cannot be used with
+    /// the peer.
     pub(super) fn offer(&mut self, key: Key, socket: SocketId, asked: &RequestTerms) -> Option<Offer> {
         if self.config.shared_memory == SharedMemoryPolicy::Off || !asked.local || !self.net.is_local(socket) {
             return None;
@@ -47,7 +51,7 @@ impl<N: Net> Iwarp<N> {
         Some(Offer { name, secret, key })
     }
 
-    /// Returns the name of the listener, which is opened for the first offer.
+    /// Returns the abstract name of the Unix listener. Opens the listener if necessary. Returns `None` if that fails.
     fn listener_name(&mut self) -> Option<[u8; NAME_LEN]> {
         if let Some((_, name)) = self.links.listener.open {
             return Some(name);
@@ -71,7 +75,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Accepts the peers that have connected to the listener.
+    /// Accepts the peers that have connected to the Unix listener.
     pub(super) fn accept_local_peers(&mut self, now: Instant) {
         let Some((listener, _)) = self.links.listener.open else { return };
         if self.links.listener.paused_until.is_some_and(|until| now < until) {
@@ -91,23 +95,23 @@ impl<N: Net> Iwarp<N> {
                     self.read_hello(key);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The peer stays in the backlog, and raises no further edge.
+                // The peer stays in the backlog and causes no further edge, so a deadline is set for the next attempt.
                 Err(error) if is_exhaustion(&error) => {
                     log::debug!("cannot accept peers within the host for now: {error}");
                     let until = now + self.config.accept_backoff;
                     self.links.listener.paused_until = Some(until);
                     return self.push_deadline(until, Owner::SetupListener);
                 }
-                // The peer belongs to another user. It sees the end of its socket, and stays on TCP.
+                // The peer belongs to another user. It detects that its socket is closed, and stays on TCP.
                 Err(error) => log::debug!("cannot accept a peer within the host: {error}"),
             }
         }
-        // The remaining peers raise no further edge. No listener has this key: it stands for the listener within the host.
+        // The peers that remain cause no further edge. [`Key::NONE`] stands for the Unix listener in the backlog.
         self.net.wake(NetChannel::Cm);
         self.handshakes.backlog.push_back(Key::NONE);
     }
 
-    /// Reads the hello of a peer.
+    /// Reads the hello of an accepted peer. If it is valid, accepts the peer's segment.
     pub(super) fn read_hello(&mut self, key: Key) {
         let Some(&NewPeer { socket, .. }) = self.links.listener.new_peers.get(key) else { return };
         let mut room = [0; HELLO_LEN + 1];
@@ -126,14 +130,14 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Closes the socket of a peer that has sent no hello in time.
+    /// Closes the socket of a peer that has not sent its hello in time.
     pub(super) fn close_new_peer(&mut self, key: Key) {
         if let Some(peer) = self.links.listener.new_peers.remove(key) {
             self.close(peer.socket, false);
         }
     }
 
-    /// Accepts the segment of a peer with an offer.
+    /// Checks the hello of a peer, maps the peer's segment, and accepts it.
     fn accept_segment(&mut self, hello: &Hello, socket: SocketId, file: OwnedFd) -> Result<(), String> {
         let Some(endpoint) = self.endpoints.get_mut(hello.key) else { return Err("it has ended".into()) };
         match endpoint.setup.as_deref() {
@@ -151,7 +155,8 @@ impl<N: Net> Iwarp<N> {
         Ok(())
     }
 
-    /// Leaves the stream of a connection if the peer has left it. Returns true if so.
+    /// Moves a connection to shared memory on the passive side, if the peer has written its first record there. Returns false if it has
+    /// not.
     pub(super) fn follow(&mut self, key: Key, now: Instant) -> bool {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return false };
         match endpoint.setup.as_deref() {
@@ -166,14 +171,13 @@ impl<N: Net> Iwarp<N> {
         true
     }
 
-    // The active side.
-
-    /// Returns true if the peer of a connected socket is to be asked for an offer.
+    /// Returns true if the MPA request to this peer announces that shared memory can be used.
     pub(super) fn requests_offer(&self, socket: SocketId) -> bool {
         self.config.shared_memory != SharedMemoryPolicy::Off && self.net.is_local(socket)
     }
 
-    /// Continues after the reply that accepts a connection: in shared memory if the peer offers it, or else over the stream.
+    /// Continues after an MPA reply that accepts the connection. If the reply contains an offer, sets up shared memory. Otherwise the
+    /// connection stays on the stream. `data` is the private data of the reply.
     pub(super) fn accepted(&mut self, key: Key, peer: SocketAddr, agreement: Agreement, data: &[u8], now: Instant) {
         let socket = self.endpoints.get(key).and_then(|endpoint| endpoint.socket);
         let asked = socket.is_some_and(|socket| self.requests_offer(socket));
@@ -201,7 +205,7 @@ impl<N: Net> Iwarp<N> {
         self.stay_on_stream(key, peer, &agreement, private_data, &why, now);
     }
 
-    /// Sends a hello to the peer that has made an offer.
+    /// Connects to the Unix socket of an offer, and sends a hello with a new segment. Returns the socket and the segment.
     fn send_hello(&mut self, offer: &Offer) -> io::Result<(SocketId, N::Segment)> {
         let mut memory = Memory::new_shared(segment::LEN, Sharing::Write)?;
         let file = memory.take_file();
@@ -216,7 +220,7 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Continues the setup after an edge on its Unix socket.
+    /// Continues the setup of a connection after an edge on its Unix socket.
     pub(super) fn continue_setup(&mut self, key: Key, now: Instant) {
         if self.follow(key, now) {
             return;
@@ -239,7 +243,7 @@ impl<N: Net> Iwarp<N> {
         self.end_setup(key, &why, now);
     }
 
-    /// Leaves the stream of a connection first, on the active side.
+    /// Moves a connection to shared memory on the active side, after the peer has accepted the segment.
     fn leave_stream(&mut self, key: Key, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(SegmentSetup::Sent(sent)) = endpoint.setup.take().map(|setup| *setup) else { return };
@@ -254,7 +258,7 @@ impl<N: Net> Iwarp<N> {
         self.enter_segment(key, socket, segment, SegmentSide::Active, now);
     }
 
-    /// Ends the setup. The connection stays on its stream.
+    /// Ends the setup of shared memory, for the reason `why`. The connection stays on the TCP stream.
     pub(super) fn end_setup(&mut self, key: Key, why: &str, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(setup) = endpoint.setup.take() else { return };
@@ -269,7 +273,8 @@ impl<N: Net> Iwarp<N> {
         }
     }
 
-    /// Continues over the stream on the active side.
+    /// Starts the TCP stream on the active side, because shared memory cannot be used. If shared memory is required, fails the connection
+    /// instead.
     fn stay_on_stream(
         &mut self,
         key: Key,
@@ -296,9 +301,7 @@ impl<N: Net> Iwarp<N> {
         self.begin(key, socket, Role::Initiator, agreement, now);
     }
 
-    // Both sides.
-
-    /// Moves a live connection into its segment, and closes its stream.
+    /// Moves a live connection to its segment, and closes its TCP stream. `socket` is its Unix socket.
     fn enter_segment(&mut self, key: Key, socket: SocketId, segment: N::Segment, side: SegmentSide, now: Instant) {
         let Some(endpoint) = self.endpoints.get_mut(key) else { return };
         let Some(qp) = endpoint.qp.take() else { return };
@@ -309,14 +312,14 @@ impl<N: Net> Iwarp<N> {
         endpoint.link = Some(Box::new(link));
         endpoint.last_heard = Some(now);
         (endpoint.frame, endpoint.frame_sent) = (Vec::new(), 0);
-        // Packets may have arrived while the socket was on the other channel.
+        // Packets may have arrived before the socket moved to the completion channel.
         (endpoint.readable, endpoint.closed) = (true, false);
         let stream = endpoint.socket.replace(socket);
         self.links.count += 1;
         self.own(socket, Owner::Endpoint(key));
         let promoted = self.net.promote(socket);
         self.pump(key);
-        // The peer finds the first record after the end of the stream.
+        // Wakes the peer, which looks for the first record when it is called or when the stream ends.
         if side == SegmentSide::Active {
             let _ = self.net.pass(socket, &CALL_PACKET, None);
         }

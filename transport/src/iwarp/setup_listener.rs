@@ -1,4 +1,4 @@
-//! The listener for peers within the host, and the progress of connections that leave their TCP stream for shared memory.
+//! The state of shared memory setup within a host: the listener for peers, and the connections that may leave their TCP stream.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -8,21 +8,21 @@ use super::startup::Agreement;
 use crate::shm::greeting::{NAME_LEN, Secret};
 use crate::slab::{Key, Slab};
 
-/// The largest number of accepted peers that have sent no hello. At the limit the oldest one is closed.
+/// The largest number of accepted peers that have sent no hello. At the limit, a new peer replaces the oldest one.
 const MAX_NEW_PEERS: usize = 64;
 
-/// The setup of shared memory for one connection.
+/// The progress with which one connection sets up shared memory.
 #[derive(Debug)]
 pub(super) enum SegmentSetup<S> {
-    /// Passive side: the offer is sent to the peer.
+    /// Passive side: the MPA reply contains an offer with this secret. The peer has sent no hello yet.
     Offered(Secret),
-    /// Passive side: the peer has connected, and its segment was accepted.
+    /// Passive side: the peer has sent a hello on this Unix socket, and its segment is accepted.
     Accepted(SocketId, S),
-    /// Active side: the segment is sent to the peer.
+    /// Active side: the hello and the segment are sent. The peer has not accepted the segment yet.
     Sent(Box<SentSegment<S>>),
 }
 
-/// The state with which the active side continues, in shared memory or on its stream.
+/// The state that the active side needs after the answer. It then continues in the segment, or with `agreement` on the TCP stream.
 #[derive(Debug)]
 pub(super) struct SentSegment<S> {
     pub(super) socket: SocketId,
@@ -32,7 +32,7 @@ pub(super) struct SentSegment<S> {
 }
 
 impl<S> SegmentSetup<S> {
-    /// Returns the Unix socket.
+    /// Returns the Unix socket, if the peer is connected to one.
     pub(super) fn socket(&self) -> Option<SocketId> {
         match self {
             Self::Offered(_) => None,
@@ -42,30 +42,30 @@ impl<S> SegmentSetup<S> {
     }
 }
 
-/// An accepted peer that has sent no hello.
+/// A peer that has connected to the Unix listener and has sent no hello.
 #[derive(Debug)]
 pub(super) struct NewPeer {
     pub(super) socket: SocketId,
     deadline: Instant,
 }
 
-/// The listener for peers with an offer, and the accepted peers that have sent no hello.
+/// The Unix listener to which the peers with an offer connect, and the connected peers that have sent no hello.
 #[derive(Debug, Default)]
 pub(super) struct SetupListener {
     pub(super) open: Option<(SocketId, [u8; NAME_LEN])>,
     pub(super) new_peers: Slab<NewPeer>,
-    /// No peer is accepted before this time, because the system had no descriptors.
+    /// The time until which no peer is accepted, because the system had no descriptors left.
     pub(super) paused_until: Option<Instant>,
     by_age: VecDeque<Key>,
 }
 
 impl SetupListener {
-    /// Returns true if `at` is the deadline of a peer.
+    /// Returns true if `at` is the deadline of the new peer `key`.
     pub(super) fn is_due(&self, key: Key, at: Instant) -> bool {
         self.new_peers.get(key).is_some_and(|peer| peer.deadline == at)
     }
 
-    /// Adds a peer. Returns the one that must be closed to make room.
+    /// Adds a connected peer and returns its key. At the limit, also removes and returns the oldest peer, whose socket the caller closes.
     pub(super) fn add(&mut self, socket: SocketId, deadline: Instant) -> (Key, Option<NewPeer>) {
         let oldest = if self.new_peers.len() < MAX_NEW_PEERS { None } else { self.oldest() };
         let key = self.new_peers.insert(NewPeer { socket, deadline });
@@ -86,17 +86,17 @@ impl SetupListener {
     }
 }
 
-/// The connections of a provider within the host.
+/// The connections of a provider that are in shared memory (links), and the listener for new ones.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    /// The listener for peers within the host.
+    /// The Unix listener for peers on this host.
     pub(super) listener: SetupListener,
-    /// The number of links.
+    /// The number of live connections in shared memory.
     pub(super) count: usize,
-    /// The hot links, each with the number of rounds since its last input.
+    /// The links whose rings a busy poll checks in every round, each with the number of rounds since its last input.
     pub(super) hot: Vec<(Key, u32)>,
-    /// Rounds of a busy poll.
+    /// The number of rounds of a busy poll.
     pub(super) rounds: u32,
-    /// True if some hot link may not be armed.
+    /// True if some link may not be armed: its peer would not wake this side.
     pub(super) unarmed: bool,
 }

@@ -1,9 +1,10 @@
-//! The Terminates that answer a misused STag.
+//! The Terminates with which an access with a misused STag is refused.
 
 use super::wire::TerminateCause;
 use crate::soft::keys::Miss;
 
-/// Returns the Terminate for a tagged segment. DDP has no code for a missing access right.
+/// Returns the cause of the Terminate for a refused tagged segment. A missing right is reported as an invalid STag, because DDP has no code
+/// for it.
 pub(crate) const fn tagged(miss: Miss) -> TerminateCause {
     match miss {
         Miss::Unknown | Miss::Access => TerminateCause::DDP_TAGGED_INVALID_STAG,
@@ -12,7 +13,7 @@ pub(crate) const fn tagged(miss: Miss) -> TerminateCause {
     }
 }
 
-/// Returns the Terminate for a request.
+/// Returns the cause of the Terminate for a refused Read or atomic operation.
 pub(crate) const fn request(miss: Miss) -> TerminateCause {
     match miss {
         Miss::Unknown => TerminateCause::RDMAP_INVALID_STAG,

@@ -1,4 +1,4 @@
-//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reads startup frames, and no byte beyond them, and judges them.
+//! The MPA handshake (RFC 5044 §7.1, RFC 6581): reads one startup frame, and no byte behind it, and decides about it.
 
 use super::config::MAX_READ_DEPTH;
 use super::wire::TerminateCause;
@@ -6,13 +6,13 @@ use super::wire::mpa::{ENHANCED_LEN, MAX_PRIVATE_DATA, NO_NEGOTIATION, STARTUP_H
 use super::wire::{Enhanced, StartupError, StartupHeader, StartupKind};
 use crate::cm::ReadDepth;
 
-/// The largest private data that is sent, bytes. siw stores its length, with the enhanced block, in one byte.
+/// The longest private data that is sent, bytes. siw stores its length in one byte, which includes the enhanced block.
 pub(crate) const MAX_PRIVATE_DATA_OUT: usize = u8::MAX as usize - ENHANCED_LEN;
 
-/// The reserved bit of a request by which an initiator announces that it can use shared memory. siw echoes it in its reply.
+/// A reserved bit of the MPA request: the initiator can use shared memory. siw echoes the bit in its reply.
 const LOCAL: u8 = 0x01;
 
-/// Reads one startup frame. The bytes behind it are FPDUs and stay in the socket.
+/// Reads one startup frame. The bytes behind the frame are FPDUs, and stay in the socket.
 #[derive(Debug)]
 pub(crate) struct FrameReader {
     kind: StartupKind,
@@ -28,17 +28,17 @@ impl FrameReader {
         Self { kind, buffer, have: 0, need: STARTUP_HEADER_LEN, header: None }
     }
 
-    /// Returns the buffer for the next bytes. Its length is the number of bytes that may be read now.
+    /// Returns the buffer for the next bytes. It has exactly the number of bytes that may be read from the socket now.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         &mut self.buffer[self.have..self.need]
     }
 
-    /// Returns true if nothing has arrived yet.
+    /// Returns true if no byte of the frame has arrived yet.
     pub(crate) fn is_untouched(&self) -> bool {
         self.have == 0
     }
 
-    /// Records `n` bytes that were put into [`FrameReader::space`]. Returns the header when the frame is complete.
+    /// Records that `n` bytes were read into [`FrameReader::space`]. Returns the header once the frame is complete, and `None` before.
     pub(crate) fn filled(&mut self, n: usize) -> Result<Option<StartupHeader>, StartupError> {
         self.have = (self.have + n).min(self.need);
         if self.have < self.need {
@@ -55,7 +55,7 @@ impl FrameReader {
         Ok(self.header.filter(|_| self.have == self.need))
     }
 
-    /// Returns the enhanced block, if the frame has one, and the private data of a complete frame.
+    /// Returns the enhanced block and the private data of a complete frame. Not every frame has an enhanced block.
     pub(crate) fn body(&self) -> (Option<Enhanced>, &[u8]) {
         let body = &self.buffer[STARTUP_HEADER_LEN.min(self.have)..self.have];
         match (self.header, body.split_first_chunk::<ENHANCED_LEN>()) {
@@ -67,7 +67,7 @@ impl FrameReader {
     }
 }
 
-/// The kinds of the first message of an initiator, which allows the responder to send (ready to receive, RFC 6581 §5).
+/// The initiator's first message, which allows the responder to send ("ready to receive", RFC 6581 §5). It has no payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadyToReceive {
     Write,
@@ -75,15 +75,15 @@ pub(crate) enum ReadyToReceive {
     Send,
 }
 
-/// The terms that both peers agreed on.
+/// The terms on which both peers agreed in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Agreement {
     pub(crate) crc: bool,
-    /// RDMA Reads that the peer may have outstanding here.
+    /// The number of RDMA Reads that the peer may have outstanding at the local side.
     pub(crate) ird: u16,
-    /// RDMA Reads that this side may have outstanding at the peer.
+    /// The number of RDMA Reads that the local side may have outstanding at the peer.
     pub(crate) ord: u16,
-    /// The first message of the initiator. `None` without the peer-to-peer model.
+    /// The kind of the initiator's first message. `None` if the peers did not agree on the peer-to-peer model.
     pub(crate) rtr: Option<ReadyToReceive>,
     /// True if the peer requires markers in the stream that it receives.
     pub(crate) markers: bool,
@@ -95,29 +95,29 @@ impl Agreement {
     }
 }
 
-/// The terms that this side requests and offers.
+/// The terms that the local side offers in the handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StartupTerms {
-    /// True if a CRC is requested.
+    /// True if the local side requests a CRC.
     pub(crate) crc: bool,
     pub(crate) ird: u16,
     pub(crate) ord: u16,
     pub(crate) revision: u8,
-    /// True if markers are sent to a peer that requires them.
+    /// True if the local side sends markers when the peer requires them.
     pub(crate) markers: bool,
-    /// True if shared memory with the peer is possible.
+    /// True if the local side can use shared memory with this peer.
     pub(crate) local: bool,
 }
 
 impl StartupTerms {
-    /// Creates terms with depths limited to the values that are ever sent. siw rounds its number of outstanding requests up to a power of
-    /// two, so it is offered a power of two.
+    /// Creates terms from the settings, with the numbers of outstanding Reads limited to [`MAX_READ_DEPTH`]. The IRD is rounded up to a
+    /// power of two, because siw has that number of Reads outstanding.
     pub(crate) fn new(crc: bool, ird: u16, ord: u16, markers: bool) -> Self {
         Self { crc, ird: round_up(ird), ord: ord.min(MAX_READ_DEPTH), revision: 2, markers, local: false }
     }
 }
 
-/// Returns the depth that peers are offered.
+/// Returns the IRD that is offered to peers.
 fn round_up(ird: u16) -> u16 {
     if ird == 0 { 0 } else { ird.min(MAX_READ_DEPTH).next_power_of_two() }
 }
@@ -146,7 +146,8 @@ fn header(kind: StartupKind, revision: u8, crc: bool) -> StartupHeader {
     }
 }
 
-/// Returns the initiator's request. It offers a Read as its first message, which needs a depth of at least one.
+/// Returns the MPA request of an initiator. It offers a Write or a Read without payload as its first message. The Read needs an ORD of at
+/// least 1.
 pub(crate) fn request(terms: &StartupTerms, private_data: &[u8]) -> Vec<u8> {
     let enhanced = (terms.revision >= 2).then(|| Enhanced {
         peer_to_peer: true,
@@ -161,16 +162,16 @@ pub(crate) fn request(terms: &StartupTerms, private_data: &[u8]) -> Vec<u8> {
     frame(header, enhanced, private_data)
 }
 
-/// An initiator's verdict on a reply.
+/// The decision of an initiator about the MPA reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Accepted(Agreement),
     Rejected,
-    /// The connection cannot work. The peer gets this Terminate, if the RFCs define one for the case. The flag is true if it has a CRC.
+    /// The connection fails for this reason. If the RFCs define a Terminate for the case, it is sent; the flag is true if it has a CRC.
     Failed(&'static str, Option<(TerminateCause, bool)>),
 }
 
-/// Judges the reply to a request with `terms`.
+/// Decides about the MPA reply to a request that offered `terms`.
 pub(crate) fn judge_reply(terms: &StartupTerms, reply: &StartupHeader, enhanced: Option<Enhanced>) -> Verdict {
     if reply.reject {
         return Verdict::Rejected;
@@ -207,19 +208,19 @@ pub(crate) fn judge_reply(terms: &StartupTerms, reply: &StartupHeader, enhanced:
     Verdict::Accepted(agreement)
 }
 
-/// The parts of a peer's request that the reply depends on.
+/// The parts of a peer's MPA request that are needed for the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestTerms {
     revision: u8,
     crc: bool,
     markers: bool,
     enhanced: Option<Enhanced>,
-    /// True if the initiator can use shared memory within the host. It then understands an offer behind the private data of the reply.
+    /// True if the initiator can use shared memory. The private data of the reply may then contain an offer.
     pub(crate) local: bool,
 }
 
 impl RequestTerms {
-    /// Returns the read depths that the initiator requests, with `limit` for one that it leaves open.
+    /// Returns the numbers of outstanding Reads that the initiator requests. A number that it does not negotiate is replaced by `limit`.
     pub(crate) fn read_depth(&self, limit: u16) -> ReadDepth {
         let of = |depth: fn(&Enhanced) -> u16| {
             self.enhanced.as_ref().map(depth).filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(limit)
@@ -228,19 +229,20 @@ impl RequestTerms {
     }
 }
 
-/// A responder's judgement of a request.
+/// The decision of a responder about an MPA request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
     Acceptable(RequestTerms),
-    /// The request is rejected without asking the program.
+    /// The request is rejected with a reply, and the program is not notified.
     Refused(&'static str, RequestTerms),
-    /// The request gets no reply.
+    /// The connection is closed without a reply.
     Unknown(&'static str),
 }
 
-/// Judges a request. `markers` is true if markers can be sent.
+/// Decides about an MPA request. `markers` is true if the local side can send markers.
 pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>, markers: bool) -> Judgement {
-    // Shared memory needs a first message of the peer that this side waits for: otherwise both would continue on the stream.
+    // Shared memory needs an initiator that sends first. The responder can then wait for the first message, to learn where the connection
+    // continues.
     let speaks_first = enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
     let local = request.revision == 2 && speaks_first && request.reserved & LOCAL != 0;
     let asked =
@@ -256,7 +258,7 @@ pub(crate) fn judge_request(request: &StartupHeader, enhanced: Option<Enhanced>,
     }
 }
 
-/// Returns the reply that accepts a request, and the agreement.
+/// Returns the MPA reply that accepts a request, and the agreed terms.
 pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &[u8]) -> (Vec<u8>, Agreement) {
     let crc = asked.crc || terms.crc;
     let mut agreement = Agreement { crc, ird: terms.ird, ord: terms.ord, rtr: None, markers: asked.markers };
@@ -277,7 +279,7 @@ pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &
                 Enhanced { rtr_write: true, .. } => ReadyToReceive::Write,
                 Enhanced { rtr_read: true, .. } => ReadyToReceive::Read,
                 Enhanced { rtr_send: true, .. } => ReadyToReceive::Send,
-                // As with siw, any first message is accepted.
+                // The request offers no kind of first message. Like siw, this side then accepts any.
                 _ => ReadyToReceive::Write,
             };
             block.rtr_write = choice == ReadyToReceive::Write;
@@ -290,7 +292,7 @@ pub(crate) fn accept(terms: &StartupTerms, asked: &RequestTerms, private_data: &
     (frame(header(StartupKind::Reply, asked.revision, agreement.crc), block, private_data), agreement)
 }
 
-/// Returns the reply that rejects a request.
+/// Returns the MPA reply that rejects a request.
 pub(crate) fn reject(asked: &RequestTerms, private_data: &[u8]) -> Vec<u8> {
     let mut header = header(StartupKind::Reply, asked.revision, asked.crc);
     header.reject = true;
@@ -306,7 +308,7 @@ mod tests {
         let mut reader = FrameReader::new(kind);
         let mut at = 0;
         loop {
-            // Deliver one byte at a time, and none that does not belong to the frame.
+            // The bytes arrive one at a time, and the reader must request none behind the frame.
             reader.space()[0] = bytes[at];
             at += 1;
             if let Some(header) = reader.filled(1).unwrap() {
@@ -363,7 +365,7 @@ mod tests {
                 assert!(!chosen.rtr_read || rtr_read);
                 assert!(!chosen.rtr_send || rtr_send);
             }
-            // The frame is a reply to this side.
+            // This is the reply of a peer to a local request.
             let reply = header(StartupKind::Reply, 2, true);
             let want = match bits {
                 _ if rtr_write => Some(ReadyToReceive::Write),
@@ -378,7 +380,7 @@ mod tests {
         }
     }
 
-    /// The bytes of a kernel peer: siw rejects markers with the same octets.
+    /// The reply that rejects a request for markers has the same bytes as siw's.
     #[test]
     fn markers_are_refused() {
         let mut asks = header(StartupKind::Request, 2, false);
@@ -393,13 +395,13 @@ mod tests {
         reply.markers = true;
         let verdict = judge_reply(&terms(true, 2), &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Failed(_, None)));
-        // Markers are accepted if they can be sent.
+        // A request for markers is accepted if the local side can send markers.
         let able = StartupTerms { markers: true, ..terms(true, 2) };
         let verdict = judge_reply(&able, &reply, Some(Enhanced::default()));
         assert!(matches!(verdict, Verdict::Accepted(Agreement { markers: true, .. })));
         let Judgement::Acceptable(asked) = judge_request(&asks, Some(Enhanced::default()), true) else { panic!() };
         let (bytes, agreement) = accept(&able, &asked, b"");
-        // The reply requests none.
+        // The local side does not require markers itself.
         assert!(agreement.markers && !read(StartupKind::Reply, &bytes).0.markers);
     }
 

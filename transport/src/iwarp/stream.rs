@@ -1,11 +1,11 @@
-//! The outgoing stream: FPDUs that are framed and not yet handed to TCP.
+//! The outgoing stream: FPDUs that are framed and that TCP has not accepted yet.
 //!
-//! Headers, trailers and small payloads are written consecutively into a control buffer, so that many small messages are one slice of a
-//! send call. Larger payloads of sends and writes are sent from their own memory, unless the peer requires markers, or others may change
-//! the payload and there is a CRC.
+//! Headers, trailers and small payloads are written one behind the other into a control buffer, so that one slice of a send call can carry
+//! many small messages. Larger payloads are sent from their own memory without a copy. Two cases need a copy: markers, and a CRC over
+//! memory that others may change.
 //!
-//! The memory of a region is used within one call of the transmitter only, because it may be revoked afterwards. The part that TCP has not
-//! accepted by then is copied.
+//! The memory of a region is only read within one call of the transmitter, because the region may be revoked afterwards. At the end of the
+//! call, the part that TCP has not accepted is copied.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,13 +22,14 @@ use crate::slab::Key;
 use crate::soft::keys::KeyTable;
 use crate::wr::{MAX_SGE, SgeList};
 
-/// The largest number of bytes that are framed and not sent, in total and in the control buffer.
+/// `MAX_BATCH` is the largest number of framed bytes that TCP has not accepted. `MAX_CONTROL` is the largest part of them in the control
+/// buffer.
 const MAX_BATCH: usize = 512 * 1024;
 const MAX_CONTROL: usize = 128 * 1024;
-/// The largest number of pieces that one FPDU adds: a header, the entries of a work request, and a trailer.
+/// The largest number of pieces that one FPDU adds: a header, the scatter-gather entries of a work request, and a trailer.
 const PIECES_PER_FPDU: usize = MAX_SGE + 2;
 
-/// A piece of the stream.
+/// A contiguous piece of the outgoing bytes.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
     Control {
@@ -36,7 +37,7 @@ enum Piece {
         end: usize,
     },
     Memory(Sge),
-    /// Memory of a region that the peer reads.
+    /// Memory of a local region, for the response to the peer's Read.
     Region {
         stag: u32,
         offset: u64,
@@ -44,7 +45,7 @@ enum Piece {
     },
 }
 
-/// The regions, and the connection that uses them.
+/// The table of regions, and the connection whose peer accesses them.
 pub(crate) type Regions<'a> = (&'a KeyTable, Key);
 
 impl Piece {
@@ -62,10 +63,10 @@ pub(crate) struct Stream {
     crc: bool,
     markers: bool,
     control: Vec<u8>,
-    /// Buffer for an FPDU before its markers are inserted.
+    /// A buffer for an FPDU into which markers are to be inserted.
     plain: Vec<u8>,
     pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that TCP has accepted.
+    /// The number of bytes of the first piece that TCP has accepted.
     head: usize,
     framed: u64,
     sent: u64,
@@ -85,7 +86,7 @@ impl Stream {
         }
     }
 
-    /// Returns the number of bytes framed since the start of the stream.
+    /// Returns the number of bytes that were framed since the start of the stream.
     #[inline]
     pub(crate) fn framed(&self) -> u64 {
         self.framed
@@ -110,7 +111,7 @@ impl Stream {
         (self.framed - self.sent) as usize
     }
 
-    /// Returns true if this batch has room for one more FPDU.
+    /// Returns true if one more FPDU may be framed before TCP accepts the previous ones.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         self.unsent() < MAX_BATCH
@@ -118,7 +119,8 @@ impl Stream {
             && self.pieces.len() + PIECES_PER_FPDU <= MAX_SLICES
     }
 
-    /// Begins an FPDU that is copied as a whole; [`Stream::seal`] ends it. Returns its offset in the control buffer.
+    /// Begins an FPDU in the control buffer, with its header. Returns its offset there. The caller appends the payload and calls
+    /// [`Stream::seal`].
     #[inline]
     pub(crate) fn begin(&mut self, header: &[u8]) -> usize {
         let start = self.control.len();
@@ -131,13 +133,13 @@ impl Stream {
         self.control.extend_from_slice(bytes);
     }
 
-    /// Copies an entry of a work request.
+    /// Appends the bytes of a scatter-gather entry to the FPDU in the control buffer.
     #[inline]
     pub(crate) fn copy_entry(&mut self, entry: &Sge) {
         entry.append_to(&mut self.control);
     }
 
-    /// Adds an FPDU of a header and a copy of an entry's bytes.
+    /// Adds a whole FPDU to the control buffer. Its payload is a copy of a scatter-gather entry's bytes.
     #[inline]
     pub(crate) fn small_entry<const N: usize>(&mut self, header: &[u8; N], entry: &Sge) {
         let (start, pad) = (self.control.len(), (N + entry.len()).wrapping_neg() & 3);
@@ -145,7 +147,7 @@ impl Stream {
         self.close_copied(start);
     }
 
-    /// Adds an FPDU of a header and a copy of `bytes`.
+    /// Adds a whole FPDU to the control buffer. Its payload is a copy of `bytes`.
     #[inline]
     pub(crate) fn small<const N: usize>(&mut self, header: &[u8; N], bytes: &[u8]) {
         let (start, pad) = (self.control.len(), (N + bytes.len()).wrapping_neg() & 3);
@@ -153,7 +155,7 @@ impl Stream {
         self.close_copied(start);
     }
 
-    /// Ends an FPDU that was copied as a whole to the end of the control buffer, from `start` on, with zeros for its CRC.
+    /// Completes an FPDU at the end of the control buffer. It begins at `start`, and has zeros in place of its CRC.
     #[inline]
     fn close_copied(&mut self, start: usize) {
         let end = self.control.len() - CRC_LEN;
@@ -168,13 +170,15 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Copies memory of a region. Its owner may write it at any time, so the CRC is computed over the copy.
+    /// Appends the bytes of a region to the FPDU in the control buffer. The program may change the region at any time, so the CRC is
+    /// computed over the copy.
     #[inline]
     pub(crate) fn copy_span(&mut self, span: Span<'_>) {
         span.append_to(&mut self.control);
     }
 
-    /// Ends the FPDU that was begun at `start`, with pad, markers and CRC. Without a CRC, that field is 0.
+    /// Completes the FPDU that begins at `start` of the control buffer with pad, markers and CRC. The CRC field is 0 if no CRC was
+    /// negotiated.
     #[inline]
     pub(crate) fn seal(&mut self, start: usize) {
         let pad = (self.control.len() - start).wrapping_neg() & 3;
@@ -189,7 +193,7 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Inserts the markers of the FPDU that was begun at `start`.
+    /// Inserts the markers into the FPDU that begins at `start` of the control buffer.
     #[cold]
     fn mark(&mut self, start: usize) {
         self.plain.clear();
@@ -198,8 +202,8 @@ impl Stream {
         markers::insert(&self.plain, self.framed, &mut self.control);
     }
 
-    /// Adds an FPDU. Its payload is sent from its own memory, unless there are markers to insert, or others may write the payload and there
-    /// is a CRC, which must match the sent bytes.
+    /// Adds an FPDU whose payload is `len` bytes of a work request's entries, from `offset` on. The payload is sent without a copy, except
+    /// in two cases: with markers, and with a CRC over memory that others may change.
     #[inline]
     pub(crate) fn refer(&mut self, header: &[u8], sges: &SgeList, offset: usize, len: usize) {
         let start = self.begin(header);
@@ -215,7 +219,7 @@ impl Stream {
         self.close(pad, sum);
     }
 
-    /// Adds pad and CRC behind a payload that is sent from its own memory.
+    /// Adds the pad and the CRC `sum` of an FPDU whose payload is not in the control buffer.
     #[inline]
     fn close(&mut self, pad: usize, sum: u32) {
         let start = self.control.len();
@@ -226,13 +230,14 @@ impl Stream {
         self.extend_control(start);
     }
 
-    /// Returns true if memory that others may change can be sent without a copy. A CRC has to match it, and markers need a copy.
+    /// Returns true if a region can be sent without a copy. That is not possible with a CRC, which must match the sent bytes, or with
+    /// markers.
     #[inline]
     pub(crate) fn lends(&self) -> bool {
         !self.crc && !self.markers
     }
 
-    /// Adds an FPDU whose payload is sent from a region without a copy. It has no CRC; see [`Stream::lends`].
+    /// Adds an FPDU whose payload is sent from a region without a copy. The caller has checked [`Stream::lends`].
     pub(crate) fn lend(&mut self, header: &[u8], stag: u32, offset: u64, len: usize) {
         let start = self.begin(header);
         self.extend_control(start);
@@ -241,12 +246,12 @@ impl Stream {
         self.close((header.len() + len).wrapping_neg() & 3, 0);
     }
 
-    /// Returns true if memory of a region is to be sent.
+    /// Returns true if a payload is still to be sent from a region.
     pub(crate) fn has_lent(&self) -> bool {
         self.lends() && self.pieces.iter().any(|piece| matches!(piece, Piece::Region { .. }))
     }
 
-    /// Copies the part of regions that TCP has not accepted. The regions may be revoked from now on.
+    /// Copies those bytes of regions that TCP has not accepted. Afterwards the regions may be revoked.
     #[inline]
     pub(crate) fn settle(&mut self, regions: Regions<'_>) {
         if !self.is_empty() && self.lends() && !cfg!(planted = "a-region-is-lent-for-longer") {
@@ -267,7 +272,7 @@ impl Stream {
         }
     }
 
-    /// Adds an untagged FPDU whose payload is not memory of the program.
+    /// Adds an untagged FPDU. Its payload, which is not the program's data, is copied.
     #[inline]
     pub(crate) fn untagged(&mut self, header: &Untagged, payload: &[u8]) {
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
@@ -277,7 +282,7 @@ impl Stream {
         self.seal(start);
     }
 
-    /// Counts the control bytes from `start` on as part of the stream.
+    /// Adds the bytes of the control buffer from `start` on to the outgoing pieces.
     #[inline]
     fn extend_control(&mut self, start: usize) {
         let len = self.control.len();
@@ -288,14 +293,14 @@ impl Stream {
         }
     }
 
-    /// Returns the unsent bytes of the pieces, in order.
+    /// Returns the bytes of all pieces that TCP has not accepted, in order.
     #[inline]
     fn unsent_pieces<'a>(&'a self, regions: Option<Regions<'a>>) -> impl Iterator<Item = SendSlice<'a>> {
         let mut head = self.head;
         self.pieces.iter().map(move |piece| self.bytes(piece, regions).skip(std::mem::take(&mut head)))
     }
 
-    /// Returns the bytes of a piece.
+    /// Returns the bytes of a piece. A region without `regions`, or one that was revoked, has none.
     #[inline]
     fn bytes<'a>(&'a self, piece: &'a Piece, regions: Option<Regions<'a>>) -> SendSlice<'a> {
         match piece {
@@ -308,7 +313,7 @@ impl Stream {
         }
     }
 
-    /// Hands the framed bytes to TCP, in one call. Returns true if TCP has accepted all of them.
+    /// Hands the framed bytes to TCP in one send call. Returns true if TCP has accepted all of them.
     #[inline]
     pub(crate) fn flush(
         &mut self,
@@ -357,13 +362,14 @@ impl Stream {
         self.pieces.clear();
         self.control.clear();
         if self.control.capacity() > 2 * MAX_CONTROL {
-            // The buffer grew for copies of regions.
+            // The buffer was larger than usual because regions were copied into it. Free its memory.
             self.control = Vec::new();
         }
         self.head = 0;
     }
 
-    /// Ends the stream behind the last FPDU in progress. Returns a copy of the framed and unsent bytes, with the Terminate behind them.
+    /// Ends the stream behind the last framed FPDU, with a Terminate if there is one. Returns a copy of the bytes that TCP has not
+    /// accepted.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         if let Some((cause, quote)) = terminate {
             let mut payload = [0; MAX_TERMINATE_LEN];
@@ -381,7 +387,7 @@ impl Stream {
     }
 }
 
-/// Returns the CRC of an FPDU with `len` bytes of these entries, from `offset` on.
+/// Returns the CRC of an FPDU whose payload is `len` bytes of these scatter-gather entries, from `offset` on.
 #[inline(never)]
 fn sum_of(header: &[u8], sges: &SgeList, (offset, len): (usize, usize), pad: usize) -> u32 {
     let mut sum = Crc32c::new();
@@ -391,7 +397,7 @@ fn sum_of(header: &[u8], sges: &SgeList, (offset, len): (usize, usize), pad: usi
     sum.finish()
 }
 
-/// Returns the longest ULPDU that fits a TCP segment of `emss` bytes with its framing (RFC 5044 §4.5).
+/// Returns the length of the longest ULPDU that fits, with its framing, into a TCP segment of `emss` bytes (RFC 5044 §4.5).
 pub(crate) const fn max_ulpdu(emss: usize, markers: bool) -> usize {
     let markers = if markers { markers::LEN * emss.div_ceil(markers::SPACING) } else { 0 };
     emss - (2 + CRC_LEN + markers + emss % 4)

@@ -1,7 +1,8 @@
-//! The transmit direction of a queue pair: cuts the send queue and the responses to the peer's requests into FPDUs.
+//! The transmit direction of a queue pair. It frames the work requests of the send queue, and the responses to the peer's requests, as
+//! FPDUs.
 //!
-//! The send queue is sent in order and completes in order. A Read is sent when the peer may have one more outstanding. Until then, it and
-//! all work requests behind it wait. It completes with its response. Responses to the peer alternate with local messages.
+//! Work requests are sent and complete in the order of their posting. A Read waits until fewer Reads are outstanding than the peer allows;
+//! all work requests behind it wait, too. It completes with its response. If responses and local messages are both pending, they alternate.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,16 +27,17 @@ use crate::soft::keys::{KeyTable, Miss};
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
-/// Payloads up to this length are copied next to their header.
+/// The longest payload that is copied into the control buffer of the stream, next to its header, bytes. A longer one is sent from its own
+/// memory.
 const COPY_MAX: usize = 256;
-/// The largest inline send, bytes. Its payload is always small enough for the control buffer.
+/// The longest payload of an inline send, bytes. An inline payload is always copied.
 pub(crate) const MAX_INLINE: usize = COPY_MAX;
-/// The smallest segment size, bytes. If TCP reports less, this is used (RFC 5044 §4.5).
+/// The smallest segment size, bytes, which is used if TCP reports a smaller one (RFC 5044 §4.5).
 const MIN_SEGMENT: usize = 128;
-/// The largest number of bytes that are handed to TCP before other connections are served.
+/// The number of bytes after which one connection stops sending, so that other connections are served.
 const BUDGET: u64 = 4 << 20;
 
-/// A posted work request that is not completely framed.
+/// A posted work request of which at least one segment is not framed yet.
 #[derive(Debug)]
 struct UnframedSend {
     wr_id: u64,
@@ -43,35 +45,36 @@ struct UnframedSend {
     flags: SendFlags,
     len: usize,
     sges: SgeList,
-    /// The offset of an inline payload in the inline buffer.
+    /// The offset in the inline buffer at which the payload of an inline send is stored.
     inline: usize,
 }
 
-/// A posted work request that is completely framed.
+/// A posted work request whose segments are all framed.
 #[derive(Debug)]
 struct FramedSend {
-    /// Its completion in case of success.
+    /// The completion of the work request if it succeeds.
     done: Done,
-    /// True if it completes with a response of the peer.
+    /// True if the work request completes only after the peer's response.
     answered: bool,
-    /// The stream offset behind its last byte.
+    /// The offset in the stream behind the last byte of the work request.
     end: u64,
 }
 
 impl UnframedSend {
-    /// Returns true if it completes with a response of the peer. A Read of length 0 does not: it is never sent.
+    /// Returns true if the work request completes only after the peer's response. A Read of length 0 has no response, because it is never
+    /// sent.
     #[inline]
     fn is_answered(&self) -> bool {
         self.op.answered() && (self.len > 0 || self.op.class() != SendClass::Read)
     }
 
-    /// Returns its completion in case of success.
+    /// Returns the completion of the work request if it succeeds.
     #[inline]
     fn done(&self) -> Done {
         Done::of(self.wr_id, self.op.class(), self.flags, self.len)
     }
 
-    /// Returns the opcode of its segments.
+    /// Returns the opcode of the work request's segments.
     #[inline]
     fn opcode(&self) -> Opcode {
         match (self.op, self.flags.contains(SendFlags::SOLICITED)) {
@@ -82,48 +85,48 @@ impl UnframedSend {
             (SendOp::Write(_) | SendOp::WriteWithImmediate(..), _) => Opcode::Write,
             (SendOp::Read(_), _) => Opcode::ReadRequest,
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => Opcode::AtomicRequest,
-            // These were refused when they were posted.
+            // These operations are never queued: posting them fails.
             (SendOp::SendWithImmediate(_) | SendOp::Datagram(_) | SendOp::DatagramWithImmediate(..), _) => Opcode::Send,
         }
     }
 }
 
-/// The result of a transmission.
+/// The result of [`Transmitter::transmit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// All output is sent that can be sent.
+    /// TCP has accepted everything that can be sent now.
     All,
-    /// TCP is full. A writable edge will follow.
+    /// The socket's buffer is full. An edge will report that the socket is writable.
     Blocked,
-    /// More output is ready, but other connections are served first.
+    /// More output is ready, but the connection has used its budget.
     More,
 }
 
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     stream: Stream,
-    /// Payload of one untagged and of one tagged segment.
+    /// The largest payload of an untagged segment, and that of a tagged segment.
     untagged_segment: usize,
     tagged_segment: usize,
-    /// True while local messages are held.
+    /// True while nothing may be sent: before the stream starts, and on a responder until [`Transmitter::release`].
     held: bool,
-    /// Work requests that are framed and not complete, and behind them those that are to be framed.
+    /// The work requests that are framed but not complete. Those in `queue` follow them.
     framed: VecDeque<FramedSend>,
     queue: VecDeque<UnframedSend>,
-    /// The number of completed work requests, which is the number of the oldest incomplete one.
+    /// The number of completed work requests. It is also the sequence number of the oldest incomplete one.
     first: u64,
-    /// The number of framed bytes of the work request at the front of the queue.
+    /// The number of framed payload bytes of the first work request in `queue`.
     framed_part: usize,
-    /// True if the data of a Write with Immediate is framed and its immediate data is next.
+    /// True if the data of a Write with Immediate is framed, but its Immediate Data message is not.
     immediate_next: bool,
     msn: u32,
     inline: Vec<u8>,
     inline_max: usize,
     inline_next: usize,
     inline_slots: usize,
-    /// True if a response to the peer is to be framed before the next local message.
+    /// True if a pending response is framed before the next local message.
     answer_next: bool,
-    /// The fault to end the stream with.
+    /// A fault that was found while framing. The connection must end with it.
     fault: Option<Fault>,
 }
 
@@ -149,21 +152,21 @@ impl Transmitter {
         }
     }
 
-    /// Starts the stream.
+    /// Starts the stream with the negotiated CRC, markers and segment size.
     pub(crate) fn establish(&mut self, agreement: &Agreement, max_segment: usize) {
         self.stream = Stream::new(agreement.crc, agreement.markers);
         self.set_max_segment(max_segment);
     }
 
-    /// Adapts the segments to those of TCP, so that an FPDU is a TCP segment. Their payload is a multiple of 4 or 8, so that no pad is
-    /// needed.
+    /// Sets the segment size, so that one FPDU fits one TCP segment of `emss` bytes. The payload of a segment is a multiple of 4 or 8
+    /// bytes, so that no pad is needed.
     pub(crate) fn set_max_segment(&mut self, emss: usize) {
         let ulpdu = max_ulpdu(emss.max(MIN_SEGMENT), self.stream.has_markers()).min(MAX_ULPDU_LEN);
         self.untagged_segment = (ulpdu - UNTAGGED_HEADER_LEN) & !7;
         self.tagged_segment = (ulpdu - TAGGED_HEADER_LEN) & !3;
     }
 
-    /// Releases the held messages.
+    /// Allows sending. Until then, a responder holds its work requests, because the initiator must send first.
     pub(crate) fn release(&mut self) {
         self.held = false;
     }
@@ -185,13 +188,14 @@ impl Transmitter {
         self.fault.take()
     }
 
-    /// Returns true if a call of [`Transmitter::transmit`] could do anything.
+    /// Returns true if [`Transmitter::transmit`] has something to frame or to send, or a fault to report.
     #[inline]
     pub(crate) fn has_work(&self, requester: &Requester, responder: &Responder) -> bool {
         !self.stream.is_empty() || self.fault.is_some() || !responder.is_idle() || self.may_go(requester)
     }
 
-    /// Returns true if the next work request may be sent now.
+    /// Returns true if the first work request in `queue` may be framed now: neither a fence nor the limit of outstanding Reads holds it
+    /// back.
     #[inline]
     fn may_go(&self, requester: &Requester) -> bool {
         if self.held {
@@ -206,8 +210,9 @@ impl Transmitter {
             && (!entry.is_answered() || requester.has_room() || requester.depth() == 0)
     }
 
-    /// Accepts a work request of `len` bytes. The caller has checked that there is room and that an inline payload fits. A small Send, a
-    /// Write or a Read Request is framed immediately if it is one FPDU with one entry and nothing is queued before it.
+    /// Adds a work request whose payload has `len` bytes. The caller has checked that the send queue is not full and that an inline payload
+    /// fits. The work request is framed immediately if nothing is queued before it, it is one FPDU, and it has one scatter-gather entry.
+    /// This applies to a small Send, a Write and a Read. Otherwise it is queued.
     #[inline]
     pub(crate) fn post(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         match wr.sges.as_slice() {
@@ -226,7 +231,7 @@ impl Transmitter {
         }
     }
 
-    /// Accepts a work request that is no small Send.
+    /// Adds a work request that is not a small Send.
     #[inline(never)]
     fn post_other(&mut self, wr: &SendWr, len: usize, requester: &mut Requester, responder: &Responder) {
         let [sge] = wr.sges.as_slice() else { return self.enqueue(wr, len) };
@@ -244,31 +249,32 @@ impl Transmitter {
             }
             _ => return self.enqueue(wr, len),
         };
-        // A response that is pending when this FPDU is sent goes first.
+        // If a response is pending after this FPDU, it is framed before the next local message.
         self.answer_next = true;
         let done = Done::of(wr.wr_id, class, wr.flags, len);
         self.framed.push_back(FramedSend { done, answered: class == SendClass::Read, end: self.stream.framed() });
     }
 
-    /// Returns true if nothing is queued before the next FPDU, and the batch has room for it.
+    /// Returns true if nothing has to be framed before a new message, and the batch of unsent FPDUs is not full.
     #[inline]
     fn is_clear(&self, responder: &Responder) -> bool {
         self.queue.is_empty() && !self.held && self.fault.is_none() && responder.is_idle() && self.stream.has_room()
     }
 
-    /// Returns true if a Send of `len` bytes is one small segment with nothing queued before it.
+    /// Returns true if a Send of `len` bytes is one small segment that can be framed immediately.
     #[inline]
     pub(crate) fn frames_at_once(&self, len: usize, responder: &Responder) -> bool {
         let clear = self.is_clear(responder) || cfg!(planted = "a-short-message-overtakes-in-the-provider");
         len <= COPY_MAX.min(self.untagged_segment) && clear
     }
 
-    /// Frames a Send that [`Transmitter::frames_at_once`] has allowed and that is no work request.
+    /// Frames a Send that has no work request. [`Transmitter::frames_at_once`] has returned true for it. The message is `header`, then
+    /// `payload`.
     #[inline]
     pub(crate) fn frame_bytes(&mut self, header: &[u8], payload: &[u8]) {
         let fpdu = self.next_header(Opcode::Send, header.len() + payload.len());
         if let Ok(header) = <&[u8; 8]>::try_from(header) {
-            // Message headers have this length. Header and FPDU header are copied together.
+            // The headers of the library's messages have 8 bytes. Such a header is copied together with the FPDU header.
             let mut both = [0; UNTAGGED_FPDU_HEADER_LEN + 8];
             both[..UNTAGGED_FPDU_HEADER_LEN].copy_from_slice(&fpdu);
             both[UNTAGGED_FPDU_HEADER_LEN..].copy_from_slice(header);
@@ -280,12 +286,12 @@ impl Transmitter {
         self.stream.seal(start);
     }
 
-    /// Returns the header of the next message, which is a Send of one segment.
+    /// Returns the FPDU header of the next Send message, which has one segment with `len` bytes.
     #[inline]
     fn next_header(&mut self, opcode: Opcode, len: usize) -> [u8; UNTAGGED_FPDU_HEADER_LEN] {
         let (queue, msn) = (SEND_QUEUE, self.msn);
         self.msn = msn.wrapping_add(1);
-        // A response that is pending when this FPDU is sent goes first.
+        // If a response is pending after this FPDU, it is framed before the next local message.
         self.answer_next = true;
         let header = Untagged { last: true, opcode, reserved_or_stag: 0, queue, msn, offset: 0 };
         let mut bytes = [0; UNTAGGED_FPDU_HEADER_LEN];
@@ -293,7 +299,8 @@ impl Transmitter {
         bytes
     }
 
-    /// Frames a Write that is no work request, if it is one small segment with nothing queued before it.
+    /// Frames a Write that has no work request, if it is one small segment and nothing is queued before it. Returns false if it was not
+    /// framed.
     #[inline]
     pub(crate) fn frame_write_now(&mut self, entry: &Sge, remote: &RemoteAddress, responder: &Responder) -> bool {
         let fits = entry.len() <= COPY_MAX.min(self.tagged_segment) && !entry.is_of_device();
@@ -305,7 +312,7 @@ impl Transmitter {
         frames
     }
 
-    /// Frames a Write of one segment.
+    /// Frames a Write that is one segment.
     #[inline]
     fn frame_write(&mut self, remote: &RemoteAddress, wr: &SendWr, sge: &Sge, len: usize) {
         let bytes = write_header(remote, len);
@@ -316,7 +323,7 @@ impl Transmitter {
         }
     }
 
-    /// Frames the request of a Read, which has the next number of the send queue.
+    /// Frames a Read Request, and records that its response is expected. Its work request is the next one to enter `framed`.
     #[inline]
     fn frame_read(&mut self, remote: &RemoteAddress, sink: &Sge, len: usize, requester: &mut Requester) {
         let sequence = Some(self.first + self.framed.len() as u64);
@@ -336,13 +343,13 @@ impl Transmitter {
         self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
     }
 
-    /// Queues a work request.
+    /// Appends a work request to `queue`. Copies the payload of an inline send.
     #[inline(never)]
     fn enqueue(&mut self, wr: &SendWr, len: usize) {
         let mut inline = 0;
         if wr.flags.contains(SendFlags::INLINE) {
             if self.inline.is_empty() {
-                // Allocated for the first inline send: most connections never have one.
+                // The inline buffer is allocated for the first inline send, because most connections have none.
                 self.inline.resize(self.inline_slots * self.inline_max, 0);
             }
             inline = self.inline_next * self.inline_max;
@@ -357,7 +364,7 @@ impl Transmitter {
         self.queue.push_back(UnframedSend { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, len, sges: wr.sges, inline });
     }
 
-    /// Adds the initiator's ready-to-receive message to the stream. Its STag is 1, as that of siw, since some adapters refuse 0.
+    /// Frames the initiator's ready-to-receive message. Its STag is 1, as in siw's, because some adapters refuse 0.
     pub(crate) fn ready_to_receive(&mut self, rtr: ReadyToReceive, requester: &mut Requester) {
         match rtr {
             ReadyToReceive::Write => self.tagged(&Tagged { last: true, opcode: Opcode::Write, stag: 1, offset: 0 }),
@@ -368,12 +375,12 @@ impl Transmitter {
                 let msn = requester.push(request);
                 self.stream.untagged(&request_header(Opcode::ReadRequest, msn), &read.emit());
             }
-            // It is never offered.
+            // An initiator never offers this kind.
             ReadyToReceive::Send => {}
         }
     }
 
-    /// Frames a tagged segment without payload.
+    /// Frames a tagged segment that has no payload.
     fn tagged(&mut self, header: &Tagged) {
         let mut bytes = [0; TAGGED_FPDU_HEADER_LEN];
         header.emit_into(TAGGED_HEADER_LEN as u16, &mut bytes);
@@ -381,14 +388,14 @@ impl Transmitter {
         self.stream.seal(start);
     }
 
-    /// Frames messages until the batch is full.
+    /// Frames messages until the batch of unsent FPDUs is full or nothing more can be framed.
     #[inline]
     fn frame(&mut self, requester: &mut Requester, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         while self.stream.has_room() {
             if self.fault.is_some() {
                 return;
             }
-            // A message is completed before another one begins.
+            // The segments of two messages are never mixed: a message that has begun is framed to its end first.
             let answer = responder.front().is_some_and(|pending| {
                 pending.done > 0 || (self.framed_part == 0 && !self.immediate_next && self.answer_next)
             });
@@ -396,7 +403,8 @@ impl Transmitter {
                 self.frame_own(requester);
                 self.answer_next = true;
             } else if let Some(pending) = responder.front() {
-                // An atomic operation changes memory that earlier responses may still be sent from.
+                // An atomic operation would change memory from which an earlier response is still being sent. So it waits until that is
+                // sent.
                 let atomic = matches!(pending.request, ServedRequest::Atomic(_));
                 if atomic && self.stream.has_lent() && !cfg!(planted = "an-atomic-overtakes-an-answer") {
                     return;
@@ -408,7 +416,7 @@ impl Transmitter {
         }
     }
 
-    /// Frames one segment of the send queue, which [`Transmitter::may_go`] has allowed.
+    /// Frames one segment of the first work request in `queue`. The caller has checked [`Transmitter::may_go`].
     #[inline]
     fn frame_own(&mut self, requester: &mut Requester) {
         let Self { stream, queue, framed_part, msn, inline, .. } = self;
@@ -457,7 +465,7 @@ impl Transmitter {
         }
     }
 
-    /// Frames the message that completes a receive of the peer after a Write (RFC 7306 §6).
+    /// Frames the Immediate Data message, which follows a Write and completes a receive of the peer (RFC 7306 §6).
     #[inline(never)]
     fn frame_immediate(&mut self, data: u32) {
         let solicited = self.queue.front().is_some_and(|e| e.flags.contains(SendFlags::SOLICITED));
@@ -468,7 +476,7 @@ impl Transmitter {
         self.entry_framed();
     }
 
-    /// Frames a Read Request or an Atomic Request.
+    /// Frames the Read Request or the Atomic Request of the first work request in `queue`.
     #[inline(never)]
     fn frame_request(&mut self, requester: &mut Requester) {
         let Some(entry) = self.queue.front() else { return };
@@ -488,7 +496,7 @@ impl Transmitter {
                 AtomicRequest::compare_swap(id, remote.key.0, remote.address, expected, swap)
             }
             SendOp::FetchAdd { remote, add } => AtomicRequest::fetch_add(id, remote.key.0, remote.address, add),
-            // Their payload is framed, and they need no request.
+            // These operations need no request: their payload is already framed.
             SendOp::Send
             | SendOp::SendWithImmediate(_)
             | SendOp::SendInvalidate(_)
@@ -514,7 +522,8 @@ impl Transmitter {
         self.immediate_next = false;
     }
 
-    /// Frames one segment of the response to the peer's oldest request. Its memory is looked up for each segment.
+    /// Frames one segment of the response to the peer's oldest request. The region is looked up again for each segment, because it may have
+    /// been revoked meanwhile.
     #[inline(never)]
     fn frame_answer(&mut self, responder: &mut Responder, keys: &KeyTable, scope: Key) {
         let Some(pending) = responder.front() else { return };
@@ -597,8 +606,8 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Frames and hands to TCP until all is sent, TCP is full, or other connections must be served. Calls `done` with every completed work
-    /// request.
+    /// Frames messages and hands them to TCP, until all are sent, TCP accepts no more, or the connection has used its budget. Calls `done`
+    /// with the completion of every work request that is complete.
     #[inline]
     pub(crate) fn transmit(
         &mut self,
@@ -647,7 +656,7 @@ impl Transmitter {
         }
     }
 
-    /// Completes the work requests at the front of the queue whose conditions are met.
+    /// Completes the work requests at the front of `framed` that TCP has accepted and whose responses, if any, have arrived.
     #[inline]
     pub(crate) fn reap(&mut self, requester: &Requester, done: &mut impl FnMut(Done)) {
         while let Some(framed) = self.framed.front() {
@@ -660,7 +669,8 @@ impl Transmitter {
         }
     }
 
-    /// Returns the work requests that were posted while nothing could be sent, with the payload of the inline ones.
+    /// Removes and returns the work requests in `queue`, for a connection that moves to shared memory and has sent nothing. Each has the
+    /// copied payload if it is an inline send.
     pub(crate) fn leave(&mut self) -> Vec<(SendWr, Option<Box<[u8]>>)> {
         let Self { queue, inline, .. } = self;
         let inline = |entry: &UnframedSend| {
@@ -673,14 +683,15 @@ impl Transmitter {
         queue.drain(..).map(request).collect()
     }
 
-    /// Ends the stream behind the last FPDU in progress. Returns the bytes that are still to be sent, with the Terminate behind them.
+    /// Ends the stream behind the last framed FPDU, with a Terminate if there is one. Returns a copy of the bytes that are still to be
+    /// sent.
     pub(crate) fn end(&mut self, terminate: Option<(TerminateCause, Option<Quote>)>) -> Vec<u8> {
         self.fault = None;
         self.stream.end(terminate)
     }
 
-    /// Removes all work requests after [`Transmitter::end`]. They complete as flushed, except for one if `failed` has a status: the one
-    /// with the given number, counted from the first of the queue, or without a number the first one that was not framed.
+    /// Completes all work requests as flushed after [`Transmitter::end`], except one that has failed and completes with the status in
+    /// `failed`. That is the one with the sequence number in `failed`. Without a number, it is the first one that is not framed.
     pub(crate) fn flush(&mut self, failed: Option<(Option<u64>, WcStatus)>, done: &mut impl FnMut(Done)) {
         let unframed = self.first + self.framed.len() as u64;
         let framed = self.framed.drain(..).map(|framed| framed.done);
@@ -697,7 +708,7 @@ impl Transmitter {
     }
 }
 
-/// Frames one segment of a work request.
+/// Frames one segment of a work request: the `len` bytes of its payload at `offset`.
 #[inline]
 fn payload(stream: &mut Stream, inline: &[u8], entry: &UnframedSend, header: &[u8], offset: usize, len: usize) {
     if entry.flags.contains(SendFlags::INLINE) {
@@ -714,12 +725,12 @@ fn payload(stream: &mut Stream, inline: &[u8], entry: &UnframedSend, header: &[u
     }
 }
 
-/// Returns the Tagged Offset of an entry that a response goes to.
+/// Returns the Tagged Offset of a scatter-gather entry to which a response is written: its virtual address.
 pub(crate) fn address(sge: &Sge) -> u64 {
     sge.address() as u64
 }
 
-/// Returns the header of a Write of one segment.
+/// Returns the FPDU header of a Write that is one segment with `len` bytes.
 #[inline]
 fn write_header(remote: &RemoteAddress, len: usize) -> [u8; TAGGED_FPDU_HEADER_LEN] {
     let header = Tagged { last: true, opcode: Opcode::Write, stag: remote.key.0, offset: remote.address };

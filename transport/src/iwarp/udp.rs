@@ -1,4 +1,4 @@
-//! The UDP sockets of datagrams, and of their groups.
+//! The UDP sockets of datagrams: sockets of local addresses, and sockets that have joined a multicast group.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::mem::{self, Interface};
 
-/// The hop limit of datagrams to a group: they stay on the link.
+/// The hop limit of datagrams to a multicast group. No router forwards them.
 const GROUP_HOPS: u32 = 1;
 
 fn open(address: SocketAddr) -> io::Result<Socket> {
@@ -20,7 +20,8 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Opens a socket at an address of this host. Its datagrams to groups leave through the interface of that address.
+/// Opens a socket bound to an address of this host. The datagrams that it sends to multicast groups leave through the interface with this
+/// address.
 pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = open(address)?;
     match address.ip() {
@@ -37,8 +38,8 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Opens a socket that receives the packets to a group on an interface, and to no other group or interface. Processes share its port. The
-/// system announces the membership to the network (IGMP, MLD).
+/// Opens a socket that receives only the packets to one multicast group on one interface. Several processes may open such sockets with the
+/// same port. The system announces the membership to the network (IGMP, MLD).
 pub(super) fn join(group: SocketAddr, at: IpAddr, interface: Interface) -> io::Result<Socket> {
     let socket = open(group)?;
     socket.set_reuse_address(true)?;
@@ -59,17 +60,17 @@ pub(super) fn join(group: SocketAddr, at: IpAddr, interface: Interface) -> io::R
     Ok(socket)
 }
 
-/// Returns the interface that has an address.
+/// Returns the network interface that has this local address.
 pub(super) fn interface(address: IpAddr) -> io::Result<Interface> {
     let socket = open(SocketAddr::new(address, 0))?;
     mem::interface_of(socket.as_fd(), address)
 }
 
-/// Returns the address of this host from which the system's routes lead to a peer.
+/// Returns the local address with which the system's routing table would send a packet to this peer.
 pub(super) fn source(peer: SocketAddr) -> io::Result<IpAddr> {
     let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
-    // Connecting a UDP socket sends nothing.
+    // This sends no packet: for UDP, it only selects the route and the local address.
     socket.connect(SocketAddr::new(peer.ip(), peer.port().max(1)))?;
     Ok(socket.local_addr()?.ip())
 }

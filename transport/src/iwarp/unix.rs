@@ -1,4 +1,4 @@
-//! The Unix sockets over which two processes of one host and one user set up shared memory.
+//! The Unix sockets with which two processes of one user on one host set up shared memory.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,19 +9,19 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::mem;
 
-/// The backlog of the listener: as many as the system allows, because a connection that finds it full stays on TCP.
+/// The backlog of the listener, as large as the system allows. A peer that finds the backlog full stays on TCP.
 const BACKLOG: i32 = i32::MAX;
-/// The id that stands for unknown users in a user namespace, unless the system reports another one.
+/// The user id that stands for all unknown users in a user namespace. Used if `/proc/sys/kernel/overflowuid` cannot be read.
 const OVERFLOW: u32 = 65534;
 
-/// Returns true if the peer of a connected TCP socket has the local address, or both addresses are loopback ones.
+/// Returns true if both ends of a connected TCP socket are on this host: their IP addresses are equal, or both are loopback addresses.
 pub(super) fn is_within_host(socket: &Socket) -> bool {
     let address = |address: io::Result<SockAddr>| Some(address.ok()?.as_socket()?.ip().to_canonical());
     let ends = address(socket.local_addr()).zip(address(socket.peer_addr()));
     ends.is_some_and(|(ours, theirs)| ours == theirs || (ours.is_loopback() && theirs.is_loopback()))
 }
 
-/// Returns an abstract address: it begins with a zero, and belongs to the network namespace.
+/// Returns the abstract address with this name. An abstract address begins with a zero byte and exists in one network namespace.
 fn address(name: &[u8]) -> io::Result<SockAddr> {
     let mut path = vec![0];
     path.extend_from_slice(name);
@@ -49,7 +49,8 @@ pub(super) fn connect(name: &[u8]) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Refuses a peer of another user. In a user namespace, all users from outside have one common id, which belongs to no user.
+/// Returns an error if the peer belongs to another user, or its user is unknown. In a user namespace, all unknown users have the same id,
+/// so equal ids prove nothing then.
 fn check_user(socket: &Socket) -> io::Result<()> {
     let (peer, own) = mem::peer_user(socket.as_fd())?;
     let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
