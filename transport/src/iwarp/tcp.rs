@@ -1,4 +1,5 @@
-//! The sockets of the embedded provider: TCP, and UDP for datagrams, with one inner epoll set for each of the two channels.
+//! The system's sockets for the embedded provider: TCP for streams, UDP for datagrams, Unix sockets for the setup of shared memory. Each of
+//! the two channels is an epoll set of its own.
 
 use std::fmt;
 use std::io;
@@ -17,24 +18,24 @@ use crate::mem::{self, Interface, Memory, Packets, RecvSlice, SendSlice};
 use crate::shm::MappedSegment;
 use crate::slab::{Key, Slab};
 
-/// The largest number of edges that are taken from a channel at a time.
+/// The largest number of edges that one call reads from a channel.
 const EVENTS: usize = 256;
 const WAKE: Token = Token(usize::MAX);
 
-/// Settings of [`TcpNet`].
+/// The settings of [`TcpNet`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TcpConfig {
-    /// The silence after which TCP probes the peer (`SO_KEEPALIVE`). `None` disables the probes.
+    /// The time without data after which TCP probes the peer (`SO_KEEPALIVE`). `None` disables the probes.
     pub keepalive: Option<Duration>,
     /// The longest time for which sent bytes may stay unacknowledged before the connection fails (`TCP_USER_TIMEOUT`).
     pub user_timeout: Option<Duration>,
-    /// Size of the socket's send buffer, bytes. `None` leaves it to the system's tuning.
+    /// The size of the socket's send buffer, bytes. `None` lets the system adapt it.
     pub send_buffer: Option<usize>,
-    /// Size of the socket's receive buffer, bytes. `None` leaves it to the system's tuning.
+    /// The size of the socket's receive buffer, bytes. `None` lets the system adapt it.
     pub recv_buffer: Option<usize>,
     /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`). `None` leaves the choice to the system.
-    /// If the system lacks the named one or does not allow it, the system's choice applies as well.
+    /// The choice is also the system's if it lacks the named algorithm or does not allow it.
     pub host_congestion: Option<String>,
 }
 
@@ -127,7 +128,7 @@ impl TcpNet {
         Ok(&self.sockets.get(id.0).ok_or_else(gone)?.socket)
     }
 
-    /// Returns the number of unread bytes of a socket, at most `most`.
+    /// Returns the number of unread bytes of a socket. Counts at most `most` bytes.
     #[cfg(test)]
     pub(super) fn unread(&self, id: SocketId, most: usize) -> usize {
         let mut room = vec![std::mem::MaybeUninit::uninit(); most];
@@ -208,7 +209,7 @@ impl Net for TcpNet {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         if let SocketAddr::V6(v6) = address {
-            // The wildcard address accepts IPv4 too, whatever the system's default is.
+            // A listener at the IPv6 wildcard address also accepts IPv4, even if the system's default is not to.
             socket.set_only_v6(*v6.ip() != Ipv6Addr::UNSPECIFIED)?;
         }
         if let Some(size) = self.config.recv_buffer {
@@ -284,7 +285,7 @@ impl Net for TcpNet {
         Ok(self.socket(socket)?.tcp_mss()? as usize)
     }
 
-    /// Returns `true` always: `TCP_INFO` has no safe wrapper, and the caller also waits for a grace time.
+    /// Always returns true, because `TCP_INFO` has no safe wrapper. The caller therefore waits for a grace time, too.
     fn all_acknowledged(&self, _socket: SocketId) -> bool {
         true
     }
@@ -309,7 +310,7 @@ impl Net for TcpNet {
 
     fn close(&mut self, socket: SocketId, reset: bool) {
         if let Some(entry) = self.sockets.remove(socket.0).filter(|_| reset) {
-            // A socket with a linger time of 0 resets its stream when it is closed.
+            // With a linger time of 0, closing the socket resets the connection.
             let _ = entry.socket.set_linger(Some(Duration::ZERO));
         }
     }
@@ -489,7 +490,7 @@ mod tests {
         (id, out)
     }
 
-    /// The connection leaves no socket behind. The conformance suite counts the descriptors of a process.
+    /// After each round, no socket of the connection is left. (The conformance suite also counts the descriptors of a process.)
     #[test]
     fn echoes_over_loopback() {
         for round in 0..20 {
@@ -531,7 +532,7 @@ mod tests {
         }
     }
 
-    /// A region over a memory file: the bytes that a peer writes are visible in another mapping of the file.
+    /// A region is in a memory file. The bytes that a peer writes to the region are visible in another mapping of the file.
     #[test]
     fn a_peer_writes_into_a_memory_file() {
         use std::os::fd::AsFd;
@@ -578,7 +579,7 @@ mod tests {
                 assert!(matches!(client.events[1].kind, CmEventKind::Rejected { .. }), "{:?}", client.events);
                 continue;
             }
-            // The request moves to another thread.
+            // Another thread adopts the connect request.
             let mut server = std::thread::spawn(move || {
                 let (id, device) = server.iwarp.handover().unwrap().attach(request, Instant::now()).unwrap();
                 assert_eq!(device, DeviceId(0));

@@ -1,38 +1,39 @@
-//! Atomic operations (RFC 7306 §5): the Atomic Request header, and what it does to 64 bits.
+//! Atomic operations (RFC 7306 §5): their headers, and their effect on a 64-bit value.
 
 use super::{be32, be64};
 
-/// Length of the Atomic Request header, behind the untagged header.
+/// The length of the Atomic Request header, octets. It follows the untagged DDP header.
 pub const ATOMIC_REQUEST_LEN: usize = 52;
-/// Length of the Atomic Response header, behind the untagged header.
+/// The length of the Atomic Response header, octets. It follows the untagged DDP header.
 pub const ATOMIC_RESPONSE_LEN: usize = 12;
 
 const FETCH_ADD: u32 = 0;
 const COMPARE_SWAP: u32 = 2;
 
-/// The header of an Atomic Request, and of the operation in it.
+/// The header of an Atomic Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicRequest {
-    /// The low four bits of the first word: the operation.
+    /// The code of the operation: the low four bits of the first word.
     pub operation: u32,
-    /// Identifier that is returned in the response.
+    /// An identifier, which the response repeats.
     pub request_id: u32,
-    /// STag of the region that holds the 8 bytes.
+    /// The STag of the region that contains the 64-bit value.
     pub stag: u32,
-    /// Their Tagged Offset, a multiple of 8.
+    /// The Tagged Offset of the 64-bit value, a multiple of 8.
     pub offset: u64,
-    /// The number to add, or the new value of a swap.
+    /// For an addition, the number to add. For a compare-and-swap, the new value.
     pub operand: u64,
-    /// For an addition, the bits whose carry is dropped; for a swap, the bits that are replaced.
+    /// For an addition, the highest bits of the fields that are added separately: no carry leaves them. For a compare-and-swap, the bits
+    /// that are replaced.
     pub operand_mask: u64,
-    /// The value that a swap compares with.
+    /// For a compare-and-swap, the value with which the old value is compared.
     pub compare: u64,
-    /// The bits that are compared.
+    /// For a compare-and-swap, the bits that are compared.
     pub compare_mask: u64,
 }
 
 impl AtomicRequest {
-    /// Returns a plain addition.
+    /// Creates the request for an addition to the whole 64-bit value.
     pub const fn fetch_add(request_id: u32, stag: u32, offset: u64, add: u64) -> Self {
         Self {
             operation: FETCH_ADD,
@@ -42,18 +43,18 @@ impl AtomicRequest {
             operand: add,
             operand_mask: 0,
             compare: 0,
-            // It has no meaning here, and all its bits are set (RFC 7306 §5.2.1).
+            // The field has no meaning in an addition. RFC 7306 §5.2.1 requires that all its bits are set.
             compare_mask: u64::MAX,
         }
     }
 
-    /// Returns a plain compare and swap.
+    /// Creates the request for a compare-and-swap of the whole 64-bit value.
     pub const fn compare_swap(request_id: u32, stag: u32, offset: u64, compare: u64, swap: u64) -> Self {
         let (operand, operand_mask, compare_mask) = (swap, u64::MAX, u64::MAX);
         Self { operation: COMPARE_SWAP, request_id, stag, offset, operand, operand_mask, compare, compare_mask }
     }
 
-    /// Reads the header. All octets are valid.
+    /// Parses the header. It cannot fail, because every value of every field can be represented.
     pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Self {
         Self {
             operation: be32(bytes, 0) & 0xf,
@@ -80,12 +81,12 @@ impl AtomicRequest {
         out
     }
 
-    /// Returns true if the operation is defined by RFC 7306.
+    /// Returns true if RFC 7306 defines the code of the operation.
     pub const fn is_known(&self) -> bool {
         matches!(self.operation, FETCH_ADD | COMPARE_SWAP)
     }
 
-    /// Returns the new value of the 8 bytes if their value is `old` (RFC 7306 §5.1).
+    /// Returns the new 64-bit value. `old` is the value before the operation (RFC 7306 §5.1).
     pub const fn apply(&self, old: u64) -> u64 {
         match self.operation {
             FETCH_ADD if self.operand_mask == 0 => old.wrapping_add(self.operand),
@@ -107,7 +108,7 @@ impl AtomicRequest {
     }
 }
 
-/// Returns the octets of an Atomic Response: the identifier of its request, and the previous value.
+/// Returns the octets of an Atomic Response: the identifier of the request, and the value before the operation.
 pub fn emit_response(request_id: u32, old: u64) -> [u8; ATOMIC_RESPONSE_LEN] {
     let mut out = [0; ATOMIC_RESPONSE_LEN];
     out[..4].copy_from_slice(&request_id.to_be_bytes());
@@ -115,7 +116,7 @@ pub fn emit_response(request_id: u32, old: u64) -> [u8; ATOMIC_RESPONSE_LEN] {
     out
 }
 
-/// Reads an Atomic Response: the identifier and the previous value.
+/// Parses an Atomic Response. Returns the identifier of the request, and the value before the operation.
 pub fn parse_response(bytes: &[u8; ATOMIC_RESPONSE_LEN]) -> (u32, u64) {
     (be32(bytes, 0), be64(bytes, 4))
 }
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(AtomicRequest::fetch_add(1, 2, 8, 3).apply(u64::MAX), 2);
         assert_eq!(AtomicRequest::compare_swap(1, 2, 8, 5, 9).apply(5), 9);
         assert_eq!(AtomicRequest::compare_swap(1, 2, 8, 5, 9).apply(6), 6);
-        // Two counters of 32 bits in one word.
+        // The mask splits the value into two counters of 32 bits, which are added separately.
         let halves = AtomicRequest { operand_mask: 1 << 31, ..AtomicRequest::fetch_add(1, 2, 8, 1 << 32 | 1) };
         assert_eq!(halves.apply(0xffff_ffff), 1 << 32);
         let low =
@@ -139,7 +140,7 @@ mod tests {
         assert!(!AtomicRequest { operation: 1, ..low }.is_known() && low.is_known());
     }
 
-    /// The whole segments of RFC 7306, appendices A.1 to A.3, with a value of its own in each field.
+    /// The complete segments of RFC 7306, appendices A.1 to A.3. Each field has a different value.
     #[test]
     fn layouts_of_the_rfc() {
         use super::super::ddp::UNTAGGED_FPDU_HEADER_LEN;
@@ -163,7 +164,8 @@ mod tests {
             compare: 0x6666_6667_6666_6668,
             compare_mask: 0x7777_7778_7777_7779,
         };
-        // Length and control octets, reserved, QN, MSN, MO; AOpCode, identifier, STag, TO, data and mask, twice.
+        // The words in order: length and control octets, reserved field, QN, MSN, MO, operation, identifier, STag. Then follow TO, data,
+        // mask, compare data and compare mask, with two words each.
         let want = words(&[
             0x0046_414a,
             0,
@@ -187,7 +189,7 @@ mod tests {
         assert_eq!(segment(Opcode::AtomicRequest, 1, 7, &swap.emit()), want);
         let body: &[u8; ATOMIC_REQUEST_LEN] = want[20..].try_into().unwrap();
         assert_eq!(AtomicRequest::parse(body), swap);
-        // Reserved bits are ignored. A plain addition fills the unused fields as figure 5 shows.
+        // The reserved bits are ignored. In an addition, the unused fields have the values of figure 5.
         let mut reserved = *body;
         reserved[..4].copy_from_slice(&[0xff, 0xff, 0xff, 0xf2]);
         assert_eq!(AtomicRequest::parse(&reserved), swap);
@@ -204,7 +206,7 @@ mod tests {
         }
     }
 
-    /// The pseudocode of RFC 7306 §5.1.1 for fields of 16 bits: each is added separately.
+    /// The mask splits the value into fields of 16 bits. As in the pseudocode of RFC 7306 §5.1.1, each field is added separately.
     #[test]
     fn fields_of_a_masked_addition() {
         let add = AtomicRequest {

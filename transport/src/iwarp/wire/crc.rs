@@ -2,22 +2,23 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// A running CRC32c. It is four bytes of state, so a connection can carry one through a segment of any size.
+/// A CRC32c that is computed in parts, as the octets of a segment arrive.
 ///
-/// On the wire the value is stored little-endian: `finish().to_le_bytes()`.
+/// On the wire, the value is stored little-endian: `finish().to_le_bytes()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc32c {
-    /// The shift register, before the final complement.
+    /// The CRC register. The checksum is its complement.
     state: u32,
 }
 
-/// The register before the first octet (RFC 5044 §4.4).
+/// The value of the CRC register before the first octet (RFC 5044 §4.4).
 const INITIAL: u32 = !0;
 
-/// Up to this many octets, a table is faster than setting up the wide implementation: pads, and the ends of reads.
+/// Up to this number of octets, the table is faster than the wide implementation, which needs a setup. Pads and the ends of reads are so
+/// short.
 const SMALL: usize = 8;
 
-/// The table of one step per octet, for the reflected polynomial 0x1edc6f41.
+/// The effect of one octet on the CRC register, for the reflected polynomial 0x1edc6f41.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut index = 0;
@@ -35,17 +36,17 @@ const TABLE: [u32; 256] = {
 };
 
 impl Crc32c {
-    /// Returns the checksum of no octets.
+    /// Begins a checksum, without any octets.
     pub const fn new() -> Self {
         Self { state: INITIAL }
     }
 
-    /// Adds the octets that follow on the wire.
+    /// Adds the next octets, in the order of the wire.
     pub fn update(&mut self, bytes: &[u8]) {
         self.state = if bytes.len() <= SMALL {
             bytes.iter().fold(self.state, |state, &byte| state >> 8 ^ TABLE[usize::from(state as u8 ^ byte)])
         } else if self.state == INITIAL {
-            // The one-shot form skips the copy of the parameters that a digest makes.
+            // At the start of a message, the one-shot function is faster, because a digest copies its parameters.
             !crc_fast::crc32_iscsi(bytes)
         } else {
             let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(self.state));
@@ -54,7 +55,7 @@ impl Crc32c {
         };
     }
 
-    /// Returns the checksum of all octets so far.
+    /// Returns the checksum of all octets that were added.
     pub const fn finish(self) -> u32 {
         !self.state
     }
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Computes the CRC bit by bit from the definition.
+    /// Computes the CRC bit by bit, as the standard defines it.
     fn reference(bytes: &[u8]) -> u32 {
         !bytes.iter().fold(!0u32, |state, &byte| {
             (0..8).fold(state ^ u32::from(byte), |s, _| s >> 1 ^ if s & 1 == 1 { 0x82f6_3b78 } else { 0 })
@@ -101,13 +102,13 @@ mod tests {
         }
     }
 
-    /// The register can return to its initial value in the middle of a message.
+    /// In the middle of a message, the register can have its initial value again. This must not be taken for the start of a message.
     #[test]
     fn register_back_at_the_initial_value() {
         let mut running = Crc32c::new();
         let mut message = b"a header of sixteen+".to_vec();
         running.update(&message);
-        // Four octets bring the register to any value: run the steps backwards from the wanted one.
+        // Four octets can bring the register to any value. Compute them backwards from the value that is wanted.
         let mut wanted = INITIAL;
         let mut indices = [0u8; 4];
         for index in indices.iter_mut().rev() {

@@ -1,17 +1,17 @@
-//! DDP segment headers with the RDMAP control octet inside (RFC 5041 §4, RFC 5040 §4.1).
+//! The headers of DDP segments, which include the RDMAP control octet (RFC 5041 §4, RFC 5040 §4.1).
 
 use super::cause::TerminateCause;
 use super::opcode::{Opcode, SEND_QUEUE, TAGGED_HEADER_LEN, TERMINATE_QUEUE, UNTAGGED_HEADER_LEN};
 use super::read::READ_REQUEST_LEN;
 use super::{be32, be64};
 
-/// Length of a tagged header with the ULPDU_Length field before it.
+/// The length of an FPDU's header for a tagged segment: the ULPDU_Length field and the tagged header.
 pub const TAGGED_FPDU_HEADER_LEN: usize = 2 + TAGGED_HEADER_LEN;
-/// Length of an untagged header with the ULPDU_Length field before it.
+/// The length of an FPDU's header for an untagged segment: the ULPDU_Length field and the untagged header.
 pub const UNTAGGED_FPDU_HEADER_LEN: usize = 2 + UNTAGGED_HEADER_LEN;
-/// Length of an untagged header with the ULPDU_Length field before it and the Read Request header behind it.
+/// The length of an FPDU's header for a Read Request: the ULPDU_Length field, the untagged header and the Read Request header.
 pub const READ_REQUEST_FPDU_HEADER_LEN: usize = UNTAGGED_FPDU_HEADER_LEN + READ_REQUEST_LEN;
-/// The largest ULPDU_Length.
+/// The largest value of the ULPDU_Length field.
 pub const MAX_ULPDU_LEN: usize = u16::MAX as usize;
 
 const TAGGED: u8 = 0x80;
@@ -21,21 +21,22 @@ const DDP_VERSION: u8 = 0x01;
 const RDMAP_VERSION_MASK: u8 = 0xc0;
 const RDMAP_VERSION: u8 = 0x40;
 
-/// The header of a segment that names its destination by STag and offset (RFC 5041 §4.1): a Write or Read Response.
+/// The header of a tagged segment, which names its destination by an STag and an offset (RFC 5041 §4.1). Writes and Read Responses are
+/// tagged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tagged {
-    /// L: the last segment of its message.
+    /// The L bit: true in the last segment of a message.
     pub last: bool,
-    /// The operation.
+    /// The RDMAP operation.
     pub opcode: Opcode,
-    /// Steering Tag of the buffer.
+    /// The STag of the destination region.
     pub stag: u32,
-    /// Tagged Offset (TO) of this segment's payload.
+    /// The Tagged Offset (TO) to which the payload of this segment goes.
     pub offset: u64,
 }
 
 impl Tagged {
-    /// Writes the ULPDU_Length field and the header.
+    /// Writes the ULPDU_Length field and this header to `out`.
     #[inline]
     pub fn emit_into(&self, ulpdu_len: u16, out: &mut [u8; TAGGED_FPDU_HEADER_LEN]) {
         out[..4].copy_from_slice(&emit_prefix(ulpdu_len, TAGGED, self.last, self.opcode));
@@ -44,29 +45,32 @@ impl Tagged {
     }
 }
 
-/// The header of a segment that goes to the next buffer of a queue (RFC 5041 §4.2): all other operations.
+/// The header of an untagged segment, which goes to the next buffer of a queue (RFC 5041 §4.2). All operations except Writes and Read
+/// Responses are untagged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Untagged {
-    /// L: the last segment of its message.
+    /// The L bit: true in the last segment of a message.
     pub last: bool,
-    /// The operation.
+    /// The RDMAP operation.
     pub opcode: Opcode,
-    /// The STag to invalidate, in every segment of a Send with Invalidate. In other segments it is reserved, and kept as received.
+    /// In a Send with Invalidate, the STag to invalidate. In any other segment, a reserved field, which is kept as received.
     pub reserved_or_stag: u32,
-    /// Queue Number (QN).
+    /// The Queue Number (QN).
     pub queue: u32,
-    /// Message Sequence Number (MSN): counted from 1 per queue and direction, the same in all segments of a message.
+    /// The Message Sequence Number (MSN). Messages are counted from 1, separately per queue and direction. All segments of a message have
+    /// the same MSN.
     pub msn: u32,
-    /// Message Offset (MO) of this segment's payload.
+    /// The Message Offset (MO): the position of this segment's payload in its message.
     pub offset: u32,
 }
 
 impl Untagged {
-    /// The header of the only Terminate that a stream may send (RFC 5040 §4.8).
+    /// The header of a Terminate. It is constant, because a stream sends at most one Terminate (RFC 5040 §4.8).
     pub const TERMINATE: Self =
         Self { last: true, opcode: Opcode::Terminate, reserved_or_stag: 0, queue: TERMINATE_QUEUE, msn: 1, offset: 0 };
 
-    /// Returns the payload of an FPDU without its CRC, if the FPDU is a complete plain Send with this MSN.
+    /// Returns the payload of a Send that is one segment and has this MSN. `body` is a complete FPDU without its CRC. Returns `None` for
+    /// any other FPDU.
     #[inline]
     pub(in crate::iwarp) fn whole_send(body: &[u8], msn: u32) -> Option<&[u8]> {
         let (header, rest) = body.split_first_chunk::<UNTAGGED_FPDU_HEADER_LEN>()?;
@@ -76,7 +80,7 @@ impl Untagged {
         rest.get(..((prefix >> 16) as usize).checked_sub(UNTAGGED_HEADER_LEN)?).filter(|_| plain)
     }
 
-    /// Writes the ULPDU_Length field and the header.
+    /// Writes the ULPDU_Length field and this header to `out`.
     #[inline]
     pub fn emit_into(&self, ulpdu_len: u16, out: &mut [u8; UNTAGGED_FPDU_HEADER_LEN]) {
         out[..4].copy_from_slice(&emit_prefix(ulpdu_len, 0, self.last, self.opcode));
@@ -92,74 +96,75 @@ fn emit_prefix(ulpdu_len: u16, tagged: u8, last: bool, opcode: Opcode) -> [u8; 4
     [high, low, tagged | if last { LAST } else { 0 } | DDP_VERSION, RDMAP_VERSION | opcode.raw()]
 }
 
-/// The reasons to refuse a header. [`cause`](Self::cause) returns the code for the peer.
+/// The reason why a header is invalid. [`cause`](Self::cause) returns the error code for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// The caller passed fewer octets than [`header_len`] requires. The peer is not at fault.
+    /// The caller has passed fewer octets than [`header_len`] requires. This is no fault of the peer.
     #[error("{have} octets of a header that needs {need}")]
     Truncated {
-        /// Octets given.
+        /// The number of octets that the caller has passed.
         have: usize,
-        /// Octets needed so far.
+        /// The number of octets that are needed to parse further.
         need: usize,
     },
-    /// ULPDU_Length is below the minimum of the operation. The opcode is `None` if not even the control octets are covered.
+    /// The ULPDU_Length is below the minimum of the operation. The opcode is `None` if the ULPDU is too short to contain one.
     #[error("ULPDU_Length {ulpdu_len} is below the {min} of {opcode:?}")]
     TooShort {
-        /// The operation, if the ULPDU reaches that far.
+        /// The operation, if the ULPDU contains the opcode.
         opcode: Option<Opcode>,
-        /// ULPDU_Length as received.
+        /// The received ULPDU_Length.
         ulpdu_len: u16,
-        /// The smallest valid length.
+        /// The smallest valid ULPDU_Length.
         min: u16,
     },
-    /// ULPDU_Length is above the maximum of an operation of fixed size.
+    /// The ULPDU_Length is above the maximum of an operation whose messages have a fixed size.
     #[error("ULPDU_Length {ulpdu_len} is above the {max} of {opcode:?}")]
     TooLong {
         /// The operation.
         opcode: Opcode,
-        /// ULPDU_Length as received.
+        /// The received ULPDU_Length.
         ulpdu_len: u16,
-        /// The largest valid length.
+        /// The largest valid ULPDU_Length.
         max: u16,
     },
-    /// A DDP version other than 1 (RFC 5041 §4.1).
+    /// The DDP version is not 1 (RFC 5041 §4.1).
     #[error("DDP version {version}, not 1")]
     DdpVersion {
-        /// The version received.
+        /// The received version.
         version: u8,
-        /// The T bit, which selects the error code.
+        /// The T bit, on which the error code depends.
         tagged: bool,
     },
-    /// An RDMAP version other than 1 (RFC 5040 §4.1).
+    /// The RDMAP version is not 1 (RFC 5040 §4.1).
     #[error("RDMAP version {version}, not 1")]
     RdmapVersion {
-        /// The version received.
+        /// The received version.
         version: u8,
     },
-    /// An undefined opcode.
+    /// The opcode is undefined.
     #[error("unknown RDMAP opcode {0:#x}")]
     UnknownOpcode(u8),
-    /// The T bit does not match the opcode (RFC 5040 §4.2). siw ignores the bit and parses by opcode.
+    /// The T bit does not match the opcode (RFC 5040 §4.2). siw ignores the bit and relies on the opcode.
     #[error("T bit {tagged} contradicts {opcode:?}")]
     TaggedMismatch {
         /// The operation.
         opcode: Opcode,
-        /// The T bit received.
+        /// The received T bit.
         tagged: bool,
     },
 }
 
 impl HeaderError {
-    /// Returns the Terminate for this error.
+    /// Returns the cause of the Terminate for this error.
     ///
-    /// If the extensions of RFC 7306 are off, their opcodes are unexpected at any length. Check [`Opcode::is_extension`] of a
-    /// [`TooShort`](Self::TooShort) or [`TooLong`](Self::TooLong) first in that case.
+    /// Without an agreement on the extensions of RFC 7306, their opcodes are unexpected whatever the length is. So first check
+    /// [`Opcode::is_extension`] for a [`TooShort`](Self::TooShort) or [`TooLong`](Self::TooLong).
     pub fn cause(&self) -> TerminateCause {
         match *self {
             Self::Truncated { .. } | Self::TooShort { .. } => TerminateCause::LLP_FPDU_LENGTH,
-            // The buffer of such a queue is as large as its one kind of message (RFC 5041 §7.1).
+            // The messages of such a queue have a fixed size, and so have its buffers. So a longer message is too long for its buffer (RFC
+            // 5041 §7.1).
             Self::TooLong { .. } => TerminateCause::DDP_UNTAGGED_TOO_LONG,
             Self::DdpVersion { tagged: true, .. } => TerminateCause::DDP_TAGGED_VERSION,
             Self::DdpVersion { tagged: false, .. } => TerminateCause::DDP_UNTAGGED_VERSION,
@@ -169,24 +174,25 @@ impl HeaderError {
     }
 }
 
-/// The header of a DDP segment.
+/// The header of a DDP segment, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentHeader {
-    /// The header of a segment that names its destination by STag and offset.
+    /// A tagged segment: it names its destination by an STag and an offset.
     Tagged(Tagged),
-    /// The header of a segment that goes to the next buffer of a queue.
+    /// An untagged segment: it goes to the next buffer of a queue.
     Untagged(Untagged),
 }
 
-/// Returns the number of header octets to wait for, from the length field and the control octets.
+/// Returns the number of header octets that must arrive before [`SegmentHeader::parse`] is called. `prefix` is the length field and the
+/// control octets.
 ///
-/// It is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. Everything else counts as payload, including the
-/// payload of a Terminate.
+/// The number is 16 for a tagged segment, 20 for an untagged one and 48 for a Read Request. All other octets count as payload, also those
+/// of a Terminate.
 pub fn header_len(prefix: &[u8; 4]) -> Result<usize, HeaderError> {
     Ok(len_of(parse_prefix(prefix)?.1))
 }
 
-/// Returns the number of octets of an operation's header.
+/// Returns the length of the header of an operation, with the ULPDU_Length field, octets.
 #[inline]
 const fn len_of(opcode: Opcode) -> usize {
     match opcode {
@@ -196,12 +202,13 @@ const fn len_of(opcode: Opcode) -> usize {
     }
 }
 
-/// Reads and checks the L bit and the opcode. The versions are checked first, since the meaning of the other bits depends on them.
+/// Parses and checks the first four octets of an FPDU. Returns the L bit and the opcode. Checks the versions first, because the meaning of
+/// the other bits depends on them.
 #[inline]
 fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
-    // Most are plain Sends, for which this is equivalent to the code below.
+    // A shortcut for the most frequent segments, plain Sends. It has the same result as the code below.
     let is_send = ddp & (TAGGED | DDP_VERSION_MASK) == DDP_VERSION
         && rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | Opcode::Send.raw();
     if is_send && ulpdu_len >= UNTAGGED_HEADER_LEN as u16 {
@@ -213,7 +220,7 @@ fn parse_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
 fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
     let [high, low, ddp, rdmap] = *prefix;
     let ulpdu_len = u16::from_be_bytes([high, low]);
-    // Most of the others are tagged, for which this is equivalent to the code below.
+    // A shortcut for tagged segments, which are most of the others. It has the same result as the code below.
     if ddp & (TAGGED | DDP_VERSION_MASK) == TAGGED | DDP_VERSION && ulpdu_len >= TAGGED_HEADER_LEN as u16 {
         for opcode in [Opcode::Write, Opcode::ReadResponse] {
             if rdmap & (RDMAP_VERSION_MASK | 0x0f) == RDMAP_VERSION | opcode.raw() {
@@ -249,9 +256,9 @@ fn parse_other_prefix(prefix: &[u8; 4]) -> Result<(bool, Opcode), HeaderError> {
 }
 
 impl SegmentHeader {
-    /// Reads the header from octets that begin at the ULPDU_Length field and hold at least [`header_len`].
+    /// Parses a header. `bytes` begins with the ULPDU_Length field and has at least [`header_len`] octets.
     ///
-    /// A Read Request's own header, behind its untagged header, is read by [`ReadRequest`](super::ReadRequest).
+    /// The second header of a Read Request, behind its untagged header, is parsed by [`ReadRequest`](super::ReadRequest).
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let truncated = |need| HeaderError::Truncated { have: bytes.len(), need };
@@ -277,13 +284,13 @@ impl SegmentHeader {
         }
     }
 
-    /// Returns the number of octets of the header, as [`header_len`] does.
+    /// Returns the length of the header in octets, with the ULPDU_Length field. It is the number that [`header_len`] returns.
     #[inline]
     pub fn octets(&self) -> usize {
         len_of(self.opcode())
     }
 
-    /// Returns the operation.
+    /// Returns the RDMAP operation.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         match self {
@@ -292,7 +299,7 @@ impl SegmentHeader {
         }
     }
 
-    /// Returns L: true for the last segment of its message.
+    /// Returns the L bit: true in the last segment of a message.
     pub fn last(&self) -> bool {
         match self {
             Self::Tagged(tagged) => tagged.last,
@@ -319,7 +326,7 @@ mod tests {
             ([0, 26, 0x41, 0x48], Ok(20)),
             ([0, 70, 0x41, 0x4a], Ok(20)),
             ([0, 30, 0x41, 0x4b], Ok(20)),
-            // Reserved bits are ignored.
+            // Reserved bits are set, and are ignored.
             ([0, 14, 0xfd, 0x70], Ok(16)),
             ([0, 1, 0xc1, 0x40], Err(HeaderError::TooShort { opcode: None, ulpdu_len: 1, min: 14 })),
             ([0, 13, 0xc1, 0x40], Err(HeaderError::TooShort { opcode: Some(Opcode::Write), ulpdu_len: 13, min: 14 })),
@@ -365,7 +372,7 @@ mod tests {
             let need = if have < 4 { 4 } else { 20 };
             assert_eq!(SegmentHeader::parse(&bytes[..have]), Err(HeaderError::Truncated { have, need }));
         }
-        // A Read Request includes its own header.
+        // The header of a Read Request includes the Read Request header itself.
         Untagged { opcode: Opcode::ReadRequest, ..Untagged::TERMINATE }.emit_into(46, &mut bytes);
         assert_eq!(SegmentHeader::parse(&bytes), Err(HeaderError::Truncated { have: 20, need: 48 }));
     }
@@ -392,7 +399,7 @@ mod tests {
             prop_assert_eq!(u16::from_be_bytes([bytes[0], bytes[1]]), ulpdu_len);
         }
 
-        /// Parsing and writing restores the octets except for the reserved bits.
+        /// Random octets cause no panic. If they can be parsed, writing them again gives the same octets except for reserved bits.
         #[test]
         fn takes_anything(mut bytes in prop::collection::vec(any::<u8>(), 0..80), sane: bool, op in 0u8..12) {
             if let (true, Some(control)) = (sane, bytes.get_mut(2..4)) {
@@ -421,7 +428,7 @@ mod tests {
         }
     }
 
-    /// All 2^32 prefixes are too many; all control octets at the relevant lengths are feasible.
+    /// A test of all 2^32 prefixes would take too long. This one tests all control octets, with the lengths near a limit.
     #[test]
     fn every_control_octet() {
         for ulpdu_len in [0u16, 1, 2, 13, 14, 17, 18, 26, 30, 45, 46, 47, 70, 71, u16::MAX] {
@@ -432,7 +439,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&[high, low, ddp, rdmap]);
                 let awaited = header_len(&[high, low, ddp, rdmap]);
                 assert_eq!(SegmentHeader::parse(&bytes).err(), awaited.err());
-                // The expected length never exceeds the FPDU.
+                // The header length never exceeds the FPDU, or a receiver would wait for octets of the next one.
                 assert!(awaited.is_ok_and(|len| len <= 2 + usize::from(ulpdu_len)) || awaited.is_err());
             }
         }

@@ -1,7 +1,7 @@
 //! The wire format of iWARP, parsed and written: MPA (RFC 5044, 6581), DDP (RFC 5041), RDMAP (RFC 5040, opcodes of RFC 7306).
 //!
-//! There is no I/O, no clock and no allocation here, and no octets cause a panic. Reserved bits are ignored when read and zero when
-//! written, except where a field states that it keeps them.
+//! The code has no I/O, no clock and no allocation, and no input can cause a panic. Reserved bits are ignored in input, and are zero in
+//! output unless the documentation of a field says that it keeps them.
 #![forbid(unsafe_code)]
 
 pub mod atomic;
@@ -22,12 +22,12 @@ pub use opcode::Opcode;
 pub use read::ReadRequest;
 pub use terminate::{Quote, Terminate};
 
-/// Returns the big-endian 32-bit word at `at`. The callers index fixed-size arrays with constants.
+/// Returns the big-endian 32-bit word at the offset `at`. Callers pass a constant offset that is inside the array.
 fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Returns the big-endian 64-bit word at `at`, as [`be32`] does.
+/// Returns the big-endian 64-bit word at the offset `at`. Callers pass a constant offset that is inside the array.
 fn be64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
     u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
 }

@@ -2,23 +2,23 @@
 
 use super::ddp::MAX_ULPDU_LEN;
 
-/// The key of a Request Frame (RFC 5044 §7.1.1).
+/// The first octets of a Request Frame, by which it is recognized (RFC 5044 §7.1.1).
 pub const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
-/// The key of a Reply Frame (RFC 5044 §7.1.1).
+/// The first octets of a Reply Frame, by which it is recognized (RFC 5044 §7.1.1).
 pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
-/// Length of the fixed part of a startup frame; private data follows.
+/// The length of the fixed part of a startup frame. The private data follows it.
 pub const STARTUP_HEADER_LEN: usize = 20;
-/// The largest PD_Length that is accepted (RFC 5044 §7.1.1).
+/// The largest PD_Length (length of the private data) that is accepted (RFC 5044 §7.1.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// The largest PD_Length that siw and cxgb4 accept, including the enhanced block: the limit for sent frames.
+/// The largest PD_Length of sent frames, including the enhanced block. siw and cxgb4 accept no more.
 pub const MAX_PRIVATE_DATA_TO_SIW: usize = 256;
-/// Length of the IRD and ORD block at the start of the private data of an enhanced frame (RFC 6581 §6).
+/// The length of the enhanced block, with IRD and ORD, at the start of an enhanced frame's private data (RFC 6581 §6).
 pub const ENHANCED_LEN: usize = 4;
-/// Length of the CRC field of an FPDU, which is present even when it is unused (RFC 5044 §4.1).
+/// The length of the CRC field of an FPDU. The field exists even if no CRC is used (RFC 5044 §4.1).
 pub const CRC_LEN: usize = 4;
-/// Length of the ULPDU_Length field of an FPDU.
+/// The length of the ULPDU_Length field at the start of an FPDU.
 pub const LENGTH_LEN: usize = 2;
-/// The value of an IRD or ORD that means "do not negotiate" (RFC 6581 §9.1).
+/// The value of IRD or ORD with which a peer declines to negotiate it (RFC 6581 §9.1).
 pub const NO_NEGOTIATION: u16 = 0x3fff;
 /// The length of the longest FPDU.
 pub const MAX_FPDU_LEN: usize = fpdu_len(MAX_ULPDU_LEN);
@@ -29,17 +29,17 @@ const REJECT: u8 = 0x20;
 const ENHANCED: u8 = 0x10;
 const RESERVED: u8 = 0x0f;
 
-/// Returns the length of the pad that extends an FPDU to a multiple of four octets (RFC 5044 §4.1).
+/// Returns the length of the pad, which extends an FPDU to a multiple of four octets (RFC 5044 §4.1).
 pub const fn pad_len(ulpdu_len: usize) -> usize {
     (LENGTH_LEN + (ulpdu_len & 3)).wrapping_neg() & 3
 }
 
-/// Returns the length of the whole FPDU: length field, ULPDU, pad and CRC (RFC 5044 §4.1), without markers.
+/// Returns the length of a whole FPDU without markers: length field, ULPDU, pad and CRC (RFC 5044 §4.1).
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
 }
 
-/// The two kinds of startup frames.
+/// The two kinds of MPA startup frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartupKind {
     /// Sent by the initiator as the first octets of its stream.
@@ -48,20 +48,19 @@ pub enum StartupKind {
     Reply,
 }
 
-/// The reasons to refuse the fixed part of a startup frame. For the peer, all of these are [`TerminateCause::LLP_STARTUP`].
+/// The reason why the fixed part of a startup frame is invalid. The Terminate for each of them is [`TerminateCause::LLP_STARTUP`].
 ///
 /// [`TerminateCause::LLP_STARTUP`]: super::TerminateCause::LLP_STARTUP
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartupError {
-    /// The frame has neither key, so the peer does not speak MPA.
+    /// The frame begins with neither of the two keys, so the peer does not speak MPA.
     #[error("not an MPA startup frame: unknown key")]
     BadKey,
     /// PD_Length is above [`MAX_PRIVATE_DATA`].
     #[error("PD_Length {0} is above the {MAX_PRIVATE_DATA} of RFC 5044 §7.1.1")]
     PrivateDataTooLong(u16),
-    /// The frame is enhanced, but PD_Length leaves no room for IRD and ORD. siw sends this for 252 octets of private
-    /// data.
+    /// The frame is enhanced, but PD_Length is too small for the enhanced block. siw sends such a frame for 252 octets of private data.
     #[error("PD_Length {0} of an enhanced frame is below the {ENHANCED_LEN} of RFC 6581 §6")]
     EnhancedTooShort(u16),
 }
@@ -69,28 +68,28 @@ pub enum StartupError {
 /// The fixed part of a Request or Reply Frame (RFC 5044 §7.1.1, RFC 6581 §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartupHeader {
-    /// Request or Reply.
+    /// The kind of the frame: Request or Reply.
     pub kind: StartupKind,
-    /// M: the sender requires markers in what it receives.
+    /// The M bit: the sender of the frame requires markers in the stream that it receives.
     pub markers: bool,
-    /// C: the sender requests CRC, which is used in both directions if either peer requests it.
+    /// The C bit: the sender requests a CRC. If either peer does, both directions have a CRC.
     pub crc: bool,
-    /// R: the responder rejects.
+    /// The R bit: the responder rejects the connection.
     pub reject: bool,
-    /// S: the private data begins with an [`Enhanced`] block. Reserved in revision 1.
+    /// The S bit: the private data begins with an [`Enhanced`] block. The bit is reserved in revision 1.
     pub enhanced: bool,
-    /// The low four flag bits as received. siw uses 0x08 and echoes any in a reply; send 0.
+    /// The low four bits of the flags, which are reserved and should be 0. siw sends 0x08, and its replies repeat the bits of the request.
     pub reserved: u8,
-    /// The MPA revision, not checked here: 1 is RFC 5044, 2 is RFC 6581.
+    /// The MPA revision: 1 is RFC 5044, 2 is RFC 6581. Any value is accepted here.
     pub revision: u8,
-    /// PD_Length: the length of everything that follows, including the enhanced block.
+    /// PD_Length: the number of octets that follow the fixed part, including the enhanced block.
     pub private_data_len: u16,
 }
 
 impl StartupHeader {
-    /// Reads the fixed part. Exactly `private_data_len` octets follow it.
+    /// Parses the fixed part of a startup frame. Exactly `private_data_len` octets follow it.
     ///
-    /// The length of an enhanced frame is checked from revision 2 on; before that, the bit has no meaning.
+    /// From revision 2 on, also checks that an enhanced frame is long enough for its enhanced block.
     pub fn parse(bytes: &[u8; STARTUP_HEADER_LEN]) -> Result<Self, StartupError> {
         let kind = if bytes.starts_with(&REQUEST_KEY) {
             StartupKind::Request
@@ -120,7 +119,7 @@ impl StartupHeader {
         })
     }
 
-    /// Returns the octets of the fixed part, without checking it.
+    /// Returns the octets of the fixed part. The values are not checked.
     pub fn emit(&self) -> [u8; STARTUP_HEADER_LEN] {
         let mut out = [0; STARTUP_HEADER_LEN];
         out[..16].copy_from_slice(match self.kind {
@@ -139,27 +138,27 @@ impl StartupHeader {
     }
 }
 
-/// IRD, ORD and the ready-to-receive options of an enhanced frame (RFC 6581 §6, §9).
+/// The enhanced block of a startup frame: IRD, ORD and the ready-to-receive options (RFC 6581 §6, §9).
 ///
-/// IRD and ORD are from the view of the frame's sender.
+/// IRD and ORD are those of the side that sends the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Enhanced {
-    /// A: the peer-to-peer model, in which the initiator sends an RTR first.
+    /// The A bit: the peer-to-peer model, in which the initiator first sends a ready-to-receive message (RTR).
     pub peer_to_peer: bool,
-    /// B: a zero-length Send as RTR.
+    /// The B bit: the RTR may be a Send without payload.
     pub rtr_send: bool,
-    /// The number of Reads that the sender can serve at a time, 14 bits; see [`NO_NEGOTIATION`].
+    /// IRD: the number of outstanding Reads that the sender of the frame can serve, 14 bits; or [`NO_NEGOTIATION`].
     pub ird: u16,
-    /// C: a zero-length Write as RTR.
+    /// The C bit: the RTR may be a Write without payload.
     pub rtr_write: bool,
-    /// D: a zero-length Read as RTR.
+    /// The D bit: the RTR may be a Read without payload.
     pub rtr_read: bool,
-    /// The number of Reads that the sender wants to have outstanding at a time, 14 bits; see [`NO_NEGOTIATION`].
+    /// ORD: the number of outstanding Reads that the sender of the frame wants to issue, 14 bits; or [`NO_NEGOTIATION`].
     pub ord: u16,
 }
 
 impl Enhanced {
-    /// Reads the block. All octets are valid.
+    /// Parses the block. It cannot fail, because every value of every field can be represented.
     pub fn parse(bytes: [u8; ENHANCED_LEN]) -> Self {
         let [i0, i1, o0, o1] = bytes;
         let (ird, ord) = (u16::from_be_bytes([i0, i1]), u16::from_be_bytes([o0, o1]));
@@ -173,7 +172,7 @@ impl Enhanced {
         }
     }
 
-    /// Returns the octets of the block. Only the low 14 bits of IRD and ORD are written, so the caller limits them before.
+    /// Returns the octets of the block. IRD and ORD must have at most 14 bits: higher bits are not written.
     pub fn emit(&self) -> [u8; ENHANCED_LEN] {
         let word = |high, low, value: u16| u16::from(high) << 15 | u16::from(low) << 14 | value & 0x3fff;
         let [i0, i1] = word(self.peer_to_peer, self.rtr_send, self.ird).to_be_bytes();
@@ -216,7 +215,7 @@ mod tests {
             ([0x10, 2, 0, 0], Some(StartupError::EnhancedTooShort(0))),
             ([0x10, 2, 0, 3], Some(StartupError::EnhancedTooShort(3))),
             ([0x10, 2, 0, 4], None),
-            // The bit is reserved in revision 1.
+            // The S bit is reserved in revision 1, and is ignored.
             ([0x10, 1, 0, 0], None),
             ([0x00, 1, 0, 0], None),
             ([0x10, 2, 2, 0], None),

@@ -1,23 +1,24 @@
-//! RDMAP operations: their codes on the wire, their queues, and the lengths of their segments.
+//! The operations of RDMAP: their codes on the wire, the queues of their messages, and the lengths of their segments.
 
 use super::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN};
 use super::read::READ_REQUEST_LEN;
 
-/// Length of a tagged header within the ULPDU: control octets, STag, Tagged Offset.
+/// The length of a tagged DDP header within the ULPDU: control octets, STag, Tagged Offset.
 pub const TAGGED_HEADER_LEN: usize = 14;
-/// Length of an untagged header within the ULPDU: control octets, reserved or invalidate STag, queue, MSN, MO.
+/// The length of an untagged DDP header within the ULPDU: control octets, a reserved field or the STag to invalidate, queue number, MSN,
+/// MO.
 pub const UNTAGGED_HEADER_LEN: usize = 18;
-/// Length of the data of an Immediate Data message, behind the untagged header (RFC 7306 §6).
+/// The length of the data in an Immediate Data message. The data follows the untagged header (RFC 7306 §6).
 pub const IMMEDIATE_LEN: usize = 8;
-/// Length of the Terminate Control word, behind the untagged header (RFC 5040 §4.8).
+/// The length of the Terminate Control word. It follows the untagged header (RFC 5040 §4.8).
 pub const TERMINATE_CONTROL_LEN: usize = 4;
-/// The queue of Sends and Immediate Data (RFC 5040 §4.1).
+/// The queue number of Sends and Immediate Data messages (RFC 5040 §4.1).
 pub const SEND_QUEUE: u32 = 0;
-/// The queue of Read and Atomic Requests (RFC 5040 §4.1, RFC 7306 §5).
+/// The queue number of Read Requests and Atomic Requests (RFC 5040 §4.1, RFC 7306 §5).
 pub const READ_REQUEST_QUEUE: u32 = 1;
-/// The queue of the Terminate (RFC 5040 §4.1).
+/// The queue number of the Terminate (RFC 5040 §4.1).
 pub const TERMINATE_QUEUE: u32 = 2;
-/// The queue of Atomic Responses (RFC 7306 §5).
+/// The queue number of Atomic Responses (RFC 7306 §5).
 pub const ATOMIC_RESPONSE_QUEUE: u32 = 3;
 
 /// The operation of a segment (RFC 5040 §4.1, RFC 7306 §8.1).
@@ -48,12 +49,12 @@ pub enum Opcode {
     AtomicRequest,
     /// Atomic Response (RFC 7306 §5), 11.
     AtomicResponse,
-    /// Undefined values: 12 to 15.
+    /// An undefined code, 12 to 15.
     Other(u8),
 }
 
 impl Opcode {
-    /// Returns the operation with these low four bits of the RDMAP control octet.
+    /// Returns the operation whose code is the low four bits of `raw`, the RDMAP control octet.
     pub const fn from_raw(raw: u8) -> Self {
         match raw & 0x0f {
             0 => Self::Write,
@@ -72,7 +73,7 @@ impl Opcode {
         }
     }
 
-    /// Returns the four bits on the wire.
+    /// Returns the code on the wire, four bits.
     pub const fn raw(self) -> u8 {
         match self {
             Self::Write => 0,
@@ -91,32 +92,34 @@ impl Opcode {
         }
     }
 
-    /// Returns true if the segment names its destination by STag and offset. The opcode alone decides that (RFC 5040 §4.2).
+    /// Returns true if segments of this operation are tagged: they name their destination by an STag and an offset. Only the opcode decides
+    /// this, not the T bit (RFC 5040 §4.2).
     pub const fn is_tagged(self) -> bool {
         matches!(self, Self::Write | Self::ReadResponse)
     }
 
-    /// Returns true if this is one of the four Sends, which share a queue and its MSNs.
+    /// Returns true if this is one of the four kinds of Send, which share a queue and its MSNs.
     pub const fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendInvalidate | Self::SendSolicited | Self::SendSolicitedInvalidate)
     }
 
-    /// Returns true if this is a Send whose header names an STag to invalidate.
+    /// Returns true if this is a kind of Send whose header names an STag to invalidate.
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }
 
-    /// Returns true if it requests an event at the receiver.
+    /// Returns true if the operation requests a solicited event at the receiver.
     pub const fn solicited(self) -> bool {
         matches!(self, Self::SendSolicited | Self::SendSolicitedInvalidate | Self::ImmediateSolicited)
     }
 
-    /// Returns true if this is an extension of RFC 7306, which is unexpected unless both peers agreed on it. siw ends the stream for these.
+    /// Returns true if this operation is an extension of RFC 7306. It is only valid if both peers agreed to use the extensions. siw ends
+    /// the stream on such an operation.
     pub const fn is_extension(self) -> bool {
         matches!(self, Self::Immediate | Self::ImmediateSolicited | Self::AtomicRequest | Self::AtomicResponse)
     }
 
-    /// Returns the smallest ULPDU_Length that holds the headers.
+    /// Returns the smallest valid ULPDU_Length of a segment of this operation.
     pub const fn min_ulpdu_len(self) -> u16 {
         (match self {
             Self::Write | Self::ReadResponse => TAGGED_HEADER_LEN,
@@ -129,7 +132,7 @@ impl Opcode {
         }) as u16
     }
 
-    /// Returns the ULPDU_Length of an operation whose message has a fixed size.
+    /// Returns the largest valid ULPDU_Length of an operation whose messages have a fixed size. Returns `None` for any other operation.
     pub const fn max_ulpdu_len(self) -> Option<u16> {
         match self {
             Self::ReadRequest

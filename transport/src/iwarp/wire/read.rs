@@ -1,27 +1,27 @@
-//! The header of an RDMA Read Request (RFC 5040 §4.4).
+//! The RDMAP header of a Read Request (RFC 5040 §4.4).
 
 use super::{be32, be64};
 
-/// Octets of the Read Request header, behind the untagged header (RFC 5040 §4.4).
+/// The length of the Read Request header, octets. It follows the untagged DDP header (RFC 5040 §4.4).
 pub const READ_REQUEST_LEN: usize = 28;
 
-/// The header of an RDMA Read Request (RFC 5040 §4.4), behind the untagged header.
+/// The header of a Read Request. It follows the untagged DDP header (RFC 5040 §4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Data Sink STag: the requester's region for the data.
+    /// Data Sink STag: the region of the requester to which the data is written.
     pub sink_stag: u32,
-    /// Data Sink Tagged Offset.
+    /// Data Sink Tagged Offset: the first byte in the sink region.
     pub sink_offset: u64,
-    /// RDMA Read Message Size. If it is 0, no STag may be checked (RFC 5040 §5.2.1).
+    /// RDMA Read Message Size: the number of bytes. If it is 0, the STags must not be checked (RFC 5040 §5.2.1).
     pub size: u32,
-    /// Data Source STag: the region that the responder reads.
+    /// Data Source STag: the region of the responder from which the data is read.
     pub source_stag: u32,
-    /// Data Source Tagged Offset.
+    /// Data Source Tagged Offset: the first byte in the source region.
     pub source_offset: u64,
 }
 
 impl ReadRequest {
-    /// Reads the header. All octets are valid.
+    /// Parses the header. It cannot fail, because every value of every field can be represented.
     pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> Self {
         Self {
             sink_stag: be32(bytes, 0),

@@ -1,4 +1,4 @@
-//! The Terminate message, the last one of a stream that failed (RFC 5040 §4.8).
+//! The Terminate message, with which a side ends its stream after a failure (RFC 5040 §4.8).
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use super::cause::{Layer, TerminateCause};
 use super::opcode::{Opcode, TAGGED_HEADER_LEN, TERMINATE_CONTROL_LEN, UNTAGGED_HEADER_LEN};
 use super::read::{READ_REQUEST_LEN, ReadRequest};
 
-/// Length of a Terminate's payload with everything that it can quote (RFC 5040 §4.8).
+/// The length of the longest Terminate payload, which quotes all headers (RFC 5040 §4.8).
 pub const MAX_TERMINATE_LEN: usize = TERMINATE_CONTROL_LEN + 2 + UNTAGGED_HEADER_LEN + READ_REQUEST_LEN;
 
-/// The quoted headers of the segment that a Terminate is about.
+/// The headers of the refused segment, which a Terminate quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     segment_len: u16,
@@ -19,9 +19,9 @@ pub struct Quote {
 }
 
 impl Quote {
-    /// Takes the available headers from received octets, which begin at the ULPDU_Length field.
+    /// Copies the headers from the first octets of an FPDU, as far as they have arrived.
     ///
-    /// They are not parsed, since the fault may be in any bit. Returns `None` if there is no complete DDP header.
+    /// The headers are not parsed, since any of their bits may be wrong. Returns `None` if the DDP header is not complete.
     pub fn new(fpdu: &[u8]) -> Option<Self> {
         let (&[high, low, ddp, rdmap], _) = fpdu.split_first_chunk::<4>()?;
         let mut quote = Self {
@@ -37,7 +37,8 @@ impl Quote {
         Some(quote)
     }
 
-    /// Takes the DDP header, whose size depends on the T bit. Returns the octets behind it.
+    /// Copies the DDP header, whose length depends on the T bit in `control`. Returns the octets behind the header, or `None` if it is not
+    /// complete.
     fn take_ddp<'a>(&mut self, control: u8, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let len = if control & 0x80 != 0 { TAGGED_HEADER_LEN } else { UNTAGGED_HEADER_LEN };
         let (header, rest) = bytes.split_at_checked(len)?;
@@ -46,17 +47,17 @@ impl Quote {
         Some(rest)
     }
 
-    /// Returns the DDP Segment Length: the ULPDU_Length of the segment. siw sends the length of the payload alone.
+    /// Returns the DDP Segment Length field: the ULPDU_Length of the refused segment. siw sends the length of the payload alone there.
     pub fn segment_len(&self) -> u16 {
         self.segment_len
     }
 
-    /// Returns the DDP header from the control octets on, without the ULPDU_Length field. It may be empty.
+    /// Returns the quoted DDP header, from the control octets on, without the ULPDU_Length field. It is empty if none is quoted.
     pub fn ddp_header(&self) -> &[u8] {
         self.ddp.get(..usize::from(self.ddp_len)).unwrap_or_default()
     }
 
-    /// Returns the Read Request header, if it is quoted.
+    /// Returns the quoted Read Request header, if there is one.
     pub fn read_request(&self) -> Option<ReadRequest> {
         self.rdmap.as_ref().map(ReadRequest::parse)
     }
@@ -64,28 +65,30 @@ impl Quote {
 
 /// The payload of a Terminate message (RFC 5040 §4.8).
 ///
-/// siw writes the bits of the control word in little-endian order: `layer` and `etype` are exchanged, and the three header bits are the low
-/// ones of their octet. Both orders are read; only that of the RFC is written.
+/// siw writes the bits of the control word in the wrong order: `layer` and `etype` are exchanged, and the three HdrCt bits are the low bits
+/// of their octet. [`Terminate::parse`] understands both orders. Only the order of the RFC is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Terminate {
-    /// The cause. If the bit order is ambiguous, it is the reading that the registry lists, or the RFC's if it lists both.
+    /// The cause. A control word without HdrCt bits can have two readings, one in each bit order. Then this is the reading that the
+    /// registry of RFC 6580 lists, or the RFC's reading if it lists both.
     pub cause: TerminateCause,
-    /// The other reading, if the bit order is ambiguous. Report both in that case.
+    /// The second reading of such a control word. A program should report both readings.
     pub other_reading: Option<TerminateCause>,
-    /// The Terminate Control word as on the wire.
+    /// The Terminate Control word, as on the wire.
     pub raw: u32,
-    /// The quoted headers.
+    /// The quoted headers, if there are any.
     pub quote: Option<Quote>,
 }
 
-/// HdrCt of the RFC: M (segment length valid), D (DDP header), R (RDMAP header).
+/// The three HdrCt bits in the order of the RFC: M (segment length valid), D (DDP header), R (RDMAP header).
 const RFC_BITS: [u8; 3] = [0x80, 0x40, 0x20];
-/// The same bits in siw's order.
+/// The three HdrCt bits in siw's order.
 const SIW_BITS: [u8; 3] = [0x01, 0x02, 0x04];
 
 impl Terminate {
-    /// Creates a Terminate to be sent. It quotes an RDMAP header only with an RDMAP error, and no header with an LLP error (RFC 5040 §4.8).
+    /// Creates a Terminate to be sent. It quotes an RDMAP header only for an RDMAP error. For an error of the layer below DDP, it quotes no
+    /// header (RFC 5040 §4.8).
     pub fn new(cause: TerminateCause, quote: Option<Quote>) -> Self {
         let quote = match cause.layer {
             Layer::Rdmap => quote,
@@ -98,9 +101,10 @@ impl Terminate {
         Self { cause, other_reading: None, raw, quote }
     }
 
-    /// Reads the payload behind the untagged header. Returns `None` if it is shorter than the control word, four octets.
+    /// Parses the payload of a Terminate, which follows the untagged header. Returns `None` if the payload is shorter than the control
+    /// word, four octets.
     ///
-    /// The available part of a truncated quote is kept, since this is the peer's last message.
+    /// An incomplete quote is kept as far as it has arrived, since the peer sends no more.
     pub fn parse(payload: &[u8]) -> Option<Self> {
         let (&control, rest) = payload.split_first_chunk::<TERMINATE_CONTROL_LEN>()?;
         let [types, code, bits, _] = control;
@@ -132,7 +136,7 @@ impl Terminate {
         Some(quote)
     }
 
-    /// Writes the payload behind the untagged header, with `raw` unchanged. Returns its length.
+    /// Writes the payload of the Terminate to `out`. The control word is `raw`. Returns the length of the payload.
     pub fn emit_into(&self, out: &mut [u8; MAX_TERMINATE_LEN]) -> usize {
         let mut len = 0;
         let mut push = |bytes: &[u8]| {
@@ -172,24 +176,24 @@ mod tests {
     fn both_bit_orders() {
         use TerminateCause as C;
         for (control, cause, other) in [
-            // RFC order with headers.
+            // The RFC's order; the HdrCt bits decide it.
             ([0x12, 0x02, 0xc0, 0], C::DDP_UNTAGGED_NO_BUFFER, None),
             ([0x01, 0x00, 0xe0, 0], C::RDMAP_INVALID_STAG, None),
-            // The order of siw, with headers.
+            // siw's order; the HdrCt bits decide it.
             ([0x21, 0x02, 0x03, 0], C::DDP_UNTAGGED_NO_BUFFER, None),
             ([0x11, 0x00, 0x03, 0], C::DDP_TAGGED_INVALID_STAG, None),
             ([0x10, 0x00, 0x07, 0], C::RDMAP_INVALID_STAG, None),
             ([0x20, 0x07, 0x03, 0], C::RDMAP_STREAM_CATASTROPHIC, None),
             ([0x01, 0x00, 0x03, 0], C::DDP_LOCAL_CATASTROPHIC, None),
-            // No headers: the registry decides if it knows only one reading.
+            // Without HdrCt bits, the registry decides if it lists only one reading.
             ([0x02, 0x02, 0x00, 0], C::LLP_CRC, Some((0, 2, 2))),
             ([0x20, 0x02, 0x00, 0], C::LLP_CRC, Some((0, 2, 2))),
             ([0x21, 0x06, 0x00, 0], C::DDP_UNTAGGED_VERSION, Some((2, 1, 6))),
             ([0x12, 0x06, 0x00, 0], C::DDP_UNTAGGED_VERSION, Some((2, 1, 6))),
-            // The registry lists both: the RFC's order.
+            // The registry lists both readings, so the RFC's order decides.
             ([0x02, 0x06, 0x00, 0], C::RDMAP_OPCODE, Some((2, 0, 6))),
             ([0x20, 0x06, 0x00, 0], C::LLP_IRD, Some((0, 2, 6))),
-            // The same in both orders.
+            // Both orders have the same reading.
             ([0x11, 0x04, 0x00, 0], C::DDP_TAGGED_VERSION, None),
             ([0x00, 0xff, 0x00, 0], C { layer: Layer::Rdmap, etype: 0, code: 0xff }, None),
         ] {
@@ -219,7 +223,7 @@ mod tests {
             let terminate = Terminate::new(cause, Some(quote));
             assert_eq!((terminate.raw, terminate.emit_into(&mut out)), (want, len), "{cause}");
         }
-        // A tagged header is shorter; a truncated one is not quoted.
+        // A tagged header is shorter than an untagged one. An incomplete header is not quoted.
         fpdu[2..4].copy_from_slice(&[0xc1, 0x40]);
         assert_eq!(Quote::new(&fpdu).unwrap().ddp_header(), &fpdu[2..16]);
         assert_eq!(Quote::new(&fpdu[..15]), None);
@@ -234,7 +238,7 @@ mod tests {
             let len = sent.emit_into(&mut out);
             let got = Terminate::parse(&out[..len]).unwrap();
             prop_assert_eq!((got.raw, got.quote), (sent.raw, sent.quote));
-            // Without headers the bit order is a guess, but the true cause is among the readings.
+            // Without a quote the bit order is ambiguous, but the true cause is one of the two readings.
             prop_assert!(got.cause == sent.cause || got.other_reading == Some(sent.cause));
             prop_assert!(got.cause == sent.cause || sent.quote.is_none());
             prop_assert_eq!(got.cause, sent.cause);
