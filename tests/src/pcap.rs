@@ -1,16 +1,16 @@
-//! Captures of iWARP connections: a reader of pcap files and a reassembler of their one TCP connection.
+//! Captures of iWARP connections: a reader of pcap files that reassembles their one TCP connection.
 //!
-//! The reader is strict, because a test must not ignore anything that it cannot read. A cut packet and a packet of
-//! another connection or protocol are errors, and bytes that the capture lacks are recorded.
+//! The reader is strict, so that a test ignores nothing that it cannot read. A truncated packet is an error, and so is
+//! a packet of another connection or protocol. Bytes that are missing in the capture are recorded as holes.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// The end of one direction of a connection within the capture.
+/// The end of one direction of a TCP connection, as far as the capture shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum End {
-    /// The capture stops before the end.
+    /// The capture contains no end of this direction.
     #[default]
     Open,
     /// The direction ended with a FIN.
@@ -19,23 +19,23 @@ pub enum End {
     Reset,
 }
 
-/// A run of bytes as TCP could deliver it, in the order of the capture.
+/// Consecutive bytes of one direction, as TCP could deliver them to the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// True if the side that connected sent it.
+    /// True if the client sent the bytes: the side that connected.
     pub from_client: bool,
-    /// The offset in the stream of its direction.
+    /// The offset of the first byte in the reassembled stream of this direction.
     pub start: usize,
     /// The number of bytes.
     pub len: usize,
 }
 
-/// Bytes that were sent but are not in the file.
+/// Bytes that were sent but are missing in the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
-    /// True if the side that connected sent them.
+    /// True if the client sent the bytes: the side that connected.
     pub from_client: bool,
-    /// The offset of the byte behind the hole, in the stream of its direction.
+    /// The offset in the reassembled stream of the first byte behind the hole.
     pub at: usize,
     /// The number of missing bytes.
     pub len: usize,
@@ -44,39 +44,39 @@ pub struct Hole {
 /// One TCP connection, reassembled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
-    /// The stream of the side that connected.
+    /// The reassembled stream of the client, which is the side that connected.
     pub client_to_server: Vec<u8>,
-    /// The stream of the side that accepted.
+    /// The reassembled stream of the server, which is the side that accepted.
     pub server_to_client: Vec<u8>,
     /// The end of the client's stream.
     pub client_end: End,
     /// The end of the server's stream.
     pub server_end: End,
-    /// Both streams in the pieces and the order in which they arrived.
+    /// The pieces of both streams, in the order of their delivery.
     pub segments: Vec<Segment>,
-    /// The bytes that the streams lack. Both streams continue behind a hole as if nothing were missing.
+    /// The holes of both streams. The reassembled streams do not contain the missing bytes.
     pub holes: Vec<Hole>,
 }
 
-/// Returns the directory of the captures.
+/// Returns the directory that contains the captures.
 pub fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data/iwarp")
 }
 
-/// Reads the capture of this name, without `.pcap`.
+/// Reads the capture with this name, without `.pcap`.
 ///
 /// # Panics
-/// Panics if there is no such file or it cannot be read in full.
+/// Panics if there is no such file, or if any part of it cannot be read.
 pub fn load(name: &str) -> Capture {
     let path = directory().join(format!("{name}.pcap"));
     let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     parse(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Reads every capture, sorted by name.
+/// Reads all captures. Returns them with their names, sorted by name.
 ///
 /// # Panics
-/// Panics as [`load`] does.
+/// Panics if any part of a capture cannot be read.
 pub fn all() -> Vec<(String, Capture)> {
     let entries = fs::read_dir(directory()).expect("the captures are part of the tree");
     let mut names: Vec<String> = entries
@@ -87,7 +87,7 @@ pub fn all() -> Vec<(String, Capture)> {
     names.into_iter().map(|name| (name.clone(), load(&name))).collect()
 }
 
-/// Removes and returns the first bytes.
+/// Removes and returns the first `len` bytes. Returns an error that mentions `what` if there are fewer.
 fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], String> {
     let (front, rest) = bytes.split_at_checked(len).ok_or_else(|| format!("cut short in {what}"))?;
     *bytes = rest;
@@ -102,7 +102,7 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from(be16(bytes, at)) << 16 | u32::from(be16(bytes, at + 2))
 }
 
-/// Reads a pcap file (Ethernet, IPv4, TCP, one connection from its SYN on).
+/// Parses a pcap file of Ethernet frames with one TCP connection over IPv4, from its SYN on.
 pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
     let head = take(&mut file, 24, "the file header")?;
     let word = |bytes: &[u8], at: usize| match head[..4] {
@@ -128,19 +128,19 @@ pub fn parse(mut file: &[u8]) -> Result<Capture, String> {
     connection.finish()
 }
 
-/// One direction while it is being put together.
+/// One direction of the connection during its reassembly.
 #[derive(Debug, Default)]
 struct Direction {
     /// The address and the port of the sender.
     endpoint: (u32, u16),
-    /// The sequence number of the first byte of the stream, once the SYN was seen.
+    /// The sequence number of the first byte of the stream. `None` before the SYN.
     first: Option<u32>,
     stream: Vec<u8>,
-    /// The bytes that arrived ahead of a gap, by their position in the stream.
+    /// Bytes behind a gap, by their position in the stream. They wait until the gap is filled.
     early: BTreeMap<usize, Vec<u8>>,
-    /// The number of bytes of holes, which are not in the stream.
+    /// The total length of the holes so far. `stream` does not contain their bytes.
     missing: usize,
-    /// The length of the stream according to the FIN.
+    /// The length of the whole stream. `None` before the FIN.
     fin: Option<usize>,
     reset: bool,
 }
@@ -158,7 +158,7 @@ impl Connection {
         if be16(ethernet, 12) != 0x0800 || frame.first().is_none_or(|octet| octet >> 4 != 4) {
             return Err("not IPv4".to_owned());
         }
-        // Ethernet may pad a short packet, so the length in the IP header counts.
+        // Ethernet pads short packets, so the length in the IP header is used.
         let mut packet = frame;
         let ip = take(&mut packet, usize::from(frame[0] & 0x0f) * 4, "IP")?;
         if ip.len() < 20 || ip[9] != 6 || be16(ip, 6) & 0x3fff != 0 {
@@ -194,7 +194,7 @@ impl Connection {
         let Some(first) = direction.first else {
             return if reset { Ok(()) } else { Err("data before the SYN".to_owned()) };
         };
-        // The position in the stream; negative for a probe or a repeated SYN.
+        // The position of the data in the stream. It is negative for a keepalive probe or a repeated SYN.
         let place = i64::from(sequence.wrapping_add(u32::from(syn)).wrapping_sub(first) as i32);
         if fin {
             direction.fin = Some(usize::try_from(place + data.len() as i64).map_err(|_| "FIN before the stream")?);
@@ -242,12 +242,13 @@ impl Connection {
 }
 
 impl Direction {
-    /// Returns the position of the next byte, including the holes.
+    /// Returns the position of the next byte in the stream that was sent, with the bytes of holes.
     fn next(&self) -> usize {
         self.stream.len() + self.missing
     }
 
-    /// Adds data at a position of the stream. Returns the pieces by which the stream grew.
+    /// Adds data at a position of the stream. Returns the pieces that were appended to `stream`: their offsets and
+    /// lengths.
     fn take(&mut self, place: usize, data: &[u8]) -> Vec<(usize, usize)> {
         let mut grown = Vec::new();
         if !data.is_empty() {
@@ -313,7 +314,7 @@ mod tests {
         out
     }
 
-    /// Packets that are lost, repeated, overtaken and overlapping, with a sequence number that wraps.
+    /// Returns packets that are repeated, reordered and overlapping, with a sequence number that wraps.
     fn awkward() -> Vec<Vec<u8>> {
         let at = |offset: u32| (u32::MAX - 3).wrapping_add(offset);
         vec![
@@ -345,7 +346,7 @@ mod tests {
     fn refuses_what_it_cannot_read() {
         let whole = file(&awkward());
         for len in 0..whole.len() {
-            // A file cut between packets is a capture that stopped early, not one that cannot be read.
+            // A file that ends between two packets is valid: the capture was stopped early.
             if let Ok(capture) = parse(&whole[..len]) {
                 assert_eq!(capture.server_to_client.len() % 6, 0);
             }

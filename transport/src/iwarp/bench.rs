@@ -1,4 +1,4 @@
-//! The test bench of this folder: the provider against a peer that is a plain socket.
+//! The test bench of this folder: a provider under test, and peers that are plain sockets.
 #![allow(clippy::disallowed_methods, reason = "sockets of the system are driven by its clock")]
 
 use std::io::{self, Read};
@@ -12,7 +12,8 @@ use crate::patience::until;
 use crate::provider::{CqId, DeviceId, Drive, Provider};
 use crate::qp::{QpAttr, QpId};
 
-/// The provider under test and its completion queue, with the time that it is given and the events that it has raised.
+/// The provider under test and its completion queue. `now` is the time that is passed to the provider. `events` are those that it has
+/// raised.
 pub(super) struct Bench {
     pub(super) iwarp: Iwarp<TcpNet>,
     pub(super) cq: CqId,
@@ -48,7 +49,7 @@ impl Bench {
         (id, peer)
     }
 
-    /// Starts to connect to `listener`.
+    /// Starts to connect the provider to `listener`.
     pub(super) fn connect(&mut self, listener: &TcpListener) -> CmId {
         let deadline = self.now + Duration::from_secs(60);
         let id = self.iwarp.resolve(listener.local_addr().unwrap(), &PathOptions::default(), deadline).unwrap();
@@ -63,7 +64,7 @@ impl Bench {
         peer
     }
 
-    /// Reads exactly `len` bytes.
+    /// Reads exactly `len` bytes from the peer's socket. Drives the provider meanwhile.
     pub(super) fn read(&mut self, peer: &mut TcpStream, len: usize) -> Vec<u8> {
         let (mut bytes, mut at) = (vec![0; len], 0);
         until("bytes", || {
@@ -78,7 +79,7 @@ impl Bench {
         bytes
     }
 
-    /// Waits for the end of the peer's stream.
+    /// Waits until the provider has ended the stream to the peer. Drives the provider meanwhile.
     pub(super) fn end(&mut self, peer: &mut TcpStream) {
         until("the end", || {
             self.turn();
@@ -109,7 +110,7 @@ impl Bench {
     }
 }
 
-/// A request of revision 1, without private data.
+/// Returns an MPA request of revision 1 without private data.
 pub(super) fn request_v1() -> Vec<u8> {
     [b"MPA ID Req Frame".as_slice(), &[0, 1, 0, 0]].concat()
 }

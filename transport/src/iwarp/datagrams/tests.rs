@@ -1,4 +1,4 @@
-//! Two providers on sockets of the system.
+//! Tests of datagrams between two providers, on the system's sockets.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -70,7 +70,8 @@ impl DatagramNode {
         self.iwarp.post_send(qp, &[SendWr { wr_id: 99, op, sges, flags: SendFlags::SIGNALED }]).map(drop)
     }
 
-    /// Returns the next received datagram with its route header. Posts the receive again.
+    /// Returns the completion and the bytes of the next received datagram, with its route header. Posts its receive again. Returns `None`
+    /// if none has arrived.
     fn heard(&mut self) -> Option<(WorkCompletion, Vec<u8>)> {
         self.done.retain(|wc| wc.opcode != WcOpcode::Send);
         let wc = (!self.done.is_empty()).then(|| self.done.remove(0))?;
@@ -101,7 +102,7 @@ fn common(port: u16) -> IwarpConfig {
     config
 }
 
-/// Queries `passive` for the queue pair behind its listener. Returns the queue pairs of both, and the destination of `active`.
+/// Lets `active` query the service at which `passive` listens. Returns the queue pairs of both, and the destination for `active`.
 fn meet(
     active: &mut DatagramNode,
     passive: &mut DatagramNode,
@@ -136,7 +137,7 @@ fn a_question_an_answer_and_a_talk() {
     for (config, at, from) in [
         (own(), "127.0.0.1:0", "127.0.0.1:0"),
         (own(), "[::1]:0", "[::1]:0"),
-        // These are two addresses, because a port of one address belongs to one process.
+        // The two sides have different addresses, because only one socket can use a UDP port of an address.
         (common(47911), "127.0.0.1:0", "127.0.0.2:0"),
         (common(47911), "127.0.0.1:7", "127.0.0.2:0"),
     ] {
@@ -168,7 +169,7 @@ fn a_question_an_answer_and_a_talk() {
         assert!(matches!(active.iwarp.destroy_address(to.address), Err(Error::Stale { .. })));
         let stale = active.tell(here, SendOp::Datagram(to), &[]);
         assert!(matches!(stale, Err(PostError { error: Error::Stale { .. }, .. })), "{stale:?}");
-        // Posted work requests are flushed, and then nothing remains.
+        // A disconnect flushes the posted work requests. After the destruction, no port and no query remains.
         active.iwarp.disconnect(CmId(here.0), far()).unwrap();
         active.turn();
         assert_eq!(active.done.drain(..).filter(|wc| !wc.status.is_success()).count(), DEPTH);
@@ -212,7 +213,7 @@ fn nobody_there_and_a_no() {
     }
 }
 
-/// A lost query is sent again, a lost reply is sent again, and a deadline ends both.
+/// A query that gets no reply is sent again, until its deadline fails the id.
 #[test]
 fn questions_are_asked_again_until_their_deadline() {
     let mut active = DatagramNode::new(IwarpConfig::default());
@@ -223,7 +224,7 @@ fn questions_are_asked_again_until_their_deadline() {
     active.iwarp.connect(id, &ConnectParam::default()).unwrap();
     let mut asked = 0;
     let mut now = start;
-    // The provider knows no time but `now`.
+    // The provider has no clock of its own. So this loop can advance the time from deadline to deadline.
     for _ in 0..20 {
         active.iwarp.progress(now, Drive::Full);
         peer.set_nonblocking(true).unwrap();
@@ -232,7 +233,7 @@ fn questions_are_asked_again_until_their_deadline() {
         }
         now = active.iwarp.next_deadline().unwrap_or(now).max(now);
     }
-    // It was sent immediately, after 200 ms, and after 400 ms more.
+    // The query was sent immediately, after 200 ms, and after another 400 ms.
     assert_eq!((asked, now), (3, until));
     let failed = |event: CmEvent| matches!(event.kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout));
     let mut events = std::iter::from_fn(|| active.iwarp.next_cm_event(now).unwrap());
@@ -263,7 +264,7 @@ fn groups_reach_everyone_in_them() {
         let (second, _) = join(&mut other);
         assert_eq!(peer.qp_number, GROUP);
         let to = one.to(&peer);
-        // Linux has no route to IPv6 groups on the loopback.
+        // On the loopback interface, Linux has no route to IPv6 multicast groups, so no datagrams are sent there.
         let rounds = if from.is_ipv4() { 10 } else { 0 };
         for round in 0..rounds {
             one.tell(first, SendOp::Datagram(to), &[round; 100]).unwrap();
@@ -293,7 +294,7 @@ fn groups_reach_everyone_in_them() {
     }
 }
 
-/// Sends a packet to `to` from a plain socket.
+/// Sends a packet to `to` from a plain socket. If `damage` is not 0, one bit of the octet at that offset is wrong.
 fn send(socket: &UdpSocket, to: SocketAddr, header: DatagramHeader, payload: &[u8], damage: usize) {
     let mut buffer = [0; ROOM];
     let start = HEADROOM + header.len();
@@ -334,8 +335,7 @@ fn strangers_meet(queue_key: u32) {
     send(&friend, to, mad, b"too short", 0);
     friend.send_to(&[0; 3], to).unwrap();
     friend.send_to(&[0x64; 9000], to).unwrap();
-    // This query has the kernel's form and names an unknown service. It is the only packet that gets a reply, which is as long as the
-    // query.
+    // A valid query for an unknown service is the only packet that gets a reply. The reply is as long as the query.
     let data = [0; mad::REQUEST_DATA];
     let query = SidrRequest { transaction: 1, request: 2, service: 3, from: to, to: to.ip(), data };
     send(&friend, to, mad, &query.emit(), 0);

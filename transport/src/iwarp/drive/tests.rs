@@ -1,4 +1,4 @@
-//! Established connections against peers that are plain sockets.
+//! Tests of established connections. The peers are plain TCP sockets, to which the tests write octets.
 
 use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::provider::Provider;
 use crate::qp::QpId;
 use crate::wr::{RecvWr, SgeList};
 
-/// Connects a plain socket to the provider, without CRC.
+/// Connects a plain socket to a provider that listens. The connection uses no CRC. Returns the provider's queue pair, and the socket.
 fn connected(bench: &mut Bench) -> (QpId, TcpStream) {
     let (_, mut peer) = bench.listen();
     peer.write_all(&request_v1()).unwrap();
@@ -29,12 +29,13 @@ fn bench() -> Bench {
     Bench::new(IwarpConfig { crc: CrcPolicy::Off, ..IwarpConfig::default() })
 }
 
-/// Returns a Send of two octets without CRC.
+/// Returns the octets of a Send with two octets of payload. The CRC field is 0.
 fn send(msn: u8) -> Vec<u8> {
     vec![0, 20, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0, b'h', b'i', 0, 0, 0, 0, 0, 0]
 }
 
-/// Continues a stream of equal frames of 20 octets, of which `sent` octets are written, until the socket is full.
+/// Writes frames of 20 octets until the socket is full. `sent` is the number of octets that were written so far, which may end inside a
+/// frame.
 fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
     loop {
         match peer.write(&frames[*sent % 20..]) {
@@ -44,7 +45,7 @@ fn flood(peer: &mut TcpStream, frames: &[u8], sent: &mut usize) {
     }
 }
 
-/// Returns true if the socket of a connection holds so many unread octets.
+/// Returns true if the socket of a connection has at least this number of unread octets.
 fn has_received(bench: &Bench, qp: QpId, octets: usize) -> bool {
     let socket = bench.iwarp.endpoints.get(qp.0).and_then(|endpoint| endpoint.socket).unwrap();
     bench.iwarp.net().unread(socket, octets) == octets
@@ -62,7 +63,7 @@ fn it_tells_when_it_last_heard_a_peer() {
     let memory = Memory::new(64).unwrap();
     let wr = RecvWr { wr_id: 1, sges: SgeList::one(memory.sge(0, 64)) };
     bench.iwarp.post_recv(qp, &[wr]).unwrap();
-    // A part of a frame is no sign of life; the whole frame is.
+    // A part of a frame is no sign of life of the peer. The complete frame is one.
     let frame = send(1);
     let (part, rest) = frame.split_at(13);
     bench.now += Duration::from_secs(1);
@@ -94,7 +95,7 @@ fn it_tells_when_it_last_heard_a_peer() {
     );
 }
 
-/// RDMA Writes without payload need no receive and no STag, so only the budget stops them.
+/// One peer floods the provider with RDMA Writes without payload. They need no receive and no STag, so only the budget limits them.
 #[test]
 fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     let mut bench = bench();
@@ -107,15 +108,15 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     let fpdus = |bench: &Bench| bench.iwarp.endpoints.get(flooder.0).unwrap().qp.as_ref().unwrap().fpdus();
     let (mut sent, mut seen, mut most, mut busy) = (0, 0, 0, 0);
     for round in 0..200 {
-        // TCP receives more after its bytes were read, which takes more than one call. It may stop in the middle of a frame: while an octet
-        // of a large segment is unread, the segment occupies its whole room in the socket's buffer, and the window can stay closed.
+        // Wait until octets of the flood have arrived: after a read, TCP needs some time to open its window. While one octet of a large TCP
+        // segment is unread, the segment occupies its whole room in the socket's buffer. So the window may open in the middle of a frame.
         until("the flood", || {
             flood(&mut flooding, &empty, &mut sent);
             has_received(&bench, flooder, 1).then_some(())
         });
         bench.now += Duration::from_millis(1);
         if round == 100 {
-            // One full round is enough for any other connection with data.
+            // The message of the other connection must be received in the next round, in spite of the flood.
             quiet.write_all(&send(1)).unwrap();
             until("the message", || has_received(&bench, other, send(1).len()).then_some(()));
             bench.iwarp.progress(bench.now, Drive::Full);

@@ -1,4 +1,4 @@
-//! The handshake against peers that are plain sockets.
+//! Tests of the handshake. The peers are plain TCP sockets, to which the tests write octets.
 
 use super::super::bench::{Bench, request_v1};
 use super::*;
@@ -32,7 +32,7 @@ fn a_server_may_send_first_to_an_old_client() {
     assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
     assert_eq!(bench.read(&mut peer, 20)[..], *b"MPA ID Rep Frame\0\x01\0\0");
     bench.turn();
-    // No other bytes may share a segment with the reply.
+    // The message must not follow the reply immediately, because some peers fail if both arrive in one read.
     assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     assert!(bench.iwarp.next_deadline().is_some());
     bench.now += Duration::from_millis(11);
@@ -49,7 +49,7 @@ fn violations_are_answered_with_a_terminate() {
     let id = bench.request();
     bench.iwarp.accept(id, &ConnectParam::default(), bench.now).unwrap();
     bench.read(&mut peer, 20);
-    // This is a Send without a posted receive.
+    // The peer sends a Send for which no receive is posted.
     peer.write_all(&[0, 18, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     assert!(matches!(bench.event().kind, CmEventKind::Established { .. }));
     let CmEventKind::Disconnected(DisconnectCause::PeerViolation(what)) = bench.event().kind else { panic!() };
@@ -90,7 +90,7 @@ fn an_undecided_request_is_rejected_in_time() {
     let (listener, mut peer) = bench.listen();
     peer.write_all(&request_v1()).unwrap();
     let id = bench.request();
-    // Meanwhile there is no room for another connection: it waits.
+    // The limit of one handshake is reached, so a second connection waits in the backlog.
     let mut other = TcpStream::connect(bench.iwarp.local_address(listener).unwrap()).unwrap();
     other.write_all(&request_v1()).unwrap();
     for _ in 0..10 {
@@ -108,7 +108,7 @@ fn an_undecided_request_is_rejected_in_time() {
     bench.iwarp.accept(other, &ConnectParam::default(), bench.now).unwrap();
 }
 
-/// Either peer can request a CRC for a connection within the host.
+/// For a connection within the host, the policy decides if this side requests a CRC. The connection has one if either peer requests it.
 #[test]
 fn a_crc_within_the_host_is_asked_for_by_either_side() {
     for (policy, asks) in [(CrcPolicy::BetweenHosts, false), (CrcPolicy::Off, false), (CrcPolicy::Require, true)] {
@@ -139,7 +139,7 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     let id = bench.connect(&listener);
     assert!(matches!(bench.event().kind, CmEventKind::Resolved { .. }));
     let mut first = bench.accept(&listener);
-    // Within the host it requests no CRC.
+    // The request has no C bit, because both ends are on this host.
     assert_eq!(bench.read(&mut first, 24)[16..20], [0x10, 2, 0, 4]);
     drop(first);
     listener.set_nonblocking(true).unwrap();
@@ -154,7 +154,7 @@ fn a_peer_that_hangs_up_is_asked_again_with_revision_1() {
     bench.iwarp.destroy_id(id, bench.now).unwrap();
 }
 
-/// The reason is that the peer closed the first connection, even if it no longer listens when the second one is tried.
+/// The peer closes the first connection, and no longer listens when the second one is tried. The failure that is reported is the close.
 #[test]
 fn a_second_try_that_finds_nobody_does_not_hide_the_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -201,7 +201,7 @@ fn no_answer_and_nobody_there() {
     assert!(matches!(bench.event().kind, CmEventKind::Resolved { .. }));
     bench.now += Duration::from_secs(61);
     assert!(matches!(bench.event().kind, CmEventKind::ConnectFailed(ConnectFailure::Timeout)));
-    // No socket listens there, and no other test gets the port.
+    // A bound socket that does not listen refuses connections, and keeps its port from other tests.
     let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     bound.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let address = bound.local_addr().unwrap().as_socket().unwrap();
@@ -257,7 +257,7 @@ fn a_destroyed_connection_still_delivers() {
     bench.iwarp.destroy_id(id, bench.now).unwrap();
     drop(memory);
     assert!(bench.iwarp.lingers.len() == 1 && bench.iwarp.endpoints.len() == 1);
-    // The peer receives whole FPDUs only, and then the end.
+    // The peer receives complete FPDUs, and then the end of the stream.
     let (mut total, mut bytes) = (0, vec![0; 1 << 20]);
     until("the end", || {
         bench.turn();
@@ -276,7 +276,7 @@ fn a_destroyed_connection_still_delivers() {
     });
 }
 
-/// Connects from an address of the loopback.
+/// Connects a socket whose own address is `127.0.0.host`.
 fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, host], 0)).into()).unwrap();
@@ -285,7 +285,7 @@ fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
     socket.into()
 }
 
-/// Returns a provider that listens with a large backlog.
+/// Returns a provider with these settings that listens, its listener and the address.
 fn listening(config: IwarpConfig) -> (Bench, CmId, SocketAddr) {
     let mut bench = Bench::new(config);
     let id = bench.iwarp.listen("127.0.0.1:0".parse().unwrap(), &ListenOptions::default()).unwrap();
@@ -293,7 +293,7 @@ fn listening(config: IwarpConfig) -> (Bench, CmId, SocketAddr) {
     (bench, id, address)
 }
 
-/// Returns true if the peer's stream has ended.
+/// Returns true if the provider has closed the connection.
 fn is_closed(peer: &mut TcpStream) -> bool {
     match peer.read(&mut [0]) {
         Ok(n) => n == 0,
@@ -312,7 +312,7 @@ fn a_new_client_is_served_though_silent_ones_hold_all_places() {
     assert!(silent.iter_mut().all(|peer| !is_closed(peer)), "nobody gives way before its time");
     let mut client = connect_from(1, address);
     client.write_all(&request_v1()).unwrap();
-    // One slot becomes free per grace, not per timeout. The time suffices for 400 silent peers.
+    // In each `request_grace`, the silent peers of all slots are evicted. So this number of rounds suffices for 400 silent peers.
     let rounds = 400 / config.handshakes_per_peer() as u32 + 1;
     let start = bench.now;
     while bench.events.is_empty() {
@@ -360,7 +360,7 @@ fn a_burst_of_honest_clients_is_served_in_full() {
     let (mut bench, _, address) = listening(IwarpConfig { max_handshakes: 16, ..Default::default() });
     let mut clients: Vec<_> = (0..100).map(|_| connect_from(1, address)).collect();
     bench.turn();
-    // Their requests arrive a moment later.
+    // The clients send their requests after all of them have connected.
     bench.now += Duration::from_millis(1);
     let mut served = 0;
     clients.iter_mut().for_each(|client| client.write_all(&request_v1()).unwrap());
@@ -403,7 +403,7 @@ fn a_half_open_handshake_takes_little() {
     assert!(bytes < 2048, "{bytes}");
 }
 
-/// The sockets of a system that has no descriptor left for connections.
+/// Sockets whose `accept` always fails, because the system has no descriptors left.
 #[derive(Debug)]
 struct Exhausted {
     inner: TcpNet,
@@ -463,7 +463,7 @@ impl Net for Exhausted {
     }
 }
 
-/// Each attempt without a descriptor logs a warning. There is one attempt per back-off, however many peers connect.
+/// Without descriptors, there is one attempt to accept (and one warning) per back-off, however many peers connect.
 #[test]
 fn without_descriptors_it_tries_once_per_back_off() {
     let net = Exhausted { inner: TcpNet::new().unwrap(), attempts: 0 };
@@ -474,7 +474,7 @@ fn without_descriptors_it_tries_once_per_back_off() {
     let mut peers = Vec::new();
     for step in 0..50 {
         peers.push(connect_from(1, address));
-        // The listener may be notified some time after the peer is connected.
+        // The edge on the listener may arrive some time after the peer has connected.
         until("an attempt", || {
             assert!(iwarp.next_cm_event(now).unwrap().is_none());
             (iwarp.net().attempts > step / 10).then_some(())

@@ -1,4 +1,4 @@
-//! Queue pairs against a byte stream: Sends, and all violations of the protocol.
+//! Tests of queue pairs whose byte streams are vectors: Sends, and all violations of the protocol.
 
 mod bulk;
 mod model;
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 
 const SIZES: [usize; 14] = [0, 1, 3, 4, 256, 257, 1423, 1424, 1425, 1426, 1428, 1429, 65536, (1 << 20) + 1];
 
-/// A queue pair, with its sent bytes in `wire`.
+/// A queue pair. The bytes that it has sent are in `wire`.
 struct TestQueuePair {
     qp: QueuePair,
     resources: Resources,
@@ -58,7 +58,7 @@ impl TestQueuePair {
         out
     }
 
-    /// Sends with at most `window` bytes per call, and every other call blocked.
+    /// Transmits everything. TCP accepts at most `window` bytes per call, and nothing in every other call.
     fn transmit(&mut self, window: usize) {
         let Self { qp, resources, wire, .. } = self;
         let mut blocked = false;
@@ -97,13 +97,13 @@ impl TestQueuePair {
         self.qp.post_recv(&[RecvWr { wr_id, sges }], &mut self.resources.cqs).unwrap();
     }
 
-    /// Delivers bytes as a socket would.
+    /// Passes received bytes to the queue pair, as a socket does.
     fn deliver(&mut self, bytes: &[u8]) -> std::result::Result<(), Fault> {
         deliver(&mut self.qp, &mut self.intake, bytes, &mut self.resources)
     }
 }
 
-/// Delivers bytes to a queue pair as a socket would.
+/// Passes received bytes to a queue pair, as a socket does.
 fn deliver(
     qp: &mut QueuePair,
     intake: &mut Intake,
@@ -127,7 +127,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251 + seed * 31) as u8).collect()
 }
 
-/// Returns a list over `len` bytes in up to four parts.
+/// Returns scatter-gather entries that cover `len` bytes of `memory` in this number of parts.
 fn scattered(memory: &Memory, len: usize, parts: usize) -> SgeList {
     let mut list = SgeList::default();
     let mut at = 0;
@@ -139,7 +139,7 @@ fn scattered(memory: &Memory, len: usize, parts: usize) -> SgeList {
     list
 }
 
-/// Returns the stream of messages of these sizes.
+/// Returns the bytes that a queue pair sends for messages of these sizes.
 fn stream(sizes: &[usize], crc: bool, emss: usize, parts: usize, window: usize) -> Vec<u8> {
     let mut sender = TestQueuePair::new(Role::Initiator, agreement(crc, Some(ReadyToReceive::Write)), emss);
     for (index, &len) in sizes.iter().enumerate() {
@@ -160,7 +160,7 @@ fn stream(sizes: &[usize], crc: bool, emss: usize, parts: usize, window: usize) 
     sender.wire
 }
 
-/// Receives `wire` in pieces that `next` chooses; checks every message.
+/// Receives the bytes of `wire` in pieces, whose lengths `next` chooses. Checks that every message arrives.
 fn receive(wire: &[u8], sizes: &[usize], crc: bool, parts: usize, mut next: impl FnMut(usize) -> usize) {
     let mut receiver = TestQueuePair::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
     let memories: Vec<_> = sizes.iter().map(|&len| Memory::new(len.max(1)).unwrap()).collect();
@@ -204,7 +204,7 @@ fn split_at_every_byte() {
     receive(&wire, &sizes, true, 2, |_| 1);
 }
 
-/// The octets of real peers: an RTR Write, and a Send of five bytes.
+/// The expected octets were recorded from real peers: a ready-to-receive Write, and a Send of five bytes.
 #[test]
 fn bytes_on_the_wire() {
     let mut sender = TestQueuePair::new(Role::Initiator, agreement(true, Some(ReadyToReceive::Write)), 1448);
@@ -242,7 +242,7 @@ fn one_flipped_bit_delivers_nothing_wrong() {
     }
 }
 
-/// Every violation, with the Terminate for it.
+/// Each violation of the protocol ends the stream with the right Terminate.
 #[test]
 fn violations() {
     use super::super::wire::{ReadRequest, Tagged, Untagged};
@@ -325,7 +325,7 @@ fn a_terminate_ends_the_stream_behind_what_was_begun() {
     );
     assert_eq!((sent.unwrap(), calls), (Sent::Blocked, 1));
     let rest = a.qp.end(Some((TerminateCause::LLP_CRC, None)), &mut a.resources.cqs);
-    // From here on the program may reuse the memory.
+    // The work requests have completed, so the program may change the memory. The bytes that are still to be sent must not change.
     memory.write(0, &[0xee; 3000]);
     let statuses: Vec<_> = a.done().iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(statuses, [(0, WcStatus::Success), (1, WcStatus::Flushed)]);
@@ -337,7 +337,7 @@ fn a_terminate_ends_the_stream_behind_what_was_begun() {
     let Err(Fault::Terminated(Some(what))) = b.deliver(&rest) else { panic!("no Terminate") };
     assert_eq!(what.cause, TerminateCause::LLP_CRC);
     assert_eq!(sink.read(0, 3000), pattern(3000, 0));
-    // Work requests that are posted to an ended queue pair are flushed.
+    // Work requests that are posted after the end of the stream are flushed.
     a.send(7, SgeList::default(), SendFlags::empty());
     a.recv(8, SgeList::default());
     assert!(a.done().iter().all(|wc| wc.status == WcStatus::Flushed));
@@ -395,7 +395,7 @@ proptest! {
         let _ = chunks.iter().try_for_each(|chunk| end.deliver(chunk));
     }
 
-    /// Headers that are almost valid reach more code than noise does.
+    /// A valid stream in which a few bytes are changed reaches more code than random bytes do.
     #[test]
     fn mutated_streams_do_no_harm(
         crc in Just(false), edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),

@@ -1,14 +1,15 @@
-//! Large payloads, which are received directly into their destination.
+//! Tests of large payloads, which are received directly into their destination without a copy.
 
 use super::operations::Pair;
 use super::*;
 use crate::mr::Access;
 
 const SEGMENT: usize = 65_483;
-/// Octets that are not received in place: those up to the first header, and all octets between payloads.
+/// The largest number of octets that the first receive call copies. It has no plan, since the kind of the stream is not known yet.
 const FIRST: usize = 256 * 1024;
 
-/// Delivers bytes to `end` in calls of up to `room`, `most` at a time. Returns the number of copied octets.
+/// Delivers bytes to `end`. Each receive call may receive up to `room` octets, and the socket has `most` at a time. Returns the number of
+/// octets that were copied.
 fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -> usize {
     let mut copied = 0;
     let TestQueuePair { qp, resources, intake, .. } = end;
@@ -31,11 +32,11 @@ fn copied(end: &mut TestQueuePair, mut bytes: &[u8], room: usize, most: usize) -
     copied
 }
 
-/// Sends messages of these sizes to receives with room for `room` bytes each. Returns the number of copied octets.
+/// Sends messages of these sizes to receives of `room` bytes each, and checks them. Returns the number of octets that were copied.
 fn sends(sizes: &[usize], crc: bool, room: usize, most: usize) -> usize {
     let wire = stream(sizes, crc, SEGMENT, 1, usize::MAX);
     let mut receiver = TestQueuePair::new(Role::Responder, agreement(crc, Some(ReadyToReceive::Write)), 1448);
-    // The receives are consecutive in memory, with a small gap between them.
+    // Between the receives in memory there are 8 bytes that must not change.
     let stride = room + 8;
     let memory = Memory::new(stride * sizes.len()).unwrap();
     memory.write(0, &vec![0xc5; stride * sizes.len()]);
@@ -66,7 +67,8 @@ fn equal_messages_are_copied_by_the_system_only() {
     }
 }
 
-/// The expected segment does not arrive: another length, another kind, or the end of a message before the end of its receive.
+/// The segment that follows differs from the forecast: in its length or its kind, or because a message is shorter than its receive. The
+/// messages still arrive correctly.
 #[test]
 fn a_wrong_forecast_changes_nothing() {
     let sizes =
@@ -78,7 +80,7 @@ fn a_wrong_forecast_changes_nothing() {
     }
 }
 
-/// Nothing is expected of a Write: the octets that follow it must not touch the region that it was written to.
+/// After a Write, no destination is planned. The octets behind the Write must not be received into its region.
 #[test]
 fn what_follows_a_write_stays_out_of_its_region() {
     for crc in [true, false] {
@@ -95,7 +97,7 @@ fn what_follows_a_write_stays_out_of_its_region() {
         pair.a.post(3, SendOp::Send, sges, SendFlags::SIGNALED).unwrap();
         let wire = pair.a.take_wire();
         let copied = copied(&mut pair.b, &wire, 504 * 1024, usize::MAX);
-        // The Send is staged, since Writes were expected. With a CRC, so are Writes.
+        // The payload of the Send is copied, because another Write was expected. With a CRC, the payloads of Writes are copied, too.
         assert!(crc || copied <= FIRST + 200_000 + 20 * 28, "{copied} octets");
         let bytes = target.bytes();
         assert!(bytes[500..300_500] == pattern(1 << 20, 1)[..300_000]);
@@ -110,7 +112,7 @@ fn answers_to_reads_are_copied_by_the_system_only() {
         let mut pair = Pair::new(Agreement { ird: 16, ord: 16, ..agreement(crc, None) }, SEGMENT);
         let source = pair.b.area(1 << 20, Access::REMOTE, 8);
         source.write(0, &pattern(1 << 20, 2));
-        // Two of the sinks are not in the order of their addresses.
+        // The Reads do not use the sinks in the order of their addresses.
         let sinks: Vec<_> = (0..5).map(|n| pair.a.area(1 << 20, Access::LOCAL_WRITE, 20 + n)).collect();
         for (wr_id, sink) in [0, 2, 1, 4, 3].into_iter().enumerate() {
             let (wr_id, len) = (wr_id as u64, (1 << 20) - sink * 1000);
@@ -131,7 +133,7 @@ fn answers_to_reads_are_copied_by_the_system_only() {
     }
 }
 
-/// Without a CRC the response to a Read is sent directly from the region, until the region is revoked.
+/// Without a CRC, the response to a Read is sent from its region without a copy. TCP accepts only a part before the region is revoked.
 #[test]
 fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
     for part in [1, 500, 66_000, 150_000] {
@@ -166,7 +168,8 @@ fn what_tcp_has_not_taken_of_a_region_is_sent_when_that_is_gone() {
     }
 }
 
-/// The response to a Read has the memory from before the atomic operation behind it, although both are sent in one call.
+/// An atomic operation follows a Read of the same memory. The response to the Read has the old bytes, although both responses are sent in
+/// one call.
 #[test]
 fn an_atomic_operation_waits_for_the_answer_in_front_of_it() {
     let mut pair = Pair::new(agreement(false, None), SEGMENT);
@@ -181,7 +184,7 @@ fn an_atomic_operation_waits_for_the_answer_in_front_of_it() {
     assert_eq!((sink.bytes()[..4096].to_vec(), word.bytes()[..8].to_vec()), (vec![0; 4096], vec![255; 8]));
 }
 
-/// The octets of a damaged frame may be in the receive, but it never completes.
+/// The octets of a damaged frame may be placed in the receive, but the receive does not complete.
 #[test]
 fn a_damaged_frame_among_many_completes_nothing() {
     let sizes = [200_000; 4];
@@ -194,7 +197,7 @@ fn a_damaged_frame_among_many_completes_nothing() {
         for index in 0..4 {
             receiver.recv(index as u64, SgeList::one(memory.sge(index * 200_000, 200_000)));
         }
-        // The first call shows the kind of stream; the others are planned.
+        // From the first call, the receiver learns the kind of stream. The calls for the rest are planned.
         let fault = receiver.deliver(&damaged[..100_000]).and_then(|()| receiver.deliver(&damaged[100_000..]));
         assert!(matches!(fault, Err(Fault::Violation(TerminateCause::LLP_CRC, _))), "{fault:?}");
         let done = receiver.done();

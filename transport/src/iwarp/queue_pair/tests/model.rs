@@ -1,4 +1,4 @@
-//! Two queue pairs joined by a byte pipe, with any mix of operations and any cuts: memory must match a model.
+//! A test of two queue pairs with random operations and random cuts of their streams. At the end, all memory must match that of a model.
 
 use super::operations::{Area, CANARY, Pair};
 use super::*;
@@ -40,15 +40,15 @@ fn step() -> impl Strategy<Value = (bool, bool, bool, ModelStep)> {
     (any::<bool>(), any::<bool>(), any::<bool>(), op)
 }
 
-/// The memory of one peer, and its expected contents.
+/// The memory of one side, and the contents that the model expects.
 struct ModelNode {
-    /// The peer reads and writes it. The first words are for atomics.
+    /// The region that the peer reads and writes. Its first words are for atomic operations.
     shared: Area,
-    /// The sinks of local Reads.
+    /// The region to which the responses of local Reads and atomic operations are written.
     sink: Area,
-    /// The source of local Sends and Writes. It does not change.
+    /// The data of local Sends and Writes, which does not change.
     source: Memory,
-    /// The receives, consecutive in memory.
+    /// The memory of the receives, one behind the other.
     inbox: Memory,
     inbox_used: usize,
     model_shared: Vec<u8>,
@@ -83,10 +83,10 @@ impl ModelNode {
     }
 }
 
-/// Posts one step at `end`, whose memory is `own`. The model changes immediately.
+/// Posts the work request of one step at `end`, whose memory is `own`. Changes the model immediately.
 ///
-/// The operations of one peer are carried out in order. The two peers use parts of the shared memories that the operations of the other one
-/// do not touch: each shared area is changed by the peer only.
+/// The model is right about the result, because the operations of one side take effect in order. The order between the two sides does not
+/// matter: only the peer changes the shared area of a side.
 fn post(
     end: &mut TestQueuePair,
     own: &mut ModelNode,
@@ -142,7 +142,7 @@ fn post(
     end.post(wr_id, op, sges, flags | SendFlags::SIGNALED).unwrap();
 }
 
-/// Transmits up to `window` bytes of `from` into the pipe, and delivers at most `cut` bytes of the pipe to `to`.
+/// Transmits the output of `from` into the pipe, in calls of at most `window` bytes. Delivers at most `cut` bytes of the pipe to `to`.
 fn pump(from: &mut TestQueuePair, to: &mut TestQueuePair, pipe: &mut Vec<u8>, cut: usize, window: usize) {
     from.transmit(window);
     pipe.append(&mut from.wire);
@@ -168,7 +168,7 @@ proptest! {
         let mut cut = cuts.iter().cycle().copied();
         let mut done = [Vec::new(), Vec::new()];
         for (wr_id, (by_a, fence, solicited, step)) in steps.iter().enumerate() {
-            // Without the fence a Write may overtake the response to an earlier Read (RFC 5040 §5.5).
+            // Without a fence, a Write may take effect before the response to an earlier Read is sent (RFC 5040 §5.5).
             let fence = *fence || matches!(step, ModelStep::Write { .. });
             let mut flags = if fence { SendFlags::FENCE } else { SendFlags::empty() };
             flags |= if *solicited { SendFlags::SOLICITED } else { SendFlags::empty() };

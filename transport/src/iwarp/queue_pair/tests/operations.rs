@@ -1,4 +1,4 @@
-//! One-sided operations between two queue pairs that are joined by their bytes.
+//! Tests of Writes, Reads and atomic operations between two queue pairs that are connected by their bytes.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::wr::{RemoteAddress, Sge};
 
 const REMOTE: Access = Access::REMOTE;
 
-/// Two connected queue pairs, with regions by name.
+/// Two connected queue pairs.
 pub(super) struct Pair {
     pub(super) a: TestQueuePair,
     pub(super) b: TestQueuePair,
 }
 
-/// A region with canaries around it.
+/// A region with bytes in front and behind that must not change (canaries).
 #[derive(Clone)]
 pub(super) struct Area {
     pub(super) memory: Arc<Memory>,
@@ -31,7 +31,7 @@ pub(super) const CANARY: usize = 64;
 impl Area {
     pub(super) fn sge(&self, offset: usize, len: usize) -> SgeList {
         assert!(offset + len <= self.len);
-        // Use entries of both kinds: the received bytes must be the same.
+        // Some areas use entries that others may write at the same time (`shared_sge`). The received bytes must be the same.
         let at = CANARY + offset;
         let entry = if self.stag % 2 == 0 { self.memory.shared_sge(at, len) } else { self.memory.sge(at, len) };
         SgeList::one(entry.with_key(LocalKey(self.stag)))
@@ -88,7 +88,7 @@ impl Pair {
         pair
     }
 
-    /// Moves bytes in both directions until none remain.
+    /// Delivers the output of both sides to the other side until there is none.
     pub(super) fn settle(&mut self) -> std::result::Result<(), Fault> {
         loop {
             let (there, back) = (self.a.take_wire(), self.b.take_wire());
@@ -136,8 +136,8 @@ fn writes_and_reads_of_all_sizes() {
     }
 }
 
-/// A program may change memory that others may use while a send or a write uses it. The peer then receives a mixture, but never an FPDU
-/// whose CRC does not match its octets.
+/// A program may change shared memory while a Send or a Write sends it. The peer may then receive a mixture of old and new bytes. But the
+/// CRC of every FPDU matches its octets.
 #[test]
 fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
     for one_sided in [false, true] {
@@ -148,7 +148,7 @@ fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
         source.write(0, &[1; 9000]);
         let op = if one_sided { SendOp::Write(remote.remote(0)) } else { SendOp::Send };
         pair.a.post(0, op, SgeList::one(source.shared_sge(0, 9000)), SIGNALED).unwrap();
-        // TCP accepts a part of it, which includes the header of the first FPDU, and the remaining part later.
+        // TCP first accepts a part of the output, which ends inside the first FPDU. Then the memory changes.
         let TestQueuePair { qp, resources, wire, .. } = &mut pair.a;
         let mut room = 700;
         let sent = qp.transmit(
@@ -171,7 +171,7 @@ fn memory_that_changes_while_it_is_sent_breaks_no_stream() {
     }
 }
 
-/// A Write or Read Response that is split at any byte has the same result, and a damaged Write changes nothing.
+/// The result of a Write or a Read does not depend on where its stream is cut. A Write segment with a wrong bit changes no memory.
 #[test]
 fn one_sided_split_at_every_byte() {
     for crc in [true, false] {
@@ -203,7 +203,7 @@ fn one_sided_split_at_every_byte() {
                 if let Err(fault) = result {
                     assert_eq!(fault, TerminateCause::LLP_CRC.into(), "bit {bit}");
                 }
-                // Whole segments before the damaged one are in place; nothing of it or behind it is.
+                // The segments in front of the damaged one are placed. The damaged one and those behind it are not.
                 let good = segment * 1428;
                 assert_eq!(remote.bytes()[..good], pattern(5000, 1)[..good]);
                 assert!(remote.bytes()[good..].iter().all(|&byte| byte == 0), "bit {bit}");
@@ -213,7 +213,7 @@ fn one_sided_split_at_every_byte() {
     }
 }
 
-/// Reads wait for room at the peer and hold back the work requests behind them. Completions are in order.
+/// Reads above the limit of the peer wait, and hold back the work requests behind them. All complete in order.
 #[test]
 fn reads_queue_behind_the_limit() {
     let mut pair = Pair::new(agreement(true, None), 1448);
@@ -226,7 +226,7 @@ fn reads_queue_behind_the_limit() {
     pair.a.send(5, SgeList::one(memory.sge(0, 8)), SIGNALED);
     pair.b.recv(0, SgeList::one(memory.sge(0, 8)));
     let wire = pair.a.take_wire();
-    // Two requests of 52 bytes: the agreed depth.
+    // Only two Read Requests of 52 bytes each are sent, because the agreed depth is 2.
     assert_eq!(wire.len(), 104);
     assert!(!pair.a.qp.has_output() && pair.a.done().is_empty());
     pair.b.deliver(&wire).unwrap();
@@ -257,7 +257,7 @@ fn a_read_holds_back_completions_and_a_fence_holds_back_sends() {
     assert_eq!(pair.a.statuses(), want);
 }
 
-/// siw answers some of them with memory of others, so they are never sent.
+/// Reads of length 0 are never sent, because siw answers some of them with data of other Reads.
 #[test]
 fn siw_never_sees_a_zero_length_read() {
     let mut pair = Pair::new(agreement(true, None), 1448);
@@ -276,7 +276,7 @@ fn siw_never_sees_a_zero_length_read() {
     assert_eq!(pair.a.statuses(), [success(1, WcOpcode::Read), success(2, WcOpcode::Read)]);
 }
 
-/// siw has more requests outstanding than the agreed depth, up to the next power of two.
+/// siw may have more requests outstanding than agreed: it rounds the depth up to the next power of two.
 #[test]
 fn siw_may_exceed_our_depth_as_it_does() {
     let mut end = TestQueuePair::new(Role::Responder, Agreement { ird: 3, ..agreement(false, None) }, 1448);
@@ -313,7 +313,7 @@ fn tagged(opcode: Opcode, last: bool, stag: u32, offset: u64, payload: &[u8]) ->
     fpdu
 }
 
-/// A response that is not exactly the expected one ends the stream. Nothing outside the sink is written.
+/// A Read Response that differs from the expected one in any way ends the stream. Nothing is written outside of the sink.
 #[test]
 fn responses_that_were_not_asked_for() {
     let response = |last, stag, offset, len: usize| tagged(Opcode::ReadResponse, last, stag, offset, &vec![7; len]);
@@ -362,7 +362,7 @@ fn responses_that_were_not_asked_for() {
     assert_eq!(cause, TerminateCause::DDP_LOCAL_CATASTROPHIC);
 }
 
-/// Every forbidden access, with the codes of the RFCs; nothing is touched.
+/// Each access that a peer has no right to is refused with the code of the RFCs, and changes no memory.
 #[test]
 fn memory_that_is_not_the_peers() {
     let mut end = TestQueuePair::new(Role::Responder, agreement(false, None), 1448);
@@ -412,16 +412,16 @@ fn memory_that_is_not_the_peers() {
             assert!(write.is_none() || area.bytes() == before, "Write {index}");
         }
     }
-    // Without payload, none of these fields may be checked.
+    // The STags and offsets are invalid. They must not be checked, since these messages have no payload.
     end.deliver(&tagged(Opcode::Write, true, 99, 5, b"")).unwrap();
     end.deliver(&read_request(1, unknown, 0)).unwrap();
 }
 
-/// A region that is revoked while it is in use is not touched afterwards.
+/// A region is revoked during an access. Afterwards it is neither read nor written.
 #[test]
 fn regions_taken_back_in_the_middle() {
     for crc in [true, false] {
-        // Half of a Write has arrived.
+        // Case 1: the peer's Write has partly arrived.
         let mut pair = Pair::new(agreement(crc, None), 9000);
         let remote = pair.b.area(8000, REMOTE, 77);
         let source = Memory::new(8000).unwrap();
@@ -435,7 +435,7 @@ fn regions_taken_back_in_the_middle() {
         let Err(Fault::Violation(cause, Some(quote))) = pair.b.deliver(&wire[3000..]) else { panic!() };
         assert_eq!((cause, quote.segment_len()), (TerminateCause::DDP_TAGGED_INVALID_STAG, 8014));
         assert_eq!(remote.bytes(), before);
-        // Half of a Read Response is sent.
+        // Case 2: the response to the peer's Read is partly sent.
         let mut pair = Pair::new(agreement(crc, None), 1448);
         let remote = pair.b.area(1 << 20, REMOTE, 77);
         let local = pair.a.area(1 << 20, Access::LOCAL_WRITE, 78);
@@ -469,7 +469,7 @@ fn regions_taken_back_in_the_middle() {
         assert!(matches!(pair.a.deliver(&terminate), Err(Fault::Terminated(Some(_)))));
         pair.a.qp.end(None, &mut pair.a.resources.cqs);
         assert_eq!(pair.a.statuses(), [(0, WcStatus::RemoteAccessError, WcOpcode::Read)]);
-        // The sink of a local Read is revoked.
+        // Case 3: the sink of a local Read is revoked before the response arrives.
         let mut pair = Pair::new(agreement(crc, None), 1448);
         let remote = pair.b.area(8, REMOTE, 77);
         let local = pair.a.area(8, Access::LOCAL_WRITE, 78);
@@ -547,7 +547,7 @@ fn what_cannot_be_posted() {
     assert!(end.take_wire().is_empty());
 }
 
-/// A peer that serves no Reads, which is known only after the connection is established.
+/// The peer serves no Reads, which the local side learns in the handshake. A Read that was posted before that fails.
 #[test]
 fn a_read_that_nobody_serves() {
     let mut cqs_end = TestQueuePair::new(Role::Initiator, Agreement { ord: 0, ..agreement(true, None) }, 1448);
@@ -562,7 +562,7 @@ fn a_read_that_nobody_serves() {
     assert_eq!(cqs_end.statuses(), [(3, WcStatus::LocalQpOperationError, WcOpcode::Read)]);
 }
 
-/// Responses and local messages alternate, and the segments of two messages are never mixed.
+/// Responses and local messages alternate, but a message is complete before the next one begins.
 #[test]
 fn answers_and_sends_take_turns() {
     let mut end = TestQueuePair::new(Role::Responder, Agreement { ird: 8, ..agreement(false, None) }, 1448);
@@ -625,14 +625,14 @@ fn immediate_data_and_atomics_where_agreed() {
         let words: Vec<_> =
             local.bytes().chunks(8).take(4).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
         assert_eq!(words, [5, 15, 99, 99]);
-        // The offset is not aligned.
+        // The address of this atomic operation is not a multiple of 8.
         pair.a.post(6, SendOp::FetchAdd { remote: remote.remote(4), add: 1 }, local.sge(0, 8), SIGNALED).unwrap();
         let Err(Fault::Violation(cause, Some(_))) = pair.settle() else { panic!() };
         assert_eq!(cause, TerminateCause::RDMAP_STREAM_CATASTROPHIC);
     }
 }
 
-/// The same operations without an agreement are an unexpected opcode.
+/// If only the sender has enabled the extensions, the receiver refuses their opcodes as unexpected.
 #[test]
 fn extensions_without_agreement() {
     let mut pair = Pair::new(agreement(true, None), 1448);
@@ -662,7 +662,7 @@ fn markers_where_they_are_required() {
     for crc in [true, false] {
         let mut marked = TestQueuePair::new(Role::Initiator, Agreement { markers: true, ..agreement(crc, None) }, 1448);
         let mut plain = TestQueuePair::new(Role::Initiator, agreement(crc, None), 1448);
-        // The segments have the same size: the markers take room from the payload.
+        // Three markers of 4 octets take room from each segment. With this setting, the payloads of both streams have the same length.
         plain.qp.set_max_segment(1448 - 12);
         let memory = Memory::new(1 << 20).unwrap();
         memory.write(0, &pattern(1 << 20, 3));
@@ -688,7 +688,7 @@ fn markers_where_they_are_required() {
             end.transmit(777);
             let rest = end.qp.end(Some((TerminateCause::LLP_CRC, None)), &mut end.resources.cqs);
             end.wire.extend(rest);
-            // The sinks differ in nothing that is sent.
+            // Each side has such a region at another address, but no sent octet depends on it.
             drop(local);
         }
         assert_eq!(marked.wire.len().div_ceil(512), (marked.wire.len() - plain.wire.len()) / 4);
@@ -721,7 +721,8 @@ fn receives_from_a_shared_queue() {
     assert!(matches!(post(&mut end.resources, srq, 3), Err(Error::QueueFull { .. })));
     assert!(qps[0].post_recv(&[RecvWr { wr_id: 1, sges: SgeList::default() }], &mut end.resources.cqs).is_err());
     let wire = stream(&[5, 6, 7], true, 1448, 1, usize::MAX);
-    // Two belong to the first peer, after its RTR; the message of the second peer takes the last receive.
+    // The first queue pair receives two messages, behind the peer's ready-to-receive message. The message for the second one takes the last
+    // receive.
     deliver(&mut qps[0], &mut end.intake, &wire[..20 + 32 + 32], &mut end.resources).unwrap();
     deliver(&mut qps[1], &mut end.intake, &wire[..20 + 32], &mut end.resources).unwrap();
     let fault = deliver(&mut qps[1], &mut end.intake, &wire[20 + 32..], &mut end.resources).unwrap_err();
@@ -732,7 +733,7 @@ fn receives_from_a_shared_queue() {
     let srq_of = qps[0].polled(out[0].opcode).unwrap();
     end.resources.receive_polled(srq_of);
     post(&mut end.resources, srq, 3).unwrap();
-    // The remaining completions are polled after the queue pairs are destroyed.
+    // The other two completions are polled after the queue pairs are destroyed.
     assert!(end.resources.destroy_srq(srq).is_err());
     for qp in &mut qps {
         qp.release_queues(&mut end.resources);
@@ -748,7 +749,7 @@ fn receives_from_a_shared_queue() {
     end.resources.cqs.destroy(end.cq).unwrap();
 }
 
-/// A receive that a queue pair has begun to fill returns to the head of its shared queue when the queue pair is destroyed.
+/// A queue pair with a partly filled receive of a shared queue is destroyed. The receive returns to the front of the shared queue.
 #[test]
 fn a_shared_receive_that_was_begun_goes_back() {
     let mut end = TestQueuePair::new(Role::Responder, agreement(true, None), 1448);

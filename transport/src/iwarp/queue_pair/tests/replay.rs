@@ -1,4 +1,4 @@
-//! The recorded connections of kernel peers, replayed octet by octet from the view of either peer.
+//! Replays recorded connections with kernel peers, octet by octet. This provider takes the place of either peer.
 
 #[allow(dead_code, unreachable_pub, missing_docs)]
 mod pcap;
@@ -16,26 +16,26 @@ use crate::mem::Sge;
 use crate::mr::Access;
 use pcap::Capture;
 
-/// The end of a stream, from the local view.
+/// The end of a stream, as seen by this provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamOutcome {
     /// The stream ends without a Terminate.
     Good,
-    /// The local side sends this Terminate.
+    /// This provider sends this Terminate.
     Refused(TerminateCause),
-    /// The peer sent this Terminate.
+    /// The recorded peer has sent this Terminate.
     Told(TerminateCause),
-    /// No connection was established.
+    /// The handshake fails, so no connection is established.
     NoStartup,
 }
 use StreamOutcome::{Good, NoStartup, Refused, Told};
 use TerminateCause as Cause;
 
-/// The name, the outcome as the server that the client talked to, and the outcome as the client.
+/// For each capture: its name, the outcome with this provider as the server, and the outcome with it as the client.
 ///
-/// The differences from the kernel are: this provider refuses a Send that is too long with the code of RFC 5041 (24), accepts 0x3fff in a
-/// reply as RFC 6581 defines it (30), accepts frames that share a read with a startup frame (31, 32), and refuses a Read without the right
-/// to read (34).
+/// This provider differs from the kernel in these captures. It refuses a Send that is too long with the code of RFC 5041 (24). It accepts
+/// 0x3fff in a reply as RFC 6581 defines it (30). It accepts FPDUs that arrive in one read with a startup frame (31, 32). It refuses a
+/// Read of a region that may not be read (34).
 const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("01-rping-nocrc", Good, Good),
     ("02-rping-crc-p2p-rtrwrite", Good, Good),
@@ -58,7 +58,7 @@ const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("30-term-insufficient-ird-3fff", Told(Cause::RDMAP_OPCODE), Good),
     ("31-reply-plus-fpdu-coalesced-fails", Good, Good),
     ("32-request-plus-fpdu-coalesced-fails", Good, NoStartup),
-    // The stale responses of siw do not match the request.
+    // siw answers a Read of length 0 with the STag of an earlier one, which does not match the request.
     ("33-siw-bug-zero-length-read-stale-length", Good, Refused(Cause::DDP_TAGGED_INVALID_STAG)),
     ("34-siw-bug-read-without-remote-read", Refused(Cause::RDMAP_ACCESS), Good),
     ("35-siw-bug-ord-rounded-up", Good, Good),
@@ -69,7 +69,7 @@ const OUTCOMES: &[(&str, StreamOutcome, StreamOutcome)] = &[
     ("41-siw-bug-small-read-page-cross-corrupt", Good, Good),
 ];
 
-/// Returns the startup frame of a stream, and the offset at which the FPDUs begin.
+/// Returns the startup frame of a stream, and the offset behind it at which the FPDUs begin. Returns `None` if the frame is invalid.
 fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<Enhanced>, usize)> {
     let mut reader = FrameReader::new(kind);
     let mut at = 0;
@@ -83,7 +83,7 @@ fn startup(stream: &[u8], kind: StartupKind) -> Option<(StartupHeader, Option<En
     None
 }
 
-/// Returns the FPDUs of a stream, each with its offset.
+/// Returns the FPDUs of a stream: for each its offset, its header, its Read Request if it is one, and its payload.
 fn fpdus(stream: &[u8]) -> Vec<(usize, SegmentHeader, Option<ReadRequest>, &[u8])> {
     let mut out = Vec::new();
     let mut at = 0;
@@ -104,7 +104,8 @@ fn fpdus(stream: &[u8]) -> Vec<(usize, SegmentHeader, Option<ReadRequest>, &[u8]
     out
 }
 
-/// Returns the regions that two streams refer to, from the view of the peer that receives `incoming`.
+/// Returns the local regions that the two streams access: for each STag the lowest offset and the end. `incoming` is what the owner of the
+/// regions receives.
 fn regions(incoming: &[u8], own: &[u8]) -> BTreeMap<u32, (u64, u64)> {
     let mut spans = BTreeMap::new();
     let mut add = |stag, from: u64, len: usize| {
@@ -130,7 +131,7 @@ fn regions(incoming: &[u8], own: &[u8]) -> BTreeMap<u32, (u64, u64)> {
     spans
 }
 
-/// Returns the responses in a stream, each reassembled.
+/// Returns the payloads of the Read Responses in a stream. The segments of each response are joined.
 fn answers(stream: &[u8]) -> Vec<Vec<u8>> {
     let mut out = vec![Vec::new()];
     for (_, header, _, payload) in fpdus(stream) {
@@ -145,7 +146,7 @@ fn answers(stream: &[u8]) -> Vec<Vec<u8>> {
     out
 }
 
-/// Plays one peer. `cut` splits the received bytes.
+/// Replays a capture with this provider as one of the peers. The recorded bytes arrive in pieces of at most `cut` bytes.
 fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOutcome {
     let (incoming, own) = match as_server {
         true => (&capture.client_to_server, &capture.server_to_client),
@@ -174,7 +175,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
     let quoted = |number: &str| name.starts_with(number);
     let mut areas = BTreeMap::new();
     for (stag, (from, to)) in regions(&incoming[begin..], own_fpdus) {
-        // The peers of these captures lacked this, or had too little of it.
+        // In captures 20 and 22, the server had no such region; in capture 21, its region was one byte too short.
         if as_server && (quoted("20") || quoted("22")) {
             continue;
         }
@@ -196,7 +197,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
     for segment in &capture.segments {
         let (start, stop) = (segment.start, segment.start + segment.len);
         if segment.from_client != as_server {
-            // The local requests: their responses are expected from here on.
+            // The recorded stream of this side contains these Read Requests. Note them as outstanding, so that the responses are accepted.
             for (at, _, read, _) in fpdus(own_fpdus) {
                 let at = at + own.len() - own_fpdus.len();
                 if let Some(read) = read.filter(|_| (start..stop).contains(&at)) {
@@ -225,7 +226,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
                 Err(other) => panic!("{name}: {other:?}"),
             }
         }
-        // Restores the memory that the kernel's response was made from, as far as it is recorded.
+        // Write the recorded response into the region, so that this provider responds with the same bytes as the kernel.
         while let Some(read) = asked.get(given).and_then(|fpdu| fpdu.2).filter(|_| asked[given].0 + begin < stop) {
             if let (Some(answer), Some((from, memory))) = (recorded.get(given), areas.get(&read.source_stag)) {
                 if answer.len() == read.size as usize {
@@ -233,7 +234,7 @@ fn play(name: &str, capture: &Capture, as_server: bool, cut: usize) -> StreamOut
                 }
             }
             given += 1;
-            // The request exceeds the IRD: that capture has no response.
+            // In capture 29, the peer exceeds the IRD and gets no response.
             if !quoted("29") {
                 wire.extend(end.take_wire());
             }
