@@ -21,7 +21,7 @@ pub struct AtomicRequest {
     pub stag: u32,
     /// The Tagged Offset of the 64-bit value, a multiple of 8.
     pub offset: u64,
-    /// For an addition, the number to add. For a compare-and-swap, the new value.
+    /// The number that an addition adds, or the new value of a compare-and-swap.
     pub operand: u64,
     /// For an addition, the highest bits of the fields that are added separately: no carry leaves them. For a compare-and-swap, the bits
     /// that are replaced.
