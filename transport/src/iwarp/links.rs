@@ -21,7 +21,7 @@ use crate::shm::link::{Link, ReceiveProgress, TransmitProgress};
 use crate::shm::packet::{CALL_PACKET, MAX_PACKET, Packet};
 use crate::slab::Key;
 
-/// The largest number of hot links.
+/// The largest number of hot links, whose rings a busy poll checks in every round.
 const MAX_HOT: usize = 32;
 /// The number of rounds of a busy poll without input after which a link is no longer hot.
 const IDLE: u32 = 10_000;

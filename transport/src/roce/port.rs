@@ -25,7 +25,7 @@ pub(crate) enum PortKind {
 /// A UDP port of one provider.
 #[derive(Debug)]
 pub(crate) struct UdpPort {
-    /// The handle of its socket.
+    /// The handle of the port's socket.
     pub(crate) socket: Key,
     pub(crate) address: SocketAddr,
     pub(crate) interface: Interface,

@@ -108,8 +108,9 @@ fn empty_frames_are_bounded_and_keep_nobody_waiting() {
     let fpdus = |bench: &Bench| bench.iwarp.endpoints.get(flooder.0).unwrap().qp.as_ref().unwrap().fpdus();
     let (mut sent, mut seen, mut most, mut busy) = (0, 0, 0, 0);
     for round in 0..200 {
-        // Wait until octets of the flood have arrived: after a read, TCP needs some time to open its window. While one octet of a large TCP
-        // segment is unread, the segment occupies its whole room in the socket's buffer. So the window may open in the middle of a frame.
+        // Wait until at least one octet of the flood has arrived: after a read, TCP needs some time to open its window. More octets may not
+        // arrive. While one octet of a large TCP segment is unread, the segment occupies its whole room in the socket's buffer, and the
+        // window can stay closed.
         until("the flood", || {
             flood(&mut flooding, &empty, &mut sent);
             has_received(&bench, flooder, 1).then_some(())

@@ -1,4 +1,4 @@
-//! Tests of queue pairs whose byte streams are vectors: Sends, and all violations of the protocol.
+//! Tests of queue pairs without sockets: Sends, and all violations of the protocol. The byte streams are vectors.
 
 mod bulk;
 mod model;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The layer that has found an error (RFC 5040 §4.8).
+/// The layer that has found an error (RFC 5040 §4.8). The number of each layer is its code on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Layer {

@@ -21,7 +21,7 @@ pub const TERMINATE_QUEUE: u32 = 2;
 /// The queue number of Atomic Responses (RFC 7306 §5).
 pub const ATOMIC_RESPONSE_QUEUE: u32 = 3;
 
-/// The operation of a segment (RFC 5040 §4.1, RFC 7306 §8.1).
+/// The operation of a segment (RFC 5040 §4.1, RFC 7306 §8.1). The number of each operation is its code on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Opcode {
