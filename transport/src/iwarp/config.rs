@@ -43,9 +43,8 @@ pub enum SharedMemoryPolicy {
 #[non_exhaustive]
 pub struct WithinHost {
     /// The TCP congestion control of these connections. The default is `reno`, which every Linux has. `None` leaves the choice to the
-    /// system. The choice is also the system's if it lacks the named algorithm or does not allow it
-    /// (`net.ipv4.tcp_allowed_congestion_control`). BBR, the default of some systems, paces traffic even within the host, which costs one
-    /// timer per chunk.
+    /// system. The system also chooses if it lacks the named algorithm or does not allow it (`net.ipv4.tcp_allowed_congestion_control`).
+    /// BBR, the default of some systems, paces traffic even within the host, which costs one timer per chunk.
     pub congestion: Option<String>,
     /// The time in which the peer must answer the setup of shared memory. After this time, the connection stays on TCP.
     pub meeting_timeout: Duration,

@@ -104,7 +104,7 @@ pub(crate) struct CmEndpoint<S> {
     pub(super) link: Option<Box<Link<S>>>,
     /// The progress of setting up shared memory, for a connection that may leave its TCP stream.
     pub(super) setup: Option<Box<SegmentSetup<S>>>,
-    /// The startup frame that is being sent, and the number of its bytes that are sent. Empty once all are sent.
+    /// The startup frame that is being sent; empty once all of it is sent. `frame_sent` is the number of its bytes that are sent.
     pub(crate) frame: Vec<u8>,
     pub(crate) frame_sent: usize,
     /// True once the event `Established` was raised.

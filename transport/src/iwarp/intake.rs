@@ -163,8 +163,8 @@ impl Intake {
         Ok((n.min(capacity), n < capacity))
     }
 
-    /// Copies the last `left` octets of a call out of the destinations. They begin behind the first `from` octets of the destination with
-    /// this index. Returns `None` if a region was revoked meanwhile.
+    /// Copies the last `left` octets of a receive call out of the wrong destinations and the gaps. They begin in the destination with this
+    /// index, behind its first `from` octets. Returns `None` if a region was revoked meanwhile.
     pub(crate) fn spill(&mut self, index: usize, from: usize, mut left: usize, keys: &KeyTable) -> Option<Vec<u8>> {
         let mut out = std::mem::take(&mut self.spilled);
         out.clear();

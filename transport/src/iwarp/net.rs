@@ -106,7 +106,7 @@ pub trait Net: Send + fmt::Debug {
     /// Closes a socket. With `reset`, the connection is reset (RST), and data in flight is lost.
     fn close(&mut self, socket: SocketId, reset: bool);
 
-    /// Returns true if both ends of a TCP connection are on this host, as far as their addresses show.
+    /// Returns true if both ends of a TCP connection are on this host, which is judged by their addresses.
     fn is_local(&self, socket: SocketId) -> bool {
         let _ = socket;
         false

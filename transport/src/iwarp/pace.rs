@@ -10,7 +10,7 @@
 const FPDU_COST: usize = 1024;
 /// The least number of octets in a receive call from which the pace learns. Shorter calls say too little about the stream.
 const SAMPLE: usize = 4096;
-/// The room of the first receive call, and the least room of any call. Any header fits in both.
+/// `FIRST` is the room of the first receive call. `LEAST` is the least room of any call. Any header fits in both.
 const FIRST: usize = 64 * 1024;
 const LEAST: usize = 4096;
 
@@ -56,8 +56,8 @@ impl Pace {
         let cost = octets + fpdus * FPDU_COST;
         if octets >= SAMPLE {
             let fits = (budget as u64 * octets as u64 / cost as u64) as usize;
-            // The room shrinks immediately but at most doubles. Otherwise a peer could gain room with a few large FPDUs and then send many
-            // small ones.
+            // In one step, the room may shrink to any size, but at most doubles. Otherwise a peer could gain room with a few large FPDUs
+            // and then send many small ones.
             self.room = fits.min(self.room.saturating_mul(2)).max(LEAST);
         }
         cost

@@ -19,13 +19,13 @@ use crate::roce::port::{PortKind, UdpPort};
 use crate::roce::queue_pair::Arrival;
 use crate::slab::Key;
 
-/// The largest number of packets that are read from a port before the next port is served, and the largest number of receive calls for
-/// that.
+/// `PACKETS` is the largest number of packets that are read from a port before the next port is served. `CALLS` is the largest number of
+/// receive calls for them.
 const PACKETS: usize = 128;
 const CALLS: usize = 8;
 /// The largest number of network errors that are read from a port at a time. A socket's error queue holds fewer.
 const REFUSALS: usize = 1024;
-/// The time after which a query without a reply is sent again. It begins with `FIRST_WAIT`, and doubles up to `LAST_WAIT`.
+/// The time after which a query without a reply is sent again for the first time. It doubles with each attempt, up to `LAST_WAIT`.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
@@ -295,7 +295,8 @@ impl<N: Net> Iwarp<N> {
         self.raise(id.0, CmEventKind::ConnectRequest { listener, device: DEVICE, peer, private_data, read_depth });
     }
 
-    /// Handles a reply from a peer. The reply is ignored unless it matches a local query and comes from the address to which that was sent.
+    /// Handles a reply from a peer. Ignores the reply unless it matches a local query and comes from the address to which the query was
+    /// sent.
     fn handle_reply(&mut self, from: SocketAddr, reply: &SidrReply) {
         let Some(&key) = self.datagrams.queries.get(&reply.request) else { return };
         let shared = self.config.roce.port.is_some();

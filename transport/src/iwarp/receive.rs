@@ -45,7 +45,8 @@ enum FpduPhase {
 #[derive(Clone, Copy, Debug)]
 struct CurrentSegment {
     header: SegmentHeader,
-    /// The number of payload octets that have arrived, the number still to arrive, and the number of pad octets behind them.
+    /// The number of payload octets that have arrived (`done`) and that are still to arrive (`left`), and of pad octets behind them
+    /// (`pad`).
     done: usize,
     left: usize,
     pad: usize,
@@ -71,7 +72,7 @@ pub(crate) struct Receiver {
     forecast: Forecast,
     pub(crate) queue: ReceiveQueue,
     request_msn: u32,
-    /// The number of octets of the Write in progress, and the length of the last complete Write.
+    /// `writing` is the number of octets of the Write in progress. `written` is the length of the last complete Write.
     writing: u32,
     written: u32,
     /// True once any valid FPDU has arrived.

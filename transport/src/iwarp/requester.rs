@@ -9,7 +9,7 @@ use crate::mem::Sge;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
     pub(crate) kind: RequestKind,
-    /// The STag in the segments of the response, and the Tagged Offset of the first octet of the response.
+    /// The STag in the segments of the response. `offset` is the Tagged Offset of the first octet of the response.
     pub(crate) stag: u32,
     pub(crate) offset: u64,
     /// The scatter-gather entry to which the response is written. Empty for a ready-to-receive message.

@@ -35,7 +35,7 @@ pub struct TcpConfig {
     /// The size of the socket's receive buffer, bytes. `None` lets the system adapt it.
     pub recv_buffer: Option<usize>,
     /// The congestion control of connections whose ends are both on this host (`TCP_CONGESTION`). `None` leaves the choice to the system.
-    /// The choice is also the system's if it lacks the named algorithm or does not allow it.
+    /// The system also chooses if it lacks the named algorithm or does not allow it.
     pub host_congestion: Option<String>,
 }
 

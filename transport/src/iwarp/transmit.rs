@@ -27,8 +27,8 @@ use crate::soft::keys::{KeyTable, Miss};
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp, SendWr, SgeList};
 
-/// The longest payload that is copied into the control buffer of the stream, next to its header, bytes. A longer one is sent from its own
-/// memory.
+/// The longest payload, bytes, that is always copied into the control buffer of the stream, next to its header. A longer one is normally
+/// sent from its own memory.
 const COPY_MAX: usize = 256;
 /// The longest payload of an inline send, bytes. An inline payload is always copied.
 pub(crate) const MAX_INLINE: usize = COPY_MAX;
@@ -105,7 +105,7 @@ pub(crate) enum Sent {
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     stream: Stream,
-    /// The largest payload of an untagged segment, and that of a tagged segment.
+    /// The largest payload of an untagged segment, and (`tagged_segment`) of a tagged segment, bytes.
     untagged_segment: usize,
     tagged_segment: usize,
     /// True while nothing may be sent: before the stream starts, and on a responder until [`Transmitter::release`].

@@ -27,10 +27,10 @@ pub(crate) enum DatagramPhase {
     Querying(Box<PendingQuery>),
     /// The peer has replied with the number of its queue pair.
     Reached,
-    /// The id of a query from a peer, which the program has not accepted or rejected yet. The address is where the reply goes.
+    /// A peer has sent this query, and the program has not accepted or rejected it yet. The reply goes to this address.
     Offered(Box<SidrRequest>, SocketAddr),
-    /// The id of an accepted query: its request id, the address of the reply, and the reply. The reply is sent again if the peer repeats
-    /// the query.
+    /// The program has accepted the query of a peer. The values are the request id, the address to which the reply goes, and the reply. The
+    /// reply is sent again if the peer repeats the query.
     Replied(u32, SocketAddr, Box<MadOctets>),
     /// The id has failed or ended. The program has not destroyed it yet.
     Dead,

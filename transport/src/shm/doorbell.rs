@@ -19,9 +19,9 @@ pub(super) const NEWS: u64 = 1;
 /// The event that the peer has released records, so that the ring has room.
 pub(super) const ROOM: u64 = 2;
 
-/// Announces the events `causes` in the call word, and releases the consumed records. The caller can sleep afterwards.
-/// The first returned value is true if there is work already, so that the caller must not sleep. The second is true if
-/// the caller must call the peer.
+/// Prepares for sleep: announces the events `causes` in the call word, and releases the consumed records. The first
+/// returned value is true if there is work already, so that the caller must not sleep. The second is true if the caller
+/// must call the peer.
 #[inline]
 pub(super) fn arm<W: Words>(words: &W, incoming: &mut Consumer, outgoing: &Producer, causes: u64) -> (bool, bool) {
     let owes = incoming.owed() > 0;

@@ -61,8 +61,8 @@ impl Incoming {
         Self { ring: Consumer::new(half), queue, writing: false, release_due: false }
     }
 
-    /// Returns true if no message and no write is partly received. A peer that ends the connection elsewhere has ended
-    /// it in disorder.
+    /// Returns true if no message and no write is partly received. If the peer ends the connection at any other point,
+    /// a message is truncated.
     pub(super) const fn is_at_boundary(&self) -> bool {
         self.queue.is_between_messages() && !self.writing
     }

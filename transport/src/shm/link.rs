@@ -322,9 +322,9 @@ impl<S: Segment> Link<S> {
         self.armed != 0
     }
 
-    /// Announces the events for which the peer must wake the local side, and releases the consumed records. The first
-    /// returned value is true if there is work already, so that the caller must not sleep. The second is true if the
-    /// caller must call the peer.
+    /// Prepares for sleep: announces the events for which the peer must wake the local side, and releases the consumed
+    /// records. The first returned value is true if there is work already, so that the caller must not sleep. The
+    /// second is true if the caller must call the peer.
     pub(crate) fn arm(&mut self) -> (bool, bool) {
         self.incoming.release_due = false;
         self.armed = self.causes();
@@ -398,8 +398,8 @@ impl<S: Segment> Link<S> {
         calls
     }
 
-    /// Returns true if no message, write or response is partly received. A peer that ends the connection elsewhere has
-    /// ended it in disorder.
+    /// Returns true if no message, write or response is partly received. If the peer ends the connection at any other
+    /// point, a message is truncated.
     pub(crate) fn is_at_boundary(&mut self) -> bool {
         self.incoming.is_at_boundary() && self.outgoing.front().is_none_or(|awaited| awaited.done == 0)
     }

@@ -226,7 +226,8 @@ impl Outgoing {
         self.depth
     }
 
-    /// Returns true if anything is unfinished that the peer can allow to continue by consuming records.
+    /// Returns true if work requests, responses or replies are unfinished. To continue with them, the peer must release
+    /// records.
     #[inline]
     pub(super) fn wants_room(&self) -> bool {
         !self.queue.is_empty() || !self.inflight.is_empty() || !self.requests.is_empty() || !self.replies.is_empty()

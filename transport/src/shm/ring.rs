@@ -7,7 +7,7 @@
 use super::record::{RecordHeader, RecordKind};
 use super::segment::{CAPACITY, HEAD, RING, TAIL, Words};
 
-/// The number of bytes at the end of the free room that are kept for the last record of a connection.
+/// The number of free bytes in the ring that are kept for the last record of a connection.
 const LAST: usize = 64;
 
 /// The error for a position that a correct peer cannot have stored.
@@ -18,7 +18,7 @@ pub(super) struct InvalidPosition;
 #[derive(Debug)]
 pub(super) struct Producer {
     half: usize,
-    /// The position behind the last written record, and the offset of that position in the ring.
+    /// The position behind the last written record. `at` is the offset of that position in the ring.
     pos: u64,
     at: usize,
     published: u64,
@@ -124,7 +124,7 @@ impl Producer {
 #[derive(Debug)]
 pub(super) struct Consumer {
     half: usize,
-    /// The position behind the last consumed record, and the offset of that position in the ring.
+    /// The position behind the last consumed record. `at` is the offset of that position in the ring.
     pos: u64,
     at: usize,
     /// The producer's position at the last load.

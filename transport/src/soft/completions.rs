@@ -49,7 +49,7 @@ impl Done {
 pub(crate) struct Completions {
     pub(crate) id: QpId,
     pub(crate) attr: QpAttr,
-    /// The numbers of completions that are not polled yet, of sends and of receives.
+    /// The number of send completions that are not polled yet. `recv_unpolled` is that of receive completions.
     send_unpolled: u32,
     recv_unpolled: u32,
 }

@@ -15,7 +15,7 @@ use crate::slab::{Key, Slab};
 /// region that exists only for other connections from one that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// There is no region with this STag that the peer may use. The region may also be invalidated, local, or restricted to another
+    /// No region has this STag, or the peer may not use the region: it is invalidated, has no remote rights, or is restricted to another
     /// connection.
     Unknown,
     /// The peer may use the region, but not for this operation.

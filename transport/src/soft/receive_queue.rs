@@ -24,7 +24,7 @@ pub struct ReceiveQueue {
     msn: u32,
     /// The number of bytes of the current message that are written to the receive.
     placed: usize,
-    /// The scatter-gather entry of the receive to which the next byte goes, and the offset of that byte in the entry.
+    /// The index of the scatter-gather entry to which the next byte goes. `entry_offset` is the offset of that byte in the entry.
     entry: usize,
     entry_offset: usize,
 }
