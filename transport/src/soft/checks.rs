@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::qp::QpAttr;
 use crate::wr::{SendClass, SendFlags, SendWr};
 
-/// The longest message, bytes: 1 GiB, and 64 bytes for headers of the layers above. The wire's Message Offset of 32 bits could count more.
+/// The longest message, bytes: 1 GiB, with 64 bytes more for a header. The Message Offset of the wire has 32 bits and would allow more.
 pub(crate) const MAX_MESSAGE: u64 = (1 << 30) + 64;
 
 /// The operations that every peer supports and that need only the checks of all operations.
