@@ -16,7 +16,7 @@ bitflags! {
         const WRITE_WITH_IMMEDIATE = 1 << 2;
         /// 8-byte compare-and-swap and fetch-and-add. Absent in standard iWARP.
         const ATOMICS = 1 << 3;
-        /// Send with Invalidate. A key is only invalidated if the peer's device has `REMOTE_INVALIDATION`.
+        /// Send with Invalidate. The peer's key is invalidated only if the peer's device has `REMOTE_INVALIDATION`.
         const SEND_WITH_INVALIDATE = 1 << 4;
         /// Shared receive queues.
         const SHARED_RECEIVE_QUEUE = 1 << 5;
@@ -24,56 +24,57 @@ bitflags! {
         const DATAGRAMS = 1 << 6;
         /// Multicast groups.
         const MULTICAST = 1 << 7;
-        /// The passive side may send before it has received a message of the active side.
+        /// The passive side may send before it has received the first message of the active side.
         const SERVER_SENDS_FIRST = 1 << 8;
         /// Send with immediate data. Absent on iWARP.
         const SEND_WITH_IMMEDIATE = 1 << 9;
-        /// A peer's Send with Invalidate invalidates the remote key of a region. On a device without this feature it
-        /// ends the connection, since InfiniBand and RoCE allow it for memory windows only.
+        /// A peer's Send with Invalidate can invalidate the remote key of a region. On a device without this feature,
+        /// such a message ends the connection, because InfiniBand and RoCE allow it for memory windows only.
         const REMOTE_INVALIDATION = 1 << 10;
-        /// Immediate data and atomics work only on connections for which both programs have enabled them
+        /// Immediate data and atomics work only on connections on which both programs have enabled them
         /// ([`enable_extensions`](crate::roles::Extensions::enable_extensions)).
         const EXTENSIONS_BY_AGREEMENT = 1 << 11;
-        /// Regions in which the bus may reorder the device's writes
+        /// Regions for which the bus may reorder the device's writes
         /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)).
         const RELAXED_ORDERING = 1 << 12;
-        /// Regions whose pages are not pinned, but paged in when the device needs them
+        /// Regions whose pages are not pinned, but are paged in when the device accesses them
         /// ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)).
         const ON_DEMAND_PAGING = 1 << 13;
-        /// Regions over a dma-buf, such as memory of a GPU
-        /// ([`ForeignMemory::register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf)). The feature says that
-        /// the libraries support the call. Support by the driver and by the exporter of the memory is only known after
-        /// an attempt.
+        /// Regions in a dma-buf, such as memory of a GPU
+        /// ([`ForeignMemory::register_dmabuf`](crate::roles::ForeignMemory::register_dmabuf)). The feature means that
+        /// the installed libraries have the call. The driver, or the exporter of the memory, may still refuse a
+        /// registration.
         const DMABUF = 1 << 14;
-        /// The sink of an RDMA Read must be open to writes of the peer
+        /// The memory into which an RDMA Read places data must be open to writes of the peer
         /// ([`Access::READ_SINK`](crate::Access::READ_SINK)), as on iWARP adapters. A Read into other memory fails. A
-        /// peer that violates the protocol can write into a sink for as long as it is registered.
+        /// peer that violates the protocol can write into this memory for as long as it is registered.
         const OPEN_READ_SINKS = 1 << 15;
-        /// A disconnect may overtake completed sends, as on iWARP adapters and siw. There a send completes when TCP has
-        /// accepted its bytes, and TCP drops them if the peer sends something to a closed socket.
+        /// When a connection is closed, messages whose sends have completed may be lost, as on iWARP adapters and siw.
+        /// These devices complete a send when TCP has accepted its bytes. TCP drops bytes that are not delivered yet if
+        /// the peer sends something to a closed socket.
         const ABRUPT_DISCONNECT = 1 << 16;
-        /// Bytes that a peer has written may still be placed after [`invalidate`](crate::roles::RemoteKeys::invalidate)
-        /// or `deregister` of their region has returned, or the peer's Send with Invalidate has arrived. That is so on
-        /// siw, where another processor may be placing a part of a frame at that moment. Nothing is placed after the
-        /// queue pairs were destroyed.
+        /// A peer's write may still be placed after the peer's access has ended. Access ends when
+        /// [`invalidate`](crate::roles::RemoteKeys::invalidate) or `deregister` of the region returns, or when the
+        /// peer's Send with Invalidate arrives. On siw, another processor may be placing a part of a frame at that
+        /// moment. Nothing is placed after the queue pairs are destroyed.
         const LATE_PLACEMENT = 1 << 17;
-        /// Completion queues that can be armed for solicited completions
+        /// A completion queue can be armed so that only solicited completions raise an event
         /// ([`Notify::Solicited`](crate::Notify::Solicited)).
         const SOLICITED_EVENTS = 1 << 18;
-        /// A Write completes when the peer's device has acknowledged it, as on InfiniBand and RoCE. On iWARP it
-        /// completes when TCP has accepted its bytes, and only the response to a later operation, such as a Read, shows
-        /// that it was placed.
+        /// A Write completes when the peer's device has acknowledged it, as on InfiniBand and RoCE. On iWARP, a Write
+        /// completes when TCP has accepted its bytes. There, only the response to a later operation, such as a Read,
+        /// proves that the data was placed.
         const ACKNOWLEDGED_WRITES = 1 << 19;
     }
 }
 
-/// The moderation of a completion queue: the device holds the queue's events back until a number of completions have
-/// gathered, or a time has passed since the first.
+/// The moderation of a completion queue. The device delays an event of the queue until this number of completions has
+/// gathered, or until this time has passed since the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moderation {
-    /// The number of completions.
+    /// The number of completions that raise the event.
     pub completions: u16,
-    /// The time, microseconds.
+    /// The longest delay of the event, in microseconds.
     pub microseconds: u16,
 }
 
@@ -81,41 +82,43 @@ pub struct Moderation {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Operations and behaviours.
+    /// The operations and behaviours of the device.
     pub features: Features,
-    /// The largest payload of an inline send, bytes; 0 if the device has no inline sends.
+    /// The length of the largest payload of an inline send, in bytes; 0 if the device has no inline sends.
     pub max_inline: u32,
-    /// The limit of scatter/gather entries per work request.
+    /// The maximum number of scatter/gather entries per work request.
     pub max_sge: u32,
-    /// The limit of scatter/gather entries per RDMA Read.
+    /// The maximum number of scatter/gather entries per RDMA Read.
     pub max_read_sge: u32,
-    /// The limit of work requests per queue.
+    /// The maximum depth of a send queue or a receive queue, in work requests.
     pub max_queue_depth: u32,
-    /// The limit of entries per completion queue.
+    /// The maximum number of entries per completion queue.
     pub max_completion_queue: u32,
-    /// The limit of private data, bytes: the smallest of those for connect, accept and reject.
+    /// The maximum length of private data, in bytes: the smallest of the limits for connect, accept and reject.
     pub max_private_data: usize,
-    /// The largest message, bytes.
+    /// The length of the largest message, in bytes.
     pub max_message: u64,
-    /// The limit of receives per shared receive queue; 0 if the device has none.
+    /// The maximum number of receives per shared receive queue; 0 if the device has no shared receive queues.
     pub max_shared_receives: u32,
-    /// The limits of moderation; `None` if the device cannot hold events back.
+    /// The largest values that [`CqAttr::moderation`](crate::CqAttr::moderation) may have; `None` if the device has no
+    /// moderation.
     pub completion_moderation: Option<Moderation>,
-    /// The largest datagram, bytes; 0 if the device has no datagrams.
+    /// The length of the largest datagram, in bytes; 0 if the device has no datagrams.
     pub max_datagram: u32,
-    /// The limit of outstanding RDMA Reads per queue pair, in each direction.
+    /// The maximum number of outstanding RDMA Reads per queue pair, in each direction.
     pub max_read_depth: u16,
-    /// The number of completion vectors, at least 1. Each vector is an interrupt that one processor serves; the events
-    /// of completion queues can be spread over them ([`CqAttr::vector`](crate::CqAttr::vector)).
+    /// The number of completion vectors, at least 1. A vector is an interrupt that one processor serves. Completion
+    /// queues on different vectors ([`CqAttr::vector`](crate::CqAttr::vector)) distribute the events over the
+    /// processors.
     pub completion_vectors: u32,
-    /// The NUMA node that the device is attached to; `None` if the system does not know it. Allocate memory for the
-    /// device on this node, and run its reactor there.
+    /// The NUMA node to which the device is attached; `None` if it is unknown. Allocate memory for the device on this
+    /// node, and run the device's reactor there.
     pub numa_node: Option<u32>,
 }
 
 impl Capabilities {
-    /// Returns capabilities with `features`, and with limits that every known device meets. A provider raises the
-    /// limits where it can.
+    /// Returns capabilities with `features`, and with limits that every known device supports. A provider then raises
+    /// the limits of its own device.
     #[must_use]
     pub const fn portable(features: Features) -> Self {
         Self {
@@ -136,7 +139,7 @@ impl Capabilities {
         }
     }
 
-    /// Checks the length of private data, for a provider with this name.
+    /// Checks the length of private data. `provider` is the name of the calling provider, for the error.
     ///
     /// # Errors
     /// [`Error::PrivateDataTooLong`] if there are more than `max_private_data` bytes.

@@ -1,4 +1,4 @@
-//! Connection management: ids, parameters, events.
+//! Connection management: ids, the parameters of calls, and events.
 
 use std::any::Any;
 use std::fmt;
@@ -10,23 +10,25 @@ pub use crate::handle::CmId;
 use crate::handle::DeviceId;
 use crate::wc::Failure;
 
-/// The parameters that the two sides exchange while connecting (`rdma_connect`(3)).
+/// The parameters that the two sides exchange when they connect (`rdma_connect`(3)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnectParam<'a> {
-    /// Private data, which the peer receives with its event. Some devices pad it with zeros, so put its length into it.
+    /// The private data, which the peer receives with its event. Some devices pad it with zeros, so include the length
+    /// in the data.
     pub private_data: &'a [u8],
-    /// The number of RDMA Reads that the peer may have outstanding at this side (IRD); 0 selects the device's default.
+    /// The number of RDMA Reads that the peer may have outstanding at the local queue pair (IRD). 0 selects the
+    /// device's default.
     pub responder_resources: u16,
-    /// The number of RDMA Reads that this side may have outstanding at the peer (ORD); 0 selects the device's default.
+    /// The number of RDMA Reads that the local queue pair may have outstanding at the peer (ORD). 0 selects the
+    /// device's default.
     pub initiator_depth: u16,
-    /// The number of retransmissions before the connection fails, and the pauses. Ignored on iWARP, where TCP
-    /// retransmits.
+    /// The limits and pauses of retransmissions. Ignored on iWARP, where TCP retransmits.
     pub retries: Retries,
 }
 
 impl ConnectParam<'_> {
-    /// Logs at `info` that a provider with this name ignores [`ConnectParam::retries`], unless these are the default.
-    /// For a provider without retry counts.
+    /// Logs at level `info` that `provider` ignores [`ConnectParam::retries`]. Logs nothing if `retries` has its
+    /// default. A provider without retry counts calls this.
     pub fn note_ignored(&self, provider: &str) {
         if self.retries != Retries::default() {
             log::info!("the provider {provider} has no retry counts, since TCP retransmits: ignored");
@@ -34,19 +36,19 @@ impl ConnectParam<'_> {
     }
 }
 
-/// The number of times that a device retransmits a request without an answer, and the pauses.
+/// The number of times that a device retransmits a request, and the pauses between retransmissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// The number of times that either side retransmits a request without an answer, 0 to 7. The default is 7. The
-    /// connecting side decides; `accept` ignores it. The pause before a retransmission is the ack timeout
+    /// The number of times that either side retransmits an unanswered request, 0 to 7. The default is 7. The connecting
+    /// side sets this number for both sides; `accept` ignores it. The pause before a retransmission is the ack timeout
     /// ([`PathOptions::ack_timeout`]).
     pub path: u8,
-    /// The number of times that the **peer** retransmits a message that found no receive posted here, 0 to 6. 7, the
-    /// default, stands for no limit. Each side decides for the other one (`rdma_connect`(3)).
+    /// The number of times that the **peer** retransmits a message for which no receive was posted here, 0 to 6. 7, the
+    /// default, means no limit. Each side sets the number of the other side (`rdma_connect`(3)).
     pub receiver_not_ready: u8,
-    /// The pause of a peer before it retransmits a message that found no receive posted here: a code from 0 to 31
-    /// (InfiniBand Architecture Specification, volume 1, table 45: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491 ms, and 0 is
-    /// 655 ms). The default is 12.
+    /// The pause of the peer before it retransmits a message for which no receive was posted here. The value is a code
+    /// from 0 to 31 (InfiniBand Architecture Specification, volume 1, table 45): 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491
+    /// ms, and 0 is 655 ms. The default is 12.
     pub min_rnr_timer: u8,
 }
 
@@ -57,7 +59,7 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// Checks that the values are in their ranges.
+    /// Checks that all values are in their ranges.
     ///
     /// # Errors
     /// [`crate::Error::OutOfRange`] names the first value that is outside its range.
@@ -68,33 +70,34 @@ impl Retries {
     }
 }
 
-/// The path of a connection, chosen before the peer's address is resolved. The system decides options that are `None`.
+/// Options for the path of a connection. The program chooses them before it resolves the peer's address. The system
+/// chooses each option that is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathOptions {
-    /// The type of service of each packet: the DSCP in the upper six bits (RFC 2474). On InfiniBand the subnet manager
-    /// derives the service level from it. siw of Linux 6.1 accepts the setting but does not use it.
+    /// The type of service of each packet. Its upper six bits are the DSCP (RFC 2474). On InfiniBand the subnet manager
+    /// derives the service level from it. siw of Linux 6.1 accepts the option but does not use it.
     pub type_of_service: Option<u8>,
-    /// The time after which the device retransmits an unanswered request: a code from 0 to 31, for 4.096 us times 2 to
-    /// the power of the code; 0 waits forever. By default the connection manager uses about 2 s (19), or the value of
-    /// the subnet manager.
+    /// The time after which the device retransmits an unanswered request. The value is a code from 0 to 31, which means
+    /// 4.096 us times 2 to the power of the code. 0 means that the device waits forever. By default the connection
+    /// manager uses code 19 (about 2 s) or the value of the subnet manager.
     pub ack_timeout: Option<u8>,
-    /// The local address or device of the connection.
+    /// The local address or device from which the connection is made.
     pub source: Source,
 }
 
-/// The local end of a connection.
+/// The choice of the local end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Source {
-    /// The system's routes decide.
+    /// The system's routes choose the local address.
     #[default]
     Any,
-    /// A local address.
+    /// The connection uses this local address.
     Address(IpAddr),
-    /// A local device.
+    /// The connection uses this local device.
     Device {
         /// The name of the device, such as `mlx5_0`.
         name: String,
-        /// The port, from 1; `None` for any port.
+        /// The number of the port, from 1; `None` for any port of the device.
         port: Option<u8>,
     },
 }
@@ -108,9 +111,9 @@ impl PathOptions {
         in_range("ack timeout", self.ack_timeout.unwrap_or(0), 0..=31, "a code from 0 to 31")
     }
 
-    /// Logs at `info`, in one line, which of the options a provider with this name ignores. For a provider that uses
-    /// neither the type of service nor the ack timeout. [`PathOptions::source`] is not reported: a provider must follow
-    /// or refuse it.
+    /// Logs at level `info`, in one line, which of the set options `provider` ignores. A provider that supports neither
+    /// the type of service nor the ack timeout calls this. [`PathOptions::source`] is not logged, because a provider
+    /// must use it or return an error.
     pub fn note_ignored(&self, provider: &str) {
         let asked = [("type of service", self.type_of_service), ("ack timeout", self.ack_timeout)];
         let ignored: Vec<&str> = asked.iter().filter(|option| option.1.is_some()).map(|option| option.0).collect();
@@ -123,15 +126,16 @@ impl PathOptions {
 /// The options of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// The number of connect requests that may wait for this side before the system refuses more (`rdma_listen`(3),
-    /// `listen`(2)). The default is 1024.
+    /// The number of connect requests that may wait until the program accepts or rejects them. The system refuses
+    /// further requests (`rdma_listen`(3), `listen`(2)). The default is 1024.
     pub backlog: u32,
-    /// The type of service of incoming connections on iWARP, as for [`PathOptions::type_of_service`]. No effect on
+    /// The type of service of incoming connections on iWARP, like [`PathOptions::type_of_service`]. It has no effect on
     /// InfiniBand and RoCE, where the peer's request sets the type of service of both directions.
     pub type_of_service: Option<u8>,
-    /// The ack timeout of incoming connections, as for [`PathOptions::ack_timeout`].
+    /// The ack timeout of incoming connections, like [`PathOptions::ack_timeout`].
     pub ack_timeout: Option<u8>,
-    /// If true, a listener on an IPv6 address accepts IPv6 only; if false, IPv4 too, which siw does not do.
+    /// If true, a listener on an IPv6 address accepts only IPv6. If false, it also accepts IPv4, which siw does not
+    /// support. If `None`, the system decides.
     pub ipv6_only: Option<bool>,
 }
 
@@ -142,8 +146,8 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// Checks that the values are in their ranges, and logs at `info` which of the options a provider with this name
-    /// ignores. For a provider that uses none of them but the backlog.
+    /// Checks that the values are in their ranges. Logs at level `info` which of the set options `provider` ignores. A
+    /// provider that supports none of the options except the backlog calls this.
     ///
     /// # Errors
     /// [`crate::Error::OutOfRange`] names the value that is outside of its range.
@@ -159,39 +163,40 @@ impl ListenOptions {
     }
 }
 
-/// The port and the GID of a queue pair that connects by exchange ([`Exchange`](crate::roles::Exchange)). The provider derives
-/// each field that is `None` from the local address of the stream.
+/// Options of a connection by exchange ([`Exchange`](crate::roles::Exchange)): the device, port and GID of its queue pair. The provider
+/// derives each field that is `None` from the local address of the stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// The device by its name, such as `mlx5_0`: needed where the stream is on another network than the device, or on none.
+    /// The name of the device, such as `mlx5_0`. Necessary if the stream uses another network than the device, or none.
     pub device: Option<String>,
-    /// The port of the device, from 1.
+    /// The number of the device's port, from 1.
     pub port: Option<u8>,
-    /// The index in the port's table of GIDs: of type RoCE version 2 on Ethernet. By default that of the stream's address, and on
-    /// InfiniBand 0.
+    /// The index in the port's table of GIDs. On Ethernet the GID must be of the type RoCE version 2, and the default is the GID of the
+    /// stream's address. On InfiniBand the default is 0.
     pub gid_index: Option<u8>,
 }
 
-/// The limits of RDMA Reads and atomics that may be outstanding on a connection. Further ones of this side wait in the
-/// send queue.
+/// The limits of RDMA Reads and atomics that may be outstanding on a connection. Local requests beyond the limit wait
+/// in the send queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadDepth {
-    /// The limit of the peer's requests at this side (IRD).
+    /// The limit of the peer's outstanding requests at the local side (IRD).
     pub responder_resources: u16,
-    /// The limit of this side's requests at the peer (ORD).
+    /// The limit of the local side's outstanding requests at the peer (ORD).
     pub initiator_depth: u16,
 }
 
-/// A connect request that is passed from one provider to another. [`Handover::detach`](crate::roles::Handover::detach)
-/// of the first one makes it, and [`attach`](crate::roles::Handover::attach) of the second one consumes it, on any
-/// thread. Dropping it ends the peer's attempt.
+/// A connect request that is being moved from one provider to another. The first provider returns it from
+/// [`Handover::detach`](crate::roles::Handover::detach). The second provider, which may be on another thread, consumes
+/// it in [`attach`](crate::roles::Handover::attach). If it is dropped instead, the peer's connection attempt fails.
 pub struct Detached {
     provider: &'static str,
     state: Box<dyn Any + Send>,
 }
 
 impl Detached {
-    /// Wraps the state that the attaching provider needs.
+    /// Makes a detached request. `provider` is the name of the provider that detaches it. `state` is the data that the
+    /// attaching provider needs.
     pub fn new<T: Any + Send>(provider: &'static str, state: T) -> Self {
         Self { provider, state: Box::new(state) }
     }
@@ -202,11 +207,10 @@ impl Detached {
         self.provider
     }
 
-    /// Returns the state that the detaching provider has wrapped.
+    /// Returns the `state` that was passed to [`Detached::new`].
     ///
     /// # Errors
-    /// Returns the value unchanged if its state is of another type: a provider of another kind has detached the
-    /// request.
+    /// Returns the request unchanged if its state is not a `T`: a provider of another kind detached it.
     pub fn into_state<T: Any>(self) -> std::result::Result<T, Self> {
         let Self { provider, state } = self;
         state.downcast().map(|state| *state).map_err(|state| Self { provider, state })
@@ -222,23 +226,23 @@ impl fmt::Debug for Detached {
 /// An event of the connection manager.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// The id that the event belongs to; for a connect request, the new id.
+    /// The id that the event concerns. For a connect request, this is a new id.
     pub id: CmId,
     /// The kind of event, with its data.
     pub kind: CmEventKind,
 }
 
-/// The kinds of connection-manager events. The sixteen events of `rdma_get_cm_event`(3) are mapped to these; newer ones
-/// are reported as [`CmEventKind::Other`].
+/// The kinds of connection-manager events. Each of the sixteen events of `rdma_get_cm_event`(3) is mapped to one of
+/// these. Newer events are reported as [`CmEventKind::Other`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CmEventKind {
-    /// Address and route are resolved, and the id is on a device. Create its queue pair and connect.
+    /// Address and route are resolved, and the id is bound to a device. Next, create the id's queue pair and connect.
     Resolved {
-        /// The device that reaches the address.
+        /// The device through which the peer is reached.
         device: DeviceId,
     },
-    /// A peer requests a connection. Create a queue pair, post receives and accept; or reject.
+    /// A peer requests a connection. Create a queue pair, post receives and accept; or reject the request.
     ConnectRequest {
         /// The listener that received the request.
         listener: CmId,
@@ -248,33 +252,33 @@ pub enum CmEventKind {
         peer: SocketAddr,
         /// The peer's private data.
         private_data: Box<[u8]>,
-        /// The limits that the peer requests, as seen from this side. `accept` grants at most these.
+        /// The limits that the peer requests, from the view of the local side. `accept` grants at most these.
         read_depth: ReadDepth,
     },
     /// The connection is established.
     Established {
-        /// The private data of the passive side; empty on the passive side itself.
+        /// The private data of the passive side; empty if the local side is the passive one.
         private_data: Box<[u8]>,
         /// The limits that both sides have agreed on.
         read_depth: ReadDepth,
     },
-    /// A peer accepts datagrams of this side: `connect` of a datagram id has succeeded.
+    /// A `connect` of a datagram id has succeeded: the peer accepts datagrams of this id.
     Reached {
         /// The peer's private data.
         private_data: Box<[u8]>,
         /// The destination of the datagrams.
         peer: DatagramPeer,
     },
-    /// The id has joined a multicast group. Datagrams to the group arrive at the id from now on.
+    /// The id has joined a multicast group. From now on, datagrams to the group arrive at the id's queue pair.
     Joined {
-        /// The group.
+        /// The address of the group.
         group: IpAddr,
         /// The destination of datagrams to the group.
         peer: DatagramPeer,
     },
     /// The id could not join a multicast group, or has lost its membership.
     JoinFailed {
-        /// The group.
+        /// The address of the group.
         group: IpAddr,
         /// The reason.
         reason: ConnectFailure,
@@ -288,15 +292,15 @@ pub enum CmEventKind {
     ConnectFailed(ConnectFailure),
     /// The connection has ended. This event may arrive late, twice, or never.
     Disconnected(DisconnectCause),
-    /// The device is being removed. Destroy everything on it.
+    /// The device is being removed. Destroy all objects on it.
     DeviceRemoval,
-    /// The queue pair's number may be used again. This event may never arrive.
+    /// The number of the id's queue pair may be reused from now on. This event may never arrive.
     TimewaitExit,
-    /// A local address has moved to another device or port, for example because a bond has failed over. A listener on
-    /// the old device receives no further requests, and no other event says so: make a new one. A connection there is
-    /// about to fail.
+    /// A local address has moved to another device or port, for example because a bond has failed over. If the id is a
+    /// listener on the old device, it receives no further requests and no further event: listen again with a new id. If
+    /// the id is a connection, the connection is about to fail.
     AddressChange,
-    /// An event that this library does not know.
+    /// An event that this library does not know, by its code.
     Other(u32),
 }
 
@@ -304,7 +308,7 @@ pub enum CmEventKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectFailure {
-    /// Nothing listens at the address.
+    /// No program listens at the address.
     Refused,
     /// The peer did not answer in time.
     Timeout,
@@ -312,7 +316,7 @@ pub enum ConnectFailure {
     Unreachable(String),
     /// The peer closed the connection while connecting.
     PeerClosed,
-    /// The peer does not speak the protocol, or requests something that this side refuses.
+    /// The peer violated the protocol, or requests something that the local side refuses.
     Protocol(String),
     /// The system returned an error.
     System(String),
@@ -331,24 +335,24 @@ impl fmt::Display for ConnectFailure {
     }
 }
 
-/// The reason why an established connection ended, as far as the provider knows it.
+/// The reason why an established connection ended. A provider reports the most precise reason that it knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DisconnectCause {
-    /// This side disconnected.
+    /// The local side disconnected.
     Local,
     /// The peer disconnected or died.
     Peer,
-    /// The peer's stream ended in the middle of a message: its process was killed, or it abandoned a message that it
-    /// was sending.
+    /// The peer's stream ended in the middle of a message: the peer's process was killed, or it aborted a message while
+    /// it was sending it.
     Truncated,
-    /// The peer violated the protocol, which was reported to it.
+    /// The peer violated the protocol. The local side has notified the peer of this.
     PeerViolation(String),
-    /// The peer reported that this side violated the protocol.
+    /// The peer reported that the local side violated the protocol.
     TerminatedByPeer(String),
-    /// The path failed.
+    /// The path failed, with the reason.
     Path(String),
-    /// A work request failed.
+    /// A work request failed, with the reason.
     WorkRequest(Failure),
 }
 

@@ -8,11 +8,11 @@ use crate::error::{Error, Result, in_range};
 pub struct CqAttr {
     /// The capacity, 1 to the device's [`max_completion_queue`](crate::Capabilities::max_completion_queue).
     pub entries: u32,
-    /// The completion vector, 0 to [`Capabilities::completion_vectors`](crate::Capabilities::completion_vectors) - 1. Queues on
-    /// different vectors raise their events on different processors.
+    /// The completion vector: 0 to [`Capabilities::completion_vectors`](crate::Capabilities::completion_vectors) - 1. Queues on different
+    /// vectors raise their events on different processors.
     pub vector: u32,
-    /// The moderation of events, within
-    /// [`Capabilities::completion_moderation`](crate::Capabilities::completion_moderation); `None` for no moderation.
+    /// The moderation of events, up to the device's limits
+    /// ([`Capabilities::completion_moderation`](crate::Capabilities::completion_moderation)). `None` for no moderation.
     pub moderation: Option<Moderation>,
 }
 
@@ -23,7 +23,8 @@ impl CqAttr {
         Self { entries, vector: 0, moderation: None }
     }
 
-    /// Checks the attributes against the limits of a device, for a provider with this name.
+    /// Checks the attributes against the limits of a device. `provider` is the name of the calling provider, for the
+    /// error.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] names the first value that is outside its range; [`Error::Unsupported`] for moderation on
@@ -45,13 +46,14 @@ impl CqAttr {
     }
 }
 
-/// The completions that raise an event of an armed queue (`ibv_req_notify_cq`(3)).
+/// Selects the completions for which an armed completion queue raises an event (`ibv_req_notify_cq`(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// Each completion.
+    /// Every completion.
     Any,
-    /// Receives of messages that were sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED), and failures, on
-    /// devices with [`Features::SOLICITED_EVENTS`](crate::Features::SOLICITED_EVENTS). The device may raise an event
-    /// for other completions as well.
+    /// Completions of failed work requests, and of receives whose message was sent with
+    /// [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED). Needs a device with
+    /// [`Features::SOLICITED_EVENTS`](crate::Features::SOLICITED_EVENTS). The device may also raise an event for other
+    /// completions.
     Solicited,
 }

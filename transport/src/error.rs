@@ -1,4 +1,5 @@
-//! Errors of provider calls. A failed completion is not an error but data: see [`crate::wc::WcStatus`].
+//! The errors of provider calls. A failed work request is not an error of a call: its completion reports the failure
+//! ([`crate::wc::WcStatus`]).
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,11 +8,11 @@ use std::ops::RangeInclusive;
 /// The result of a provider call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The reason why a provider refused a call. Each message names the value and, if there is one, the cure.
+/// The reason why a provider refused a call. Each message names the rejected value and, if possible, how to correct it.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The provider or its device cannot do this; see [`crate::Capabilities`].
+    /// The provider or its device does not support the requested feature; see [`crate::Capabilities`].
     #[error("the provider {provider} has no {feature}")]
     Unsupported {
         /// The name of the provider.
@@ -22,7 +23,7 @@ pub enum Error {
     /// No RDMA device is usable.
     #[error("no RDMA device: {reason}")]
     NoDevice {
-        /// A text that says what is missing and how to get it.
+        /// A text that explains the missing part and how to install it.
         reason: String,
     },
     /// The RDMA libraries are not installed, or too old.
@@ -31,7 +32,7 @@ pub enum Error {
         /// A text that names the missing library or function, and what to install.
         reason: String,
     },
-    /// A text is not an address.
+    /// A text cannot be parsed as an address.
     #[error("{text:?} is not an address: give one such as 192.0.2.1:7471, [2001:db8::1]:7471 or ib:[fe80::1]:7471")]
     Address {
         /// The text.
@@ -79,7 +80,7 @@ pub enum Error {
         /// The depth of the queue, work requests.
         depth: u32,
     },
-    /// There is more private data than the connection manager carries.
+    /// The private data is longer than the connection manager can carry.
     #[error("{len} bytes of private data: {provider} carries at most {max}")]
     PrivateDataTooLong {
         /// The name of the provider.
@@ -96,10 +97,10 @@ pub enum Error {
         what: &'static str,
         /// The value of the setting.
         value: u64,
-        /// The range of possible values.
+        /// The permitted range, as a text.
         range: &'static str,
     },
-    /// Memory could not be obtained or registered.
+    /// Memory could not be allocated or registered.
     #[error("cannot register {bytes} bytes of memory: {source}")]
     Memory {
         /// The number of bytes.
@@ -119,7 +120,8 @@ pub enum Error {
     },
 }
 
-/// Returns [`Error::OutOfRange`] unless the value is `within` the range, which `range` describes.
+/// Returns `Ok` if `value` is in the range `within`, and [`Error::OutOfRange`] if not. `range` describes the range in
+/// the error.
 pub(crate) fn in_range(
     what: &'static str,
     value: impl Into<u64>,
@@ -131,14 +133,14 @@ pub(crate) fn in_range(
 }
 
 impl Error {
-    /// Returns the error of a system call.
+    /// Makes the error of a failed system call.
     #[must_use]
     pub const fn io(call: &'static str, source: io::Error) -> Self {
         Self::Io { call, source }
     }
 
-    /// Converts an [`Error::Io`] into an [`Error::Device`], which names the device that the call failed on. Returns
-    /// other errors unchanged.
+    /// Adds the name of the device to the error of a failed call: converts [`Error::Io`] into [`Error::Device`].
+    /// Returns other errors unchanged.
     #[must_use]
     pub fn on(self, device: &str) -> Self {
         match self {

@@ -1,9 +1,9 @@
-//! Events of devices that belong to no connection (`ibv_get_async_event`(3)).
+//! Events of devices that do not concern a single connection (`ibv_get_async_event`(3)).
 
 use crate::handle::{DeviceId, QpId, SrqId};
 
-/// An asynchronous event of a device. Events of one connection, such as the failure of its queue pair, are reported as
-/// a [`crate::CmEvent`] of its id instead.
+/// An asynchronous event of a device. An event of a single connection, such as the failure of its queue pair, is
+/// reported as a [`crate::CmEvent`] of that connection instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceEvent {
     /// The device.
@@ -21,32 +21,34 @@ pub enum DeviceEventKind {
         /// The number of the port, from 1.
         port: u32,
     },
-    /// A port carries no traffic. Its connections get no event, and may survive until the port is active again.
+    /// A port carries no traffic any more. Its connections get no event, and may continue when the port is active
+    /// again.
     PortDown {
         /// The number of the port, from 1.
         port: u32,
     },
-    /// Addresses of a port have changed. Connections with an old address stall.
+    /// The addresses of a port have changed. Connections that use an old address stall.
     AddressChange {
         /// The number of the port, from 1.
         port: u32,
     },
-    /// Another event of a port: the LID, the partition keys or the subnet manager has changed, or clients must register
-    /// again.
+    /// Another event of a port: its LID, its partition keys or the subnet manager has changed, or the subnet manager
+    /// requests that clients register again.
     Port {
-        /// The device's code.
+        /// The code of the event, as the device reports it.
         code: u32,
         /// The number of the port, from 1.
         port: u32,
     },
-    /// The device has failed; `Removed` follows.
+    /// The device has failed. `Removed` follows.
     Fatal,
-    /// The device is being removed; each id on it gets [`crate::CmEventKind::DeviceRemoval`].
+    /// The device is being removed. Each connection-manager id on the device receives
+    /// [`crate::CmEventKind::DeviceRemoval`].
     Removed,
     /// A shared receive queue has failed. It delivers no further messages.
     SharedReceiveQueueFailed(SrqId),
-    /// A queue pair that is ending has taken its last receive from its shared receive queue.
+    /// A queue pair that is being torn down has consumed its last receive from its shared receive queue.
     LastReceive(QpId),
-    /// An event that this library does not know.
+    /// The code of an event that this library does not know.
     Other(u32),
 }

@@ -1,16 +1,16 @@
-//! Handles, which name the objects of a provider.
+//! The handles by which a program names the objects of a provider.
 
 use crate::slab::Key;
 
-/// A device: its position in the provider's list, which does not change while the provider lives.
+/// A device: its position in the provider's list of devices. The position does not change while the provider exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
-/// A connection-manager id: a listener, or one end of a connection with its queue pair.
+/// A connection-manager id: a listener, or the local end of a connection with its queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CmId(pub Key);
 
-/// A queue pair. It is destroyed with its connection-manager id.
+/// A queue pair. It is destroyed together with its connection-manager id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QpId(pub Key);
 

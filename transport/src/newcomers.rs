@@ -1,21 +1,22 @@
-//! Connections that have not proven themselves yet, ordered by age and by host.
+//! A table of young connections, ordered by age and by host. A connection is young until its peer has shown that it is
+//! a real client, for example by a first message.
 //!
-//! A peer that connects and then stays silent takes memory, and must not keep others from connecting. So a table of
-//! such connections has a limit, and at the limit one of them is closed for a new one. This table keeps the order that
-//! is needed to choose that one. Each operation takes logarithmic time.
+//! A peer that connects and then stays silent takes memory, and must not keep other peers from connecting. So the
+//! program limits the number of young connections. At the limit it closes one of them for each new connection. This
+//! table finds the one to close. Each operation takes logarithmic time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
 
-/// The part of an address that its owner cannot choose freely: a whole IPv4 address, IPv4-mapped or not, or the first
-/// 64 bits of an IPv6 address.
+/// The part of a peer's address by which its connections are counted: an IPv4 address, IPv4-mapped or not, or the first
+/// 64 bits of an IPv6 address. The last 64 bits do not count because a host can choose them freely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host(IpAddr);
 
 impl Host {
-    /// Returns the host of an address.
+    /// Returns the host that has this address.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
@@ -34,7 +35,7 @@ impl std::fmt::Display for Host {
     }
 }
 
-/// The handle of an entry. Later entries have larger tickets.
+/// The handle of an entry of [`Newcomers`]. An entry that is added later has a larger ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
@@ -43,18 +44,19 @@ pub struct Ticket(u64);
 pub struct NewcomerEntry<T> {
     /// The connection.
     pub id: T,
-    /// The time at which the connection was made.
+    /// The time at which the connection was established.
     pub since: Instant,
     /// The host of the peer.
     pub host: Host,
 }
 
-/// The table of connections that have not proven themselves yet, ordered by age and by host.
+/// A table of young connections, ordered by age and by host. The [module](self) describes its use.
 #[derive(Debug)]
 pub struct Newcomers<T> {
     by_age: BTreeMap<Ticket, NewcomerEntry<T>>,
     by_host: BTreeMap<Host, BTreeSet<Ticket>>,
-    /// The hosts, ordered by number of entries; of hosts with equal numbers, the one with the oldest entry is last.
+    /// One element for each host: its number of entries, the ticket of its oldest entry, and the host. The last element
+    /// is the host with the most entries. Of several such hosts, it is the one with the oldest entry.
     by_size: BTreeSet<(usize, Reverse<Ticket>, Host)>,
     next: u64,
 }
@@ -66,7 +68,8 @@ impl<T> Default for Newcomers<T> {
 }
 
 impl<T: Copy> Newcomers<T> {
-    /// Adds a connection that was made at `since`, which must not be before that of earlier entries.
+    /// Adds a connection that was established at `since`. Returns the ticket with which it is removed. Add connections
+    /// in the order of their `since`.
     pub fn add(&mut self, id: T, host: Host, since: Instant) -> Ticket {
         let ticket = Ticket(self.next);
         self.next += 1;
@@ -75,7 +78,8 @@ impl<T: Copy> Newcomers<T> {
         ticket
     }
 
-    /// Removes a connection that has proven itself or has ended. Returns `None` if it was removed before.
+    /// Removes a connection that has ended or is no longer young, and returns its entry. Returns `None` if it was
+    /// already removed.
     pub fn remove(&mut self, ticket: Ticket) -> Option<NewcomerEntry<T>> {
         let entry = self.by_age.remove(&ticket)?;
         self.change(entry.host, |tickets| tickets.remove(&ticket));
@@ -95,31 +99,33 @@ impl<T: Copy> Newcomers<T> {
         }
     }
 
-    /// Returns the number of connections.
+    /// Returns the number of connections in the table.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_age.len()
     }
 
-    /// Returns true if there are no connections.
+    /// Returns true if the table has no connections.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_age.is_empty()
     }
 
-    /// Returns the number of connections of a host.
+    /// Returns the number of connections of `host` in the table.
     #[must_use]
     pub fn count_of(&self, host: Host) -> usize {
         self.by_host.get(&host).map_or(0, BTreeSet::len)
     }
 
-    /// Returns the host with the most connections; of several, the one with the oldest connection.
+    /// Returns the host with the most connections. Of several such hosts, returns the one with the oldest connection.
+    /// Returns `None` if the table is empty.
     #[must_use]
     pub fn largest(&self) -> Option<Host> {
         self.by_size.last().map(|&(_, _, host)| host)
     }
 
-    /// Returns the oldest connection of `host`, or of all hosts if that is `None`.
+    /// Returns the oldest connection of `host`, or of the whole table if `host` is `None`. Returns `None` if there is
+    /// no connection.
     #[must_use]
     pub fn oldest(&self, host: Option<Host>) -> Option<NewcomerEntry<T>> {
         let ticket = match host {
@@ -151,7 +157,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the table with a list.
+        /// Compares the table with a simple model: a list of the entries in the order of insertion.
         #[test]
         fn as_a_list(steps in prop::collection::vec((0u8..4, 0u32..200), 0..200)) {
             let start = Instant::now();
@@ -172,7 +178,8 @@ mod tests {
                 prop_assert_eq!(table.oldest(Some(host)), of(host).next());
                 prop_assert_eq!(table.count_of(host), of(host).count());
                 prop_assert_eq!(table.len(), model.len());
-                // The host of the first entry whose host has the most entries.
+                // The expected answer of `largest`: the host of the first entry whose host has the maximum number of
+                // entries.
                 let most = model.iter().map(|entry| of(entry.1.host).count()).max();
                 let largest = model.iter().map(|entry| entry.1.host).find(|&host| Some(of(host).count()) == most);
                 prop_assert_eq!(table.largest(), largest);

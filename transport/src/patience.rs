@@ -1,15 +1,15 @@
-//! Waiting in tests for events that another thread or the kernel causes.
+//! A helper for tests that wait for another thread or for the kernel.
 #![allow(clippy::disallowed_methods, reason = "the events happen in the system's time")]
 
 use std::time::{Duration, Instant};
 
-/// The timeout. It ends a test that hangs; a busy machine never reaches it.
+/// The timeout of [`until`]. It fails a test that hangs. It is so long that a slow machine does not reach it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Calls `ready` until it returns a value.
+/// Calls `ready` repeatedly until it returns `Some`, and returns that value.
 ///
 /// # Panics
-/// After the timeout.
+/// If the timeout has passed. The message contains `what`.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;

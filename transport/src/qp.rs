@@ -10,32 +10,33 @@ pub use crate::handle::{QpId, SrqId};
 pub struct QpAttr {
     /// The completion queue of sends.
     pub send_cq: CqId,
-    /// The completion queue of receives; may be the same.
+    /// The completion queue of receives. It may be the same queue as `send_cq`.
     pub recv_cq: CqId,
-    /// The depth of the send queue, 1 to the device's limit.
+    /// The depth of the send queue: 1 to the device's `max_queue_depth`.
     pub max_send_wr: u32,
-    /// The depth of the receive queue, 1 to the device's limit.
+    /// The depth of the receive queue: 1 to the device's `max_queue_depth`.
     pub max_recv_wr: u32,
-    /// The largest inline send, bytes.
+    /// The length of the largest inline send, in bytes.
     pub max_inline: u32,
-    /// The number of scatter/gather entries per receive, 1 to the device's `max_sge`; 0 for as many as the device has.
-    /// With 1, the entries of an adapter's receive queue are a quarter as long. Ignored with a shared receive queue,
-    /// which has [`SrqAttr::max_sge`](crate::SrqAttr::max_sge).
+    /// The maximum number of scatter/gather entries per receive: 1 to the device's `max_sge`. 0 selects the device's
+    /// `max_sge`. An adapter needs a quarter of the memory per receive with 1 entry as with 4. Ignored with a shared
+    /// receive queue, which has [`SrqAttr::max_sge`](crate::SrqAttr::max_sge) instead.
     pub max_recv_sge: u32,
-    /// The shared receive queue; `None` for a separate receive queue. With a shared queue, `max_recv_wr` is ignored,
-    /// and `recv_cq` must have room for the whole shared queue.
+    /// The shared receive queue that the queue pair uses; `None` for a separate receive queue. With a shared queue,
+    /// `max_recv_wr` is ignored, and `recv_cq` must have room for all receives of the shared queue.
     pub srq: Option<SrqId>,
 }
 
 impl QpAttr {
-    /// Returns attributes with these depths, without inline sends, and with as many entries per receive as the device
-    /// has.
+    /// Returns attributes with these depths, with a separate receive queue and without inline sends. A receive may have
+    /// as many scatter/gather entries as the device supports.
     #[must_use]
     pub const fn new(send_cq: CqId, recv_cq: CqId, max_send_wr: u32, max_recv_wr: u32) -> Self {
         Self { send_cq, recv_cq, max_send_wr, max_recv_wr, max_inline: 0, max_recv_sge: 0, srq: None }
     }
 
-    /// Checks the depths and the inline size against the limits of a device, for its provider.
+    /// Checks the depths and the inline size against the limits of the device. A provider calls this when it creates a
+    /// queue pair.
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange) names the first value that is outside its range.
@@ -49,8 +50,8 @@ impl QpAttr {
         in_range("size of inline sends", self.max_inline, inline, "at most the device's max_inline")
     }
 
-    /// Reduces the depths, the inline size and the entries per receive to the limits of a device. Logs each reduced
-    /// value at `info`.
+    /// Returns the attributes with the depths, the inline size and the entries per receive reduced to the limits of
+    /// `device`. Logs each reduced value at level `info`.
     #[must_use]
     pub fn clamped(self, device: &DeviceInfo) -> Self {
         let Capabilities { max_queue_depth, max_inline, max_sge, .. } = device.capabilities;

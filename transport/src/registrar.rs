@@ -19,24 +19,25 @@ pub trait Registrar: Send + Sync + fmt::Debug {
     fn register(&self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<Registration>;
 }
 
-/// A registration that a [`Registrar`] has made and that is not a region of a provider yet.
-/// [`OffLoopRegistration::adopt`](crate::roles::OffLoopRegistration::adopt) makes it a region. Dropping it deregisters
-/// the memory.
+/// A registration that a [`Registrar`] has made. The provider makes it a region in
+/// [`OffLoopRegistration::adopt`](crate::roles::OffLoopRegistration::adopt). If the program drops the registration
+/// instead, the memory is deregistered.
 pub struct Registration {
     provider: &'static str,
     state: Box<dyn Any + Send>,
 }
 
 impl Registration {
-    /// Wraps the state that the provider with this name needs to adopt the registration.
+    /// Makes a registration. `provider` is the name of the provider whose registrar made it. `state` is the data that
+    /// this provider needs to adopt it.
     pub fn new<T: Any + Send>(provider: &'static str, state: T) -> Self {
         Self { provider, state: Box::new(state) }
     }
 
-    /// Returns the state that the provider has wrapped.
+    /// Returns the `state` that was passed to [`Registration::new`].
     ///
     /// # Errors
-    /// Returns the registration unchanged if it belongs to a provider of another kind.
+    /// Returns the registration unchanged if its state is not a `T`: a provider of another kind made it.
     pub fn into_state<T: Any>(self) -> std::result::Result<T, Self> {
         let Self { provider, state } = self;
         state.downcast().map(|state| *state).map_err(|state| Self { provider, state })

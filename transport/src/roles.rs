@@ -1,5 +1,5 @@
-//! Roles of providers: operations that only some providers have. A [`Provider`](crate::Provider) returns each role that it has, and
-//! `None` for the others.
+//! Roles of providers: groups of operations that only some providers support. [`Provider`](crate::Provider) has a getter for each role,
+//! which returns `None` if the provider does not have the role.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,67 +16,73 @@ use crate::srq::SrqAttr;
 use crate::wc::WorkCompletion;
 use crate::wr::{PostError, Posted, RecvWr, RemoteAddress, Sge};
 
-/// Shared receive queues, from which several queue pairs consume receives ([`QpAttr::srq`](crate::QpAttr::srq)).
+/// The role of shared receive queues: several queue pairs consume the receives of one queue
+/// ([`QpAttr::srq`](crate::QpAttr::srq)).
 pub trait SharedReceives {
-    /// Creates a shared receive queue. A receive counts against its depth from its post until its completion is polled.
+    /// Creates a shared receive queue. A receive occupies an entry of the queue from its post until its completion is
+    /// polled.
     fn create_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId>;
 
-    /// Destroys a shared receive queue that no queue pair uses. Receives that are still posted are dropped without
-    /// completion. Its completion queues can only be destroyed afterwards.
+    /// Destroys a shared receive queue that no queue pair uses. Receives that are still posted are dropped without completion. Destroy the
+    /// shared queue before the completion queues of its receives.
     ///
     /// # Errors
-    /// A queue pair uses the queue; or the device has not released it, and may still use the receives that are posted to it.
+    /// A queue pair uses the queue; or the device has not released the queue, and may still use the memory of the posted receives.
     fn destroy_srq(&mut self, srq: SrqId) -> Result<()>;
 
-    /// Posts receives. The queue pairs of the queue consume them in the order in which messages arrive.
+    /// Posts receives. The queue pairs that use the queue consume the receives in the order in which messages arrive.
     fn post_srq_recv(&mut self, srq: SrqId, chain: &[RecvWr]) -> std::result::Result<(), PostError>;
 }
 
-/// Remote keys that can be restricted to one peer, and invalidated while their region stays registered.
+/// The role of remote keys that can be restricted to one peer, and invalidated while their region stays registered.
 pub trait RemoteKeys {
-    /// Restricts the region's remote key to the peer of `qp`. For every other peer the key does not exist. Returns `false`, and changes
-    /// nothing, if the device cannot restrict a key to one peer.
+    /// Restricts the region's remote key to the peer of `qp`: other peers are refused as if the key did not exist. Returns `false`, and
+    /// changes nothing, if the device cannot restrict a key to one peer.
     fn restrict(&mut self, region: MrId, qp: QpId) -> Result<bool>;
 
     /// Invalidates a region's remote key immediately. No peer accesses the memory after the call, except on devices with
     /// [`Features::LATE_PLACEMENT`](crate::Features::LATE_PLACEMENT). The region stays registered for the program's own work requests,
-    /// under the same local key. A peer that uses the key afterwards gets the same answer as for a key that never existed. Further
-    /// calls have no effect.
+    /// under its local key. A peer that uses the remote key later gets the same answer as for a key that never existed. Further calls have
+    /// no effect.
     ///
     /// # Errors
     /// The device has not released the key: peers may still access the memory.
     fn invalidate(&mut self, region: MrId) -> Result<()>;
 }
 
-/// The times at which data last arrived from peers.
+/// The role that reports when data last arrived from a peer.
 pub trait Liveness {
-    /// Returns the time at which data last arrived for a connected queue pair, unfinished messages included: the `now` of the call that
-    /// read the data, or of the call that connected the queue pair if none has arrived. A provider may count a frame only when it is
-    /// complete, or when some hundred bytes of it have arrived. `None` if the queue pair is not connected, or if the device does not
-    /// report the time.
+    /// Returns the time at which data last arrived for a connected queue pair, including parts of unfinished messages. The time is the
+    /// `now` of the call that read the data. If no data has arrived, it is the `now` of the call that connected the queue pair. A provider
+    /// may count a frame only when the frame is complete, or when some hundred bytes of it have arrived.
+    ///
+    /// Returns `None` if the queue pair is not connected, or if the device does not report the time.
     fn last_heard(&self, qp: QpId) -> Option<Instant>;
 
-    /// Returns true if data has arrived for a queue pair that the provider has not processed yet. While it does, an old
-    /// [`Liveness::last_heard`] does not mean that the peer is silent. The answer is complete for data that arrived before the last call of
-    /// [`Provider::progress`](crate::Provider::progress) with [`Drive::Full`](crate::Drive::Full): each full round reads from every queue
-    /// pair that has data, regardless of the others. Always `false` if the device does not report it.
+    /// Returns true if data has arrived for a queue pair that the provider has not processed yet. In this case the peer is not silent, even
+    /// if [`Liveness::last_heard`] is old. Always `false` if the device does not report it.
+    ///
+    /// The answer covers all data that arrived before the last call of [`Provider::progress`](crate::Provider::progress) with
+    /// [`Drive::Full`](crate::Drive::Full), because such a call reads from every queue pair that has data.
     fn has_unread(&self, qp: QpId) -> bool;
 }
 
-/// Extensions of RFC 7306 (immediate data, atomics), for which iWARP has no negotiation.
+/// The role of the extensions of RFC 7306 (immediate data, atomics). iWARP does not negotiate these extensions.
 pub trait Extensions {
-    /// Enables the extensions on a connection. Both programs must call it before either of them uses an extension.
+    /// Enables the extensions on a connection. Both programs must call it before one of them uses an extension.
     fn enable_extensions(&mut self, qp: QpId) -> Result<()>;
 }
 
-/// Connections within the host, in memory that both processes map.
+/// The role of connections within the host that use memory mapped by both processes.
 pub trait SharedMemory {
-    /// Returns true if an established connection is in shared memory.
+    /// Returns true if an established connection uses shared memory.
     fn is_shared(&self, qp: QpId) -> bool;
 
-    /// Allows the peer of `qp` to map a region, whose memory is from [`Memory::new_shared`](crate::Memory::new_shared). Once the peer has
-    /// mapped it, the peer reads sends from this memory in place; until then they are copied. Lend a memory to one connection only. The
-    /// peer may read it at any time, and keeps its pages when the region is deregistered. Returns `false`, and changes nothing, if the
+    /// Allows the peer of `qp` to map a region. The region's memory must be from [`Memory::new_shared`](crate::Memory::new_shared). After
+    /// the peer has mapped the region, the peer reads sends from this memory in place; before that, sends are copied. Lend a memory to one
+    /// connection only. The peer may read the memory at any time, and keeps its pages after the region is deregistered.
+    ///
+    /// Returns `false`, and changes nothing, if the connection does not use shared memory or has reached its limit of lent regions.
     /// connection is not in shared memory or has reached its limit of lent regions.
     ///
     /// # Errors
@@ -84,22 +90,23 @@ pub trait SharedMemory {
     fn lend(&mut self, qp: QpId, region: MrId) -> Result<bool>;
 }
 
-/// Connect requests that move to another provider of the same kind, which usually runs on another thread.
+/// The role that moves connect requests to another provider of the same kind, which usually runs on another thread.
 pub trait Handover {
-    /// Detaches a connect request, which has no queue pair yet, from this provider. Another provider of the same kind can attach it. The
-    /// id is invalid afterwards. After an error nothing has changed.
+    /// Detaches a connect request from this provider, so that another provider of the same kind can attach it. The request must not have a
+    /// queue pair yet. The id is invalid afterwards. After an error nothing has changed.
     fn detach(&mut self, id: CmId) -> Result<Detached>;
 
-    /// Attaches a detached connect request. Continue as after `ConnectRequest`: create a queue pair and `accept`, or `reject`. After an
-    /// error the peer's attempt ends.
+    /// Attaches a detached connect request, and returns its new id and its device. Continue as after the event `ConnectRequest`: create a
+    /// queue pair and `accept`, or `reject`. After an error the peer's connection attempt fails.
     fn attach(&mut self, request: Detached, now: Instant) -> Result<(CmId, DeviceId)>;
 }
 
-/// Connections without a connection manager: the two sides exchange the attributes of their queue pairs over a TCP connection, or over
-/// another stream that the program supplies (`docs/guide/exchange.md`). The ids have the same events and calls as any others. The stream
-/// stays open as long as the connection. If the stream ends, the connection ends.
+/// The role of connections without a connection manager. The two sides exchange the attributes of their queue pairs over a TCP connection,
+/// or over another stream that the program supplies (`docs/guide/exchange.md`). The ids receive the same events and support the same calls
+/// as ids of the connection manager. The stream stays open as long as the connection. If the stream ends, the connection ends.
 pub trait Exchange {
-    /// Listens like [`Provider::listen`](crate::Provider::listen), for peers that connect by exchange, on any address of this host.
+    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that connect by exchange. The address may be any address
+    /// of this host.
     ///
     /// # Errors
     /// [`Error::Listen`](crate::Error::Listen) if the address is in use or is not of this host.
@@ -110,17 +117,19 @@ pub trait Exchange {
         exchange: &ExchangeOptions,
     ) -> Result<CmId>;
 
-    /// Adds a stream that the program has accepted, as if `listener` had accepted it. The provider takes ownership of the stream, makes it
-    /// non-blocking, and closes it if the peer sends no request for 10 s.
+    /// Adds a stream that the program has accepted, as if `listener` had accepted it. The provider takes ownership of the stream and makes
+    /// it non-blocking. It closes the stream if the peer sends no request within 10 s.
     ///
     /// # Errors
-    /// The descriptor is not a stream socket, or `listener` does not listen for exchange.
+    /// The descriptor is not a stream socket, or `listener` was not created by [`Exchange::listen_exchange`].
     fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()>;
 
-    /// Resolves like [`Provider::resolve`](crate::Provider::resolve), for a peer that listens for exchange.
+    /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve). The peer must listen by
+    /// [`Exchange::listen_exchange`].
     ///
     /// # Errors
-    /// No port has the local address of the route to the peer, or the device, port or GID index in the options does not exist.
+    /// No port of a device has the local address from which the system reaches the peer; or the device, the port or the GID index in
+    /// `exchange` does not exist.
     fn resolve_exchange(
         &mut self,
         peer: SocketAddr,
@@ -129,11 +138,11 @@ pub trait Exchange {
         deadline: Instant,
     ) -> Result<CmId>;
 
-    /// Resolves like [`Exchange::resolve_exchange`], over a stream that the program has connected. The provider takes ownership of the
-    /// stream, makes it non-blocking, and closes it when the id is destroyed.
+    /// Resolves a peer like [`Exchange::resolve_exchange`], but over a stream that the program has connected. The provider takes ownership
+    /// of the stream and makes it non-blocking. It closes the stream when the id is destroyed.
     ///
     /// # Errors
-    /// As [`Exchange::resolve_exchange`]; also if the descriptor is not a stream socket.
+    /// The errors of [`Exchange::resolve_exchange`]; also an error if the descriptor is not a stream socket.
     fn resolve_exchange_over(
         &mut self,
         stream: OwnedFd,
@@ -143,22 +152,22 @@ pub trait Exchange {
     ) -> Result<CmId>;
 }
 
-/// Registration on other threads, for memory whose pages take longer to pin than a turn of the loop may last. The alternative is to
-/// register the memory in pieces between turns, with a key for each piece.
+/// The role that registers memory on other threads. Use it if pinning the pages would block the event loop for too long. The alternative is
+/// to register the memory in pieces, one per turn of the loop, with a key for each piece.
 pub trait OffLoopRegistration {
-    /// Returns a registrar for memory of a device.
+    /// Returns an object that registers memory for `device` on any thread.
     fn registrar(&self, device: DeviceId) -> Result<Box<dyn Registrar>>;
 
-    /// Turns a registration of a registrar of this provider's device into a region.
+    /// Makes a region of a registration. The registration must be from a registrar of this provider.
     fn adopt(&mut self, registration: Registration) -> Result<MemoryRegion>;
 }
 
-/// Memory that is not mapped into the process.
+/// The role that registers memory that is not mapped into the process.
 pub trait ForeignMemory {
-    /// Registers `len` bytes of a dma-buf from `offset` on, such as memory of a GPU that its driver has exported. Work requests name the
-    /// bytes by addresses from `address` on. Choose an address from [`Sge::DEVICE`](crate::Sge::DEVICE) on, where nothing is mapped: then
-    /// the processor does not copy small sends. The descriptor may be closed afterwards. May block like
-    /// [`Provider::register`](crate::Provider::register).
+    /// Registers `len` bytes of a dma-buf, from `offset` on. A dma-buf is, for example, memory of a GPU that the GPU's driver has exported.
+    /// Work requests name the bytes by addresses from `address` on. Choose an `address` of at least [`Sge::DEVICE`](crate::Sge::DEVICE),
+    /// where nothing is mapped. This prevents that the processor copies small sends. The descriptor may be closed afterwards. May block
+    /// like [`Provider::register`](crate::Provider::register).
     fn register_dmabuf(
         &mut self,
         device: DeviceId,
@@ -170,67 +179,79 @@ pub trait ForeignMemory {
     ) -> Result<MemoryRegion>;
 }
 
-/// Datagrams (UD queue pairs).
+/// The role of unreliable datagrams (UD queue pairs).
 pub trait Datagrams {
-    /// Creates an id for datagrams at an address of this host, which selects the device; port 0 selects a free port. Create its queue
-    /// pair; then it may join groups. Peers cannot look it up by its address: for that, listen with another id. The returned number is the
-    /// length of the largest datagram that it sends, in bytes: at most the device's
-    /// [`max_datagram`](crate::Capabilities::max_datagram), or less if the MTU of the address's interface is smaller.
+    /// Creates an id for datagrams at an address of this host, which selects the device. Port 0 selects a free port. Next, create the id's
+    /// queue pair; the id may then join multicast groups.
+    ///
+    /// Peers cannot resolve the queue pair by this address: to make it known to them, listen with another id.
+    ///
+    /// Returns the id, its device, and the length of the largest datagram that the id can send, in bytes. This length is at most the
+    /// device's [`max_datagram`](crate::Capabilities::max_datagram). It is less if the MTU of the address's interface is smaller.
     fn bind_datagram(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId, u32)>;
 
-    /// Accepts a connect request for datagrams on behalf of `qp`, which is on the same device. The id is invalid afterwards, even after an
-    /// error, because no more events of the peer follow.
+    /// Answers a peer's connect request for datagrams: the peer is to send its datagrams to `qp`, which must be on the device of the
+    /// request. The id is invalid afterwards, even after an error, because no more events of the peer follow.
     fn answer_datagram(&mut self, id: CmId, qp: QpId, private_data: &[u8], now: Instant) -> Result<()>;
 
-    /// Listens like [`Provider::listen`](crate::Provider::listen), for datagrams. A connect request asks for the queue pair to send
-    /// datagrams to. `accept` answers it and ends in `Established`. The peer's own queue pair is known when its first datagram arrives.
+    /// Listens like [`Provider::listen`](crate::Provider::listen), but for peers that send datagrams. A peer's connect request asks for the
+    /// number of a queue pair to send to. `accept` answers it and ends in the event `Established`. The peer's own queue pair is unknown
+    /// until its first datagram arrives.
     fn listen_datagram(&mut self, address: SocketAddr, options: &ListenOptions) -> Result<CmId>;
 
-    /// Resolves like [`Provider::resolve`](crate::Provider::resolve), for datagrams to `peer`, which may be a multicast group. `from` is an
-    /// address of this host; `None` lets the system's routes decide. It ends in `Resolved` or `ConnectFailed`. Then `connect`, with or
-    /// without a queue pair of the id, which ends in `Reached`, `Rejected` or `ConnectFailed`. For a group, create the queue pair and
-    /// call `join` instead.
+    /// Resolves a peer like [`Provider::resolve`](crate::Provider::resolve), but for datagrams to `peer`, which may be a multicast group.
+    /// `from` is an address of this host; with `None`, the system's routes decide. The result is the event `Resolved` or `ConnectFailed`.
+    ///
+    /// After `Resolved`, call `connect`, with or without a queue pair of the id. Its result is the event `Reached`, `Rejected` or
+    /// `ConnectFailed`. For a multicast group, create the queue pair and call `join` instead.
     fn resolve_datagram(&mut self, peer: SocketAddr, from: Option<SocketAddr>, deadline: Instant) -> Result<CmId>;
 
-    /// Joins a multicast group with a datagram id that was bound, or resolved for a group, and has a queue pair; ends
-    /// in `Joined` or `JoinFailed`.
+    /// Joins a multicast group. The id must have a queue pair, and must be bound, or resolved for a group. The result
+    /// is the event `Joined` or `JoinFailed`.
     fn join(&mut self, id: CmId, group: IpAddr) -> Result<()>;
 
-    /// Leaves a group, or cancels a join.
+    /// Leaves a multicast group, or cancels a join that is in progress.
     fn leave(&mut self, id: CmId, group: IpAddr) -> Result<()>;
 
-    /// Returns the number of a queue pair, which a peer needs to send datagrams to it.
+    /// Returns the number of a queue pair. A peer needs this number to send datagrams to the queue pair.
     fn qp_number(&self, qp: QpId) -> Result<u32>;
 
-    /// Creates an address handle for the route to a port. Any queue pair of `device` can send datagrams with it.
+    /// Creates an address handle for the route to a peer's port. Any queue pair of `device` can send datagrams with
+    /// this handle.
     fn create_address(&mut self, device: DeviceId, route: &Route) -> Result<AddressId>;
 
-    /// Destroys an address handle. Datagrams that were posted with it and are not sent yet may be lost.
+    /// Destroys an address handle. Datagrams that were posted with the handle but not sent yet may be lost.
     fn destroy_address(&mut self, address: AddressId) -> Result<()>;
 
-    /// Returns the route to the sender of a datagram. `header` is the first [`crate::datagram::GRH_LEN`] bytes of its receive.
+    /// Returns the route to the sender of a received datagram. `header` is the first [`crate::datagram::GRH_LEN`] bytes of the receive.
     ///
     /// # Errors
-    /// The datagram was sent to a group: its header has no address of this host.
+    /// The datagram was sent to a multicast group: its header does not contain an address of this host.
     fn route_back(&self, id: CmId, received: &WorkCompletion, header: &[u8; GRH_LEN]) -> Result<Route>;
 }
 
-/// Sends without a work request: the provider has copied the bytes when the call returns, and no completion follows.
+/// The role of sends that need no work request. The provider copies the bytes before the call returns, and no
+/// completion follows.
 pub trait ImmediateSends {
     /// Sends `header` and `payload` as one message, like a Send without flags. The provider may hold the message until
-    /// [`ImmediateSends::ring`] or the next [`post_send`](crate::Provider::post_send) of the queue pair, so call one of them at the end of
+    /// [`ImmediateSends::ring`] or the next [`post_send`](crate::Provider::post_send) of the queue pair. So call one of them at the end of
     /// a batch.
     ///
-    /// Returns `false`, and sends nothing, if the message is too long, the connection is not established or has ended, earlier sends are
-    /// still queued, or the network's window to the peer is full. Post the message then.
+    /// Returns `false`, and sends nothing, in these cases. Post the message as a work request then.
+    ///
+    /// - The message is too long.
+    /// - The connection is not established or has ended.
+    /// - Earlier sends are still queued.
+    /// - The send window to the peer is full.
     fn send_now(&mut self, qp: QpId, header: &[u8], payload: &[u8]) -> bool;
 
-    /// Writes the bytes of `local` to the peer's memory, like an RDMA Write without flags, and otherwise like
-    /// [`ImmediateSends::send_now`]. The provider does not use the entry after the call.
+    /// Writes the bytes of `local` to the peer's memory, like an RDMA Write without flags. The provider does not use
+    /// the entry after the call. Returns `false` in the same cases as [`ImmediateSends::send_now`].
     fn write_now(&mut self, qp: QpId, local: &Sge, remote: RemoteAddress) -> bool;
 
-    /// Passes the messages of [`ImmediateSends::send_now`] to the network. Messages that the network does not accept yet follow later,
-    /// without another call.
+    /// Passes the messages of [`ImmediateSends::send_now`] to the network. If the network does not accept all of them now, the provider
+    /// sends the remaining messages later, without another call. Returns [`Posted::Completed`] if the call may have completed earlier work
+    /// requests.
     fn ring(&mut self, qp: QpId) -> Posted;
 }
 
@@ -241,43 +262,43 @@ pub struct PathState {
     pub port: u8,
     /// The path MTU: the largest payload of a packet, in bytes. 0 if the device does not report it.
     pub mtu: u32,
-    /// The type of service of every packet, with the DSCP in the upper six bits.
+    /// The type of service of every packet. Its upper six bits are the DSCP.
     pub type_of_service: u8,
-    /// The code of the ack timeout.
+    /// The ack timeout, as a code ([`PathOptions::ack_timeout`](crate::PathOptions::ack_timeout)).
     pub ack_timeout: u8,
-    /// The number of times that the device retransmits an unanswered request.
+    /// The number of times that the device retransmits an unanswered request before the connection fails.
     pub retry_count: u8,
-    /// The number of times that the device retransmits a message that found no receive posted at the peer, as the peer requested. 7
-    /// stands for no limit.
+    /// The number of times that the device retransmits a message for which the peer had no receive posted. The peer sets this number. 7
+    /// means no limit.
     pub rnr_retry_count: u8,
     /// The code of the receiver-not-ready timer.
     pub min_rnr_timer: u8,
-    /// The number of RDMA Reads that the peer may have outstanding here.
+    /// The number of RDMA Reads that the peer may have outstanding at this queue pair.
     pub responder_resources: u8,
-    /// The number of RDMA Reads that may be outstanding at the peer.
+    /// The number of RDMA Reads that this queue pair may have outstanding at the peer.
     pub initiator_depth: u8,
 }
 
-/// The path attributes of queue pairs.
+/// The role that reports the path attributes of queue pairs.
 pub trait Paths {
-    /// Returns the attributes that the device uses on a connection.
+    /// Returns the path attributes that the device uses for a connection.
     fn path_of(&self, qp: QpId) -> Result<PathState>;
 }
 
-/// States of RDMA devices.
+/// The role that reports states of RDMA devices.
 pub trait Adapter {
-    /// Returns true if a completion queue has failed, for example because it overran: nothing completes on it any more. Its connections
+    /// Returns true if a completion queue has failed, for example because it overran. It receives no more completions, and its connections
     /// receive `Disconnected`. Destroy the queue, and create another one.
     fn has_failed(&self, cq: CqId) -> bool;
 
-    /// Returns the number of calls so far that acknowledged completion events, each for a batch of them (`ibv_ack_cq_events`(3)).
+    /// Returns the total number of `ibv_ack_cq_events`(3) calls so far. Each call acknowledges a batch of completion events.
     fn acknowledgements(&self) -> u64;
 }
 
-/// Events of devices that belong to no connection.
+/// The role of device events that do not concern a single connection.
 pub trait DeviceEvents {
-    /// Returns the next event of a device; `None` if there is none at the moment. These events arrive over the connection-manager channel,
-    /// so call this when [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The provider keeps at most 1000
-    /// events, and then drops the oldest.
+    /// Returns the next event of a device. Returns `None` if no event is available. These events share the connection-manager channel, so
+    /// call this when [`Provider::next_cm_event`](crate::Provider::next_cm_event) has returned `None`. The provider keeps at most 1000
+    /// events: a new event then replaces the oldest.
     fn next_device_event(&mut self) -> Option<DeviceEvent>;
 }

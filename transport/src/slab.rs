@@ -1,4 +1,4 @@
-//! A table of slots with generations: a stale key finds nothing, never another object.
+//! A table of slots. A key has the generation of its slot, so a stale key finds nothing and never another object.
 
 use std::fmt;
 
@@ -10,22 +10,23 @@ pub struct Key {
 }
 
 impl Key {
-    /// A key that names no object: no slab has this slot.
+    /// A key that names no object: no slab has a slot with this index.
     pub const NONE: Self = Self::new(u32::MAX, 0);
 
-    /// Makes a key from its parts, for example those in a work request id.
+    /// Makes a key from a slot and a generation, for example those that were stored in a work request id.
     #[must_use]
     pub const fn new(slot: u32, generation: u32) -> Self {
         Self { slot, generation }
     }
 
-    /// Returns the index of the slot. The slot is used again after a removal, with another generation.
+    /// Returns the index of the slot. After the object is removed, another object may use the slot, with another
+    /// generation.
     #[must_use]
     pub const fn slot(self) -> u32 {
         self.slot
     }
 
-    /// Returns the generation.
+    /// Returns the generation of the object in the slot.
     #[must_use]
     pub const fn generation(self) -> u32 {
         self.generation
@@ -59,19 +60,20 @@ impl<T> Slot<T> {
 
 /// A growable table of `T` with stable keys. Inserting, looking up and removing take constant time.
 ///
-/// Each key is used once. A slot is retired when its generations are used up: it stays empty forever, so that no stale
-/// key ever names another object. That costs the memory of one slot for every 2^bits objects that the slot has held.
+/// No key is returned twice. A slot is retired when its generations are used up: it stays empty forever, so that no
+/// stale key ever names another object. The cost is the memory of one retired slot for every 2^bits objects that the
+/// slot has held.
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,
-    /// Empty slots that have a generation left, the one used last at the end.
+    /// Empty slots that can be used again. The slot that was emptied last is at the end, and is used next.
     free: Vec<u32>,
-    /// The number of empty slots that have no generation left.
+    /// The number of retired slots, which are empty forever.
     retired: usize,
     last_generation: u32,
 }
 
-/// The first generation of a slot. Generation 0 is never used: a key with it names nothing.
+/// The first generation of a slot. Generation 0 is never used, so a key with generation 0 names no object.
 const FIRST: u32 = 1;
 
 impl<T> Default for Slab<T> {
@@ -81,7 +83,8 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Makes a table whose generations fit in `bits` bits (1 to 32), for keys that are stored in fewer than 64 bits.
+    /// Makes a table whose generations fit in `bits` bits (1 to 32). Use fewer than 32 if a key must be stored in fewer
+    /// than 64 bits.
     #[must_use]
     pub fn with_generation_bits(bits: u32) -> Self {
         debug_assert!((1..=32).contains(&bits));
@@ -104,7 +107,7 @@ impl<T> Slab<T> {
         Key { slot, generation: FIRST }
     }
 
-    /// Removes and returns the value. The key names nothing from now on. Returns `None` if it named nothing before.
+    /// Removes the value with this key, and returns it. Returns `None` if the key is stale or was never valid.
     pub fn remove(&mut self, key: Key) -> Option<T> {
         let entry = self.slots.get_mut(key.slot as usize).filter(|slot| slot.generation == key.generation)?;
         let value = entry.value.take()?;
@@ -117,20 +120,21 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Returns the value with this key.
+    /// Returns the value with this key; `None` if the value was removed.
     #[must_use]
     #[inline]
     pub fn get(&self, key: Key) -> Option<&T> {
         self.slots.get(key.slot as usize).filter(|slot| slot.is(key))?.value.as_ref()
     }
 
-    /// Returns the value with this key, mutably.
+    /// Returns the value with this key, mutably; `None` if the value was removed.
     #[inline]
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         self.slots.get_mut(key.slot as usize).filter(|slot| slot.is(key))?.value.as_mut()
     }
 
-    /// Returns the value in `slot`, of any generation, with its key.
+    /// Returns the value in `slot`, of any generation, with its key. Returns `None` if the slot is empty or does not
+    /// exist.
     #[must_use]
     pub fn at(&self, slot: u32) -> Option<(Key, &T)> {
         let entry = self.slots.get(slot as usize)?;
@@ -195,8 +199,8 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the table with a map. No key is given out twice, and each key that was ever given out finds its own
-        /// value or none.
+        /// Compares the table with a map as its model. No key is returned twice. A key finds the value that it was
+        /// returned for, or nothing after that value was removed.
         #[test]
         fn as_a_map(bits in 1u32..4, steps in prop::collection::vec((0usize..4, any::<prop::sample::Index>()), 1..200)) {
             let mut slab = Slab::with_generation_bits(bits);

@@ -6,21 +6,23 @@ use crate::error::{Result, in_range};
 /// The attributes of a shared receive queue (`ibv_create_srq`(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqAttr {
-    /// The capacity, 1 to the device's [`max_shared_receives`](crate::Capabilities::max_shared_receives).
+    /// The capacity, in receives: 1 to the device's [`max_shared_receives`](crate::Capabilities::max_shared_receives).
     pub max_wr: u32,
-    /// The number of scatter/gather entries per receive, 1 to the device's `max_sge`; 0 for as many as the device has.
-    /// With 1, the entries of an adapter's queue are a quarter as long.
+    /// The maximum number of scatter/gather entries per receive: 1 to the device's `max_sge`. 0 selects the device's
+    /// `max_sge`. An adapter needs a quarter of the memory per receive with 1 entry as with 4.
     pub max_sge: u32,
 }
 
 impl SrqAttr {
-    /// Returns the attributes of a queue with this capacity, with as many entries per receive as the device has.
+    /// Returns the attributes of a queue with this capacity. A receive may have as many scatter/gather entries as the
+    /// device supports.
     #[must_use]
     pub const fn new(max_wr: u32) -> Self {
         Self { max_wr, max_sge: 0 }
     }
 
-    /// Checks the capacity against the limits of a device, for its provider.
+    /// Checks the capacity against the limits of the device. A provider calls this when it creates a shared receive
+    /// queue.
     ///
     /// # Errors
     /// [`Error::OutOfRange`](crate::Error::OutOfRange) if the capacity is outside its range.

@@ -1,8 +1,9 @@
-//! [`Station`]: a provider with its own memory, for programs that post work requests themselves.
+//! [`Station`]: a provider together with the memory of its work requests, for programs that post work requests without
+//! a reactor.
 //!
-//! Code that makes an entry for a work request promises how its memory is used until the work request has completed
-//! ([`Memory::shared_entry`]). With a station nobody can break that promise: the program only gets copies of the
-//! memory, and the memory lives as long as the provider.
+//! A work request names memory, and the provider uses that memory until the work request has completed. So making an
+//! entry for a work request is unsafe ([`Memory::shared_entry`]). A station makes it safe: the program only copies
+//! bytes into and out of the memory, and the memory exists as long as the provider.
 
 use std::io;
 use std::ops::Range;
@@ -16,21 +17,18 @@ use crate::qp::{QpId, SrqId};
 use crate::roles::SharedReceives;
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 
-/// A provider and the memory of its work requests. Ranges of the memory are given by their offsets.
+/// A provider and the memory of its work requests. Offsets from the start of the memory name its parts.
 #[derive(Debug)]
 pub struct Station {
-    // The provider is dropped first; after that nothing uses the memory.
+    // Fields are dropped in order: the provider is dropped before the memory, and then nothing uses the memory.
     provider: Box<dyn Provider>,
     memory: Arc<Memory>,
     key: LocalKey,
 }
 
 impl Station {
-    /// Makes a station with `len` zeroed bytes. A peer on this host can map the memory if the provider has such
-    /// connections.
-    ///
-    /// # Errors
-    /// `ENOMEM` if the system has no memory; `InvalidInput` for a length of 0.
+    /// Makes a station with `len` zeroed bytes of memory. If the provider has shared memory
+    /// ([`Provider::shared_memory`]), the memory is such that a peer on this host can map it.
     pub fn new(mut provider: Box<dyn Provider>, len: usize) -> io::Result<Self> {
         let shared = provider.shared_memory().is_some();
         let memory = if shared { Memory::new_shared(len, Sharing::Write)? } else { Memory::new(len)? };
@@ -42,37 +40,35 @@ impl Station {
         &mut *self.provider
     }
 
-    /// Registers the whole memory with these rights, in addition to earlier registrations.
+    /// Registers the whole memory with the rights `access`. Earlier registrations stay valid.
     ///
     /// # Errors
-    /// As [`Provider::register`].
+    /// The errors of [`Provider::register`].
     pub fn expose(&mut self, device: DeviceId, access: Access) -> Result<MemoryRegion> {
         self.expose_range(device, 0..self.memory.len(), access)
     }
 
-    /// Registers a part of the memory, as [`Station::expose`] does.
+    /// Registers a part of the memory with the rights `access`. Earlier registrations stay valid.
     ///
     /// # Errors
-    /// As [`Provider::register`].
+    /// The errors of [`Provider::register`].
     pub fn expose_range(&mut self, device: DeviceId, range: Range<usize>, access: Access) -> Result<MemoryRegion> {
         self.provider.register(device, &self.memory, range, access)
     }
 
-    /// Sets the key by which later work requests of the station name their memory.
+    /// Sets the key that names the memory in all later work requests of the station. Call it after [`Station::expose`],
+    /// with the region's local key.
     pub fn use_key(&mut self, key: LocalKey) {
         self.key = key;
     }
 
-    /// Returns the address at which a peer finds the byte at `offset`.
+    /// Returns the address by which a peer names the byte at `offset`.
     #[must_use]
     pub fn address(&self, offset: usize) -> u64 {
         self.memory.as_ptr() as u64 + offset as u64
     }
 
-    /// Copies `bytes` into the memory.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] if the bytes are not all inside the memory.
+    /// Copies `bytes` into the memory, from `offset` on.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(outside(offset)) }
     }
@@ -86,10 +82,11 @@ impl Station {
         Ok(())
     }
 
-    /// Posts one send work request for `parts` of the memory.
+    /// Posts one send work request. Its message is the concatenation of `parts` of the memory.
     ///
     /// # Errors
-    /// As [`Provider::post_send`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4 parts.
+    /// The errors of [`Provider::post_send`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4
+    /// parts.
     pub fn post_send(
         &mut self,
         qp: QpId,
@@ -102,10 +99,12 @@ impl Station {
         self.provider.post_send(qp, &[SendWr { wr_id, op, sges, flags }]).map_err(reason)
     }
 
-    /// Posts send work requests in one chain, each with its number, operation, part of the memory, and flags.
+    /// Posts send work requests in one chain. Each element of `chain` has the `wr_id`, the operation, a part of the
+    /// memory, and the flags.
     ///
     /// # Errors
-    /// As [`Provider::post_send`]; [`Error::OutOfRange`] for a part outside the memory: then none is posted.
+    /// The errors of [`Provider::post_send`]; [`Error::OutOfRange`] for a part outside the memory, in which case no
+    /// work request is posted.
     pub fn post_sends(
         &mut self,
         qp: QpId,
@@ -116,30 +115,32 @@ impl Station {
         self.provider.post_send(qp, &chain)
     }
 
-    /// Writes a part of the memory to the peer's memory immediately, as [`write_now`](crate::roles::ImmediateSends::write_now) does.
-    /// Returns `false` if the provider cannot do so now.
+    /// Writes a part of the memory to the peer's memory without a work request, as [`write_now`](crate::roles::ImmediateSends::write_now)
+    /// does. Returns `false`, and writes nothing, if the provider does not have this role or cannot write immediately.
     ///
     /// # Errors
-    /// The part is outside of the memory.
+    /// [`Error::OutOfRange`] for a part outside the memory.
     pub fn write_now(&mut self, qp: QpId, part: Range<usize>, remote: RemoteAddress) -> Result<bool> {
         let sges = self.sges(&[part])?;
         let (role, entry) = (self.provider.immediate_sends(), sges.as_slice().first());
         Ok(role.zip(entry).is_some_and(|(role, entry)| role.write_now(qp, entry, remote)))
     }
 
-    /// Posts one receive into `parts` of the memory.
+    /// Posts one receive. The message is placed in `parts` of the memory, in their order.
     ///
     /// # Errors
-    /// As [`Provider::post_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4 parts.
+    /// The errors of [`Provider::post_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4
+    /// parts.
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
         let sges = self.sges(parts)?;
         self.provider.post_recv(qp, &[RecvWr { wr_id, sges }]).map_err(reason)
     }
 
-    /// Posts receives in one chain, each with its number and its part of the memory.
+    /// Posts receives in one chain. Each element of `chain` has the `wr_id` and the part of the memory for the message.
     ///
     /// # Errors
-    /// As [`Provider::post_recv`]; [`Error::OutOfRange`] for a part outside the memory: then none is posted.
+    /// The errors of [`Provider::post_recv`]; [`Error::OutOfRange`] for a part outside the memory, in which case no
+    /// receive is posted.
     pub fn post_recvs(
         &mut self,
         qp: QpId,
@@ -149,21 +150,22 @@ impl Station {
         self.provider.post_recv(qp, &chain)
     }
 
-    /// Posts one receive to a shared receive queue, as [`Station::post_recv`] does.
+    /// Posts one receive to a shared receive queue. The message is placed in `parts` of the memory, in their order.
     ///
     /// # Errors
-    /// As [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more than 4
-    /// parts; [`Error::Stale`] if the provider has no shared receive queues.
+    /// The errors of [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for parts outside the memory and for more
+    /// than 4 parts; [`Error::Stale`] if the provider has no shared receive queues.
     pub fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, parts: &[Range<usize>]) -> Result<()> {
         let sges = self.sges(parts)?;
         self.shared()?.post_srq_recv(srq, &[RecvWr { wr_id, sges }]).map_err(reason)
     }
 
-    /// Posts receives in one chain to a shared receive queue, as [`Station::post_recvs`] does.
+    /// Posts receives in one chain to a shared receive queue. Each element of `chain` has the `wr_id` and the part of
+    /// the memory for the message.
     ///
     /// # Errors
-    /// As [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for a part outside the memory: then none is posted;
-    /// [`Error::Stale`] if the provider has no shared receive queues.
+    /// The errors of [`SharedReceives::post_srq_recv`]; [`Error::OutOfRange`] for a part outside the memory, in which
+    /// case no receive is posted; [`Error::Stale`] if the provider has no shared receive queues.
     pub fn post_srq_recvs(
         &mut self,
         srq: SrqId,
@@ -188,7 +190,8 @@ impl Station {
     fn sges(&self, parts: &[Range<usize>]) -> Result<SgeList> {
         let mut list = SgeList::default();
         for part in parts {
-            // SAFETY: the memory lives as long as the provider, which is dropped first. Nobody gets a reference to it.
+            // SAFETY: the memory exists until the provider is dropped (see the order of the fields). No reference to
+            // its bytes exists.
             let sge = unsafe { self.memory.shared_entry(part.clone(), self.key) };
             let sge = sge.ok_or_else(|| outside(part.end))?;
             list.push(sge).map_err(|_| Error::OutOfRange {

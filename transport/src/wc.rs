@@ -6,20 +6,20 @@ use crate::datagram::DatagramSource;
 use crate::handle::QpId;
 use crate::mr::RemoteKey;
 
-/// The status of a completion. The names follow `ibv_poll_cq`(3). Devices differ in the status for a given fault, so
-/// portable programs distinguish only success and failure.
+/// The status of a completion. The names follow `ibv_poll_cq`(3). Devices report the same fault with different
+/// statuses, so portable programs distinguish only success and failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WcStatus {
     /// The work request has succeeded.
     Success,
-    /// A receive was too short for the message, or a send was too long.
+    /// A receive was shorter than the message, or a send was longer than allowed.
     LocalLengthError,
     /// The queue pair has failed internally.
     LocalQpOperationError,
-    /// A scatter/gather entry names memory that is not registered, or lacks the access right.
+    /// A scatter/gather entry names memory that is not registered, or that lacks the necessary access right.
     LocalProtectionError,
-    /// The queue pair left the ready state before the work request was done.
+    /// The queue pair failed or was disconnected before the work request was done.
     Flushed,
     /// The peer refused access to its memory.
     RemoteAccessError,
@@ -27,9 +27,9 @@ pub enum WcStatus {
     RemoteOperationError,
     /// The peer refused the request as invalid, for example one to invalidate a key that cannot be invalidated.
     RemoteInvalidRequest,
-    /// The peer did not answer.
+    /// The peer did not answer after all retransmissions.
     RetryExceeded,
-    /// The peer had no receive posted until the retries were used up.
+    /// The peer had no receive posted after all retransmissions.
     ReceiverNotReady,
     /// A code that this library does not know.
     Other(u32),
@@ -64,9 +64,9 @@ impl fmt::Display for WcStatus {
 /// The reason why a work request has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The status of its completion.
+    /// The status of the failed work request's completion.
     pub status: WcStatus,
-    /// The vendor's error code of the device; 0 if there is none.
+    /// The device's vendor-specific error code; 0 if there is none.
     pub vendor_error: u32,
 }
 
@@ -93,7 +93,7 @@ pub enum WcOpcode {
     Send,
     /// An RDMA Write.
     Write,
-    /// An RDMA Read. A Read of 0 bytes may be reported as a Write, since not every device can execute one.
+    /// An RDMA Read. A Read of 0 bytes may be reported as a Write, because not every device can execute such a Read.
     Read,
     /// An atomic operation.
     Atomic,
@@ -116,29 +116,30 @@ impl WcOpcode {
 /// One completion.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkCompletion {
-    /// The number of the work request, as posted.
+    /// The number that the program gave to the work request.
     pub wr_id: u64,
     /// The queue pair of the work request. For a receive of a shared queue, the queue pair that received the message.
     pub qp: QpId,
-    /// The status. In a failed completion only `wr_id`, `qp`, `vendor_error`, and whether `opcode` is a receive are
-    /// meaningful.
+    /// The status. If the work request failed, only `wr_id`, `qp` and `vendor_error` are valid. Of `opcode`, only
+    /// it is only valid whether the work request is a receive.
     pub status: WcStatus,
     /// The operation. For a failed work request: [`WcOpcode::Recv`] for a receive, and any other opcode for a send.
     pub opcode: WcOpcode,
-    /// The vendor's error code of the device for a failure; 0 if there is none.
+    /// The device's vendor-specific error code of a failure; 0 if there is none.
     pub vendor_error: u32,
     /// The number of bytes received or read.
     pub byte_len: u32,
-    /// The immediate data of a receive; `None` if the message has none.
+    /// The immediate data that arrived with the message; `None` if there is none.
     pub immediate: Option<u32>,
-    /// The key that the peer's Send with Invalidate has invalidated, if the device reports it.
+    /// The key that the peer's Send with Invalidate has invalidated; `None` if no key was invalidated or the device
+    /// does not report it.
     pub invalidated: Option<RemoteKey>,
-    /// The sender of a received datagram.
+    /// The sender of a received datagram; all fields are 0 in other completions.
     pub source: DatagramSource,
 }
 
 impl WorkCompletion {
-    /// Makes a completion without immediate data, invalidated key, vendor's code and sender of a datagram.
+    /// Makes a completion without immediate data, invalidated key, vendor-specific error code or datagram sender.
     #[must_use]
     #[inline]
     pub const fn new(qp: QpId, wr_id: u64, opcode: WcOpcode, status: WcStatus, byte_len: u32) -> Self {
@@ -147,10 +148,10 @@ impl WorkCompletion {
         Self { wr_id, qp, status, opcode, vendor_error: 0, byte_len, immediate, invalidated, source }
     }
 
-    /// Returns `Ok` if the work request has succeeded.
+    /// Converts the status into a `Result`.
     ///
     /// # Errors
-    /// The status of the failed work request, with the vendor's error code.
+    /// The status of the failed work request, with the device's vendor-specific error code.
     #[inline]
     pub const fn result(&self) -> Result<(), Failure> {
         match self.status {

@@ -8,7 +8,7 @@ use crate::error::Error;
 pub use crate::mem::Sge;
 use crate::mr::RemoteKey;
 
-/// The limit of scatter/gather entries per work request. Each known device supports as many.
+/// The maximum number of scatter/gather entries per work request. Every known device supports this number.
 pub const MAX_SGE: usize = 4;
 
 /// A list of up to [`MAX_SGE`] scatter/gather entries, without a heap allocation.
@@ -28,10 +28,10 @@ impl SgeList {
         list
     }
 
-    /// Adds an entry.
+    /// Appends an entry.
     ///
     /// # Errors
-    /// Returns the entry if the list is full.
+    /// Returns `sge` if the list is full.
     pub fn push(&mut self, sge: Sge) -> Result<(), Sge> {
         let slot = self.items.get_mut(usize::from(self.len)).ok_or(sge)?;
         *slot = sge;
@@ -46,14 +46,15 @@ impl SgeList {
         &self.items[..usize::from(self.len)]
     }
 
-    /// Returns the total length of all entries, bytes.
+    /// Returns the sum of the lengths of all entries, in bytes.
     #[must_use]
     #[inline]
     pub fn total_len(&self) -> usize {
         self.as_slice().iter().map(|sge| sge.len()).sum()
     }
 
-    /// Calls `each` with the parts of the entries that hold `len` bytes from `offset` on.
+    /// Calls `each` for the bytes `offset..offset + len` of the list, counted over all entries. Each call gets the part
+    /// of one entry.
     #[inline]
     pub(crate) fn visit(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(Sge)) {
         for sge in self.as_slice() {
@@ -76,22 +77,23 @@ bitflags! {
     /// Flags of a send work request (`ibv_post_send`(3)).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct SendFlags: u8 {
-        /// The work request reports a completion on success, too. Failures always report one.
+        /// The work request also reports a completion if it succeeds. A work request that fails always reports a
+        /// completion.
         const SIGNALED = 1;
-        /// The message raises an event at a peer whose queue is armed for solicited completions only.
+        /// The message raises an event at a peer that has armed its queue for solicited completions only.
         const SOLICITED = 2;
-        /// The payload is copied when the work request is posted; the program may reuse the memory when the call has
-        /// returned.
+        /// The provider copies the payload when the work request is posted. The program may reuse the memory after the
+        /// call has returned.
         const INLINE = 4;
-        /// The work request starts when all earlier RDMA Reads are done.
+        /// The work request starts after all earlier RDMA Reads are done.
         const FENCE = 8;
     }
 }
 
-/// An address in memory of the peer.
+/// An address in the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteAddress {
-    /// The virtual address (the tagged offset on iWARP).
+    /// The virtual address. On iWARP, this is the tagged offset.
     pub address: u64,
     /// The remote key of the region.
     pub key: RemoteKey,
@@ -101,33 +103,34 @@ pub struct RemoteAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendOp {
-    /// Sends a message to the peer's next posted receive.
+    /// Sends a message, which consumes the peer's next posted receive.
     Send,
-    /// Sends a message with 32 bits of immediate data.
+    /// Sends a message with 32 bits of immediate data, which the peer's completion reports.
     SendWithImmediate(u32),
-    /// Sends a message, and invalidates a key of the peer.
+    /// Sends a message, and invalidates a remote key of the peer.
     SendInvalidate(RemoteKey),
-    /// Sends a datagram. Datagram queue pairs support this operation and the next one, and no other; other queue pairs
-    /// support neither.
+    /// Sends a datagram. A datagram queue pair supports only `Datagram` and `DatagramWithImmediate`. Other queue pairs
+    /// support neither of them.
     Datagram(Destination),
     /// Sends a datagram with 32 bits of immediate data.
     DatagramWithImmediate(Destination, u32),
-    /// Writes to memory of the peer.
+    /// Writes to the peer's memory.
     Write(RemoteAddress),
-    /// Writes to memory of the peer, and then completes one of its receives with 32 bits of immediate data.
+    /// Writes to the peer's memory, and then completes one of the peer's receives with 32 bits of immediate data.
     WriteWithImmediate(RemoteAddress, u32),
-    /// Reads memory of the peer.
+    /// Reads the peer's memory.
     Read(RemoteAddress),
-    /// Replaces 8 bytes of the peer by `swap` if they equal `expected`. The old value is placed in the entry.
+    /// Replaces 8 bytes of the peer's memory by `swap` if they equal `expected`. Their old value is placed in the local
+    /// entry.
     CompareSwap {
         /// The address of the 8 bytes.
         remote: RemoteAddress,
-        /// The value that the 8 bytes must have.
+        /// The value with which the 8 bytes are compared.
         expected: u64,
-        /// The new value.
+        /// The value that replaces the 8 bytes.
         swap: u64,
     },
-    /// Adds to 8 bytes of the peer. The old value is placed in the entry.
+    /// Adds a number to 8 bytes of the peer's memory. Their old value is placed in the local entry.
     FetchAdd {
         /// The address of the 8 bytes.
         remote: RemoteAddress,
@@ -136,7 +139,7 @@ pub enum SendOp {
     },
 }
 
-/// The class of an operation, by its effect on both queue pairs.
+/// The class of an operation, by its effect on the two queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendClass {
     /// Consumes a receive of the peer.
@@ -166,7 +169,7 @@ impl SendOp {
         }
     }
 
-    /// Returns true if the operation completes with a response of the peer: a Read or an atomic.
+    /// Returns true if the operation completes with a response of the peer, as Reads and atomics do.
     #[must_use]
     #[inline]
     pub const fn answered(&self) -> bool {
@@ -186,8 +189,8 @@ impl SendOp {
         }
     }
 
-    /// Returns the feature that a device needs for the operation; none for [`SendOp::Send`], which each device
-    /// supports.
+    /// Returns the feature that a device needs for the operation. Returns no feature for [`SendOp::Send`], which every
+    /// device supports.
     #[must_use]
     #[inline]
     pub const fn feature(&self) -> Features {
@@ -222,11 +225,11 @@ impl SendOp {
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// The number that the completion reports. It is below 2^63: the highest bit is reserved for the provider.
+    /// The number that the completion reports. It must be below 2^63, because the provider uses the highest bit.
     pub wr_id: u64,
     /// The operation.
     pub op: SendOp,
-    /// The local memory.
+    /// The local memory that the operation reads or writes.
     pub sges: SgeList,
     /// The flags.
     pub flags: SendFlags,
@@ -235,18 +238,18 @@ pub struct SendWr {
 /// A receive work request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr {
-    /// The number that the completion reports. It is below 2^63: the highest bit is reserved for the provider.
+    /// The number that the completion reports. It must be below 2^63, because the provider uses the highest bit.
     pub wr_id: u64,
-    /// The memory for the message.
+    /// The memory in which the message is placed.
     pub sges: SgeList,
 }
 
-/// The result of a chain of sends that was posted completely.
+/// The result of a chain of sends that was posted completely: a hint whether polling is worthwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// The call has completed no work request.
+    /// The call has probably completed no work request.
     Pending,
-    /// The completion queue of the sends may already have completions, so polling is worthwhile.
+    /// The completion queue of the sends may already have completions, so poll it.
     Completed,
 }
 
@@ -262,10 +265,10 @@ impl Posted {
 /// The error of a chain that was posted only in part.
 #[derive(Debug)]
 pub struct PostError {
-    /// The number of work requests before the one that failed. These are posted, and complete. The others are not
-    /// posted, and the caller may reuse their memory.
+    /// The number of work requests that were posted before the one that failed. They complete as usual. The other work
+    /// requests of the chain are not posted, and the caller may reuse their memory.
     pub posted: usize,
-    /// The reason why that one failed.
+    /// The reason why the next work request of the chain was not posted.
     pub error: Error,
 }
 

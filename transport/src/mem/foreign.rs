@@ -1,4 +1,4 @@
-//! [`Memory`] of other origins: pages of a memory file, and memory that the program has allocated itself.
+//! Constructors of [`Memory`] for a memory file, and for memory that the program has allocated itself.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -8,10 +8,10 @@ use super::{Backing, Memory, in_pages, page_size, words};
 
 impl Memory {
     /// Allocates `len` bytes, rounded up to whole pages, in a new memory file. Returns the memory and the descriptor of
-    /// the file. Another process that gets the descriptor can map the file, and sees what peers write.
+    /// the file. A process that receives the descriptor can map the file, and then reads the bytes that peers write.
     ///
     /// # Errors
-    /// The system's error if it cannot make the file; `InvalidInput` for a length of 0 or past `i64::MAX`.
+    /// The system's error if it cannot create the file; `InvalidInput` if `len` is 0 or above `i64::MAX`.
     pub fn new_file(len: usize) -> io::Result<(Self, OwnedFd)> {
         Self::file_in_pages(len, page_size())
     }
@@ -24,9 +24,9 @@ impl Memory {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was made above and has no other owner.
+        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the call sets the length of a file, and uses no memory.
+        // SAFETY: the call sets the length of a file, and accesses no memory.
         if unsafe { libc::ftruncate(fd, len as i64) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -34,16 +34,20 @@ impl Memory {
     }
 
     /// Maps `len` bytes of a memory file (`memfd_create`(2)) from `offset` on. The mapping is shared: other processes
-    /// that map the file see what a peer writes here, and the program sees what they write.
+    /// that map the file see the bytes that a peer writes here, and the program sees the bytes that these processes
+    /// write.
     ///
-    /// The file must not become shorter, because the system ends a process that uses pages behind the end of a file. So
-    /// the file must be sealed with `F_SEAL_SHRINK`, or allow it (`MFD_ALLOW_SEALING`): then this call seals it. The
-    /// caller may close the descriptor afterwards.
+    /// The file must not become shorter, because the system kills a process that accesses pages behind the end of a
+    /// file. So the file must be sealed with `F_SEAL_SHRINK`. If it is not, this call seals it, for which the file
+    /// needs `MFD_ALLOW_SEALING`. The caller may close the descriptor afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` for an offset or a length that is not a multiple of the system's page size, for a length of 0,
-    /// for bytes behind the end of the file, and for a file that is not sealed and cannot be; the system's error if it
-    /// cannot map the file.
+    /// `InvalidInput` in these cases:
+    /// - `offset` or `len` is not a multiple of the system's page size, or `len` is 0.
+    /// - The range ends behind the end of the file.
+    /// - The file is not sealed and cannot be sealed.
+    ///
+    /// The system's error if the file cannot be mapped.
     pub fn map_file(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         Self::map_in_pages(file, offset, len, page_size())
     }
@@ -56,9 +60,9 @@ impl Memory {
             ));
         }
         let fd = file.as_raw_fd();
-        // SAFETY: the call reads the seals of a file, and uses no memory.
+        // SAFETY: the call reads the seals of a file, and accesses no memory.
         let sealed = || unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
-        // SAFETY: the call adds a seal to a file, and uses no memory.
+        // SAFETY: the call adds a seal to a file, and accesses no memory.
         let seal = || unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
         if sealed() & libc::F_SEAL_SHRINK == 0 && seal() != 0 {
             let error = io::Error::last_os_error();
@@ -79,7 +83,7 @@ impl Memory {
         }
         let start = i64::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
+        // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
         let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, fd, start) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -88,17 +92,17 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Mapping(len), file: None })
     }
 
-    /// Wraps memory that the program has allocated itself, such as a mapping of another library. Dropping the result
-    /// does not free the memory.
+    /// Makes a `Memory` of memory that the program has allocated itself, such as a mapping of another library. Dropping
+    /// the result does not free the memory.
     ///
     /// # Errors
-    /// `InvalidInput` if the address or the length is not a multiple of 8, or the length is 0.
+    /// `InvalidInput` if the address or the length is not a multiple of 8, or if the length is 0.
     ///
     /// # Safety
     /// Until the result is dropped, the bytes stay mapped for reading and writing at the same address, and are used
-    /// only as the rule of the [module](super) allows. Each region that is registered over the memory holds a share of
-    /// it, so it is dropped when the last region is deregistered, or the provider dropped, and the program has dropped
-    /// its own shares.
+    /// only as the rule of the [module](super) allows. A provider that registers the result holds a share of it until
+    /// the region is deregistered or the provider is dropped. So the result is dropped when the program and all
+    /// providers have dropped their shares.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> io::Result<Self> {
         if len == 0 || len % words::WORD != 0 || base.as_ptr().addr() % words::WORD != 0 {
             let what = format!("{len} bytes at {base:?}: address and length must be multiples of 8");
@@ -117,9 +121,9 @@ mod tests {
         // SAFETY: the name is a string that ends in zero.
         let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), flags) };
         assert!(fd >= 0);
-        // SAFETY: the descriptor was made above and has no other owner.
+        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the call changes the length of a file, and uses no memory.
+        // SAFETY: the call changes the length of a file, and accesses no memory.
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), len) }, 0);
         fd
     }
@@ -133,13 +137,13 @@ mod tests {
         let mut out = [0; 4];
         assert!(last.copy_out(5, &mut out));
         assert_eq!(&out, b"seen");
-        // SAFETY: the call changes the length of a file, and uses no memory.
+        // SAFETY: the call changes the length of a file, and accesses no memory.
         assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), 4096) }, -1, "it cannot become shorter");
         last.prefer_huge_pages();
         last.prefer_node(0);
     }
 
-    /// With larger pages, offset and length of a mapping must be multiples of the larger size.
+    /// On systems with larger pages, the offset and the length of a mapping must be multiples of the larger size.
     #[test]
     fn files_consist_of_whole_pages_of_the_system() {
         for page in LARGER_PAGES {
@@ -171,7 +175,7 @@ mod tests {
         let mut own = vec![0_u64; 512];
         let base = NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
         {
-            // SAFETY: the vector outlives the memory, and is not used in that time.
+            // SAFETY: the vector outlives the memory, and nothing else uses the vector in that time.
             let memory = unsafe { Memory::from_raw(base, 4096) }.unwrap();
             assert!(memory.copy_in(8, &7_u64.to_ne_bytes()));
             memory.prefer_huge_pages();
@@ -179,7 +183,7 @@ mod tests {
         }
         assert_eq!(own[1], 7);
         for (offset, len) in [(1, 4088), (0, 4095), (0, 0)] {
-            // SAFETY: the call fails before it uses the memory.
+            // SAFETY: the call fails before it accesses the memory.
             let refused = unsafe { Memory::from_raw(base.byte_add(offset), len) };
             assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         }

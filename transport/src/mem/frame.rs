@@ -1,27 +1,30 @@
-//! Frames: what is copied one behind the other to the end of a vector, which is asked for room once.
+//! Functions that append a frame (a header, a payload and zeros as padding) to a vector. They reserve the vector's
+//! memory once for the whole frame.
 
 use super::Sge;
 
-/// Appends `header`, the bytes and so many zeros.
+/// Appends `header`, then `bytes`, then `zeros` zero bytes.
 #[inline]
 pub(crate) fn append_bytes<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], bytes: &[u8], zeros: usize) {
-    // SAFETY: there is room for as many bytes, which are no part of the vector's.
+    // SAFETY: `append` has reserved memory for the bytes at `to`. This memory is behind the end of the vector, so it
+    // does not overlap `bytes`.
     append(out, header, bytes.len(), zeros, |to| unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) });
 }
 
-/// Appends `header`, a copy of the bytes of an entry, and so many zeros.
+/// Appends `header`, then a copy of the bytes of `entry`, then `zeros` zero bytes.
 #[inline]
 pub(crate) fn append_entry<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], entry: &Sge, zeros: usize) {
-    // SAFETY: the entry has as many bytes, and there is room for them.
+    // SAFETY: the entry has this number of bytes, and `append` has reserved memory for them at `to`.
     append(out, header, entry.len(), zeros, |to| unsafe { entry.copy(to, entry.len()) });
 }
 
-/// Appends `header`, `len` bytes that `copy` writes, and so many zeros.
+/// Appends `header`, then `len` bytes that `copy` writes to the address that it gets, then `zeros` zero bytes.
 #[inline(always)]
 fn append<const N: usize>(out: &mut Vec<u8>, header: &[u8; N], len: usize, zeros: usize, copy: impl FnOnce(*mut u8)) {
     let (start, end) = (out.len(), out.len() + N + len + zeros);
     out.reserve(N + len + zeros);
-    // SAFETY: the vector has room for as many bytes behind its end, and all of them are written before they count.
+    // SAFETY: the vector has reserved memory for all of these bytes behind its end, and they are written before
+    // `set_len` includes them.
     unsafe {
         let to = out.as_mut_ptr().add(start);
         to.cast::<[u8; N]>().write(*header);

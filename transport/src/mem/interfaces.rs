@@ -13,18 +13,18 @@ use super::packets;
 pub struct Interface {
     /// The index of the interface.
     pub index: u32,
-    /// The longest IP packet that it carries, bytes.
+    /// The length of the longest IP packet that the interface can send, in bytes.
     pub mtu: u32,
 }
 
-/// Returns the interface that has an address. All IPv4 loopback addresses belong to the loopback interface, whether it
-/// names them or not. The socket only serves to ask the kernel, and may be any.
+/// Returns the interface that has an address. For any IPv4 loopback address this is the loopback interface, even if the
+/// system lists only another loopback address there. `socket` may be any socket: it is used only for an `ioctl`.
 ///
 /// # Errors
 /// `AddrNotAvailable` if no interface has the address; otherwise the system's error.
 pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<Interface> {
     let mut list = ptr::null_mut();
-    // SAFETY: the call writes the address of a list, which is freed below.
+    // SAFETY: the call allocates a list and writes its address. The list is freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -33,8 +33,8 @@ pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Resul
     };
     let mut found = Err(io::ErrorKind::AddrNotAvailable.into());
     let mut at = list;
-    // SAFETY: the entries of the list live until it is freed; each has a name, and either no address or one of the
-    // length of its family.
+    // SAFETY: the entries are valid until the list is freed. Each entry has a name. Its address is null, or has the
+    // length that its family requires.
     unsafe {
         while let Some(entry) = at.as_ref() {
             if of(entry.ifa_addr).is_some_and(is) {
@@ -48,18 +48,18 @@ pub(crate) fn interface_of(socket: BorrowedFd<'_>, address: IpAddr) -> io::Resul
     found
 }
 
-/// Returns the IP address in a socket address; `None` for another family or a null pointer.
+/// Returns the IP address in a socket address. Returns `None` for an address of another family and for a null pointer.
 ///
 /// # Safety
-/// The pointer is null, or points to a socket address of the length of its family.
+/// The pointer is null, or points to a socket address that has the length of its family.
 unsafe fn of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller promises that the pointer is null or valid.
     let len = match i32::from(unsafe { address.as_ref() }?.sa_family) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
-    // SAFETY: all fields are numbers; an address of the family's length fits in the storage.
+    // SAFETY: all fields are numbers, for which zeros are valid. The storage has room for an address of either family.
     let storage = unsafe {
         let mut storage: libc::sockaddr_storage = std::mem::zeroed();
         ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut storage).cast(), len);
@@ -79,8 +79,8 @@ fn details(socket: BorrowedFd<'_>, name: &CStr) -> io::Result<Interface> {
     for (to, &from) in request.ifr_name.iter_mut().zip(name.to_bytes_with_nul()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: the kernel writes the request only during the call; the field that is read holds the number of the
-    // answer.
+    // SAFETY: the kernel writes to the request only during the call. After this request, `ifru_mtu` is the valid field
+    // of the union.
     let mtu = unsafe {
         if libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) != 0 {
             return Err(io::Error::last_os_error());

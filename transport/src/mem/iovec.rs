@@ -1,7 +1,7 @@
-//! Buffers of send and receive calls that may lie in memory which others use at the same time.
+//! Buffers of send and receive calls in memory that other threads, peers or devices may use at the same time.
 //!
-//! The slices of the standard library ([`std::io::IoSlice`]) are references, and there must be no reference to memory
-//! that another thread, a peer or a device writes. These slices hold an address instead; only the kernel or an atomic
+//! The slices of the standard library ([`std::io::IoSlice`]) are references. A reference to memory that something else
+//! writes is undefined behaviour. The slices of this file hold an address instead, and only the kernel or an atomic
 //! copy accesses the bytes.
 
 use std::io;
@@ -11,21 +11,21 @@ use std::ptr::{self, NonNull};
 
 use super::words;
 
-/// The most slices that one call can send or receive.
+/// The maximum number of slices that one call sends or receives.
 pub const MAX_SLICES: usize = 64;
 
-/// Bytes to be sent.
+/// Bytes that a send call sends.
 #[derive(Clone, Copy, Debug)]
 pub struct SendSlice<'a> {
     base: NonNull<u8>,
     len: usize,
-    /// True for a part of a `Memory` that others may write.
+    /// True if the bytes are a part of a `Memory` that other users may write.
     shared: bool,
     life: PhantomData<&'a [u8]>,
 }
 
 impl<'a> SendSlice<'a> {
-    /// Makes a slice of bytes that nobody writes while the slice lives.
+    /// Makes a slice of bytes that nothing writes while the slice exists.
     #[must_use]
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Self {
@@ -36,14 +36,14 @@ impl<'a> SendSlice<'a> {
     /// Makes a slice of the bytes of a work request or of a region.
     ///
     /// # Safety
-    /// The bytes are valid and initialised for `'a`. If `shared` is set, they are a part of a `Memory` that is used by
-    /// atomic operations, devices and the kernel only; otherwise nobody writes them.
+    /// The bytes are valid and initialised for `'a`. If `shared` is true, they are a part of a `Memory`, and only
+    /// atomic operations, devices and the kernel use them. If `shared` is false, nothing writes them.
     #[inline]
     pub(super) const unsafe fn from_parts(base: NonNull<u8>, len: usize, shared: bool) -> Self {
         Self { base, len, shared, life: PhantomData }
     }
 
-    /// Returns the length, bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
@@ -57,7 +57,7 @@ impl<'a> SendSlice<'a> {
         self.len == 0
     }
 
-    /// Returns the slice without its first `n` bytes; an empty one if it has no more.
+    /// Returns the slice without its first `n` bytes. Returns an empty slice if there are not more than `n` bytes.
     #[must_use]
     #[inline]
     pub fn skip(self, n: usize) -> Self {
@@ -67,12 +67,12 @@ impl<'a> SendSlice<'a> {
         Self { base, len: self.len - n, ..self }
     }
 
-    /// Appends a copy of the first bytes, at most `most`, to `out`. Returns their number.
+    /// Appends a copy of the first bytes to `out`, at most `most` bytes. Returns the number of copied bytes.
     pub fn append_to(&self, out: &mut Vec<u8>, most: usize) -> usize {
         let (start, len) = (out.len(), self.len.min(most));
         out.reserve(len);
-        // SAFETY: the bytes are valid as `new` and `from_parts` demand. The vector has room for `len` bytes behind its
-        // end, which are written before they are counted.
+        // SAFETY: the bytes are valid, as `new` and `from_parts` require. The vector has reserved `len` bytes behind
+        // its end, and they are written before `set_len` includes them.
         unsafe {
             let to = out.as_mut_ptr().add(start);
             if self.shared {
@@ -86,12 +86,12 @@ impl<'a> SendSlice<'a> {
     }
 }
 
-/// Room for bytes to be received.
+/// Memory into which a receive call places bytes.
 #[derive(Debug)]
 pub struct RecvSlice<'a> {
     base: NonNull<u8>,
     len: usize,
-    /// True for a part of a `Memory` that others may use.
+    /// True if the memory is a part of a `Memory` that other users may access.
     shared: bool,
     life: PhantomData<&'a mut [u8]>,
 }
@@ -103,7 +103,7 @@ impl<'a> RecvSlice<'a> {
         Self { base: NonNull::dangling(), len: 0, shared: false, life: PhantomData }
     }
 
-    /// Makes a slice of bytes that nobody else uses while the slice lives.
+    /// Makes a slice of bytes that nothing else uses while the slice exists.
     #[must_use]
     #[inline]
     pub fn new(bytes: &'a mut [u8]) -> Self {
@@ -114,14 +114,14 @@ impl<'a> RecvSlice<'a> {
     /// Makes a slice of the memory of a work request or of a region.
     ///
     /// # Safety
-    /// The memory is valid and initialised for `'a`. If `shared` is set, it is a part of a `Memory` that is used by
-    /// atomic operations, devices and the kernel only; otherwise nobody else uses it.
+    /// The memory is valid and initialised for `'a`. If `shared` is true, it is a part of a `Memory`, and only atomic
+    /// operations, devices and the kernel use it. If `shared` is false, nothing else uses it.
     #[inline]
     pub(super) const unsafe fn from_parts(base: NonNull<u8>, len: usize, shared: bool) -> Self {
         Self { base, len, shared, life: PhantomData }
     }
 
-    /// Returns the length, bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     #[inline]
     pub const fn len(&self) -> usize {
@@ -135,11 +135,12 @@ impl<'a> RecvSlice<'a> {
         self.len == 0
     }
 
-    /// Copies `bytes` to the start, as many as fit. Returns their number.
+    /// Copies `bytes` to the start of the slice. Copies fewer bytes if the slice is shorter. Returns the number of
+    /// copied bytes.
     pub fn fill(&mut self, bytes: &[u8]) -> usize {
         let len = self.len.min(bytes.len());
-        // SAFETY: the memory is valid as `new` and `from_parts` demand. `bytes` is a reference, so it does not overlap
-        // the memory that is written here.
+        // SAFETY: the memory is valid, as `new` and `from_parts` require. `bytes` is a reference, so it does not
+        // overlap this memory.
         unsafe {
             if self.shared {
                 words::store(bytes.as_ptr(), self.base, len);
@@ -151,21 +152,21 @@ impl<'a> RecvSlice<'a> {
     }
 }
 
-/// Converts the result of a system call that returns a number of bytes.
+/// Converts the result of a system call into the number of bytes that it transferred, or into the system's error.
 fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives into `slices`, in order (`recv`(2), `readv`(2)). Returns the number of bytes; 0 at the end of the stream.
-/// Uses only the first [`MAX_SLICES`] slices.
+/// Receives bytes into `slices`, in order (`recv`(2), `readv`(2)). Returns the number of bytes; 0 means the end of the
+/// stream. Uses only the first [`MAX_SLICES`] slices.
 ///
 /// # Errors
-/// Those of the system, including `WouldBlock`.
+/// The errors of the system call, including `WouldBlock`.
 #[inline]
 pub fn receive(socket: BorrowedFd<'_>, slices: &mut [RecvSlice<'_>]) -> io::Result<usize> {
     let fd = socket.as_raw_fd();
     if let [one] = slices {
-        // SAFETY: the kernel may write the `len` bytes for as long as the slice lives.
+        // SAFETY: the kernel may write the slice's `len` bytes for as long as the slice exists.
         return moved(unsafe { libc::recv(fd, one.base.as_ptr().cast(), one.len, 0) });
     }
     let mut vector = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MAX_SLICES];
@@ -174,20 +175,20 @@ pub fn receive(socket: BorrowedFd<'_>, slices: &mut [RecvSlice<'_>]) -> io::Resu
         *entry = libc::iovec { iov_base: slice.base.as_ptr().cast(), iov_len: slice.len };
         count += 1;
     }
-    // SAFETY: the kernel may write the bytes of each of the `count` entries, as above.
+    // SAFETY: the kernel may write the bytes of each of the `count` slices for as long as the slices exist.
     moved(unsafe { libc::readv(fd, vector.as_ptr(), count) })
 }
 
-/// Sends the bytes of `slices`, in order, without a signal if the peer is gone (`sendmsg`(2), `MSG_NOSIGNAL`). Returns
-/// the number of bytes. Uses only the first [`MAX_SLICES`] slices.
+/// Sends the bytes of `slices`, in order (`sendmsg`(2)). Returns the number of bytes. Uses only the first
+/// [`MAX_SLICES`] slices. Raises no `SIGPIPE` if the peer has closed the connection (`MSG_NOSIGNAL`).
 ///
 /// # Errors
-/// Those of the system, including `WouldBlock`.
+/// The errors of the system call, including `WouldBlock`.
 #[inline]
 pub fn send(socket: BorrowedFd<'_>, slices: &[SendSlice<'_>]) -> io::Result<usize> {
     let fd = socket.as_raw_fd();
     if let [one] = slices {
-        // SAFETY: the kernel may read the `len` bytes for as long as the slice lives.
+        // SAFETY: the kernel may read the slice's `len` bytes for as long as the slice exists.
         return moved(unsafe { libc::send(fd, one.base.as_ptr().cast(), one.len, libc::MSG_NOSIGNAL) });
     }
     let mut vector = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; MAX_SLICES];
@@ -196,10 +197,11 @@ pub fn send(socket: BorrowedFd<'_>, slices: &[SendSlice<'_>]) -> io::Result<usiz
         *entry = libc::iovec { iov_base: slice.base.as_ptr().cast(), iov_len: slice.len };
         count += 1;
     }
-    // SAFETY: zeros are a message header without address, vector and control data.
+    // SAFETY: a message header of zeros is valid: it has no address, no vector and no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (vector.as_mut_ptr(), count);
-    // SAFETY: the kernel may read the bytes of each of the `count` entries, as above, and writes none.
+    // SAFETY: the kernel may read the bytes of each of the `count` slices for as long as the slices exist. It writes
+    // none.
     moved(unsafe { libc::sendmsg(fd, &raw const message, libc::MSG_NOSIGNAL) })
 }
 

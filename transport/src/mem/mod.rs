@@ -1,30 +1,31 @@
-//! Memory that devices read and write: the memory itself, the entries that name parts of it, and the buffers of system
+//! Memory that devices read and write, the entries by which work requests name parts of it, and the buffers of system
 //! calls.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`Memory`]: pages or a vector, and copies that may race with other accesses |
-//! | `foreign.rs` | pages of a memory file, and memory that the program has allocated itself |
-//! | `sge.rs` | [`Sge`]: an entry of a work request, with a promise about who else uses its bytes |
-//! | `span.rs` | parts of a region that a peer may reach |
+//! | `foreign.rs` | memory in a memory file, and memory that the program has allocated itself |
+//! | `sge.rs` | [`Sge`]: an entry of a work request, with a promise about the other users of its bytes |
+//! | `span.rs` | parts of a memory that peers may use at the same time |
 //! | `shared.rs` | memory files that two processes of a host map: [`Memory::new_shared`], [`Window`] |
-//! | `passing.rs` | descriptors that are sent from process to process, and the user of the peer |
-//! | `frame.rs` | frames, copied to the end of a vector |
+//! | `passing.rs` | sending a descriptor to another process, and the user of that process |
+//! | `frame.rs` | appending a frame (header, payload, padding) to a vector |
 //! | `iovec.rs` | [`SendSlice`], [`RecvSlice`]: buffers of send and receive calls |
 //! | `packets.rs` | [`Packets`]: UDP packets in batches |
-//! | `interfaces.rs` | the interface that has an address |
+//! | `interfaces.rs` | the network interface that has an address |
 //! | `words.rs` | copies by atomic operations |
 //!
-//! All unsafe code of the embedded provider is in this folder, and rests on one rule. At any time, each aligned word of
-//! 8 bytes of a [`Memory`] is used in one of two ways:
+//! All unsafe code of the embedded provider ([`crate::iwarp`]) is in this folder. It keeps one rule: at any time, each
+//! aligned word of 8 bytes of a [`Memory`] is used in one of two ways.
 //!
-//! - *One user alone has the word.* The program has a reference to it, or a work request has it by an entry of
-//!   [`Sge::new`]. The code that makes the reference or the entry promises that nobody else uses the word in that time;
-//!   making it is unsafe.
-//! - *Any number of users share the word.* The program uses it through the functions of [`Memory`], on any thread;
-//!   peers and work requests use it through a device, which is the embedded provider or the kernel here. All these
-//!   accesses are atomic on whole words, or are not accesses of this program, so they are no data race. A copy that is
-//!   made while somebody else writes is a mixture: each of its words is the value that was there at some moment.
+//! - *Exclusive use.* The word has one user: a reference of the program, or a work request whose entry is from
+//!   [`Sge::new`]. Making the reference or the entry is unsafe: the code that makes it promises that nothing else uses
+//!   the word in the meantime.
+//! - *Shared use.* The word has any number of users. The program uses the word through the functions of [`Memory`], on
+//!   any thread. Peers and work requests use it through a device, which is the embedded provider or the kernel.
+//!   Accesses by this process are atomic on whole words, so they are no data race. Accesses from outside the process
+//!   are no data race either. A copy that is made during a write is a mixture: each of its words is a value that the
+//!   word had at some moment during the copy.
 
 use std::io;
 use std::ops::Range;
@@ -55,58 +56,58 @@ pub use sge::Sge;
 pub use shared::{Sharing, Window};
 pub use span::Span;
 
-/// Memory to register: zeroed pages that take up memory only when they are touched, a vector's bytes, a memory file, or
-/// memory of the program. It begins at a multiple of 8 bytes and consists of whole words.
+/// Memory that can be registered: zeroed pages, the bytes of a vector, a memory file, or memory that the program has
+/// allocated itself. The system allocates zeroed pages when they are first used. The memory begins at a multiple of 8
+/// bytes, and its length is a multiple of 8 bytes.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
-    /// The memory file, whose descriptor may be sent to another process.
+    /// The memory file that holds the bytes, for sending its descriptor to another process. `None` if there is none to
+    /// send.
     file: Option<OwnedFd>,
 }
 
-/// The origin of a memory, which decides how it is freed.
+/// The origin of a memory. It decides how the memory is freed.
 #[derive(Clone, Copy, Debug)]
 enum Backing {
-    /// A mapping of this number of bytes.
+    /// A mapping with this length, in bytes.
     Mapping(usize),
-    /// A vector of this capacity, bytes. All whole words that hold one of its `len` bytes are initialised.
+    /// A vector with this capacity, in bytes. Its length is rounded up to whole words, all of which are initialised.
     Vector(usize),
-    /// Memory of the program, which is not freed.
+    /// Memory that the program has allocated. `Memory` does not free it.
     Foreign,
 }
 
-// SAFETY: `Memory` owns its bytes, and its operations on them do not depend on the thread.
+// SAFETY: a `Memory` owns its bytes, and no operation on them depends on the thread.
 unsafe impl Send for Memory {}
-// SAFETY: through `&Memory` the bytes are read and written by relaxed atomic operations only, each on a whole aligned
-// word. Code that makes references or entries from the address promises to keep the rule of the module.
+// SAFETY: functions of `&Memory` access the bytes by relaxed atomic operations only, each on a whole aligned word. Code
+// that makes references or entries from the address promises to keep the rule of this module.
 unsafe impl Sync for Memory {}
 
-/// Returns the page size of this system, bytes: 4 KiB, or 16 or 64 KiB on some.
+/// Returns the page size of this system, in bytes. It is 4 KiB on most systems, and 16 or 64 KiB on some.
 #[must_use]
 pub fn page_size() -> usize {
-    // SAFETY: the call returns a number.
+    // SAFETY: the call only returns a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Rounds a length up to whole pages of this size. Returns 0 if the result would overflow.
+/// Rounds `len` up to a multiple of `page`. Returns 0 if the result would overflow.
 pub(crate) fn in_pages(len: usize, page: usize) -> usize {
     len.checked_next_multiple_of(page).unwrap_or(0)
 }
 
-/// Page sizes of systems on which the tests do not run, bytes.
+/// Page sizes, in bytes, of other systems than those that run the tests.
 #[cfg(test)]
 pub(crate) const LARGER_PAGES: [usize; 2] = [16 << 10, 64 << 10];
 
-/// The size and alignment of a huge page, bytes.
+/// The size of a huge page, which is also its alignment, in bytes.
 const HUGE_PAGE: usize = 2 << 20;
 
 impl Memory {
-    /// Maps `len` zeroed bytes, rounded up to whole pages. From 2 MiB on, the address is a multiple of 2 MiB.
-    ///
-    /// # Errors
-    /// `ENOMEM` if the system has no memory; `InvalidInput` for a length of 0 or past `isize::MAX`.
+    /// Maps `len` zeroed bytes, rounded up to whole pages. If `len` is at least 2 MiB, the memory begins at a multiple
+    /// of 2 MiB, so that the system can use huge pages.
     pub fn new(len: usize) -> io::Result<Self> {
         Self::in_pages(len, page_size())
     }
@@ -115,16 +116,16 @@ impl Memory {
         let len = Some(in_pages(len, page)).filter(|&n| n > 0 && isize::try_from(n).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         if cfg!(any(fuzzing, heap_memory)) {
-            // Under Miri vectors begin at any address, and `from_vec` would copy one that does not begin at a word to
-            // another such memory, endlessly.
+            // Miri returns vectors at any address, aligned or not. `from_vec` copies an unaligned vector to a new
+            // `Memory`, which would call this function again without end. So allocate vectors until one is aligned.
             let mut vectors = std::iter::repeat_with(|| vec![0; len]);
             return Self::from_vec(vectors.find(|bytes| bytes.as_ptr().addr() % words::WORD == 0).unwrap_or_default());
         }
-        // Spare bytes, to move the beginning to a multiple of the huge page's size.
+        // Map more bytes than needed, so that the memory can begin at a multiple of the huge page's size.
         let spare = if len >= HUGE_PAGE { HUGE_PAGE - page } else { 0 };
         let all = len.checked_add(spare).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no memory of this process.
+        // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
         let start = unsafe { libc::mmap(ptr::null_mut(), all, rights, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -132,7 +133,7 @@ impl Memory {
         let head = if spare > 0 { start.align_offset(HUGE_PAGE).min(spare) } else { 0 };
         let base = start.wrapping_byte_add(head);
         for (part, len) in [(start, head), (base.wrapping_byte_add(len), spare - head)] {
-            // SAFETY: these are whole pages at the ends of the mapping just made, to which there is no other pointer.
+            // SAFETY: these are whole pages at the ends of the new mapping. No other pointer to them exists.
             if len > 0 && unsafe { libc::munmap(part, len) } != 0 {
                 log::warn!("cannot unmap {len} bytes beside a mapping: {}", io::Error::last_os_error());
             }
@@ -141,11 +142,8 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Mapping(len), file: None })
     }
 
-    /// Takes over the bytes of a vector. Copies them if the vector does not begin at a multiple of 8, or has no room to
-    /// grow to whole words.
-    ///
-    /// # Errors
-    /// `InvalidInput` for an empty vector; `ENOMEM` if a copy is needed and the system has no memory.
+    /// Makes a memory of the bytes of a vector. Copies the bytes if the vector does not begin at a multiple of 8, or if
+    /// its capacity does not suffice for whole words.
     pub fn from_vec(mut bytes: Vec<u8>) -> io::Result<Self> {
         let len = bytes.len();
         if len == 0 {
@@ -164,19 +162,19 @@ impl Memory {
         Ok(Self { base, len, backing: Backing::Vector(bytes.capacity()), file: None })
     }
 
-    /// Asks the system to back the memory by huge pages (`madvise`(2), `MADV_HUGEPAGE`). That saves page faults and
-    /// address translations for memory that is used as a whole; memory that is touched in few places takes up 2 MiB for
-    /// each. Does nothing for less than 2 MiB, for vectors, and on systems without huge pages.
+    /// Requests that the system backs the memory by huge pages (`madvise`(2), `MADV_HUGEPAGE`). This saves page faults
+    /// and address translations if the program uses most of the memory. If the program uses only a few parts, each part
+    /// occupies 2 MiB. Does nothing for memory below 2 MiB, for vectors, and on systems without huge pages.
     pub fn prefer_huge_pages(&self) {
         if matches!(self.backing, Backing::Mapping(_)) && self.len >= HUGE_PAGE {
-            // SAFETY: this is advice on a whole mapping of this memory, and changes none of its bytes. An error changes
-            // nothing.
+            // SAFETY: `madvise` is advice about a mapping that this `Memory` owns, and changes no byte. An error has no
+            // effect.
             let _ = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
         }
     }
 
-    /// Asks the system to take pages that are not touched yet from a NUMA node, while that node has free memory
-    /// (`mbind`(2)). Does nothing for vectors, and if there is no such node.
+    /// Requests that the system allocates pages on a NUMA node, as long as the node has free memory (`mbind`(2)). Pages
+    /// that were used before stay where they are. Does nothing for vectors, and if the node does not exist.
     pub fn prefer_node(&self, node: u32) {
         const NODES: usize = 1024;
         let mut mask = [0_u64; NODES / 64];
@@ -184,12 +182,12 @@ impl Memory {
         let Some(word) = mask.get_mut(node as usize / 64) else { return };
         *word |= 1 << (node % 64);
         let base = self.base.as_ptr();
-        // SAFETY: this is advice on a whole mapping of this memory, and changes none of its bytes. The mask has `NODES`
-        // bits. An error changes nothing.
+        // SAFETY: `mbind` is advice about a mapping that this `Memory` owns, and changes no byte. The mask has `NODES`
+        // bits. An error has no effect.
         let _ = unsafe { libc::syscall(libc::SYS_mbind, base, len, libc::MPOL_PREFERRED, mask.as_ptr(), NODES, 0) };
     }
 
-    /// Returns the length, bytes.
+    /// Returns the length, in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
@@ -201,66 +199,65 @@ impl Memory {
         self.len == 0
     }
 
-    /// Returns the address of the first byte. A program that uses the bytes through it must keep the rule of the
-    /// [module](self).
+    /// Returns the address of the first byte. A program that accesses the bytes through this pointer must keep the rule
+    /// of the [module](self).
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Copies the bytes from `offset` on to `out`. Returns false, and copies nothing, if they are not all inside the
-    /// memory.
+    /// Copies the bytes from `offset` on into the whole of `out`. Returns false, and copies nothing, if the range
+    /// exceeds the memory.
     ///
-    /// Any thread may call it, even while others use the memory by the functions of this type, by a peer's operations
-    /// or by work requests with shared entries. Then `out` is a mixture of old and new bytes, word by word. The call
-    /// never blocks.
+    /// Any thread may call it, also while other threads, peers or work requests with shared entries use the same bytes.
+    /// If these write at the same time, `out` is a mixture of old and new words. The call never blocks.
     #[must_use]
     #[inline]
     pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> bool {
         self.span(offset, out.len()).map(|span| span.copy_to(out)).is_some()
     }
 
-    /// Copies `bytes` to `offset`. Returns false, and copies nothing, if they are not all inside the memory.
+    /// Copies `bytes` into the memory at `offset`. Returns false, and copies nothing, if the range exceeds the memory.
     ///
-    /// Any thread may call it, even while others use the memory by the functions of this type, by a peer's operations
-    /// or by work requests with shared entries. A concurrent reader finds a mixture of old and new bytes, word by word.
-    /// After two concurrent writes, each byte is that of one of them. Bytes beside the written ones do not change. The
-    /// call never blocks.
+    /// Any thread may call it, also while other threads, peers or work requests with shared entries use the same bytes.
+    /// A concurrent reader gets a mixture of old and new words. After two concurrent writes, each byte has the value of
+    /// one of the writes. Bytes outside the range do not change. The call never blocks.
     #[must_use]
     #[inline]
     pub fn copy_in(&self, offset: usize, bytes: &[u8]) -> bool {
         self.span(offset, bytes.len()).map(|span| span.fill(bytes)).is_some()
     }
 
-    /// Returns the word at `offset`, for loads, stores and atomic operations of the program. `None` if `offset` is not
-    /// a multiple of 8 or the word is not inside the memory.
+    /// Returns the word at `offset`, on which the program can use loads, stores and atomic operations. Returns `None`
+    /// if `offset` is not a multiple of 8 or the word is not inside the memory.
     ///
-    /// The value is in the byte order of this machine. Atomic operations of peers of the embedded provider are atomic
-    /// with those on this reference; those of devices need not be ([`crate::Features::ATOMICS`]).
+    /// The value is in the byte order of this machine. Atomic operations of a peer of the embedded provider
+    /// ([`crate::iwarp`]) are also atomic with respect to this reference. Those of a peer of another device may not be
+    /// ([`crate::Features::ATOMICS`]).
     #[must_use]
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         self.span(offset, words::WORD)?.word()
     }
 
-    /// Makes an entry for a part of the memory that others may use while a work request has it. `None` if the part is
-    /// not inside the memory, or is longer than [`Sge::MAX_LEN`].
+    /// Makes an entry for a part of the memory whose bytes may have other users while a work request with the entry is
+    /// posted. Returns `None` if the part is not inside the memory, or is longer than [`Sge::MAX_LEN`].
     ///
     /// # Safety
-    /// From the post of a work request with this entry until its completion was polled, or
-    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned, the memory lives, and the words of
-    /// this part are used by the functions of this type, by peers and by other work requests only. References to them
-    /// are allowed while nobody writes them, this work request included.
+    /// The promise lasts from the post of a work request with this entry until its completion was polled, or until
+    /// [`destroy_id`](crate::Provider::destroy_id) of its queue pair has returned. In this time the memory is not
+    /// freed. Only the functions of this type, peers and other work requests use the words of this part. References to
+    /// these words are allowed only while nothing writes them; a receive, a read or an atomic writes them.
     #[must_use]
     #[inline]
     pub unsafe fn shared_entry(&self, range: Range<usize>, key: LocalKey) -> Option<Sge> {
         let span = self.span(range.start, range.end.checked_sub(range.start)?)?;
         let len = u32::try_from(span.len()).ok().filter(|&len| len <= Sge::MAX_LEN)?;
-        // SAFETY: the span is a part of this memory; the caller promises the rest.
+        // SAFETY: the span is a part of this memory. The caller keeps the promise of this function.
         Some(unsafe { Sge::shared(span.base(), len, key) })
     }
 
-    /// Returns a part of the memory, which borrows it. `None` if the part is not inside the memory.
+    /// Returns a part of the memory, which borrows the memory. Returns `None` if the part is not inside the memory.
     #[must_use]
     #[inline]
     pub fn span(&self, offset: usize, len: usize) -> Option<Span<'_>> {
@@ -271,11 +268,12 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.backing {
-            // SAFETY: these are the parts of the vector that `from_vec` took apart. Nobody uses them any more.
+            // SAFETY: the pointer, the length and the capacity are those of the vector that `from_vec` has dismantled.
+            // Nothing uses the bytes any more.
             Backing::Vector(capacity) => drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) }),
             Backing::Foreign => {}
             Backing::Mapping(len) => {
-                // SAFETY: this is the whole mapping that a constructor made. Nobody uses it any more.
+                // SAFETY: this is the whole mapping that a constructor made. Nothing uses it any more.
                 let rc = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
                 debug_assert_eq!(rc, 0, "munmap of a whole mapping");
             }
@@ -283,17 +281,18 @@ impl Drop for Memory {
     }
 }
 
-/// Shorthands for the tests of this crate, which post an entry only while its memory lives.
+/// Shorthands for the tests of this crate. These tests post an entry only while its memory exists.
 #[cfg(any(test, fuzz_targets))]
 impl Memory {
-    /// Makes an entry of [`Sge::new`]: nobody else uses the bytes.
+    /// Makes an entry by [`Sge::new`], whose bytes nothing else may use.
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         let base = self.span(offset, len).expect("a part of the memory").base();
-        // SAFETY: the bytes are inside the memory, which the test does not use while the entry is posted.
+        // SAFETY: the bytes are inside the memory. The test does not use them while a work request with the entry is
+        // posted.
         unsafe { Sge::new(base, len as u32, LocalKey(0)) }
     }
 
-    /// Makes an entry that others may use.
+    /// Makes an entry by [`Memory::shared_entry`], whose bytes may have other users.
     pub(crate) fn shared_sge(&self, offset: usize, len: usize) -> Sge {
         // SAFETY: the test uses the memory by the functions of `Memory` only.
         unsafe { self.shared_entry(offset..offset + len, LocalKey(0)) }.expect("a part of the memory")
@@ -330,7 +329,7 @@ mod tests {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    // With memory on the heap there are no mappings.
+    // If memory is on the heap (Miri, fuzzing), there are no mappings to test.
     #[cfg(not(any(fuzzing, heap_memory)))]
     #[test]
     fn large_mappings_are_aligned_and_take_huge_pages() {
@@ -348,7 +347,8 @@ mod tests {
         }
     }
 
-    /// With larger pages, mappings consist of those, because the system unmaps whole pages only.
+    /// On systems with larger pages a mapping must consist of whole larger pages, because the system unmaps only whole
+    /// pages.
     #[cfg(not(any(fuzzing, heap_memory)))]
     #[test]
     fn mappings_consist_of_whole_pages_of_the_system() {
@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    /// A vector of any length at any address becomes whole words, with its bytes.
+    /// A memory made of a vector of any length, at any address, consists of whole words and has the vector's bytes.
     #[test]
     fn vectors_become_whole_words() {
         for len in 1..40 {
@@ -377,7 +377,7 @@ mod tests {
         assert!(Memory::from_vec(Vec::new()).is_err());
     }
 
-    /// Under Miri this test fails if a copy is not atomic, or not on whole words.
+    /// Miri fails this test if a copy is not atomic, or not in whole words.
     #[test]
     #[allow(clippy::disallowed_methods, reason = "other threads are what it is about")]
     fn threads_copy_and_count_at_the_same_time() {
@@ -387,7 +387,7 @@ mod tests {
             for (at, value) in [(3, 0x11), (8, 0x22), (1, 0x33)] {
                 let memory = &memory;
                 scope.spawn(move || {
-                    // Not whole words: the bytes beside them must not change.
+                    // The range does not consist of whole words: the bytes beside it must not change.
                     let bytes = vec![value; 2000 + at];
                     (0..ROUNDS).for_each(|_| assert!(memory.copy_in(16 + at, &bytes)));
                 });
@@ -402,7 +402,7 @@ mod tests {
             for _ in 0..ROUNDS {
                 assert!(memory.copy_out(13, &mut out));
                 assert!(out.iter().all(|byte| [0, 0x11, 0x22, 0x33].contains(byte)), "{out:x?}");
-                // Copies as a device makes them.
+                // These copies are made in the way in which the embedded provider makes them.
                 memory.span(9, 2000).unwrap().append_to(&mut Vec::new());
                 memory.shared_sge(5, 1999).append_to(&mut Vec::new());
             }

@@ -1,4 +1,4 @@
-//! UDP packets in batches: one system call sends or receives several (`sendmmsg`(2), `recvmmsg`(2)).
+//! UDP packets in batches: one system call sends or receives several packets (`sendmmsg`(2), `recvmmsg`(2)).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,19 +7,24 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// The largest batch, and the smallest number of packets that a receive call asks for.
+/// The maximum number of packets in a batch.
 const BATCH: usize = 32;
+/// The number of packets that a receive call requests at least.
 const FEW: usize = 4;
 
-/// Packets that were received or are to be sent, each in its own buffer, with the address of the other end.
+/// A batch of packets that were received or will be sent. Each packet has its own buffer, and the address of the other
+/// end.
 #[derive(Debug)]
 pub struct Packets {
     octets: Vec<u8>,
-    /// The size of a buffer, and the offset in it of a received packet, bytes.
+    /// The size of a buffer, in bytes.
     stride: usize,
+    /// The offset of a received packet in its buffer, in bytes.
     headroom: usize,
+    /// For each packet of the batch, its range in its buffer and the address of the other end.
     filled: Vec<(Range<usize>, SocketAddr)>,
-    /// The number of packets that the next receive call asks for. Preparing for packets that do not arrive costs time.
+    /// The number of packets that the next receive call requests. It adapts to the traffic, because each requested
+    /// packet that does not arrive costs time.
     wanted: usize,
 }
 
@@ -31,27 +36,27 @@ impl Default for Packets {
 }
 
 impl Packets {
-    /// Makes a batch without packets, with buffers of `stride` bytes. Received packets are placed behind the first
-    /// `headroom` bytes of a buffer.
+    /// Makes a batch without packets, with buffers of `stride` bytes. The first `headroom` bytes of each buffer stay
+    /// free when a packet is received into it.
     pub(crate) fn new(stride: usize, headroom: usize) -> Self {
         let headroom = headroom.min(stride);
         let (octets, filled) = (vec![0; BATCH * stride], Vec::with_capacity(BATCH));
         Self { octets, stride, headroom, filled, wanted: FEW }
     }
 
-    /// Returns the number of packets.
+    /// Returns the number of packets in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.filled.len()
     }
 
-    /// Returns true if there are no packets.
+    /// Returns true if the batch has no packets.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filled.is_empty()
     }
 
-    /// Returns true if there are no buffers at all, as by default.
+    /// Returns true if the batch has no buffers, as [`Packets::default`] makes it.
     pub(crate) fn is_without_room(&self) -> bool {
         self.stride == 0
     }
@@ -62,12 +67,13 @@ impl Packets {
         self.filled.len() >= BATCH || self.stride == 0
     }
 
-    /// Removes all packets.
+    /// Removes all packets from the batch.
     pub fn clear(&mut self) {
         self.filled.clear();
     }
 
-    /// Adds a packet: `fill` writes it into its buffer and returns its range there. Does nothing if no buffer is free.
+    /// Adds a packet. `fill` writes the packet into its buffer, and returns the range that it has written. Does nothing
+    /// if no buffer is free.
     pub fn push(&mut self, peer: SocketAddr, fill: impl FnOnce(&mut [u8]) -> Range<usize>) {
         if self.is_full() {
             return;
@@ -77,8 +83,8 @@ impl Packets {
         self.filled.push((place.start.min(end)..end, peer));
     }
 
-    /// Adds a received packet, for implementations of [`Net`](crate::iwarp::Net). A packet that is longer than any packet of RoCE is cut to
-    /// the length of a buffer, and later dropped.
+    /// Adds a received packet. Implementations of [`Net`](crate::iwarp::Net) call this. A packet that is longer than a buffer is cut. No
+    /// correct RoCE packet is so long, so the cut packet is dropped later.
     pub fn arrive(&mut self, peer: SocketAddr, octets: &[u8]) {
         let start = self.headroom;
         self.push(peer, |buffer| {
@@ -92,25 +98,27 @@ impl Packets {
         &mut self.octets[nth * self.stride..][..self.stride]
     }
 
-    /// Returns the bytes of a packet, and the address of the other end.
+    /// Returns the bytes of the packet with index `nth`, and the address of the other end. Returns `None` if there is
+    /// no such packet.
     #[must_use]
     pub fn read(&self, nth: usize) -> Option<(&[u8], SocketAddr)> {
         let (place, peer) = self.filled.get(nth)?;
         Some((&self.octets[nth * self.stride..][place.clone()], *peer))
     }
 
-    /// Returns the buffer of a packet, its range there, and the address of the other end.
+    /// Returns the buffer of the packet with index `nth`, the packet's range in the buffer, and the address of the
+    /// other end. Returns `None` if there is no such packet.
     pub(crate) fn get(&mut self, nth: usize) -> Option<(&mut [u8], Range<usize>, SocketAddr)> {
         let (place, peer) = self.filled.get(nth)?.clone();
         Some((self.buffer(nth), place, peer))
     }
 }
 
-/// The address of a packet's other end, as the system has it.
+/// A socket address in the system's format.
 type SocketName = libc::sockaddr_storage;
 
 fn message(vector: &mut libc::iovec, name: &mut SocketName, len: libc::socklen_t) -> libc::mmsghdr {
-    // SAFETY: zeros are a message header without address, vector and control data.
+    // SAFETY: a message header of zeros is valid: it has no address, no vector and no control data.
     let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
     (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) = (vector, 1);
     (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = (ptr::from_mut(name).cast(), len);
@@ -127,7 +135,7 @@ fn name(address: SocketAddr) -> (SocketName, libc::socklen_t) {
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
                 sin_zero: [0; 8],
             };
-            // SAFETY: the storage has room for an address of each family, and is aligned for it.
+            // SAFETY: the storage has room for an address of any family, and is aligned for it.
             unsafe { name.as_mut_ptr().cast::<libc::sockaddr_in>().write(of) };
             size_of::<libc::sockaddr_in>()
         }
@@ -139,7 +147,7 @@ fn name(address: SocketAddr) -> (SocketName, libc::socklen_t) {
                 sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
                 sin6_scope_id: v6.scope_id(),
             };
-            // SAFETY: as above.
+            // SAFETY: the storage has room for an address of any family, and is aligned for it.
             unsafe { name.as_mut_ptr().cast::<libc::sockaddr_in6>().write(of) };
             size_of::<libc::sockaddr_in6>()
         }
@@ -148,18 +156,18 @@ fn name(address: SocketAddr) -> (SocketName, libc::socklen_t) {
     (unsafe { name.assume_init() }, len as libc::socklen_t)
 }
 
-/// Returns the IP address and port; `None` for other families.
+/// Converts a socket address from the system's format. Returns `None` for families other than IPv4 and IPv6.
 pub(super) fn address(name: &SocketName) -> Option<SocketAddr> {
     let place = ptr::from_ref(name);
     match libc::c_int::from(name.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the storage is larger, aligned and initialised, and any bytes are a valid address.
+            // SAFETY: the storage is larger than `sockaddr_in`, aligned and initialised. Any bytes are a valid value.
             let of = unsafe { &*place.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(of.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(of.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
+            // SAFETY: the storage is larger than `sockaddr_in6`, aligned and initialised. Any bytes are a valid value.
             let of = unsafe { &*place.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(of.sin6_addr.s6_addr);
             Some(SocketAddrV6::new(ip, u16::from_be(of.sin6_port), 0, of.sin6_scope_id).into())
@@ -170,10 +178,10 @@ pub(super) fn address(name: &SocketName) -> Option<SocketAddr> {
 
 const NO_VECTOR: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
 
-/// Sends the packets from number `first` on. Returns the number that were sent.
+/// Sends the packets from index `first` on. Returns the number of packets that were sent.
 ///
 /// # Errors
-/// Those of the system for the first of these packets, including `WouldBlock`.
+/// The system's error for the packet at `first`, including `WouldBlock`.
 pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usize) -> io::Result<usize> {
     let mut names = [MaybeUninit::<SocketName>::uninit(); BATCH];
     let mut vectors = [NO_VECTOR; BATCH];
@@ -186,16 +194,16 @@ pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &Packets, first: usi
         count += 1;
     }
     let fd = socket.as_raw_fd();
-    // SAFETY: the kernel only reads the `count` headers, and the address and the bytes that each of them names.
+    // SAFETY: the kernel only reads the `count` headers, and the address and the bytes that each header names.
     let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr().cast(), count as u32, libc::MSG_DONTWAIT as _) };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Replaces the packets in `packets` by received ones. Returns their number, and true if the socket has no more. A
-/// packet that is longer than its buffer becomes empty.
+/// Replaces the packets of the batch by received packets. Returns their number, and true if the socket has no more
+/// packets. A packet that is longer than its buffer becomes an empty packet.
 ///
 /// # Errors
-/// Those of the system, including `WouldBlock`.
+/// The errors of `recvmmsg`(2), including `WouldBlock`.
 pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> io::Result<(usize, bool)> {
     packets.clear();
     let mut names = [MaybeUninit::<SocketName>::uninit(); BATCH];
@@ -211,12 +219,12 @@ pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> 
         count += 1;
     }
     let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT as _);
-    // SAFETY: each of the `count` headers names room for an address and for the bytes of a packet, which the kernel
-    // writes only during the call.
+    // SAFETY: each of the `count` headers names buffers for an address and for the bytes of a packet. The kernel writes
+    // to them only during the call.
     let received = unsafe { libc::recvmmsg(fd, messages.as_mut_ptr().cast(), count as u32, flags, ptr::null_mut()) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?.min(count);
     for (message, name) in messages.iter().zip(&names).take(received) {
-        // SAFETY: the first `count` entries of both are written above.
+        // SAFETY: the first `count` elements of both arrays are initialised above.
         let (message, name) = unsafe { (message.assume_init_ref(), name.assume_init_ref()) };
         let whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
         let len = if whole { (message.msg_len as usize).min(stride - headroom) } else { 0 };
@@ -228,13 +236,13 @@ pub(crate) fn receive_packets(socket: BorrowedFd<'_>, packets: &mut Packets) -> 
     Ok((received, drained || count == 0))
 }
 
-/// Prepares a socket for packets of RoCE. The system sends each packet whole or not at all, with the identification 0
-/// on IPv4, and keeps the errors that the network reports for [`take_network_error`] (`IP_MTU_DISCOVER`, `IP_RECVERR`,
-/// `ip`(7)). Over IPv6 it also accepts packets without UDP's checksum (`UDP_NO_CHECK6_RX`): RoCE devices send none,
-/// since the ICRC covers more.
+/// Sets the options that a socket needs for RoCE packets. The system then sends each packet whole or not at all, and on
+/// IPv4 with the identification 0 (`IP_MTU_DISCOVER`). It keeps the errors that the network reports, for
+/// [`take_network_error`] (`IP_RECVERR`, `ip`(7)). Over IPv6 it also accepts packets without a UDP checksum
+/// (`UDP_NO_CHECK6_RX`): RoCE devices send no checksum, because their ICRC covers more.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of `setsockopt`(2).
 pub(crate) fn prepare_for_packets(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let options: &[_] = if address.is_ipv4() {
         &[(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO), (libc::IPPROTO_IP, libc::IP_RECVERR, 1)]
@@ -247,7 +255,7 @@ pub(crate) fn prepare_for_packets(socket: BorrowedFd<'_>, address: SocketAddr) -
     };
     for &(level, option, value) in options {
         let (fd, len) = (socket.as_raw_fd(), size_of::<libc::c_int>() as libc::socklen_t);
-        // SAFETY: the option is a number of the stated length.
+        // SAFETY: the option's value is a number of the stated length.
         if unsafe { libc::setsockopt(fd, level, option, ptr::from_ref(&value).cast(), len) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -255,11 +263,11 @@ pub(crate) fn prepare_for_packets(socket: BorrowedFd<'_>, address: SocketAddr) -
     Ok(())
 }
 
-/// Returns the next error that the network has reported about a sent packet: the destination of the packet, and the
-/// reason.
+/// Returns the next error that the network has reported about a sent packet: the destination of the packet, if the
+/// report has it, and the error.
 ///
 /// # Errors
-/// Those of the system; `WouldBlock` if no error is left.
+/// The errors of `recvmsg`(2); `WouldBlock` if no report is left.
 pub(crate) fn take_network_error(socket: BorrowedFd<'_>) -> io::Result<(Option<SocketAddr>, io::Error)> {
     #[repr(C, align(8))]
     struct ErrorControl([u8; 256]);
@@ -270,13 +278,13 @@ pub(crate) fn take_network_error(socket: BorrowedFd<'_>) -> io::Result<(Option<S
     let mut message = message(&mut vector, name, size_of::<SocketName>() as libc::socklen_t).msg_hdr;
     (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<ErrorControl>() as _);
     let (fd, flags) = (socket.as_raw_fd(), libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT);
-    // SAFETY: the header names room for an address and control data, which the kernel writes only during the call.
+    // SAFETY: the header names buffers for an address and for control data. The kernel writes to them only during the
+    // call.
     if unsafe { libc::recvmsg(fd, &raw mut message, flags) } < 0 {
         return Err(io::Error::last_os_error());
     }
     let mut why = io::Error::from(io::ErrorKind::Other);
-    // SAFETY: the kernel has filled the header and the control data; an entry that is long enough for the report holds
-    // one.
+    // SAFETY: the kernel has filled in the header and the control data. An entry with the length of a report holds one.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
@@ -323,12 +331,12 @@ mod tests {
             assert_eq!(send_packets(a.as_fd(), &out, 0).unwrap(), BATCH);
             assert_eq!(send_packets(a.as_fd(), &out, BATCH - 1).unwrap(), 1);
             let mut all = 0;
-            // Each call asks for more while more arrive. The last packet was sent twice.
+            // Each receive call requests more packets while more arrive. The last packet was sent twice.
             for (count, drained) in [(4, false), (8, false), (16, false), (5, true)] {
                 assert_eq!(receive_packets(b.as_fd(), &mut inn).unwrap(), (count, drained));
                 for nth in 0..count {
                     let (buffer, place, peer) = inn.get(nth).unwrap();
-                    // A packet that is longer than its buffer is not kept.
+                    // A packet that is longer than its buffer becomes empty.
                     let value = all.min(BATCH - 1);
                     let len = if value + 19 <= 40 { value + 19 } else { 0 };
                     assert_eq!((place.clone(), peer), (10..10 + len, from));
@@ -361,7 +369,7 @@ mod tests {
             let mut out = Packets::new(64, 0);
             out.push(to, |_| 0..9);
             send_packets(a.as_fd(), &out, 0).unwrap();
-            // Within a host, the error is reported before the call returns.
+            // Within a host, the error is reported before `send_packets` returns.
             let (peer, why) = take_network_error(a.as_fd()).unwrap();
             assert_eq!((peer, why.kind()), (Some(to), io::ErrorKind::ConnectionRefused));
             assert!(take_network_error(a.as_fd()).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));

@@ -1,17 +1,18 @@
-//! Packets between two processes of a host that carry descriptors (`unix`(7)), and the user of the peer.
+//! Packets between two processes of a host that carry file descriptors (`unix`(7)), and the user id of the peer
+//! process.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// Room for the control data of a packet. It holds more descriptors than a correct peer sends, so that the surplus is
-/// seen and closed.
+/// The buffer for the control data of a packet. It has room for more descriptors than a correct peer sends. So the
+/// surplus descriptors of an incorrect peer are received, and can be closed.
 #[repr(C, align(8))]
 struct DescriptorControl([u8; 64]);
 
 fn message(vector: &mut libc::iovec) -> libc::msghdr {
-    // SAFETY: zeros are a message header without address, vector and control data.
+    // SAFETY: a message header of zeros is valid: it has no address, no vector and no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (vector, 1);
     message
@@ -21,19 +22,20 @@ fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends one packet, with a descriptor if `file` is set. Never blocks, whatever the peer does.
+/// Sends one packet, and with it the descriptor `file` if that is `Some`. Never blocks, even if the peer does not
+/// receive.
 ///
 /// # Errors
-/// Those of the system, including `WouldBlock`.
+/// The errors of `sendmsg`(2), including `WouldBlock`.
 pub fn send_with_descriptor(socket: BorrowedFd<'_>, packet: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut vector = libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() };
     let mut message = message(&mut vector);
     let mut control = DescriptorControl([0; 64]);
     if let Some(file) = file {
         message.msg_control = (&raw mut control).cast();
-        // SAFETY: the call computes a number.
+        // SAFETY: the call only computes a number.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as _;
-        // SAFETY: the header has control data that is aligned and has room for one descriptor.
+        // SAFETY: the control data of the header is aligned and has room for one descriptor.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(&raw const message);
             (*header).cmsg_level = libc::SOL_SOCKET;
@@ -43,26 +45,27 @@ pub fn send_with_descriptor(socket: BorrowedFd<'_>, packet: &[u8], file: Option<
         }
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the kernel only reads the packet and the control data.
+    // SAFETY: the kernel reads the packet and the control data, and writes no memory.
     moved(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }).map(drop)
 }
 
-/// Receives one packet into `room`, and the descriptor that was sent with it; closes all further descriptors. A length
-/// of 0 is the end of the stream. Never blocks, whatever the peer does.
+/// Receives one packet into `room`. Returns its length and the descriptor that was sent with it, if any. Closes all
+/// further descriptors. A length of 0 means the end of the stream. Never blocks, even if the peer does not send.
 ///
 /// # Errors
-/// Those of the system, including `WouldBlock`.
+/// The errors of `recvmsg`(2), including `WouldBlock`.
 pub fn receive_with_descriptor(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut vector = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
     let mut message = message(&mut vector);
     let mut control = DescriptorControl([0; 64]);
     (message.msg_control, message.msg_controllen) = ((&raw mut control).cast(), size_of::<DescriptorControl>() as _);
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the header names room for a packet and control data, which the kernel writes only during the call.
+    // SAFETY: the header names buffers for a packet and for control data. The kernel writes to them only during the
+    // call.
     let len = moved(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
     let mut first = None;
-    // SAFETY: the kernel has filled the header and the control data. Only whole descriptors are taken from there; each
-    // is of this process and has no other owner.
+    // SAFETY: the kernel has filled in the header and the control data. The loop reads only complete descriptors. Each
+    // of them is open in this process and has no other owner.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while !header.is_null() {
@@ -80,21 +83,21 @@ pub fn receive_with_descriptor(socket: BorrowedFd<'_>, room: &mut [u8]) -> io::R
     Ok((len, first))
 }
 
-/// Returns the user that the process at the other end of a socket had when it connected or listened (`SO_PEERCRED`),
-/// and the effective user of this process.
+/// Returns two user ids. The first is the user of the process at the other end of the socket when it connected or
+/// listened (`SO_PEERCRED`). The second is the effective user of this process.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of `getsockopt`(2).
 pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let (fd, at) = (socket.as_raw_fd(), credentials.as_mut_ptr());
-    // SAFETY: the pointer is to room for the credentials, of the stated length.
+    // SAFETY: the pointer is to a buffer for the credentials, and `len` is its length.
     let rc = unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, at.cast(), ptr::from_mut(&mut len)) };
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: all fields are numbers, which the kernel has written; `geteuid` returns a number.
+    // SAFETY: all fields are numbers, which the kernel has written. `geteuid` only returns a number.
     unsafe { Ok((credentials.assume_init().uid, libc::geteuid())) }
 }
 
@@ -110,7 +113,8 @@ mod tests {
         let (a, b) = UnixDatagram::pair().unwrap();
         let mut room = [0; 16];
         assert_eq!(receive_with_descriptor(b.as_fd(), &mut room).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        // The end of the stream is read when the last descriptor of its other end is closed.
+        // `end` reads the end of the stream when every descriptor of `other` is closed. So the test can check that none
+        // leaks.
         let (mut end, other) = UnixStream::pair().unwrap();
         send_with_descriptor(a.as_fd(), b"with one", Some(other.as_fd())).unwrap();
         send_with_descriptor(a.as_fd(), b"without", None).unwrap();
@@ -118,7 +122,7 @@ mod tests {
         assert_eq!((&room[..len], got.is_some()), (&b"with one"[..], true));
         let (len, none) = receive_with_descriptor(b.as_fd(), &mut room).unwrap();
         assert_eq!((&room[..len], none.is_none()), (&b"without"[..], true));
-        // Several descriptors, and more than fit in the control data.
+        // Send several descriptors with one packet, and also more than fit in the receiver's control data.
         for count in [2, 10, 200] {
             send_all(&a, &vec![other.as_raw_fd(); count]);
             assert!(receive_with_descriptor(b.as_fd(), &mut room).unwrap().1.is_some());
@@ -129,14 +133,14 @@ mod tests {
         assert_eq!(peer, own);
     }
 
-    /// Sends a packet with several descriptors, as no correct peer does.
+    /// Sends a packet with several descriptors. A correct peer sends at most one.
     fn send_all(socket: &UnixDatagram, files: &[libc::c_int]) {
         let mut control = vec![0_u64; 2 + files.len().div_ceil(2)];
         let mut byte = 0_u8;
         let mut vector = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
         let mut message = message(&mut vector);
         message.msg_control = control.as_mut_ptr().cast();
-        // SAFETY: the control data has room for the header and the numbers.
+        // SAFETY: the control data has room for the header and the descriptors.
         unsafe {
             message.msg_controllen = libc::CMSG_SPACE(4 * files.len() as u32) as _;
             let header = libc::CMSG_FIRSTHDR(&raw const message);

@@ -1,10 +1,10 @@
-//! Memory files that two processes of a host map. One process makes the file and seals it; the other one checks the
+//! Memory files that two processes of a host map. One process makes the file and seals it. The other process checks the
 //! seals before it maps the file.
 //!
-//! If the file became shorter, or a page that is touched could not be allocated, the system would end the process that
-//! uses the mapping. So the size is sealed, and the pages are allocated before anybody maps the file. A peer that may
-//! write may still punch holes. A hole in ordinary pages reads as zeros, which the peer could have written. A hole in
-//! huge pages may be impossible to fill again, so files in huge pages are refused.
+//! The system kills a process that touches a mapped page if the file has become shorter, or if the page cannot be
+//! allocated. To prevent both, the file's size is sealed, and its pages are allocated before any process maps the file.
+//! A peer that may write can still punch holes in the file. A hole in ordinary pages reads as zeros, which the peer
+//! could also have written. A hole in huge pages may be impossible to fill again, so files in huge pages are refused.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -15,23 +15,23 @@ use super::{Backing, Memory, Span, in_pages, page_size};
 /// The rights of the other process on a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// It may read. The file is sealed against new mappings and calls that write.
+    /// The other process may only read. A seal prevents new writable mappings of the file, and calls that write to it.
     Read,
-    /// It may read and write.
+    /// The other process may read and write.
     Write,
 }
 
-/// The seals of a file whose size cannot change.
+/// The seals of a file whose size cannot change any more.
 const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 impl Memory {
-    /// Allocates `len` bytes, rounded up to whole pages, in a memory file whose descriptor may be sent to another
-    /// process of this host ([`Memory::file`]). The pages are allocated, the size is sealed, and the mapping is
+    /// Allocates `len` bytes, rounded up to whole pages, in a memory file. The file's descriptor may be sent to another
+    /// process of this host ([`Memory::file`]). All pages are allocated, the file's size is sealed, and the mapping is
     /// excluded from child processes and core dumps.
     ///
     /// # Errors
-    /// The system's error if it has no memory or no descriptor; `InvalidInput` for a length of 0 or past `i64::MAX`;
-    /// `EFBIG` if the length is above the process's limit of file sizes.
+    /// The system's error if it has no memory or no descriptor left; `InvalidInput` if `len` is 0 or above `i64::MAX`;
+    /// `EFBIG` if `len` is above the process's limit of file sizes.
     pub fn new_shared(len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::shared_in_pages(len, sharing, page_size())
     }
@@ -40,7 +40,7 @@ impl Memory {
         let len = Some(in_pages(len, page)).filter(|&len| len > 0 && i64::try_from(len).is_ok());
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         if len as u64 > max_file_size()? {
-            // Without this check the system would end the process with a signal (SIGXFSZ).
+            // Without this check, the system would end the process by the signal SIGXFSZ.
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
         // SAFETY: the name is a string that ends in zero.
@@ -48,33 +48,34 @@ impl Memory {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was made above and has no other owner.
+        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the call sets the length of a file, and uses no memory.
+        // SAFETY: the call sets the length of a file, and accesses no memory.
         checked(unsafe { libc::ftruncate(fd, len as i64) })?;
-        // SAFETY: the call allocates the pages of a file, and touches no memory of this process.
+        // SAFETY: the call allocates the pages of a file, and accesses no memory of this process.
         checked(unsafe { libc::fallocate(fd, 0, 0, len as i64) })?;
         let mut memory = map(&file, len, libc::PROT_READ | libc::PROT_WRITE)?;
         let seals = if sharing == Sharing::Read { SIZE | libc::F_SEAL_FUTURE_WRITE } else { SIZE };
-        // SAFETY: the call seals a file, and uses no memory.
+        // SAFETY: the call seals a file, and accesses no memory.
         checked(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
         memory.file = Some(file);
         Ok(memory)
     }
 
-    /// Takes the memory file out, for a caller that sends it to one process and then closes the descriptor.
+    /// Removes the memory file's descriptor from the memory and returns it. `None` if the memory has none. For a caller
+    /// that sends the descriptor to one process and then closes it.
     pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 
-    /// Returns the memory file; `None` if the memory has none to send to another process.
+    /// Returns the descriptor of the memory file. Returns `None` if the memory is not in a file that can be sent.
     #[must_use]
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
 }
 
-/// Memory of another process, which may use it at the same time.
+/// A mapping of another process's memory file. The other process may use the memory at the same time.
 #[derive(Debug)]
 pub struct Window {
     memory: Memory,
@@ -82,19 +83,19 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a whole memory file that another process has made: `len` bytes, rounded up to whole pages. The caller may
-    /// close the descriptor afterwards.
+    /// Maps a whole memory file that another process has made. The file must have `len` bytes, rounded up to whole
+    /// pages. The caller may close the descriptor afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` if the file has another size, its size is not sealed, or it is in huge pages; the system's error
-    /// if it cannot map the file.
+    /// `InvalidInput` if the file has another size, if its size is not sealed, or if it is in huge pages; the system's
+    /// error if the file cannot be mapped.
     pub fn map(file: &OwnedFd, len: usize, sharing: Sharing) -> io::Result<Self> {
         Self::map_in_pages(file, len, sharing, page_size())
     }
 
     fn map_in_pages(file: &OwnedFd, len: usize, sharing: Sharing, page: usize) -> io::Result<Self> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        // SAFETY: the call reads the seals of a file, and uses no memory.
+        // SAFETY: the call reads the seals of a file, and accesses no memory.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & SIZE != SIZE {
             return wrong(format!("the size of a peer's memory file is not sealed ({seals:#x})"));
@@ -118,36 +119,37 @@ impl Window {
         Ok(Self { memory: map(file, whole, libc::PROT_READ | write)?, sharing })
     }
 
-    /// Converts the window into memory to read and write.
+    /// Converts the window into a `Memory`, which can be read and written.
     ///
     /// # Errors
-    /// Returns the window unchanged if it may only be read.
+    /// Returns the window unchanged if it is read-only.
     pub fn into_memory(self) -> Result<Memory, Self> {
         if self.sharing == Sharing::Write { Ok(self.memory) } else { Err(self) }
     }
 
-    /// Returns a part of the window to read from; `None` if it is not inside the window.
+    /// Returns a part of the window for reading. Returns `None` if the part is not inside the window.
     #[inline]
     pub(crate) fn source(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         self.memory.span(offset, len)
     }
 
-    /// Returns a part of the window to write to; `None` if it is not inside the window, or the window may only be read.
+    /// Returns a part of the window for writing. Returns `None` if the part is not inside the window, or if the window
+    /// is read-only.
     #[inline]
     pub(crate) fn sink(&self, offset: usize, len: usize) -> Option<Span<'_>> {
         if self.sharing == Sharing::Write { self.memory.span(offset, len) } else { None }
     }
 }
 
-/// Maps a file. The caller has checked its size, and has sealed the size or is about to.
+/// Maps a file. The file's size must be checked before; it must be sealed, or sealed soon after, by the caller.
 fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
-    // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
+    // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
     let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
     for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
-        // SAFETY: this is advice on the whole mapping just made, and changes none of its bytes.
+        // SAFETY: this is advice about the whole new mapping, and changes none of its bytes.
         if unsafe { libc::madvise(base, len, advice) } != 0 {
             log::debug!("madvise({advice}) on shared memory failed: {}", io::Error::last_os_error());
         }
@@ -156,7 +158,7 @@ fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
     Ok(Memory { base, len, backing: Backing::Mapping(len), file: None })
 }
 
-/// Returns the largest size of a file that this process may make (`ulimit -f`), bytes.
+/// Returns the largest size of a file that this process may create (`ulimit -f`), in bytes.
 fn max_file_size() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a structure for the result.
@@ -192,7 +194,7 @@ mod tests {
         assert!(window.into_memory().is_ok());
     }
 
-    /// With larger pages, both processes round up to those.
+    /// On systems with larger pages, both processes round the length up to whole larger pages.
     #[test]
     fn shared_memory_consists_of_whole_pages_of_the_system() {
         for page in LARGER_PAGES {
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!(ours.read(0, 10), b"still ours");
     }
 
-    /// Files that could end the process are not mapped.
+    /// A file that could cause the system to kill this process is not mapped.
     #[test]
     fn a_file_of_another_size_or_without_seals_is_refused() {
         let said = |file: &OwnedFd, len| Window::map(file, len, Sharing::Read).unwrap_err().to_string();
@@ -232,41 +234,41 @@ mod tests {
         for len in [0, 4096, 8193, usize::MAX] {
             assert!(said(&file, len).contains("has 8192 bytes"), "{len}");
         }
-        // SAFETY: the call fails, and uses no memory.
+        // SAFETY: the call fails, and accesses no memory.
         assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), 4096) }, -1);
     }
 
-    /// A hole in huge pages is filled from a pool. If the pool is empty, the system ends the process that touches the
-    /// hole.
+    /// Huge pages are from a pool. If a peer punches a hole in the file and the pool is empty, the system kills the
+    /// process that touches the hole.
     #[test]
     fn huge_pages_are_refused() {
         let flags = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
         // SAFETY: the name is a string that ends in zero.
         let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
         if fd < 0 {
-            // This system has no huge pages, so a peer has none, either.
+            // This system has no huge pages, so no peer can use them.
             assert!(
                 [libc::ENOSYS, libc::ENODEV, libc::EINVAL]
                     .contains(&io::Error::last_os_error().raw_os_error().unwrap())
             );
             return;
         }
-        // SAFETY: the descriptor was made above and has no other owner.
+        // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: the calls set the length and the seals of a file, and use no memory.
+        // SAFETY: the calls set the length and the seals of a file, and access no memory.
         let rc = unsafe { (libc::ftruncate(fd, 2 << 20), libc::fcntl(fd, libc::F_ADD_SEALS, SIZE)) };
         assert_eq!(rc, (0, 0));
         assert!(Window::map(&file, 2 << 20, Sharing::Read).unwrap_err().to_string().contains("huge pages"));
     }
 
-    /// A peer that may write may also free pages: they read as zeros then.
+    /// A peer that may write can also free pages. Freed pages read as zeros.
     #[test]
     fn a_hole_reads_as_zeros() {
         let ours = Memory::new_shared(8192, Sharing::Write).unwrap();
         let file = again(ours.file().unwrap());
         ours.write(0, &[7; 8192]);
         let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the bytes of a `Memory` change, as if a peer wrote them.
+        // SAFETY: the call changes bytes of a `Memory` in the same way as a peer that writes them.
         assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), hole, 4096, 4096) }, 0);
         assert_eq!((ours.read(4095, 1), ours.read(4096, 4096)), (vec![7], vec![0; 4096]));
     }

@@ -1,4 +1,4 @@
-//! Parts of memory that peers may use at the same time.
+//! Parts of a memory that peers may use at the same time as the program.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::iovec::{RecvSlice, SendSlice};
 use super::{Memory, Sge, words};
 
-/// A part of a [`Memory`], which it borrows. Others may use it at the same time: peers through the provider, and the
-/// program on any thread through the functions of [`Memory`].
+/// A part of a [`Memory`], which it borrows. Peers, through the provider, may use the bytes at the same time. So may
+/// other threads of the program, through the functions of [`Memory`].
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     base: NonNull<u8>,
@@ -17,7 +17,7 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// Makes a part of `memory`; `None` if it is not inside the memory.
+    /// Makes a part of `memory` from `start` on. Returns `None` if it is not inside the memory.
     #[inline]
     pub(super) fn new(memory: &'a Memory, start: usize, len: usize) -> Option<Self> {
         if start.checked_add(len)? > memory.len() {
@@ -34,7 +34,7 @@ impl<'a> Span<'a> {
         self.base
     }
 
-    /// Returns the length, bytes.
+    /// Returns the length, in bytes.
     #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -47,11 +47,11 @@ impl<'a> Span<'a> {
         self.len == 0
     }
 
-    /// Copies the first bytes to `out`, as many as fit.
+    /// Copies the bytes to `out`. Copies fewer bytes if `out` is shorter.
     #[inline]
     pub(super) fn copy_to(self, out: &mut [u8]) {
-        // SAFETY: this is a part of a borrowed `Memory`, whose whole words belong to it and are used by atomic
-        // operations, devices and the kernel (see `Memory`); `out` is a reference, so it is no part of the memory.
+        // SAFETY: the bytes are a part of a borrowed `Memory`. Only atomic operations, devices and the kernel use its
+        // words (see `Memory`). `out` is a reference, so it does not overlap the memory.
         unsafe { words::load(self.base, out.as_mut_ptr(), self.len.min(out.len())) };
     }
 
@@ -60,36 +60,36 @@ impl<'a> Span<'a> {
     pub fn append_to(self, out: &mut Vec<u8>) {
         let start = out.len();
         out.reserve(self.len);
-        // SAFETY: as in `copy_to`; the vector has room for this number of bytes behind its end, which are written
-        // before they are counted.
+        // SAFETY: for the memory, as in `copy_to`. The vector has reserved `self.len` bytes behind its end, and they
+        // are written before `set_len` includes them.
         unsafe {
             words::load(self.base, out.as_mut_ptr().add(start), self.len);
             out.set_len(start + self.len);
         }
     }
 
-    /// Copies `bytes` to the start, as many as fit.
+    /// Copies `bytes` to the start of the span. Copies fewer bytes if the span is shorter.
     #[inline]
     pub fn fill(self, bytes: &[u8]) {
         // SAFETY: as in `copy_to`.
         unsafe { words::store(bytes.as_ptr(), self.base, bytes.len().min(self.len)) };
     }
 
-    /// Copies the first bytes of `from` to the start, as many as fit.
+    /// Copies the bytes of `from` to the start of this span. Copies fewer bytes if this span is shorter.
     #[inline]
     pub(crate) fn fill_from(self, from: Span<'_>) {
-        // SAFETY: as in `copy_to`, for both spans. Their words are different ones, or the same ones, each of which
-        // keeps its value.
+        // SAFETY: for both spans, as in `copy_to`. If the spans overlap, they are identical, and each word keeps its
+        // value.
         unsafe { words::transfer(from.base, self.base, self.len.min(from.len)) };
     }
 
-    /// Copies the first bytes of `from` to the start, as many as fit.
+    /// Copies the bytes of an entry to the start of this span. Copies fewer bytes if this span is shorter.
     #[inline]
     pub(crate) fn fill_from_entry(self, from: &Sge) {
         from.store_into(self.base, self.len);
     }
 
-    /// Returns the part from `offset` on, at most `len` bytes; an empty span if `offset` is past the end.
+    /// Returns at most `len` bytes of the span from `offset` on. Returns an empty span if `offset` is past the end.
     #[inline]
     pub(crate) fn part(self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
@@ -98,47 +98,50 @@ impl<'a> Span<'a> {
         Self { base, len: len.min(self.len - offset), memory: PhantomData }
     }
 
-    /// Calls `each` with the first `len` bytes. They are the sink of a read of this side, which begins with `entry`.
-    /// The bytes are shown in place if the entry promises that nobody else uses them, otherwise as copies of parts.
+    /// Calls `each` with the first `len` bytes of the span, for example to compute a checksum. The local program's RDMA
+    /// Read has placed these bytes; `entry` is the rest of the Read's local entry, which begins at this span. If
+    /// nothing else may use the bytes of `entry`, `each` gets them in place. Otherwise `each` gets copies of
+    /// consecutive parts.
     pub(crate) fn visit(self, len: usize, entry: Sge, each: impl FnMut(&[u8])) {
         let len = len.min(self.len);
         if !entry.is_shared() && entry.address() == self.base.as_ptr() && len <= entry.len() {
             return entry.part(0, len).visit(each);
         }
-        // SAFETY: this is a part of a borrowed `Memory`, as in `copy_to`.
+        // SAFETY: the bytes are a part of a borrowed `Memory`, as in `copy_to`.
         unsafe { super::sge::visit_copies(self.base, len, each) };
     }
 
     /// Returns the bytes as a buffer for a send call.
     pub(crate) fn send_slice(self) -> SendSlice<'a> {
-        // SAFETY: this is a part of a `Memory` that is borrowed for as long as the slice lives.
+        // SAFETY: the bytes are a part of a `Memory` that is borrowed for as long as the slice exists.
         unsafe { SendSlice::from_parts(self.base, self.len, true) }
     }
 
     /// Returns the bytes as a buffer for a receive call.
     pub(crate) fn receive_slice(self) -> RecvSlice<'a> {
-        // SAFETY: this is a part of a `Memory` that is borrowed for as long as the slice lives.
+        // SAFETY: the bytes are a part of a `Memory` that is borrowed for as long as the slice exists.
         unsafe { RecvSlice::from_parts(self.base, self.len, true) }
     }
 
-    /// Returns the span as one word, in the byte order of this machine; `None` if it is not 8 bytes at a multiple of 8.
+    /// Returns the span as one word, in the byte order of this machine. Returns `None` unless the span is 8 bytes long
+    /// and begins at a multiple of 8.
     #[inline]
     pub(super) fn word(self) -> Option<&'a AtomicU64> {
         if self.len != words::WORD || self.base.addr().get() % words::WORD != 0 {
             return None;
         }
-        // SAFETY: this is a whole aligned word of a `Memory` that is borrowed for as long as the reference lives, and
-        // is used by atomic operations, devices and the kernel.
+        // SAFETY: this is a whole aligned word of a `Memory` that is borrowed for as long as the reference exists. Only
+        // atomic operations, devices and the kernel use it.
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast()) })
     }
 
-    /// Replaces the word atomically by `update` of its value. Returns the old value. Values are in the byte order of
-    /// this machine. `None` if the span is not 8 bytes at a multiple of 8, or if a peer that has mapped it changes it
-    /// all the time.
+    /// Atomically replaces the value of the word by `update(value)`, and returns the old value. Values are in the byte
+    /// order of this machine. Returns `None` if the span is not a whole word (8 bytes at a multiple of 8). Also returns
+    /// `None` if a peer that has mapped the memory changes the word so often that every attempt fails.
     pub fn update(self, mut update: impl FnMut(u64) -> u64) -> Option<u64> {
         let word = self.word()?;
         let mut old = word.load(Ordering::SeqCst);
-        // A further round means that somebody else has changed the word.
+        // Another attempt is necessary if another user has changed the word in the meantime.
         for _ in 0..words::ROUNDS {
             match word.compare_exchange_weak(old, update(old), Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return Some(old),
@@ -153,7 +156,8 @@ impl<'a> Span<'a> {
 mod tests {
     use super::*;
 
-    /// A peer that has mapped a word may change it all the time. Then the update fails, and does not loop.
+    /// A peer that has mapped a word may change it continuously. The update then fails after some attempts; it does not
+    /// loop forever.
     #[test]
     fn an_update_ends_though_the_word_never_stays() {
         let memory = Memory::new(64).unwrap();

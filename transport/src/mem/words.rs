@@ -1,49 +1,52 @@
 //! Copies to and from memory that other threads, peers and devices may use at the same time.
 //!
-//! Such memory is read and written in whole words: 8 bytes at a multiple of 8, each by one relaxed atomic operation.
-//! All accesses to a byte have the same width, so no two of them are a data race ([`std::sync::atomic`]). Each word of
-//! a copy is the value that was there at some moment during the copy; different words may be of different moments.
+//! Memory with several users is read and written in whole words: 8 bytes at a multiple of 8, each by one relaxed atomic
+//! operation. All accesses to a byte have the same width, so no two of them are a data race ([`std::sync::atomic`]).
+//! Each word of a copy is a value that the word had at some moment during the copy. Different words may be from
+//! different moments.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The length of a word, bytes.
+/// The length of a word, in bytes.
 pub(super) const WORD: usize = 8;
 
-/// The largest number of attempts of a compare-and-exchange. Correct users of a word make it fail a few times; a peer
-/// that writes the word all the time could make it fail forever.
+/// The maximum number of attempts of a compare-and-exchange. With correct users of a word, a few attempts fail. A peer
+/// that writes the word continuously could make every attempt fail.
 pub(super) const ROUNDS: usize = 1 << 16;
 
-/// The number of words from which on a copy uses one string instruction, if the processor has it. That moves 64 KiB as
-/// fast as a plain copy; a loop over single words takes half as long again. For fewer words, starting the instruction
-/// costs more than it saves.
+/// From this number of words on, a copy uses one string instruction if the processor has it. For 64 KiB this is as fast
+/// as a plain copy, and a loop over single words takes 1.5 times as long. For fewer words, the time to start the
+/// instruction is longer than the time that it saves.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LONG: usize = 128;
 
-/// Returns the word that holds the byte at `at`, and the offset of the byte in the word.
+/// Returns the word that contains the byte at `at`, and the offset of the byte in the word.
 ///
 /// # Safety
-/// The whole word lies in memory that stays valid for `'a`, and is either used only by atomic operations on whole
-/// words, devices and the kernel, or only read.
+/// The whole word is in memory that stays valid for `'a`. Either only atomic operations on whole words, devices and the
+/// kernel use the word, or all of its users only read it.
 #[inline]
 unsafe fn word<'a>(at: NonNull<u8>) -> (&'a AtomicU64, usize) {
     let within = at.addr().get() % WORD;
-    // SAFETY: this is the aligned word around `at`, which is valid and used atomically, as the caller promises.
+    // SAFETY: this is the aligned word that contains `at`. The caller promises that the word is valid, and that all of
+    // its users use atomic operations or only read it.
     (unsafe { AtomicU64::from_ptr(at.as_ptr().sub(within).cast()) }, within)
 }
 
-/// Copies `len` bytes at `from` to `to`.
+/// Copies `len` bytes from `from`, which may have other users, to `to`.
 ///
 /// # Safety
-/// Each word that holds one of the bytes at `from` is as [`word`] demands until the call returns. The caller may write
-/// the `len` bytes at `to`, which are no part of those words.
+/// Each word that contains one of the bytes at `from` fulfils the requirements of [`word`] until the call returns. The
+/// caller may write the `len` bytes at `to`, and these do not overlap the words of `from`.
 #[inline]
 pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
     let head = from.addr().get().wrapping_neg() % WORD;
     let mut done = 0;
     if head > 0 && len > 0 {
         done = head.min(len);
-        // SAFETY: the first byte is one of those to copy; at most the rest of its word is copied here.
+        // SAFETY: the first byte is one of those to copy. The range ends within the word of this byte, or with the
+        // copy.
         unsafe {
             let (word, within) = word(from);
             let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
@@ -51,11 +54,11 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
         }
     }
     let count = (len - done) / WORD;
-    // SAFETY: `count` whole words follow, all of them among those to copy, and `to` has room for them.
+    // SAFETY: `count` whole words follow, all of which are to be copied, and `to` has room for them.
     unsafe { load_words(from.add(done), to.add(done), count) };
     done += count * WORD;
     if done < len {
-        // SAFETY: the remaining bytes begin at the start of a word and are fewer than a word has.
+        // SAFETY: the remaining bytes begin at the start of a word, and are fewer than 8.
         unsafe {
             let bytes = word(from.add(done)).0.load(Ordering::Relaxed).to_ne_bytes();
             to.add(done).copy_from_nonoverlapping(bytes.as_ptr(), len - done);
@@ -63,42 +66,44 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes at `from` to `to`. Bytes beside them in the same words keep their value, even if others write
-/// them at the same time. The exception is a peer that writes such a word more than [`ROUNDS`] times during the call.
+/// Copies `len` bytes from `from` to `to`, which may have other users. The other bytes of the first and the last word
+/// keep their values, even if other users write them at the same time. The exception is a peer that writes one of these
+/// two words more than [`ROUNDS`] times during the call.
 ///
 /// # Safety
-/// Each word that holds one of the bytes at `to` is as [`word`] demands until the call returns. The caller may read the
-/// `len` bytes at `from`, which are no part of those words.
+/// Each word that contains one of the bytes at `to` fulfils the requirements of [`word`] until the call returns. The
+/// caller may read the `len` bytes at `from`, and these do not overlap the words of `to`.
 #[inline]
 pub(super) unsafe fn store(from: *const u8, to: NonNull<u8>, len: usize) {
     let head = to.addr().get().wrapping_neg() % WORD;
     let mut done = 0;
     if head > 0 && len > 0 {
         done = head.min(len);
-        // SAFETY: the first byte is one of those to write; at most the rest of its word is replaced here.
+        // SAFETY: the first byte is one of those to write. The range ends within the word of this byte, or with the
+        // copy.
         unsafe { merge(to, from, done) };
     }
     let count = (len - done) / WORD;
-    // SAFETY: `count` whole words follow, all of them among those to write, and `from` has bytes for them.
+    // SAFETY: `count` whole words follow, all of which are to be written, and `from` has bytes for them.
     unsafe { store_words(from.add(done), to.add(done), count) };
     done += count * WORD;
     if done < len {
-        // SAFETY: the remaining bytes begin at the start of a word and are fewer than a word has.
+        // SAFETY: the remaining bytes begin at the start of a word, and are fewer than 8.
         unsafe { merge(to.add(done), from.add(done), len - done) };
     }
 }
 
-/// Copies `len` bytes from `from` to `to`; others may use both at the same time. Bytes beside the written ones keep
-/// their value, as in [`store`].
+/// Copies `len` bytes from `from` to `to`, both of which may have other users. The other bytes of the first and the
+/// last word at `to` keep their values, as in [`store`].
 ///
 /// # Safety
-/// Each word that holds one of the bytes, on either side, is as [`word`] demands until the call returns. No word holds
-/// bytes of both sides.
+/// Each word that contains one of the bytes at `from` or at `to` fulfils the requirements of [`word`] until the call
+/// returns. No word contains both bytes of `from` and bytes of `to`.
 pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     const CHUNK: usize = 512;
     let mut copy = [0; CHUNK];
     let mut part = |at: usize, len: usize| {
-        // SAFETY: the bytes are a part of both sides; the copy is a local array.
+        // SAFETY: the range is a part of the `len` bytes at `from` and at `to`. `copy` is a local array.
         unsafe {
             load(from.add(at), copy.as_mut_ptr(), len);
             store(copy.as_ptr(), to.add(at), len);
@@ -106,11 +111,11 @@ pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     };
     let (mut done, mut end) = (0, len);
     if (from.addr().get() ^ to.addr().get()) % WORD == 0 {
-        // Whole words of one side are whole words of the other.
+        // Both addresses have the same offset within a word, so whole words can be copied without an intermediate copy.
         let head = (from.addr().get().wrapping_neg() % WORD).min(len);
         let count = (len - head) / WORD;
         part(0, head);
-        // SAFETY: these are `count` whole words of both sides.
+        // SAFETY: these are `count` whole words at `from` and at `to`.
         unsafe { transfer_words(from.add(head), to.add(head), count) };
         (done, end) = (head + count * WORD, len);
     }
@@ -121,43 +126,44 @@ pub(super) unsafe fn transfer(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     }
 }
 
-/// Replaces `len` bytes at `to` within one word.
+/// Replaces `len` bytes at `to`, all of which are in one word.
 ///
 /// # Safety
-/// As for [`store`]; the bytes are in one word.
+/// The requirements of [`store`]; also, the bytes are in one word.
 unsafe fn merge(to: NonNull<u8>, from: *const u8, len: usize) {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller keeps the promise of this function.
     let (word, within) = unsafe { word(to) };
     let (mut value, mut mask) = ([0; WORD], [0; WORD]);
     mask[within..within + len].fill(0xff);
-    // SAFETY: the caller may read `len` bytes, and `value` has room for them, because they are within one word.
+    // SAFETY: the caller may read `len` bytes at `from`. `value` has room for them, because they are within one word.
     unsafe { value.as_mut_ptr().add(within).copy_from_nonoverlapping(from, len) };
     let (value, mask) = (u64::from_ne_bytes(value), u64::from_ne_bytes(mask));
     let mut old = word.load(Ordering::Relaxed);
-    // A further round means that somebody else has written the word, or that the exchange failed spuriously.
+    // Another attempt is necessary if another user has written the word, or if the exchange failed spuriously.
     for _ in 0..ROUNDS {
         match word.compare_exchange_weak(old, old & !mask | value, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => return,
             Err(now) => old = now,
         }
     }
-    // Only a peer that may write the whole word can make it fail so often.
+    // Only a peer that has the right to write the whole word can make every attempt fail. So it is permitted to
+    // overwrite the peer's value.
     word.store(old & !mask | value, Ordering::Relaxed);
 }
 
-/// Copies `count` words from an aligned address.
+/// Copies `count` words from the aligned address `from`.
 ///
 /// # Safety
-/// As for [`load`]; `from` is aligned.
+/// The requirements of [`load`]; also, `from` is aligned.
 #[inline]
 unsafe fn load_words(from: NonNull<u8>, to: *mut u8, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if count >= LONG {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promise of this function.
         return unsafe { move_words(from.as_ptr(), to, count) };
     }
     for index in 0..count {
-        // SAFETY: this is one of the caller's words, and 8 bytes of `to`.
+        // SAFETY: this is one of the caller's words, and 8 bytes at `to`.
         unsafe {
             let word = word(from.add(index * WORD)).0.load(Ordering::Relaxed);
             to.add(index * WORD).cast::<u64>().write_unaligned(word);
@@ -165,19 +171,19 @@ unsafe fn load_words(from: NonNull<u8>, to: *mut u8, count: usize) {
     }
 }
 
-/// Copies `count` words to an aligned address.
+/// Copies `count` words to the aligned address `to`.
 ///
 /// # Safety
-/// As for [`store`]; `to` is aligned.
+/// The requirements of [`store`]; also, `to` is aligned.
 #[inline]
 unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if count >= LONG {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promise of this function.
         return unsafe { move_words(from, to.as_ptr(), count) };
     }
     for index in 0..count {
-        // SAFETY: these are 8 bytes of `from`, and one of the caller's words.
+        // SAFETY: these are 8 bytes at `from`, and one of the caller's words.
         unsafe {
             let bytes = from.add(index * WORD).cast::<u64>().read_unaligned();
             word(to.add(index * WORD)).0.store(bytes, Ordering::Relaxed);
@@ -185,19 +191,19 @@ unsafe fn store_words(from: *const u8, to: NonNull<u8>, count: usize) {
     }
 }
 
-/// Copies `count` words between aligned addresses.
+/// Copies `count` words between two aligned addresses.
 ///
 /// # Safety
-/// As for [`transfer`]; both addresses are aligned.
+/// The requirements of [`transfer`]; also, both addresses are aligned.
 #[inline]
 unsafe fn transfer_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if count >= LONG {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller keeps the promise of this function.
         return unsafe { move_words(from.as_ptr(), to.as_ptr(), count) };
     }
     for index in 0..count {
-        // SAFETY: this is one of the caller's words on each side.
+        // SAFETY: this is one of the caller's words at `from`, and one at `to`.
         unsafe {
             let value = word(from.add(index * WORD)).0.load(Ordering::Relaxed);
             word(to.add(index * WORD)).0.store(value, Ordering::Relaxed);
@@ -205,15 +211,15 @@ unsafe fn transfer_words(from: NonNull<u8>, to: NonNull<u8>, count: usize) {
     }
 }
 
-/// Copies `count` words by one instruction. A side that others use must be aligned.
+/// Copies `count` words by one instruction. An address whose words have other users must be aligned.
 ///
 /// # Safety
-/// The caller keeps the promises of [`load_words`], [`store_words`] or [`transfer_words`].
+/// The requirements of [`load_words`], [`store_words`] or [`transfer_words`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 unsafe fn move_words(from: *const u8, to: *mut u8, count: usize) {
-    // SAFETY: both sides are valid for `count` words and do not overlap. The instruction accesses each aligned word as
-    // a relaxed atomic access of x86-64 does: undivided, in no order relative to the other words. The compiler assumes
-    // that an asm block may make such accesses.
+    // SAFETY: both addresses are valid for `count` words, and these do not overlap. The instruction accesses each
+    // aligned word like a relaxed atomic access of x86-64: undivided, and in no order relative to the other words. The
+    // compiler allows an asm block to make such accesses.
     unsafe {
         std::arch::asm!(
             "rep movsq",
@@ -231,7 +237,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Compares with plain copies, for each alignment of both sides. Nothing beside the bytes changes.
+        /// Compares `load` and `store` with plain copies, for each alignment of source and destination. Bytes outside
+        /// the range do not change.
         #[test]
         fn as_a_plain_copy(
             shared_at in 0usize..24, private_at in 0usize..24, len in prop_oneof![0usize..100, 900usize..2500],
@@ -241,18 +248,19 @@ mod tests {
             let base = NonNull::new(shared.as_ptr().cast_mut().cast::<u8>()).unwrap();
             let mut model: Vec<u8> = (0..320_u64).flat_map(|n| (n.wrapping_mul(0x0101_0101_0101_0101)).to_ne_bytes()).collect();
             model[shared_at..shared_at + len].copy_from_slice(&bytes[private_at..private_at + len]);
-            // SAFETY: the bytes are within both vectors, and the words of the shared one are atomic.
+            // SAFETY: the bytes are within both vectors. The words of the shared vector are atomic.
             unsafe { store(bytes[private_at..].as_ptr(), base.add(shared_at), len) };
             let now: Vec<u8> = shared.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
             prop_assert!(now == model);
             let mut out = vec![0xaa; 2600];
-            // SAFETY: as above.
+            // SAFETY: the bytes are within both vectors. The words of the shared vector are atomic.
             unsafe { load(base.add(shared_at), out[private_at..].as_mut_ptr(), len) };
             prop_assert!(out[private_at..private_at + len] == model[shared_at..shared_at + len]);
             prop_assert!(out[..private_at].iter().chain(&out[private_at + len..]).all(|&byte| byte == 0xaa));
         }
 
-        /// Compares transfers between two shared vectors with plain copies, for each alignment of both.
+        /// Compares transfers between two shared vectors with plain copies, for each alignment of source and
+        /// destination.
         #[test]
         fn a_transfer_is_a_plain_copy(from_at in 0usize..24, to_at in 0usize..24, len in prop_oneof![0usize..100, 900usize..2500]) {
             let words = |seed: u64| (0..320_u64).map(|n| AtomicU64::new((n + 1).wrapping_mul(seed))).collect::<Vec<_>>();
@@ -263,7 +271,7 @@ mod tests {
             let (source, mut model) = (bytes(&from), bytes(&to));
             model[to_at..to_at + len].copy_from_slice(&source[from_at..from_at + len]);
             let base = |words: &[AtomicU64]| NonNull::new(words.as_ptr().cast_mut().cast::<u8>()).unwrap();
-            // SAFETY: the bytes are within two vectors, whose words are atomic.
+            // SAFETY: the bytes are within the two vectors, whose words are atomic.
             unsafe { transfer(base(&from).add(from_at), base(&to).add(to_at), len) };
             prop_assert!(bytes(&to) == model && bytes(&from) == source);
         }
