@@ -29,6 +29,9 @@ pub struct Station {
 impl Station {
     /// Makes a station with `len` zeroed bytes of memory. If the provider has shared memory
     /// ([`Provider::shared_memory`]), the memory is such that a peer on this host can map it.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the system has no memory left; `InvalidInput` if `len` is 0.
     pub fn new(mut provider: Box<dyn Provider>, len: usize) -> io::Result<Self> {
         let shared = provider.shared_memory().is_some();
         let memory = if shared { Memory::new_shared(len, Sharing::Write)? } else { Memory::new(len)? };
@@ -69,6 +72,9 @@ impl Station {
     }
 
     /// Copies `bytes` into the memory, from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the bytes are not all inside the memory.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         if self.memory.copy_in(offset, bytes) { Ok(()) } else { Err(outside(offset)) }
     }

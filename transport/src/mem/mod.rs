@@ -108,6 +108,9 @@ const HUGE_PAGE: usize = 2 << 20;
 impl Memory {
     /// Maps `len` zeroed bytes, rounded up to whole pages. If `len` is at least 2 MiB, the memory begins at a multiple
     /// of 2 MiB, so that the system can use huge pages.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the system has no memory left; `InvalidInput` if `len` is 0 or above `isize::MAX`.
     pub fn new(len: usize) -> io::Result<Self> {
         Self::in_pages(len, page_size())
     }
@@ -144,6 +147,9 @@ impl Memory {
 
     /// Makes a memory of the bytes of a vector. Copies the bytes if the vector does not begin at a multiple of 8, or if
     /// its capacity does not suffice for whole words.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an empty vector; `ENOMEM` if a copy is necessary and the system has no memory left.
     pub fn from_vec(mut bytes: Vec<u8>) -> io::Result<Self> {
         let len = bytes.len();
         if len == 0 {

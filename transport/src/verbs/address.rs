@@ -1,4 +1,4 @@
-//! Address handles, which name the destination of a datagram.
+//! Address handles. An address handle is the route to the destination of a datagram.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ pub(super) struct RawAddressHandle {
     _device: Arc<RawDevice>,
 }
 
-// SAFETY: libibverbs lets any thread use and destroy a handle; its owner destroys it once.
+// SAFETY: libibverbs lets any thread use and destroy a handle. Its owner destroys it once.
 unsafe impl Send for RawAddressHandle {}
 
 impl RawAddressHandle {
     pub(super) fn create(device: &Arc<RawDevice>, route: &Route) -> Result<Self> {
         let mut attr = ah_attr(route);
-        // SAFETY: a live domain; the attributes are read during the call.
+        // SAFETY: the domain is live, and the library reads the attributes during the call.
         let raw = unsafe { ibv_create_ah(device.protection_domain(), &raw mut attr) };
         Ok(Self { raw: non_null("ibv_create_ah", raw)?, _device: Arc::clone(device) })
     }
@@ -34,7 +34,7 @@ impl RawAddressHandle {
 
 impl Drop for RawAddressHandle {
     fn drop(&mut self) {
-        // SAFETY: destroyed once, before the device.
+        // SAFETY: the handle is destroyed once, and before the device.
         if let Err(error) = check("ibv_destroy_ah", unsafe { ibv_destroy_ah(self.raw) }) {
             log::warn!("{error}");
         }
@@ -44,7 +44,7 @@ impl Drop for RawAddressHandle {
 /// An address handle in the provider's table.
 #[derive(Debug)]
 pub(super) struct Address {
-    /// `None` once the device was removed.
+    /// The handle; `None` after the device was removed.
     pub(super) raw: Option<RawAddressHandle>,
     pub(super) device: u32,
 }

@@ -1,10 +1,10 @@
-//! Asynchronous events of a device, copied out of the library's form (`ibv_get_async_event`(3)).
+//! Asynchronous events of a device (`ibv_get_async_event`(3)), copied from the library's memory.
 
 use super::ffi::QueueName;
 use super::sys::{ibv_async_event, ibv_event_type as ty};
 use crate::event::DeviceEventKind;
 
-/// An asynchronous event, with the name of its queue.
+/// A copy of an asynchronous event. A queue that the event concerns is identified by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AsyncEvent {
     /// An event of a queue pair.
@@ -17,20 +17,20 @@ pub(super) enum AsyncEvent {
     DeviceFatal,
     /// An event of a port.
     Port(DeviceEventKind),
-    /// A type that this library does not process.
+    /// An event of a type that this library does not process.
     Other(u32),
 }
 
 /// An asynchronous event of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QpEvent {
-    /// The queue pair failed, for this reason.
+    /// The queue pair failed, for the reason in the text.
     Failed(&'static str),
     /// Data arrived before the connection manager reported that the connection is established.
     CommunicationEstablished,
     /// A queue pair in the error state has consumed its last receive from its shared receive queue.
     LastReceive,
-    /// A type that this library does not process.
+    /// An event of a type that this library does not process.
     Other(u32),
 }
 
@@ -38,10 +38,10 @@ impl AsyncEvent {
     /// Copies an event.
     ///
     /// # Safety
-    /// `event` points to an event that `ibv_get_async_event` filled and that is not acknowledged yet.
+    /// `event` points to an event that `ibv_get_async_event` has filled in, and that is not acknowledged yet.
     pub(super) unsafe fn copy(event: *const ibv_async_event) -> Self {
-        // SAFETY: the caller's promise. The type is read as the number that it is: a kernel may send newer types than a
-        // binding knows.
+        // SAFETY: the caller promises that the event is valid. The type is read as a number, not as an enum, because a
+        // newer kernel may report types that this binding does not have.
         let kind = unsafe { (&raw const (*event).event_type).cast::<u32>().read() };
         let qp_event = match kind {
             ty::IBV_EVENT_QP_FATAL => Some(QpEvent::Failed("the queue pair failed")),
@@ -55,24 +55,25 @@ impl AsyncEvent {
             _ => None,
         };
         if let Some(kind) = qp_event {
-            // SAFETY: the type says that the event has a queue pair, which lives until the event is acknowledged.
+            // SAFETY: an event of this type has a queue pair, which exists until the event is acknowledged.
             let context = unsafe { (*(*event).element.qp).qp_context };
             return Self::Qp { kind, name: QueueName::of(context) };
         }
         match kind {
             ty::IBV_EVENT_CQ_ERR => {
-                // SAFETY: the type says that the event has a completion queue, which lives until the event is acknowledged.
+                // SAFETY: an event of this type has a completion queue, which exists until the event is acknowledged.
                 Self::CqError(QueueName::of(unsafe { (*(*event).element.cq).cq_context }))
             }
             ty::IBV_EVENT_SRQ_ERR => {
-                // SAFETY: the type says that the event has a shared queue, which lives until the event is acknowledged.
+                // SAFETY: an event of this type has a shared receive queue, which exists until the event is
+                // acknowledged.
                 Self::SrqError(QueueName::of(unsafe { (*(*event).element.srq).srq_context }))
             }
             ty::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
             ty::IBV_EVENT_PORT_ACTIVE..=ty::IBV_EVENT_SM_CHANGE
             | ty::IBV_EVENT_CLIENT_REREGISTER
             | ty::IBV_EVENT_GID_CHANGE => {
-                // SAFETY: the type says that the event has the number of a port.
+                // SAFETY: an event of this type has the number of a port.
                 let port = u32::try_from(unsafe { (*event).element.port_num }).unwrap_or(0);
                 Self::Port(match kind {
                     ty::IBV_EVENT_PORT_ACTIVE => DeviceEventKind::PortActive { port },
@@ -93,19 +94,19 @@ mod tests {
     use crate::verbs::sys::{ibv_async_event_element_t, ibv_qp};
 
     fn copy_of(kind: u32, element: ibv_async_event_element_t) -> AsyncEvent {
-        // SAFETY: all fields are numbers or pointers for which zero is good; type 0 is a known one.
+        // SAFETY: all fields are numbers or pointers, for which zeros are valid. Type 0 is a valid type.
         let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
         event.element = element;
-        // SAFETY: the type is written as the number that it is, and read in the same way.
+        // SAFETY: the type is written as a number, and read in the same way.
         unsafe { (&raw mut event.event_type).cast::<u32>().write(kind) };
-        // SAFETY: the callers pass what the type has.
+        // SAFETY: each caller passes the field of the union that belongs to the type.
         unsafe { AsyncEvent::copy(&raw const event) }
     }
 
     #[test]
     fn the_last_receive_of_a_queue_pair_is_told() {
         let name = QueueName::new(Key::new(5, 3));
-        // SAFETY: all fields are numbers and pointers for which null is good.
+        // SAFETY: all fields are numbers or pointers, for which zeros are valid.
         let mut qp: ibv_qp = unsafe { std::mem::zeroed() };
         qp.qp_context = name.context();
         let copy = copy_of(16, ibv_async_event_element_t { qp: &raw mut qp });

@@ -1,4 +1,4 @@
-//! Capabilities of a device, from the attributes that the libraries report.
+//! The capabilities of a device, from the attributes that the libraries report.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -14,23 +14,24 @@ use crate::caps::{Capabilities, Features, Moderation};
 use crate::error::Result;
 use crate::wr::MAX_SGE;
 
-/// The private data that InfiniBand's connection manager carries with a request, in bytes, without the header of the kernel.
+/// The length of the private data that a request of InfiniBand's connection manager carries, in bytes, without the kernel's header.
 const IB_PRIVATE_DATA: usize = 56;
-/// The private data that MPA carries, in bytes: the length has one byte, and the enhanced setup uses four of the bytes.
+/// The length of the private data that MPA carries, in bytes. MPA's length field has one byte, and its enhanced
+/// connection setup uses four of the bytes.
 const IWARP_PRIVATE_DATA: usize = 251;
-/// The sizes of inline sends to try, in bytes.
+/// The sizes of inline sends that `probe_inline` tries, in bytes.
 const INLINE: [u32; 6] = [512, 256, 128, 64, 32, 16];
 
-/// Limits of a device that are not in [`Capabilities`].
+/// Limits of a device that [`Capabilities`] does not have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) iwarp: bool,
     pub(super) driver: Driver,
-    /// The number of a peer's RDMA Reads that may be outstanding here.
+    /// The maximum number of RDMA Reads that a peer may have outstanding at the local side.
     pub(super) responder_resources: u8,
-    /// The number of local RDMA Reads that may be outstanding at a peer.
+    /// The maximum number of RDMA Reads that the local side may have outstanding at a peer.
     pub(super) initiator_depth: u8,
-    /// The largest number of scatter/gather entries of a receive on a shared queue.
+    /// The maximum number of scatter/gather entries of a receive on a shared queue.
     pub(super) shared_sge: u32,
 }
 
@@ -47,14 +48,14 @@ impl Limits {
         }
     }
 
-    /// Returns true if the device reports that a queue pair in the error state has consumed its last receive from a shared queue
-    /// (`IBV_EVENT_QP_LAST_WQE_REACHED`). iWARP has no such event, and rxe does not send it.
+    /// Returns true if the device reports by an event that a queue pair in the error state has consumed its last receive from a shared
+    /// queue (`IBV_EVENT_QP_LAST_WQE_REACHED`). iWARP has no such event, and rxe does not report it.
     pub(super) fn reports_last_receive(&self) -> bool {
         !self.iwarp && self.driver != Driver::Rxe
     }
 }
 
-/// Queries the capabilities of a device; `port` is the port in use.
+/// Queries the capabilities of a device. `port` is the port that the provider uses.
 pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Capabilities> {
     let mut capabilities = from_attributes(&device.attr.0, limits);
     capabilities.max_inline = probe_inline(device);
@@ -66,22 +67,24 @@ pub(super) fn query(device: &RawDevice, limits: &Limits, port: u8) -> Result<Cap
     if ibv_reg_dmabuf_mr().is_some() && limits.driver == Driver::Other {
         capabilities.features |= Features::DMABUF;
     }
-    // Siw is the one iWARP device that does not check the right (drivers/infiniband/sw/siw/siw_qp_rx.c, siw_proc_rresp).
+    // Siw is the only iWARP device that does not check the right (drivers/infiniband/sw/siw/siw_qp_rx.c,
+    // siw_proc_rresp).
     if limits.iwarp && limits.driver != Driver::Siw {
         capabilities.features |= Features::OPEN_READ_SINKS;
     }
-    // Siw checks the rights of a region for each part of a frame, and then places the part while it holds a reference to the
-    // pages but no lock (siw_proc_write, siw_dereg_mr).
+    // Siw checks the rights of a region for each part of a frame. It then places the part while it holds a reference to the pages, but no
+    // lock (siw_proc_write, siw_dereg_mr). So a region may be deregistered between the check and the placement.
     if limits.driver == Driver::Siw {
         capabilities.features |= Features::LATE_PLACEMENT;
     } else {
-        // Siw raises no event on a queue that is armed for solicited completions.
+        // Siw is excluded, because its queues raise no event if they are armed for solicited completions.
         capabilities.features |= Features::SOLICITED_EVENTS;
     }
     add_extended(device.context(), &mut capabilities);
     let port = port_attr(device.context(), port)?;
     if capabilities.features.contains(Features::DATAGRAMS) {
-        // A datagram is one packet. The code of 256 bytes is 1.
+        // A datagram is one packet, so its limit is the MTU. The device encodes 256 bytes as 1, 512 bytes as 2, and so
+        // on.
         capabilities.max_datagram = 128u32.checked_shl(port.active_mtu).unwrap_or(0).min(4096);
     }
     if port.max_msg_sz > 0 {
@@ -122,7 +125,8 @@ fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     let mut capabilities = Capabilities::portable(features);
     let positive = |limit: c_int| u32::try_from(limit).unwrap_or(0);
     capabilities.max_sge = positive(attr.max_sge).min(MAX_SGE as u32);
-    // Siw reports more entries than a Read can fill, and does not fail a Read with too many.
+    // Reads have their own limit. The general limit of siw has more entries than a Read can fill, and siw reports no
+    // error for a Read with too many entries.
     capabilities.max_read_sge = match attr.max_sge_rd {
         0 if limits.iwarp => 1,
         0 => capabilities.max_sge,
@@ -136,11 +140,12 @@ fn from_attributes(attr: &ibv_device_attr, limits: &Limits) -> Capabilities {
     capabilities
 }
 
-/// Adds the capabilities that only the extended query reports. A device without that query has none of them.
+/// Adds the capabilities that only the extended query reports. A device without this query has none of these
+/// capabilities.
 fn add_extended(context: *mut ibv_context, capabilities: &mut Capabilities) {
-    // SAFETY: all fields are numbers.
+    // SAFETY: all fields are numbers, for which zeros are valid.
     let mut attr: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
-    // SAFETY: a live context, as the caller has the device, and a place for the result.
+    // SAFETY: the context is live, because the caller has the device. The pointer is to memory for the result.
     if unsafe { query_device_ex(context, &raw mut attr) } != 0 {
         return;
     }
@@ -159,18 +164,18 @@ fn add_extended(context: *mut ibv_context, capabilities: &mut Capabilities) {
 
 /// Queries the attributes of a port.
 pub(super) fn port_attr(context: *mut ibv_context, port: u8) -> Result<ibv_port_attr> {
-    // SAFETY: all fields are numbers.
+    // SAFETY: all fields are numbers, for which zeros are valid.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: a live context, as the callers have its device, and a place for the result.
+    // SAFETY: the context is live, because each caller has the device. The pointer is to memory for the result.
     check("ibv_query_port", unsafe { query_port(context, port.max(1), &raw mut attr) })?;
     Ok(attr)
 }
 
-/// Returns `Ok` if a port can carry traffic, and the name of its state if it cannot.
+/// Returns `Ok(Ok(()))` if a port can carry traffic. Returns `Ok(Err(text))` with the name of its state if it cannot.
 pub(super) fn port_state(context: *mut ibv_context, port: u8) -> Result<std::result::Result<(), &'static str>> {
     use ibv_port_state as state;
     Ok(match port_attr(context, port)?.state {
-        // Deferred: the port is active, and its link is unstable.
+        // In the state `ACTIVE_DEFER` the port is active, but its link is unstable.
         state::IBV_PORT_ACTIVE | state::IBV_PORT_ACTIVE_DEFER => Ok(()),
         state::IBV_PORT_DOWN => Err("down"),
         state::IBV_PORT_INIT => Err("initializing: no subnet manager has set it up"),
@@ -179,30 +184,30 @@ pub(super) fn port_state(context: *mut ibv_context, port: u8) -> Result<std::res
     })
 }
 
-/// Finds the largest inline send by creating queue pairs, because no attribute of a device reports it.
+/// Finds the largest inline send by creating queue pairs with different sizes, because no device attribute reports it.
 fn probe_inline(device: &RawDevice) -> u32 {
-    // SAFETY: a live context; no channel and no context of ours.
+    // SAFETY: the context is live. The queue has no channel, and no context of the provider.
     let cq = unsafe { ibv_create_cq(device.context(), 2, ptr::null_mut(), ptr::null_mut(), 0) };
     if cq.is_null() {
         return 0;
     }
     let found = INLINE.into_iter().find_map(|inline| {
-        // SAFETY: all fields are numbers and pointers for which null is good.
+        // SAFETY: all fields are numbers or pointers, for which zeros are valid.
         let mut attr: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
         (attr.send_cq, attr.recv_cq, attr.qp_type) = (cq, cq, ibv_qp_type::IBV_QPT_RC);
         (attr.cap.max_send_wr, attr.cap.max_recv_wr) = (1, 1);
         (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 1);
         attr.cap.max_inline_data = inline;
-        // SAFETY: a live domain and queue; the attributes are read and updated during the call.
+        // SAFETY: the domain and the queue are live. The library reads and updates the attributes during the call.
         let qp = unsafe { ibv_create_qp(device.protection_domain(), &raw mut attr) };
         if qp.is_null() {
             return None;
         }
-        // SAFETY: made above, and never used.
+        // SAFETY: the queue pair was created above, and was never used.
         unsafe { ibv_destroy_qp(qp) };
         Some(attr.cap.max_inline_data.min(inline))
     });
-    // SAFETY: made above; no queue pair is left on it.
+    // SAFETY: the queue was created above, and no queue pair uses it any more.
     unsafe { ibv_destroy_cq(cq) };
     found.unwrap_or(0)
 }
@@ -220,7 +225,7 @@ mod tests {
             initiator_depth,
             shared_sge: 4,
         };
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
         (attr.max_sge, attr.max_qp_wr, attr.max_cqe) = (32, 1 << 14, 1 << 20);
         attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_NONE + 1;

@@ -1,4 +1,4 @@
-//! Chains of work requests in the form of libibverbs.
+//! Chains of work requests in the format of libibverbs.
 
 use std::ffi::c_int;
 use std::io;
@@ -16,12 +16,12 @@ use crate::provider::PostError;
 use crate::slab::Slab;
 use crate::wr::{MAX_SGE, RecvWr, RemoteAddress, SendClass, SendFlags, SendOp, SendWr, Sge, SgeList};
 
-/// The bit of a `wr_id` that marks a receive while it is posted. A completion with an error may have no valid opcode: mlx5 leaves the
-/// opcode of an earlier completion in the entry (rdma-core, providers/mlx5/cq.c, `mlx5_handle_error_cqe`). Only the `wr_id` is always
-/// valid.
+/// The bit of the `wr_id` that marks a receive. The provider sets it when it posts a receive. In a completion with an error only the
+/// `wr_id` is always valid. The opcode may be invalid: mlx5 leaves the opcode of an earlier completion in the entry (rdma-core,
+/// providers/mlx5/cq.c, `mlx5_handle_error_cqe`).
 pub(super) const RECEIVE: u64 = 1 << 63;
 
-/// Checks the `wr_id` and the number of entries of a work request.
+/// Checks that the `wr_id` of a work request is below 2^63, and that its number of entries is at most `max`.
 pub(super) fn check_request(wr_id: u64, sges: &SgeList, max: u32) -> Result<(), Error> {
     if wr_id & RECEIVE != 0 {
         return Err(Error::OutOfRange { what: "number of a work request", value: wr_id, range: "below 2^63" });
@@ -34,7 +34,8 @@ pub(super) fn check_request(wr_id: u64, sges: &SgeList, max: u32) -> Result<(), 
     Ok(())
 }
 
-/// Splits a chain before the first work request that fails `check`. Returns the error of that one, too.
+/// Returns the part of a chain before the first work request that fails `check`, and the error of that work request.
+/// Returns the whole chain and `None` if all of them pass.
 pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> (&[T], Option<Error>) {
     for (index, wr) in chain.iter().enumerate() {
         if let Err(error) = check(wr) {
@@ -44,7 +45,7 @@ pub(super) fn split<T>(chain: &[T], check: impl Fn(&T) -> Result<(), Error>) -> 
     (chain, None)
 }
 
-/// Returns the result of a post: the device has accepted the work requests before `bad`.
+/// Converts the result of a post. After an error, the device has accepted the work requests before `bad`.
 pub(super) fn posted<T>(
     rc: c_int,
     first: *mut T,
@@ -60,24 +61,27 @@ pub(super) fn posted<T>(
     let taken = if bad.is_null() { 0 } else { bad.addr().wrapping_sub(first.addr()) / size_of::<T>() };
     let source = post_failure(rc);
     let error = match source.raw_os_error() {
-        // Siw has two codes for a full queue.
+        // Siw returns either of two codes for a full queue.
         Some(libc::ENOMEM | libc::ENOBUFS) => Error::QueueFull { queue, depth },
         _ => Error::io(call, source),
     };
     Err(PostError { posted: if taken < count { taken } else { 0 }, error })
 }
 
-/// Reads the result of a post, which is the error itself: -1 is `EPERM`, and does not point to `errno`.
+/// Converts the return code of a post into an error. A post returns the error itself. So -1 means `EPERM`, and not that
+/// the error is in `errno`.
 fn post_failure(rc: c_int) -> io::Error {
     if rc == -1 { io::Error::from_raw_os_error(libc::EPERM) } else { failure(rc) }
 }
 
-/// The largest payloads that are copied when they are posted, by operation.
+/// The length of the largest inline payload, in bytes, by operation. A payload up to this length is copied when it is
+/// posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InlineLimits {
     pub(super) send: u32,
-    /// The limit of a Send with Invalidate: siw copies plain Sends and Writes only, rejects this one with `EINVAL`, and its queue
-    /// stalls afterwards (`siw_post_send` in the kernel's drivers/infiniband/sw/siw/siw_verbs.c).
+    /// The limit of a Send with Invalidate. It is 0 on siw, which supports inline data only for plain Sends and Writes. Siw rejects such a
+    /// Send with Invalidate with `EINVAL`, and then its queue stalls (`siw_post_send` in the kernel's
+    /// drivers/infiniband/sw/siw/siw_verbs.c).
     pub(super) invalidate: u32,
 }
 
@@ -91,7 +95,7 @@ impl InlineLimits {
     }
 }
 
-/// Builds chains in memory that the next chain reuses.
+/// Builds chains of work requests. Each chain reuses the memory of the previous one.
 #[derive(Default)]
 pub(super) struct Chains {
     sends: Vec<ibv_send_wr>,
@@ -99,7 +103,7 @@ pub(super) struct Chains {
     sges: Vec<ibv_sge>,
 }
 
-// SAFETY: the pointers in it are used within one call only.
+// SAFETY: the pointers in the lists are used only during the call that has built the chain.
 unsafe impl Send for Chains {}
 
 impl std::fmt::Debug for Chains {
@@ -109,19 +113,19 @@ impl std::fmt::Debug for Chains {
 }
 
 impl Chains {
-    /// Clears the list of entries and reserves capacity for all entries of a chain, so that none moves while the chain is built.
+    /// Clears the list of entries, and reserves capacity for a chain of `chain` work requests. So no entry moves while the chain is built.
     fn reserve_sges(&mut self, chain: usize) {
         self.sges.clear();
         self.sges.reserve(chain * MAX_SGE);
     }
 
-    /// Adds the entries of one work request. Returns their address and number.
+    /// Adds the scatter/gather entries of one work request. Returns the address of the first one and their number.
     #[inline]
     fn push_sges(&mut self, list: &SgeList) -> (*mut ibv_sge, c_int) {
         let start = self.sges.len();
         debug_assert!(self.sges.capacity() - start >= list.as_slice().len(), "the capacity is reserved");
         for sge in list.as_slice() {
-            // An empty entry between others crashes the kernel's siw.
+            // Skip empty entries: an empty entry between others crashes the siw of the kernel.
             if !sge.is_empty() {
                 self.sges.push(entry(sge));
             }
@@ -156,7 +160,7 @@ impl Chains {
         for (index, wr) in chain.iter().enumerate() {
             let (sg_list, mut num_sge) = self.push_sges(&wr.sges);
             if num_sge == 0 {
-                // Siw requires an entry, which may be empty.
+                // Siw requires at least one entry, which may be empty.
                 self.sges.push(entry(&Sge::default()));
                 num_sge = 1;
             }
@@ -194,7 +198,7 @@ fn send(
     let (opcode, remote, word) = match wr.op {
         SendOp::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere(), 0),
         SendOp::SendWithImmediate(data) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere(), data.to_be()),
-        // Libsiw reads the key from the field that holds the key of a write.
+        // Libsiw reads the key to be invalidated from the field for the remote key of a write.
         SendOp::SendInvalidate(key) => {
             (ibv_wr_opcode::IBV_WR_SEND_WITH_INV, rdma(RemoteAddress { address: 0, key }), key.0)
         }
@@ -204,7 +208,8 @@ fn send(
         SendOp::WriteWithImmediate(remote, data) => {
             (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, rdma(remote), data.to_be())
         }
-        // Siw answers a read of no bytes with the data of an earlier read. A write of no bytes has the same effect.
+        // Siw answers a Read of 0 bytes with the data of an earlier Read. A Write of 0 bytes has the same effect as a
+        // Read of 0 bytes.
         SendOp::Read(remote) if num_sge == 0 => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(remote), 0),
         SendOp::Read(remote) => (ibv_wr_opcode::IBV_WR_RDMA_READ, rdma(remote), 0),
         SendOp::CompareSwap { remote, expected, swap } => {
@@ -212,13 +217,13 @@ fn send(
         }
         SendOp::FetchAdd { remote, add } => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(remote, add, 0), 0),
     };
-    // Siw rejects a fence on a read. Responses arrive in order without it.
+    // Siw rejects a fence on a Read. Responses arrive in order even without the fence.
     let wanted = if wr.op.class() == SendClass::Read { wr.flags - SendFlags::FENCE } else { wr.flags };
     let flag = |ours, theirs: ibv_send_flags| if wanted.contains(ours) { theirs.0 } else { 0 };
     let mut flags = flag(SendFlags::SIGNALED, ibv_send_flags::IBV_SEND_SIGNALED)
         | flag(SendFlags::SOLICITED, ibv_send_flags::IBV_SEND_SOLICITED)
         | flag(SendFlags::FENCE, ibv_send_flags::IBV_SEND_FENCE);
-    // The processor copies inline data, and cannot access the memory of a device.
+    // The processor copies inline data, but it cannot access device memory.
     if (1..=inline.of(&wr.op)).contains(&wr.sges.total_len()) && !wr.sges.as_slice().iter().any(Sge::is_of_device) {
         flags |= ibv_send_flags::IBV_SEND_INLINE.0;
     }
@@ -263,9 +268,9 @@ mod tests {
                 .collect();
             let mut at = chains.sends(&chain, NO_INLINE, &Slab::default());
             for i in 0..round {
-                // SAFETY: the chain was just built, and is not built anew while it is read.
+                // SAFETY: the chain was just built, and `chains` does not change while it is read.
                 let raw = unsafe { &*at };
-                // SAFETY: as above: it points to two entries.
+                // SAFETY: the chain was just built, and each work request in it points to two entries.
                 let sges = unsafe { std::slice::from_raw_parts(raw.sg_list, 2) };
                 assert_eq!((raw.num_sge, sges[0].length, sges[1].length), (2, 10, 20));
                 assert_eq!(sges[0].addr, memory.as_ptr() as u64 + i as u64);
@@ -292,7 +297,7 @@ mod tests {
         assert!(!inline(SendOp::SendInvalidate(RemoteKey(1)), 8, 64), "siw refuses it");
         assert!(!inline(SendOp::Read(REMOTE), 8, 64));
         assert!(!inline(SendOp::FetchAdd { remote: REMOTE, add: 1 }, 8, 64));
-        // SAFETY: the work request is not posted.
+        // SAFETY: no work request with this entry is posted.
         let far = unsafe { Sge::of_device(Sge::DEVICE, 8, LocalKey(1)) }.unwrap();
         let mut sges = SgeList::one(memory.sge(0, 8));
         sges.push(far).unwrap();
@@ -300,7 +305,7 @@ mod tests {
         let wr = wr(SendOp::Send, sges, SendFlags::empty());
         let flags = send(&wr, ptr::null_mut(), ptr::null_mut(), 0, limits, &Slab::default()).send_flags;
         assert_eq!(flags & ibv_send_flags::IBV_SEND_INLINE.0, 0, "the processor cannot copy from a device");
-        // SAFETY: there is no such entry.
+        // SAFETY: the call returns no entry.
         assert!(unsafe { Sge::of_device(Sge::DEVICE - 1, 8, LocalKey(1)) }.is_none());
     }
 
@@ -317,11 +322,11 @@ mod tests {
             )
         };
         let imm = of(SendOp::WriteWithImmediate(REMOTE, 1));
-        // SAFETY: both variants are numbers.
+        // SAFETY: both fields of the union are numbers.
         assert_eq!(unsafe { imm.imm_data_invalidated_rkey_union.imm_data }, 1u32.to_be());
         assert_eq!(imm.send_flags, ibv_send_flags::IBV_SEND_FENCE.0);
         let inv = of(SendOp::SendInvalidate(RemoteKey(9)));
-        // SAFETY: both variants are numbers.
+        // SAFETY: both fields of the union are numbers.
         assert_eq!(unsafe { inv.imm_data_invalidated_rkey_union.invalidated_rkey }, 9);
     }
 

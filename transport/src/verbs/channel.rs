@@ -1,4 +1,5 @@
-//! [`EventChannel`]: the connection manager's event channel. Its events are copied out and acknowledged as they are read.
+//! [`EventChannel`]: the event channel of the connection manager. Each event is copied and acknowledged when it is
+//! read.
 
 use std::ffi::c_int;
 use std::io;
@@ -21,40 +22,41 @@ pub(super) struct EventChannel {
     raw: *mut rdma_event_channel,
 }
 
-// SAFETY: the channel is a descriptor in the library's memory; reading events and creating ids on it is safe from any
-// thread, and it is destroyed once, by its last owner.
+// SAFETY: the channel is a descriptor in the library's memory. Any thread may read events and create ids on it. The
+// last owner destroys it once.
 unsafe impl Send for EventChannel {}
-// SAFETY: as above.
+// SAFETY: the reason is that of `Send`.
 unsafe impl Sync for EventChannel {}
 
-/// An event of the connection manager, copied out and acknowledged.
+/// A copy of a connection manager's event, which is already acknowledged.
 #[derive(Debug)]
 pub(super) struct RawEvent {
     pub(super) kind: rdma_cm_event_type::Type,
     pub(super) status: c_int,
-    /// The key of the id; for a connect request, that of the listener.
+    /// The key of the id. For a connect request, the key of the listener.
     pub(super) key: Key,
-    /// The new id of a connect request.
+    /// The new id of a connect request; `None` in other events.
     pub(super) request: Option<NewCmId>,
     pub(super) private_data: Box<[u8]>,
-    /// The read depth from the local point of view: in a connect request the requested one, on an active connection the negotiated one.
+    /// The read depth, from the local point of view. In a connect request, the depth that the peer requests. On an active connection, the
+    /// negotiated depth.
     pub(super) read_depth: ReadDepth,
-    /// The route to the peer or the group of a datagram id.
+    /// The peer or the multicast group of a datagram id, with its route.
     pub(super) peer: Option<DatagramPeer>,
-    /// The number of the join, in an event of a multicast group.
+    /// The number of the join, in an event about a multicast group.
     pub(super) join: usize,
 }
 
 /// The new id of a connect request.
 #[derive(Debug)]
 pub(super) struct NewCmId {
-    /// The new id, which has no owner yet.
+    /// The pointer to the id. The receiver of the event must take ownership of it.
     pub(super) id: *mut rdma_cm_id,
 }
 
 impl EventChannel {
     pub(super) fn open() -> Result<Self> {
-        // SAFETY: no arguments; the result is checked.
+        // SAFETY: the call has no arguments, and the result is checked.
         let raw = non_null("rdma_create_event_channel", unsafe { rdma_create_event_channel() })?;
         let channel = Self { raw };
         set_nonblocking(channel.fd())?;
@@ -66,15 +68,15 @@ impl EventChannel {
     }
 
     pub(super) fn fd(&self) -> c_int {
-        // SAFETY: the channel lives as long as `self`; its descriptor never changes.
+        // SAFETY: the channel exists as long as `self`, and its descriptor never changes.
         unsafe { (*self.raw).fd }
     }
 
-    /// Returns the next event; `None` if there is none at the moment.
+    /// Returns the next event. Returns `None` if no event is available.
     pub(super) fn next(&self) -> Result<Option<RawEvent>> {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         loop {
-            // SAFETY: a live channel and a place for the result.
+            // SAFETY: the channel is live, and the pointer is to memory for the result.
             if unsafe { rdma_get_cm_event(self.raw, &raw mut event) } == 0 {
                 break;
             }
@@ -85,9 +87,9 @@ impl EventChannel {
                 _ => return Err(Error::io("rdma_get_cm_event", error)),
             }
         }
-        // SAFETY: the call succeeded: the event is whole, and ours until it is acknowledged, which is below.
+        // SAFETY: the call succeeded, so the event is complete. It stays valid until it is acknowledged below.
         let copy = unsafe { Self::copy(&*event) };
-        // SAFETY: acknowledged once, and not used any more.
+        // SAFETY: the event is acknowledged once, and not used afterwards.
         if let Err(error) = check("rdma_ack_cm_event", unsafe { rdma_ack_cm_event(event) }) {
             log::warn!("{error}");
         }
@@ -95,18 +97,18 @@ impl EventChannel {
     }
 
     /// # Safety
-    /// `event` came from `rdma_get_cm_event` and is not acknowledged.
+    /// `event` is from `rdma_get_cm_event` and is not acknowledged.
     unsafe fn copy(event: &rdma_cm_event) -> RawEvent {
         let is_request = event.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
         let concerned = if is_request { event.listen_id } else { event.id };
-        // SAFETY: the ids of an event live until it is acknowledged.
+        // SAFETY: the ids in an event exist until the event is acknowledged.
         let key = key_of(unsafe { (*concerned).context });
-        // SAFETY: the ids of an event live until it is acknowledged.
+        // SAFETY: the ids in an event exist until the event is acknowledged.
         if unsafe { (*concerned).ps } == rdma_port_space::RDMA_PS_UDP {
-            // SAFETY: the event is of a datagram id; the rest is the caller's promise.
+            // SAFETY: the event is of a datagram id. The caller promises that it is valid and not acknowledged.
             return unsafe { Self::copy_datagram(event, key, is_request) };
         }
-        // SAFETY: events of connected ids carry this variant.
+        // SAFETY: events of connected ids have this field of the union.
         let conn = unsafe { &event.param.conn };
         let carries_data = matches!(
             event.event,
@@ -117,7 +119,7 @@ impl EventChannel {
         );
         let private_data = if carries_data && !conn.private_data.is_null() {
             let len = usize::from(conn.private_data_len);
-            // SAFETY: the library says that so many bytes are there, until the event is acknowledged.
+            // SAFETY: the library has stored `len` bytes there, which are valid until the event is acknowledged.
             unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len) }.into()
         } else {
             Box::default()
@@ -140,17 +142,17 @@ impl EventChannel {
 
 impl EventChannel {
     /// # Safety
-    /// `event` is of a datagram id, came from `rdma_get_cm_event` and is not acknowledged.
+    /// `event` is of a datagram id, is from `rdma_get_cm_event`, and is not acknowledged.
     unsafe fn copy_datagram(event: &rdma_cm_event, key: Key, is_request: bool) -> RawEvent {
         use rdma_cm_event_type as ty;
-        // SAFETY: events of datagram ids carry this variant.
+        // SAFETY: events of datagram ids have this field of the union.
         let ud = unsafe { &event.param.ud };
         let established = event.event == ty::RDMA_CM_EVENT_ESTABLISHED;
         let joined = event.event == ty::RDMA_CM_EVENT_MULTICAST_JOIN;
         let is_group = joined || event.event == ty::RDMA_CM_EVENT_MULTICAST_ERROR;
         let private_data = if (is_request || established) && !ud.private_data.is_null() {
             let len = usize::from(ud.private_data_len);
-            // SAFETY: the library says that so many bytes are there, until the event is acknowledged.
+            // SAFETY: the library has stored `len` bytes there, which are valid until the event is acknowledged.
             unsafe { std::slice::from_raw_parts(ud.private_data.cast::<u8>(), len) }.into()
         } else {
             Box::default()
@@ -171,7 +173,7 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: ids hold a share of the channel, so none is left; all events are acknowledged.
+        // SAFETY: each id holds a share of the channel, so it has none any more. All events are acknowledged.
         unsafe { rdma_destroy_event_channel(self.raw) }
     }
 }

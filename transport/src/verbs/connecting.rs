@@ -1,4 +1,4 @@
-//! Ids that listen and resolve: their options, and the local address of a connection.
+//! Listening and resolving: the options of ids, and the local address of a connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,7 +62,8 @@ impl Verbs {
         self.resolve_on(raw, peer, deadline)
     }
 
-    /// Returns an id that is bound to an address of a device, of the same address family as `peer`.
+    /// Returns a new id that is bound to an address of the device `name`. The address has the same address family as
+    /// `peer`. With a `port`, the address is on this port of the device.
     fn id_on(&mut self, name: &str, port: Option<u8>, peer: SocketAddr) -> Result<RawId> {
         for address in local_addresses() {
             if address.is_ipv6() != peer.is_ipv6() {
@@ -70,7 +71,7 @@ impl Verbs {
             }
             let raw = RawId::create(self.manager()?, Service::Connected)?;
             if raw.bind(&RawAddress::new(address)).is_err() || raw.context().is_null() {
-                // Most addresses are on no device.
+                // The address is not on an RDMA device, as most addresses of a host.
                 continue;
             }
             let device = self.device_of(&raw)?;
@@ -101,7 +102,7 @@ impl Verbs {
                 return Err(error);
             }
         };
-        // Reported like a failure that is detected later.
+        // Report the failure by an event, as a failure that is detected later is reported.
         if let Some(id) = self.ids.get_mut(key) {
             id.state = IdState::Closed;
         }
@@ -111,8 +112,8 @@ impl Verbs {
     }
 }
 
-/// Sets the type of service and the ack timeout of a connection. Logs an option that the kernel cannot set, or not for this kind of
-/// id.
+/// Sets the type of service and the ack timeout of a connection. Logs an option that the kernel does not support, or does not support for
+/// this kind of id.
 pub(super) fn set_path(raw: &RawId, type_of_service: Option<u8>, ack_timeout: Option<u8>) {
     if let Some(value) = type_of_service {
         if let Err(error) = raw.set_type_of_service(value) {

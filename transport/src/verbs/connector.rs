@@ -1,16 +1,18 @@
-//! Threads for the calls that block on iWARP: `rdma_connect` blocks until TCP has connected, and the destruction of an id
-//! blocks until its handshake is over.
+//! Private threads for the calls that block on iWARP. `rdma_connect` blocks until TCP has connected. Destroying an id blocks until its
+//! handshake has ended.
 //!
-//! A call starts a thread when no thread is idle, up to a bound; beyond it, calls wait for a thread. An idle thread ends after
-//! a while. The thread and the provider share the ownership of an id, and the last of the two owners destroys it.
-//! Nothing waits for a thread.
+//! A call starts a new thread if no thread is idle and the number of threads is below a limit. At the limit, calls wait for a thread. An
+//! idle thread ends after a while. The thread and the provider share the ownership of an id, and the last owner destroys it. The provider
+//! never waits for a thread.
 //!
-//! A connect to a peer that does not answer at all blocks for minutes, and so does the removal of its device. When the id is
-//! released, the connect is interrupted by a signal to its thread. The call must not be restarted then (`SA_RESTART`), and how a
-//! signal is handled holds for the whole process, so it is one that nobody else sends: the first connect on iWARP takes the
-//! highest real-time signal that is at its default, and gives it a handler that does ignore_signal. A handler of the program is
-//! never replaced. If the program has a handler for every real-time signal, or installs one for this signal later, connects are not
-//! interrupted. All other signals are blocked in these threads.
+//! A connect to a peer that does not answer blocks for minutes. While it blocks, the kernel cannot finish the removal of its device. So
+//! when the program destroys the id, the provider interrupts the connect by sending a signal to its thread. For this, the signal needs a
+//! handler without `SA_RESTART`, so that the system call is not restarted.
+//!
+//! The handling of a signal applies to the whole process, so the provider must not use a signal of the program. The first connect on iWARP
+//! chooses the highest real-time signal that has its default handling, and installs a handler that does nothing. The provider never
+//! replaces a handler of the program. If the program has a handler for every real-time signal, or later installs one for the chosen signal,
+//! connects are not interrupted. All other signals are blocked in these threads.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -27,9 +29,10 @@ use super::id::{ConnectOffer, RawId};
 use crate::error::Error;
 use crate::slab::Key;
 
-/// The number of connect calls that may block at the same time. The same number of releases may block in addition.
+/// The maximum number of connect calls that run at the same time. The same number of releases can run in addition.
 const THREADS: usize = 64;
-/// The interval at which the signal is sent again: it may arrive just before the call that it is to interrupt.
+/// The interval at which the signal is repeated. A signal has no effect if it arrives just before the call that it
+/// should interrupt.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(10);
 /// The time after which an idle thread ends.
 const IDLE: Duration = Duration::from_secs(1);
@@ -41,7 +44,7 @@ enum Job {
     Release(Arc<RawId>),
 }
 
-/// A connect call that failed.
+/// A connect call that has failed.
 #[derive(Debug)]
 pub(super) struct FailedConnect {
     pub(super) key: Key,
@@ -53,7 +56,7 @@ struct Queue {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
-    /// Threads inside a connect call, each with the address of its id.
+    /// The threads that are inside a connect call, each with the address of its id.
     connecting: Vec<(usize, libc::pthread_t)>,
     failed: Vec<FailedConnect>,
 }
@@ -62,8 +65,8 @@ impl Queue {
     fn interrupt(&self, id: &Arc<RawId>) {
         let Some(signal) = signal() else { return };
         for (_, thread) in self.connecting.iter().filter(|(address, _)| *address == address_of(id)) {
-            // SAFETY: a thread is in the list only while it runs, and leaves it under the lock that is held here. The
-            // signal has a handler.
+            // SAFETY: a thread is in the list only while it runs. It leaves the list while it holds the lock, which
+            // this function holds now. The signal has a handler.
             unsafe { libc::pthread_kill(*thread, signal) };
         }
     }
@@ -80,7 +83,7 @@ struct ConnectorShared {
     waker: Waker,
 }
 
-/// Runs blocking calls on threads.
+/// Runs blocking calls on private threads.
 #[derive(Debug)]
 pub(super) struct Connector {
     shared: Arc<ConnectorShared>,
@@ -88,11 +91,11 @@ pub(super) struct Connector {
 
 impl ConnectorShared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing panics while it holds the lock.
+        // No code panics while it holds the lock, so a poisoned lock needs no check.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the next call; `None` after [`IDLE`] without one, and then the thread ends.
+    /// Returns the next call to run. Returns `None` if there was none for [`IDLE`]: then the thread ends.
     fn next_job(&self) -> Option<Job> {
         let mut queue = self.lock();
         if queue.jobs.is_empty() {
@@ -117,10 +120,10 @@ impl ConnectorShared {
     }
 
     fn connect(&self, key: Key, id: &Arc<RawId>, offer: &ConnectOffer) {
-        // SAFETY: no arguments.
+        // SAFETY: the call has no arguments.
         let thread = unsafe { libc::pthread_self() };
         self.lock().connecting.push((address_of(id), thread));
-        // From here on, abandoning the id interrupts this thread.
+        // The thread is in the list now. If the id is abandoned later, the provider interrupts this thread.
         let result = if id.is_abandoned() { Ok(()) } else { id.connect(offer) };
         self.lock().connecting.retain(|(address, _)| *address != address_of(id));
         if let Err(Error::Io { source: error, .. }) = result {
@@ -129,7 +132,8 @@ impl ConnectorShared {
     }
 
     fn release(&self, id: Arc<RawId>) {
-        // Only a thread inside a connect call can still hold the id.
+        // The provider has released the id, so only a thread inside a connect call can still own it. Interrupt that
+        // thread.
         while Arc::strong_count(&id) > 1 {
             self.lock().interrupt(&id);
             thread::park_timeout(SIGNAL_INTERVAL);
@@ -146,18 +150,19 @@ impl ConnectorShared {
 }
 
 impl Connector {
-    /// Returns a connector that wakes `waker` when a connect call has failed.
+    /// Returns a connector. It wakes `waker` when a connect call has failed.
     pub(super) fn new(waker: Waker) -> Self {
         Self { shared: Arc::new(ConnectorShared { queue: Mutex::default(), work: Condvar::new(), waker }) }
     }
 
-    /// Calls `rdma_connect`. [`Connector::take_failed`] returns a failure; success is an event of the id.
+    /// Calls `rdma_connect` on a thread. If the call fails, [`Connector::take_failed`] returns the failure. If it
+    /// succeeds, the connection manager reports an event of the id.
     pub(super) fn connect(&self, key: Key, id: Arc<RawId>, offer: ConnectOffer) -> io::Result<()> {
         signal();
         self.submit(Job::Connect { key, id, offer })
     }
 
-    /// Destroys an id as soon as it has no other owner.
+    /// Destroys an id on a thread, as soon as no other thread uses it.
     pub(super) fn release(&self, id: Arc<RawId>) {
         id.abandon();
         {
@@ -172,7 +177,7 @@ impl Connector {
 
     fn submit(&self, job: Job) -> io::Result<()> {
         let mut queue = self.shared.lock();
-        // A release goes first, because it ends and unblocks other calls.
+        // A release goes in front of all connects, because it interrupts a connect and so frees its thread.
         let bound = match job {
             Job::Connect { .. } => {
                 queue.jobs.push_back(job);
@@ -194,10 +199,11 @@ impl Connector {
         let thread = thread::Builder::new().name("rdma-connect".into()).stack_size(STACK);
         match thread.spawn(move || shared.run()) {
             Ok(_) => queue.threads += 1,
-            // One of the existing threads runs the call later.
+            // The new thread could not be started. One of the existing threads runs the call later.
             Err(_) if queue.threads > 0 => {}
             Err(error) => {
-                // Without threads this is the only call. It may own an id, which is destroyed without the lock.
+                // There is no thread, so this call is the only one in the queue. It may be the last owner of an id.
+                // Drop it after the lock is released, because destroying an id may block.
                 let job = queue.jobs.pop_back();
                 drop(queue);
                 drop(job);
@@ -207,12 +213,12 @@ impl Connector {
         Ok(())
     }
 
-    /// Returns the connect calls that have failed since the last call.
+    /// Returns the connect calls that have failed since the last call of this function.
     pub(super) fn take_failed(&self) -> Vec<FailedConnect> {
         std::mem::take(&mut self.shared.lock().failed)
     }
 
-    /// Makes the provider's channel readable for an event that did not come from the system.
+    /// Makes the provider's connection-manager channel readable, because the provider itself has queued an event.
     pub(super) fn wake(&self) {
         if let Err(error) = self.shared.waker.wake() {
             log::error!("waking the connection-manager channel: {error}");
@@ -222,24 +228,28 @@ impl Connector {
 
 extern "C" fn ignore_signal(_: c_int) {}
 
-/// Returns the handler of a signal; `None` if the system does not report it.
+/// Returns the handler of a signal. Returns `None` if the system call fails.
 fn disposition(signal: c_int) -> Option<libc::sighandler_t> {
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: asks only, into a place for the result, which is filled if the call succeeds.
+    // SAFETY: a null pointer means that the handler is not changed. The call writes the current one to `now`, which is
+    // read only if the call has succeeded.
     unsafe { (libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0).then(|| now.assume_init_ref().sa_sigaction) }
 }
 
-/// Installs the handler of a signal. Returns its address.
+/// Installs a handler that does nothing for a signal. Returns the address of the handler, or `None` if the system call
+/// fails.
 fn install(signal: c_int) -> Option<libc::sighandler_t> {
-    // SAFETY: all fields are numbers, and zero is an empty mask and no flags: a call is not restarted.
+    // SAFETY: all fields are numbers. Zeros mean an empty mask and no flags; without `SA_RESTART`, an interrupted call
+    // is not restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = ignore_signal as extern "C" fn(c_int) as libc::sighandler_t;
-    // SAFETY: the handler does ignore_signal, which is safe at any time.
+    // SAFETY: the handler `ignore_signal` does nothing, which is safe at any time.
     let installed = unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } == 0;
     installed.then_some(action.sa_sigaction)
 }
 
-/// Returns the signal that interrupts a call, if one is available and still has the handler. The first call chooses it.
+/// Returns the signal that interrupts a connect. The first call chooses it. Returns `None` if there was no free signal,
+/// or if the program has replaced the handler.
 fn signal() -> Option<c_int> {
     static CHOSEN: OnceLock<Option<(c_int, libc::sighandler_t)>> = OnceLock::new();
     let chosen = CHOSEN.get_or_init(|| {
@@ -254,10 +264,12 @@ fn signal() -> Option<c_int> {
     chosen.filter(|&(signal, handler)| disposition(signal) == Some(handler)).map(|(signal, _)| signal)
 }
 
-/// Blocks the program's signals in this thread, so that the program's own threads get them.
+/// Blocks all signals but the provider's own in this thread, so that the program's threads receive the program's
+/// signals.
 fn mask_signals() {
     let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: a place for a mask, filled by the first call and used by the others; changes this thread only.
+    // SAFETY: `sigfillset` initialises the mask, which the other calls use. The calls change the mask of this thread
+    // only.
     unsafe {
         libc::sigfillset(mask.as_mut_ptr());
         if let Some(signal) = signal() {
@@ -271,8 +283,8 @@ fn mask_signals() {
 mod tests {
     use super::*;
 
-    /// A signal with a handler interrupts system calls of every thread, so the handler is on a signal of our own: a program that
-    /// gets `SIGURG` for its sockets goes on without a handler, and its own handlers stay.
+    /// A signal with a handler interrupts system calls on every thread. So the provider must not install a handler for a signal that the
+    /// program may receive, such as `SIGURG` for its sockets, and must not replace the program's handlers.
     #[test]
     fn signals_of_the_program_are_left_alone() {
         let before: Vec<_> = (1..libc::SIGRTMIN()).map(disposition).collect();
@@ -281,8 +293,7 @@ mod tests {
         assert!((libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal));
         let used = (libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| disposition(signal) != Some(libc::SIG_DFL));
         assert_eq!(used.collect::<Vec<_>>(), [signal], "one is enough");
-        // A program that takes the signal for itself is not sent it.
-        // SAFETY: ignores a signal of ours; its handler is installed again below.
+        // If the program changes the handling of the chosen signal, the provider no longer sends it.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
         assert_eq!(super::signal(), None);
         install(signal).expect("a handler");
@@ -290,27 +301,27 @@ mod tests {
         the_signal_interrupts_a_call();
     }
 
-    /// It interrupts a call that blocks, and the call is not restarted.
+    /// The signal interrupts a call that blocks, and the system does not restart the call.
     #[expect(clippy::disallowed_methods, reason = "another thread is what it is about")]
     fn the_signal_interrupts_a_call() {
         let mut ends = [0; 2];
-        // SAFETY: a place for two descriptors.
+        // SAFETY: the pointer is to memory for two descriptors.
         assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
         let signal = signal().expect("a real-time signal that nobody uses");
         let (tell, told) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             mask_signals();
-            // SAFETY: no arguments.
+            // SAFETY: the call has no arguments.
             tell.send(unsafe { libc::pthread_self() }).unwrap();
             let mut byte = 0_u8;
-            // SAFETY: a place for one byte. Nobody writes one.
+            // SAFETY: the pointer is to memory for one byte. Nothing writes to the pipe, so the call blocks.
             let rc = unsafe { libc::read(ends[0], (&raw mut byte).cast(), 1) };
             (rc, io::Error::last_os_error().raw_os_error())
         });
         let target = told.recv().unwrap();
-        // The first signals may come before the call.
+        // The first signals may arrive before the thread is inside the call, so repeat them.
         crate::patience::until("the call is interrupted", || {
-            // SAFETY: the thread was not joined, so that its name is its own.
+            // SAFETY: the thread was not joined, so its handle is valid.
             unsafe { libc::pthread_kill(target, signal) };
             thread::park_timeout(SIGNAL_INTERVAL);
             thread.is_finished().then_some(())

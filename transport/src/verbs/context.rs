@@ -6,35 +6,35 @@ use super::ffi::{check, non_null};
 use super::sys::{ibv_close_device, ibv_context, ibv_free_device_list, ibv_get_device_list, ibv_open_device};
 use crate::error::{Error, Result};
 
-/// The sole owner of a context. See the [module](self).
+/// The sole owner of a context. The [module](self) says when it is used.
 #[derive(Debug)]
 pub(super) struct RawContext(*mut ibv_context);
 
-// SAFETY: libibverbs lets any thread use and close a context; its owner closes it once.
+// SAFETY: libibverbs lets any thread use and close a context. Its owner closes it once.
 unsafe impl Send for RawContext {}
-// SAFETY: as above.
+// SAFETY: the reason is that of `Send`.
 unsafe impl Sync for RawContext {}
 
 impl RawContext {
-    /// Opens the device with a name.
+    /// Opens the device with this name.
     pub(super) fn new(name: &str) -> Result<Self> {
         let mut count = 0;
-        // SAFETY: a place for the count; the result is checked.
+        // SAFETY: the pointer is to memory for the count, and the result is checked.
         let list = non_null("ibv_get_device_list", unsafe { ibv_get_device_list(&raw mut count) })?;
         let mut found = None;
         for at in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has `count` devices, which live until it is freed; their names end in zero.
+            // SAFETY: the list has `count` devices, which exist until the list is freed. Their names end in zero.
             let (device, called) = unsafe {
                 let device = *list.add(at);
                 (device, CStr::from_ptr((*device).name.as_ptr()))
             };
             if called.to_bytes() == name.as_bytes() {
-                // SAFETY: a device of the list; the result is checked.
+                // SAFETY: the device is in the list, and the result is checked.
                 found = Some(non_null("ibv_open_device", unsafe { ibv_open_device(device) }));
                 break;
             }
         }
-        // SAFETY: freed once; a context keeps its device.
+        // SAFETY: the list is freed once. An open context keeps its device.
         unsafe { ibv_free_device_list(list) }
         match found {
             Some(context) => Ok(Self(context.map_err(|error| error.on(name))?)),
@@ -51,7 +51,7 @@ impl RawContext {
 
 impl Drop for RawContext {
     fn drop(&mut self) {
-        // SAFETY: closed once, after every object on it.
+        // SAFETY: the context is closed once, after every object on it was destroyed.
         if let Err(error) = check("ibv_close_device", unsafe { ibv_close_device(self.0) }) {
             log::warn!("{error}");
         }

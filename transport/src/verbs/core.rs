@@ -1,4 +1,4 @@
-//! [`Verbs`]: the provider's tables, and the look-up of their entries.
+//! [`Verbs`]: the provider's tables, and the functions that look up their entries.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -36,52 +36,55 @@ pub(super) const STALE_QP: Error = Error::Stale { object: "queue pair" };
 pub(super) const STALE_CQ: Error = Error::Stale { object: "completion queue" };
 pub(super) const STALE_SRQ: Error = Error::Stale { object: "shared receive queue" };
 
-/// The tokens of the epoll set: the event channel, the waker, and from `ASYNC` on the asynchronous events of each device.
+/// The tokens of the epoll set: `CM` for the event channel and `WAKE` for the waker. A device's asynchronous events
+/// have the token `ASYNC` plus the number of the device.
 pub(super) const CM: Token = Token(0);
 const WAKE: Token = Token(1);
 pub(super) const ASYNC: usize = 2;
 
-/// The number of outstanding RDMA Reads that every iWARP device supports.
+/// The read depth that every iWARP device supports, in outstanding RDMA Reads.
 const DEFAULT_READ_DEPTH: u16 = 16;
 
-/// The time limit for resolving an address before the program has passed a time.
+/// The time limit for resolving an address while the program has not passed a time to the provider.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The connection-manager channel of the provider, and its descriptors that are ready and not processed yet.
+/// The epoll set behind the provider's connection-manager channel, and the sources that are ready and not processed
+/// yet.
 pub(super) struct CmEventSet {
     pub(super) poll: Poll,
     pub(super) ready: Events,
     /// True if the event channel of librdmacm may have events.
     pub(super) channel: bool,
-    /// Devices that may have asynchronous events.
+    /// The numbers of devices that may have asynchronous events.
     pub(super) devices: Vec<u32>,
-    /// Ids whose listeners or streams are ready.
+    /// Ids that connect by exchange whose listening socket or stream is ready.
     pub(super) streams: VecDeque<Key>,
 }
 
-/// The local address of a stream, the options of its connection, and the port and GID that follow from them.
+/// A local address and options, and the port and GID that were found for them: an entry of a cache.
 pub(super) type CachedPortGid = (Option<SocketAddr>, ExchangeOptions, PortGid);
 
-/// The shared state of the connections by exchange.
+/// The state that all connections by exchange share.
 pub(super) struct Exchanges {
-    /// The source of first packet numbers. Without it the provider does not have the role.
+    /// The source of random bytes for first packet numbers. Without it the provider does not have the role
+    /// [`Exchange`](crate::roles::Exchange).
     pub(super) entropy: Option<Entropy>,
-    /// The folder in which the kernel shows the devices and their GIDs.
+    /// The folder in which the kernel lists the devices and their GIDs (sysfs).
     pub(super) sysfs: PathBuf,
-    /// Peers that have sent no request yet.
+    /// Accepted streams on which the peer has not sent a request yet.
     pub(super) newcomers: Newcomers<Key>,
-    /// The deadlines of ids.
+    /// The deadlines of connections that are being set up, with their ids.
     pub(super) deadlines: BTreeSet<(Instant, Key)>,
-    /// The last results, so that a connect does not read whole GID tables.
+    /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
     pub(super) port_gids: VecDeque<CachedPortGid>,
 }
 
 /// The provider of RDMA devices, through librdmacm and libibverbs. [`Verbs::open`] opens it.
 ///
-/// Its connection-manager channel is an epoll set over the event channel of librdmacm, the asynchronous events of the devices in
-/// use, the streams of exchanges, and the reports of the private threads for iWARP.
+/// The descriptor of its connection-manager channel is an epoll set. The set covers the event channel of librdmacm, the asynchronous events
+/// of the devices in use, the streams of connections by exchange, and the results of the private threads for iWARP.
 pub struct Verbs {
-    /// The connection manager, or the reason why it is missing: then queue pairs connect by exchange only.
+    /// The connection manager, or the reason why it cannot be used. Without it, queue pairs connect by exchange only.
     manager: std::result::Result<Arc<EventChannel>, String>,
     pub(super) event_set: CmEventSet,
     pub(super) connector: Connector,
@@ -90,21 +93,22 @@ pub struct Verbs {
     pub(super) srqs: Slab<Srq>,
     pub(super) regions: Slab<RegisteredRegion>,
     pub(super) addresses: Slab<Address>,
-    /// The number of joins of multicast groups so far.
+    /// The number of multicast joins so far. It numbers the joins.
     pub(super) joins: usize,
     pub(super) batch: Batch,
     pub(super) devices: Vec<Device>,
-    /// Queue pairs that are destroyed when their last shared receive has completed, in the order of their time limits.
+    /// Queue pairs whose destruction waits for their last shared receive, in the order of their time limits.
     pub(super) retiring: VecDeque<RetiringQp>,
     pub(super) exchanges: Exchanges,
-    /// Ids that wait for their peer to close, with their time limits, the earliest first. An id may have been destroyed meanwhile.
+    /// Ids that wait for their peer to close, with their time limits, in the order of these. The program may have destroyed an id in the
+    /// list.
     pub(super) closing: VecDeque<(Instant, Key)>,
-    /// Events that are not delivered yet.
+    /// Events that the program has not read yet.
     pub(super) events: VecDeque<crate::cm::CmEvent>,
     pub(super) device_events: VecDeque<DeviceEvent>,
     pub(super) chains: Chains,
     pub(super) acknowledgements: u64,
-    /// The latest time that the program has passed.
+    /// The latest time that the program has passed to the provider.
     pub(super) now: Option<Instant>,
 }
 
@@ -119,7 +123,8 @@ impl fmt::Debug for Verbs {
     }
 }
 
-/// Returns the time until `deadline` in milliseconds, at least 1.
+/// Returns the time from `now` to `deadline` in milliseconds, but at least 1. If one of them is `None`, returns a
+/// default.
 pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -> i32 {
     let left = match (deadline, now) {
         (Some(deadline), Some(now)) => deadline.saturating_duration_since(now),
@@ -129,7 +134,7 @@ pub(super) fn milliseconds_to(deadline: Option<Instant>, now: Option<Instant>) -
 }
 
 impl Verbs {
-    /// Returns a provider with a connection manager, or with the reason why it is missing.
+    /// Makes a provider that uses the connection manager, or that has none. In the second case `manager` is the reason.
     pub(super) fn on_channel(manager: std::result::Result<Arc<EventChannel>, String>) -> Result<Self> {
         protect_from_forks();
         let io = |source| Error::io("opening the connection-manager channel", source);
@@ -173,8 +178,8 @@ impl Verbs {
         })
     }
 
-    /// Sets the source of random bytes for the first packet numbers of connections by exchange. With it the provider has the role
-    /// [`Exchange`](crate::roles::Exchange). Use a source that peers cannot predict.
+    /// Sets the source of random bytes. Connections by exchange use it for their first packet numbers. After this call the provider has the
+    /// role [`Exchange`](crate::roles::Exchange). Use a source that peers cannot predict.
     #[must_use]
     pub fn with_entropy(mut self, entropy: Entropy) -> Self {
         self.exchanges.entropy = Some(entropy);
@@ -184,7 +189,7 @@ impl Verbs {
     /// Returns the connection manager.
     ///
     /// # Errors
-    /// rdma_cm cannot be used; the error names the reason.
+    /// The connection manager cannot be used. The error contains the reason.
     pub(super) fn manager(&self) -> Result<&Arc<EventChannel>> {
         self.manager.as_ref().map_err(|why| Error::NoDevice {
             reason: format!("{why}; connecting by exchange works without it (docs/guide/exchange.md)"),
@@ -219,7 +224,8 @@ impl Verbs {
         key
     }
 
-    /// Returns the parameters that the local side offers a peer. `asked` is the read depth that the peer has requested.
+    /// Returns the parameters that the local side offers to a peer. `asked` is the read depth that the peer has
+    /// requested; `None` if the local side connects.
     pub(super) fn offer(
         &self,
         id: &IdEntry,
@@ -237,7 +243,7 @@ impl Verbs {
             }
             let wanted = if wanted == 0 { limit.into() } else { wanted.min(limit.into()) };
             match asked {
-                // A peer of MPA revision 1 sends no depths: assume the usual one.
+                // A peer of MPA revision 1 sends no read depths. Assume the usual read depth.
                 Some(0) if limits.iwarp => wanted.min(DEFAULT_READ_DEPTH),
                 Some(asked) => wanted.min(asked),
                 None => wanted,
@@ -270,11 +276,11 @@ impl Verbs {
     }
 }
 
-/// Makes libibverbs exclude registered memory from child processes, before anything is registered: otherwise copy-on-write after a
-/// `fork` could separate this process from the pages that the device uses. Kernels from 5.12 on copy such memory for the child
-/// during the fork; there the call does nothing (rdma-core from version 33 on asks the kernel).
+/// Makes libibverbs exclude registered memory from child processes. It must be called before the first registration. Otherwise,
+/// copy-on-write after a `fork` could give this process other pages than those that the device uses. Since version 5.12 the kernel copies
+/// such memory for the child during the fork. There the call does nothing (rdma-core asks the kernel, since version 33).
 fn protect_from_forks() {
-    // SAFETY: no arguments; may be called at any time, and again.
+    // SAFETY: the call has no arguments, and may be repeated at any time.
     let rc = unsafe { ibv_fork_init() };
     if let Err(error) = check("ibv_fork_init", rc) {
         log::warn!(

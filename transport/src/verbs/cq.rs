@@ -25,35 +25,36 @@ use crate::mr::RemoteKey;
 use crate::slab::Key;
 use crate::wc::{WcOpcode, WorkCompletion};
 
-/// The number of completions that one call polls.
+/// The maximum number of completions that one `ibv_poll_cq` call returns.
 const BATCH: usize = 32;
-/// The number of events that are acknowledged at a time, because each call takes a lock.
+/// The number of events that one `ibv_ack_cq_events` call acknowledges. Each call takes a lock, so fewer calls are
+/// faster.
 const ACK_BATCH: u32 = 64;
 
-/// A buffer for the completions of one poll. A device does not write fields that do not apply: they are zero, or from an earlier
-/// completion.
+/// A buffer for the completions of one poll. A device does not write the fields that have no meaning for a completion. These fields are
+/// zero, or have values from an earlier completion.
 pub(super) struct Batch([ibv_wc; BATCH]);
 
 impl Default for Batch {
     fn default() -> Self {
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         Self(unsafe { std::mem::zeroed() })
     }
 }
 
-/// The one owner of a completion queue.
+/// The sole owner of a completion queue.
 #[derive(Debug)]
 pub(super) struct RawCq {
     raw: *mut ibv_cq,
     name: QueueName,
-    /// The number of events that were read and are not acknowledged yet.
+    /// The number of events that were read but are not acknowledged yet.
     unacknowledged: AtomicU32,
     device: Arc<RawDevice>,
 }
 
-// SAFETY: libibverbs locks what a queue's calls share; it is destroyed once, by the last owner.
+// SAFETY: libibverbs locks the data that calls on a queue share. The last owner destroys the queue once.
 unsafe impl Send for RawCq {}
-// SAFETY: as above.
+// SAFETY: the reason is that of `Send`.
 unsafe impl Sync for RawCq {}
 
 impl RawCq {
@@ -61,7 +62,8 @@ impl RawCq {
         let vector = c_int::try_from(vector).unwrap_or(c_int::MAX);
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let name = QueueName::new(key);
-        // SAFETY: a live context and channel; the queue's context is a number.
+        // SAFETY: the context and the channel are live. The queue's context is a number, which is never used as a
+        // pointer.
         let raw = unsafe { ibv_create_cq(device.context(), entries, name.context(), device.channel(), vector) };
         let raw = non_null("ibv_create_cq", raw)?;
         Ok(Self { raw, name, unacknowledged: AtomicU32::new(0), device: Arc::clone(device) })
@@ -72,7 +74,7 @@ impl RawCq {
     }
 
     pub(super) fn moderate(&self, to: Moderation) -> Result<()> {
-        // SAFETY: a live queue.
+        // SAFETY: the queue is live.
         unsafe { moderation::set(self.raw, to) }
     }
 
@@ -80,7 +82,7 @@ impl RawCq {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Moves up to `max` completions to `out`. Returns their number.
+    /// Moves up to `max` completions from the queue to `out`. Returns the number of completions.
     pub(super) fn poll(
         &self,
         max: usize,
@@ -91,7 +93,7 @@ impl RawCq {
         let mut taken = 0;
         while taken < max {
             let want = BATCH.min(max - taken);
-            // SAFETY: a live queue, and room for `want` completions.
+            // SAFETY: the queue is live, and the buffer has room for `want` completions.
             let rc = unsafe { ibv_poll_cq(self.raw, want as c_int, batch.0.as_mut_ptr()) };
             if rc <= 0 {
                 if rc < 0 {
@@ -109,13 +111,13 @@ impl RawCq {
         Ok(taken)
     }
 
-    /// Requests one event for the next completion of that kind.
+    /// Requests one event for the next completion of the kind `notify`.
     pub(super) fn arm(&self, notify: Notify) -> Result<()> {
-        // SAFETY: a live queue.
+        // SAFETY: the queue is live.
         check("ibv_req_notify_cq", unsafe { ibv_req_notify_cq(self.raw, i32::from(notify == Notify::Solicited)) })
     }
 
-    /// Counts an event that has to be acknowledged. Returns true if this call has acknowledged the batch.
+    /// Counts an event that must be acknowledged. Returns true if this call has acknowledged a batch of events.
     fn count_event(&self) -> bool {
         let due = self.unacknowledged.fetch_add(1, Ordering::Relaxed) + 1 >= ACK_BATCH;
         if due {
@@ -127,7 +129,7 @@ impl RawCq {
     fn acknowledge(&self) {
         let count = self.unacknowledged.swap(0, Ordering::Relaxed);
         if count > 0 {
-            // SAFETY: a live queue, of which so many events were taken.
+            // SAFETY: the queue is live, and `count` of its events were read and not acknowledged before.
             unsafe { ibv_ack_cq_events(self.raw, count) }
         }
     }
@@ -135,9 +137,9 @@ impl RawCq {
 
 impl Drop for RawCq {
     fn drop(&mut self) {
-        // `ibv_destroy_cq` waits until every event is acknowledged.
+        // `ibv_destroy_cq` waits until every event of the queue is acknowledged.
         self.acknowledge();
-        // SAFETY: queue pairs hold a share of the queue, so none is left on it.
+        // SAFETY: each queue pair holds a share of its completion queues, so this queue has none any more.
         if let Err(error) = check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.raw) }) {
             log::warn!("{error}");
         }
@@ -145,7 +147,8 @@ impl Drop for RawCq {
 }
 
 fn completion(wc: &ibv_wc, numbers: &QpNumbers) -> WorkCompletion {
-    // SAFETY: both variants are 32-bit numbers; the flags say which is meant.
+    // SAFETY: both fields of the union are 32-bit numbers, and any value is valid. The flags decide which field is
+    // used.
     let (immediate, invalidated) = unsafe {
         let data = &wc.imm_data_invalidated_rkey_union;
         (data.imm_data, data.invalidated_rkey)
@@ -156,7 +159,8 @@ fn completion(wc: &ibv_wc, numbers: &QpNumbers) -> WorkCompletion {
         wr_id: wc.wr_id & !RECEIVE,
         qp: numbers.find(wc.qp_num),
         status: wc_status(wc.status),
-        // The `wr_id` tells a receive from a send. The opcode may be that of an earlier completion.
+        // In a failed completion the opcode may be that of an earlier completion. So a bit of the `wr_id` decides
+        // between receive and send.
         opcode: match (failed, wc.wr_id & RECEIVE != 0) {
             (false, _) => wc_opcode(wc.opcode),
             (true, true) => WcOpcode::Recv,
@@ -179,28 +183,28 @@ fn completion(wc: &ibv_wc, numbers: &QpNumbers) -> WorkCompletion {
 /// A completion queue in the provider's table.
 #[derive(Debug)]
 pub(super) struct Cq {
-    /// `None` once the device was removed.
+    /// The queue; `None` after the device was removed.
     pub(super) raw: Option<Arc<RawCq>>,
     pub(super) device: u32,
     entries: u32,
-    /// The number of entries that are reserved for work queues.
+    /// The number of entries that are reserved for the work requests of existing queue pairs.
     reserved: u32,
-    /// The number of entries of destroyed work queues. They become free when a poll finds the queue empty: until then their
-    /// completions may be in it.
+    /// The number of entries that were reserved for queue pairs that are destroyed. The queue may still have completions of these queue
+    /// pairs. So the entries become free when a poll finds the queue empty.
     released: u32,
-    /// The number of work queues that complete here.
+    /// The number of send and receive queues that use this completion queue.
     users: u32,
     pub(super) armed: bool,
-    /// Set when the queue has failed and its connections were notified. It is not polled any more.
+    /// True if the queue has failed and its connections were notified. The queue is not polled any more.
     pub(super) failed: bool,
-    /// The number of shared receive queues that complete here.
+    /// The number of shared receive queues whose receives may complete in this queue.
     pub(super) shared: u32,
-    /// Completions that were polled before the program polled them.
+    /// Completions that the provider has polled for its own purposes, and that the program has not polled yet.
     pub(super) stash: VecDeque<WorkCompletion>,
 }
 
 impl Cq {
-    /// Returns an entry without the queue, which is created with the key of this entry.
+    /// Returns an entry that has no queue yet. The queue is created later, with the key of this entry.
     pub(super) const fn new(device: u32, entries: u32) -> Self {
         Self {
             raw: None,
@@ -216,7 +220,8 @@ impl Cq {
         }
     }
 
-    /// Returns the queue if this is its name.
+    /// Returns the queue if `name` is its name. Returns `None` for the name of another queue, or if the queue was
+    /// released.
     pub(super) fn named(&self, name: QueueName) -> Option<&Arc<RawCq>> {
         self.raw.as_ref().filter(|raw| raw.name == name)
     }
@@ -225,7 +230,7 @@ impl Cq {
         self.entries
     }
 
-    /// Moves up to `max` completions of the stash to `out`. Returns their number.
+    /// Moves up to `max` completions from the stash to `out`. Returns the number of completions.
     #[inline]
     pub(super) fn take_stash(&mut self, max: usize, out: &mut Vec<WorkCompletion>) -> usize {
         if self.stash.is_empty() {
@@ -240,7 +245,8 @@ impl Cq {
         self.users > 0
     }
 
-    /// Reserves all entries of a work queue, so that this queue cannot overrun.
+    /// Reserves `depth` entries for all work requests of a send or receive queue. So the completion queue cannot
+    /// overrun.
     pub(super) fn reserve(&mut self, depth: u32) -> Result<()> {
         let reserved = u64::from(self.reserved) + u64::from(self.released) + u64::from(depth);
         if reserved > self.entries.into() {
@@ -252,27 +258,28 @@ impl Cq {
         Ok(())
     }
 
-    /// Cancels a reservation that was not used.
+    /// Cancels a reservation whose work queue was not created.
     pub(super) fn cancel(&mut self, depth: u32) {
         self.reserved = self.reserved.saturating_sub(depth);
         self.users = self.users.saturating_sub(1);
     }
 
-    /// Releases the entries of a destroyed work queue.
+    /// Releases the entries of a work queue that was destroyed.
     pub(super) fn release(&mut self, depth: u32) {
         self.cancel(depth);
         self.released += depth;
     }
 
-    /// Records that a poll found the queue empty.
+    /// Records that a poll found the queue empty. The entries of destroyed queue pairs are free now.
     #[inline]
     pub(super) fn drained(&mut self) {
         self.released = 0;
     }
 }
 
-/// Reads the next event of a device's completion channel. Returns the key of its queue; `None` if there is no event at the moment.
-/// Adds the number of acknowledging calls to `acknowledgements`.
+/// Reads the next event of a device's completion channel. `owned` finds the queue with a name, if it is of this provider. Returns the key
+/// of the queue, or `Key::NONE` if the queue is not found. Returns `None` if no event is available. Adds the number of acknowledging calls
+/// to `acknowledgements`.
 pub(super) fn next_event(
     device: &RawDevice,
     acknowledgements: &mut u64,
@@ -280,7 +287,7 @@ pub(super) fn next_event(
 ) -> Result<Option<Key>> {
     let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
     loop {
-        // SAFETY: a live channel, and memory for the results.
+        // SAFETY: the channel is live, and the pointers are to memory for the results.
         if unsafe { ibv_get_cq_event(device.channel(), &raw mut cq, &raw mut context) } == 0 {
             break;
         }
@@ -295,7 +302,8 @@ pub(super) fn next_event(
     let acknowledged = match &found {
         Some((_, raw)) => raw.count_event(),
         None => {
-            // SAFETY: a queue that is being destroyed waits for this acknowledgement.
+            // SAFETY: the event of this queue is not acknowledged, so the queue still exists: destroying it waits for
+            // the acknowledgement.
             unsafe { ibv_ack_cq_events(cq, 1) }
             true
         }
@@ -308,11 +316,12 @@ pub(super) fn next_event(
 mod tests {
     use super::*;
 
-    /// mlx5 writes no opcode into a completion with an error: it is still that of the entry's last use.
+    /// In a completion with an error, mlx5 does not write the opcode. It is that of the last use of the completion
+    /// queue's entry.
     #[test]
     fn what_failed_is_told_by_its_number_and_not_by_the_opcode() {
         let numbers = QpNumbers::default();
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
         for (number, stale, wanted) in [(RECEIVE | 5, 0, WcOpcode::Recv), (5, 128, WcOpcode::Send)] {
             (wc.wr_id, wc.status, wc.opcode, wc.vendor_err, wc.wc_flags) = (number, 5, stale, 0x68, 2);

@@ -1,4 +1,4 @@
-//! Datagrams: ids of the datagram kind, address handles, multicast groups.
+//! Datagrams: datagram ids, address handles, and multicast groups.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::qp::QpId;
 use crate::slab::Key;
 use crate::wc::WorkCompletion;
 
-/// The largest number of groups of an id.
+/// The maximum number of multicast groups of an id.
 const GROUPS: usize = 64;
 
 impl Verbs {
-    /// Creates a datagram id at `address`.
+    /// Creates a datagram id that is bound to `address`. Returns the id and its device.
     pub(super) fn bind_datagrams(&mut self, address: SocketAddr) -> Result<(CmId, DeviceId)> {
         let raw = RawId::create(self.manager()?, Service::Datagram)?;
         raw.bind(&RawAddress::new(address)).map_err(|error| match error {
@@ -53,7 +53,7 @@ impl Verbs {
         }
     }
 
-    /// Answers a connect request with the number of the queue pair, and destroys the id of the request.
+    /// Answers a peer's connect request with the number of the queue pair `qp`, and destroys the id of the request.
     pub(super) fn answer_datagram_request(&mut self, id: CmId, qp: QpId, private_data: &[u8]) -> Result<()> {
         let entry = self.id(id)?;
         if entry.state != IdState::RequestReceived || entry.raw.service() != Service::Datagram {
@@ -76,7 +76,7 @@ impl Verbs {
         answered
     }
 
-    /// Creates a datagram id that resolves `peer`.
+    /// Creates a datagram id, and starts to resolve `peer`.
     pub(super) fn resolve_datagrams(
         &mut self,
         peer: SocketAddr,
@@ -139,14 +139,14 @@ impl Verbs {
     pub(super) fn join_ended(&mut self, key: Key, number: usize, status: i32, peer: Option<DatagramPeer>) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let slot = id.groups.iter_mut().find(|joined| joined.is_some_and(|(_, joined)| joined == number));
-        // If there is no such join, the group was left meanwhile.
+        // If the join is not found, the program has left the group since.
         let Some(slot) = slot else { return };
         let Some((group, _)) = *slot else { return };
         match peer {
             Some(peer) => self.push(key, CmEventKind::Joined { group, peer }),
             None => {
                 *slot = None;
-                // The library keeps a group whose join failed until the id leaves it.
+                // After a failed join the library keeps the group until the id leaves it.
                 if let Err(error) = id.raw.leave(group) {
                     log::debug!("{error}");
                 }
@@ -166,24 +166,25 @@ impl Verbs {
         if raw.context().is_null() {
             return Err(Error::InvalidState { call: "route_back", state: "on no device" });
         }
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
         let DatagramSource { qp_number, lid, service_level, path_bits } = received.source;
         (wc.src_qp, wc.slid, wc.sl, wc.dlid_path_bits) = (qp_number, lid, service_level, path_bits & 0x7f);
         if received.source.has_route_header() {
             wc.wc_flags = ibv_wc_flags::IBV_WC_GRH.0;
         }
-        // SAFETY: as many bytes, without a value that is not good.
+        // SAFETY: `header` has the size of the structure, in which any bytes are valid.
         let mut grh: ibv_grh = unsafe { std::ptr::read_unaligned(header.as_ptr().cast()) };
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: a live context: an id is on it. The rest is read and written during the call.
+        // SAFETY: the context is live, because an id is on the device. The library reads and writes the other arguments
+        // during the call.
         let rc = unsafe { ibv_init_ah_from_wc(raw.context(), raw.port(), &raw mut wc, &raw mut grh, &raw mut attr) };
         check("ibv_init_ah_from_wc", rc)?;
         Ok(route(&attr))
     }
 
-    /// Leaves all groups of an id, because a queue pair that is in a group cannot be destroyed.
+    /// Leaves all multicast groups of an id, because a queue pair that is in a group cannot be destroyed.
     pub(super) fn leave_all(&mut self, key: Key) {
         let Some(id) = self.ids.get_mut(key) else { return };
         for (group, _) in id.groups.drain(..).flatten() {

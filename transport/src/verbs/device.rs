@@ -21,7 +21,7 @@ use super::sys::{
 };
 use crate::error::{Error, Result};
 
-/// The owner that keeps a context open as long as it lives: a private id of the provider that is bound to the device, or a
+/// An object that keeps the context of a device open while it exists. It is a private id of the provider that is bound to the device, or a
 /// [`RawContext`](super::context::RawContext).
 pub(super) type ContextOwner = Arc<dyn Any + Send + Sync>;
 
@@ -37,8 +37,8 @@ pub(super) enum Driver {
 }
 
 impl Driver {
-    /// Returns the driver, by the vendor number that both software devices report (`SIW_VENDOR_ID`, `RXE_VENDOR_ID` in the kernel's
-    /// `drivers/infiniband/sw`), and for a kernel from before 2020 by the name.
+    /// Returns the driver of a device. Both software devices have their own vendor number (`SIW_VENDOR_ID`, `RXE_VENDOR_ID` in the kernel's
+    /// `drivers/infiniband/sw`). Kernels from before 2020 report the vendor number 0, so there the name decides.
     pub(super) fn of(vendor_id: u32, iwarp: bool, name: &str) -> Self {
         match vendor_id {
             0x0062_6d74 if iwarp => Self::Siw,
@@ -50,7 +50,8 @@ impl Driver {
     }
 }
 
-/// Owns what the provider has opened on a device: protection domain, completion channel, and a share in its events.
+/// The owner of the objects that the provider has opened on a device: a protection domain, a completion channel, and a
+/// subscription to the device's asynchronous events.
 #[derive(Debug)]
 pub(super) struct RawDevice {
     context: *mut ibv_context,
@@ -58,26 +59,26 @@ pub(super) struct RawDevice {
     pub(super) iwarp: bool,
     pub(super) driver: Driver,
     pub(super) attr: DeviceAttr,
-    /// The NUMA node that the device is attached to.
+    /// The NUMA node to which the device is attached; `None` if it is unknown.
     pub(super) numa_node: Option<u32>,
     pd: *mut ibv_pd,
-    /// A thread domain, and the parent domain of it and `pd`, in which queues are created. Their doorbells then need no lock. Null if
-    /// the device has no thread domains.
+    /// A thread domain, and a parent domain that combines it with `pd`. Queue pairs in the parent domain need no lock for their doorbells,
+    /// because one thread uses them. Both pointers are null if the device has no thread domains.
     threads: (*mut ibv_td, *mut ibv_pd),
     channel: *mut ibv_comp_channel,
-    /// On siw, the queue that `guard` makes; else null.
+    /// The queue that the function `guard` creates on siw. Null on other devices.
     guard: *mut ibv_cq,
-    /// True if librdmacm has opened the device, and so closes it.
+    /// True if librdmacm has opened the device. Then librdmacm must also close it.
     managed: bool,
-    /// True once the device was removed.
+    /// True after the device was removed.
     removed: AtomicBool,
-    /// `None` while the device is being closed.
+    /// The subscription to asynchronous events; `None` while the device is being closed.
     events: Option<Subscription>,
-    /// Dropped last, because the context may be closed afterwards.
+    /// The owner of the context. It is dropped last, because dropping it may close the context.
     context_owner: Option<ContextOwner>,
 }
 
-/// Attributes of a device. The wrapper gives them a `Debug`.
+/// The attributes of a device, in a type that implements `Debug`.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceAttr(pub(super) ibv_device_attr);
 
@@ -88,46 +89,48 @@ impl std::fmt::Debug for DeviceAttr {
     }
 }
 
-/// Entries of a completion queue that covers page 144 of a context's mappings, for entries of 32 bytes or more.
+/// The number of entries with which a completion queue covers page 144 of a context's mappings, if an entry has at
+/// least 32 bytes.
 const GUARD_ENTRIES: c_int = 20_000;
 
-/// Creates a queue that works around a defect of libsiw. That library treats the mapping at page 144 (`SIW_INVAL_UOBJ_KEY`,
-/// 0x90000) as an error, and the kernel gives each new queue the lowest free page: with small queues the 56th queue pair fails, and
-/// every later one. This queue is large enough to cover the page, so no other begins there.
+/// Creates a completion queue that works around a defect of libsiw. The library treats a mapping at page 144 (`SIW_INVAL_UOBJ_KEY`,
+/// 0x90000) as an error. The kernel places each new queue at the lowest free page. So with small queues the 56th queue pair fails, and
+/// every later one. The guard queue is large enough to cover page 144, so no other queue begins there.
 fn guard(context: *mut ibv_context) -> *mut ibv_cq {
-    // SAFETY: a live context; a queue of its own, on no channel. Null when it cannot be made: then there is no guard.
+    // SAFETY: the context is live, and the new queue uses no channel. If the queue cannot be created, the result is
+    // null, and there is no guard.
     unsafe { ibv_create_cq(context, GUARD_ENTRIES, ptr::null_mut(), ptr::null_mut(), 0) }
 }
 
-/// Parses the NUMA node of a device, which is -1 if it has none.
+/// Parses the NUMA node of a device. Returns `None` for -1, which means that the device has no node.
 fn parse_numa_node(text: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-// SAFETY: libibverbs lets any thread use a context, a domain and a channel. They are destroyed once, by the last owner. The
-// thread domain promises that its queues are posted to by one thread at a time: the thread that drives the provider.
+// SAFETY: libibverbs lets any thread use a context, a domain and a channel. The last owner destroys them once. A thread domain promises
+// that one thread at a time posts to its queues: this is the thread that drives the provider.
 unsafe impl Send for RawDevice {}
-// SAFETY: as above.
+// SAFETY: the reason is that of `Send`.
 unsafe impl Sync for RawDevice {}
 
 impl RawDevice {
     /// Opens the objects that the provider needs on the device of `context`. `managed` is true if librdmacm has opened the context.
     ///
     /// # Safety
-    /// `context` is live for as long as `context_owner` is.
+    /// `context` stays live while `context_owner` exists.
     pub(super) unsafe fn open(context: *mut ibv_context, context_owner: ContextOwner, managed: bool) -> Result<Self> {
         // SAFETY: a live context has a live device, whose name ends in zero.
         let (device, name) = unsafe { (&*(*context).device, CStr::from_ptr((*(*context).device).name.as_ptr())) };
         let name: Box<str> = name.to_string_lossy().into();
         let iwarp = device.transport_type == ibv_transport_type::IBV_TRANSPORT_IWARP
             || device.node_type == ibv_node_type::IBV_NODE_RNIC;
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: a live context and a place for the result.
+        // SAFETY: the context is live, and the pointer is to memory for the result.
         check("ibv_query_device", unsafe { ibv_query_device(context, &raw mut attr) })?;
         let driver = Driver::of(attr.vendor_id, iwarp, &name);
         let node = fs::read_to_string(format!("/sys/class/infiniband/{name}/device/numa_node"));
-        // SAFETY: a live context. The result is checked.
+        // SAFETY: the context is live, and the result is checked.
         let pd = non_null("ibv_alloc_pd", unsafe { ibv_alloc_pd(context) })?;
         let mut opened = Self {
             context,
@@ -147,29 +150,31 @@ impl RawDevice {
         };
         opened.events = Some(Subscription::new(context.addr())?);
         opened.threads = opened.thread_domain();
-        // SAFETY: a live context; the result is checked.
+        // SAFETY: the context is live, and the result is checked.
         opened.channel = non_null("ibv_create_comp_channel", unsafe { ibv_create_comp_channel(context) })?;
         set_nonblocking(opened.completion_fd())?;
         set_nonblocking(opened.async_fd())?;
         Ok(opened)
     }
 
-    /// Creates a thread domain and its parent domain; null if the device has no thread domains.
+    /// Creates a thread domain, and a parent domain that combines it with the protection domain. Returns null pointers
+    /// if the device has no thread domains.
     fn thread_domain(&self) -> (*mut ibv_td, *mut ibv_pd) {
         let mut td_attr = ibv_td_init_attr { comp_mask: 0 };
-        // SAFETY: a live context; the attributes are read during the call.
+        // SAFETY: the context is live, and the library reads the attributes during the call.
         let td = unsafe { alloc_td(self.context, &raw mut td_attr) };
         if td.is_null() {
             return (ptr::null_mut(), ptr::null_mut());
         }
-        // SAFETY: all fields are numbers and pointers for which null is good.
+        // SAFETY: all fields are numbers or pointers, for which zeros are valid.
         let mut attr: ibv_parent_domain_init_attr = unsafe { std::mem::zeroed() };
         (attr.pd, attr.td) = (self.pd, td);
-        // SAFETY: a live context, domain and thread domain; the attributes are read during the call.
+        // SAFETY: the context, the domain and the thread domain are live. The library reads the attributes during the
+        // call.
         let parent = unsafe { alloc_parent_domain(self.context, &raw mut attr) };
         if parent.is_null() {
             log::debug!("{}: no domain around a thread domain: {}", self.name, io::Error::last_os_error());
-            // SAFETY: made above, and used by nothing.
+            // SAFETY: the thread domain was created above, and nothing uses it.
             unsafe { dealloc_td(td) };
             return (ptr::null_mut(), ptr::null_mut());
         }
@@ -181,12 +186,13 @@ impl RawDevice {
         self.context
     }
 
-    /// Returns the domain in which memory is registered.
+    /// Returns the protection domain in which memory is registered.
     pub(super) const fn protection_domain(&self) -> *mut ibv_pd {
         self.pd
     }
 
-    /// Returns the domain in which queue pairs are created. It includes the memory of [`RawDevice::protection_domain`].
+    /// Returns the domain in which queue pairs are created. These queue pairs can use memory of
+    /// [`RawDevice::protection_domain`].
     pub(super) fn queue_domain(&self) -> *mut ibv_pd {
         if self.threads.1.is_null() { self.pd } else { self.threads.1 }
     }
@@ -196,45 +202,46 @@ impl RawDevice {
     }
 
     pub(super) fn completion_fd(&self) -> c_int {
-        // SAFETY: the channel is live; its descriptor never changes.
+        // SAFETY: the channel is live, and its descriptor never changes.
         unsafe { (*self.channel).fd }
     }
 
     fn async_fd(&self) -> c_int {
-        // SAFETY: the context is live; its descriptor never changes.
+        // SAFETY: the context is live, and its descriptor never changes.
         unsafe { (*self.context).async_fd }
     }
 
-    /// Returns the descriptors that have an edge when there may be asynchronous events: that of the context, and that of the subscription.
+    /// Returns the descriptors that become readable when asynchronous events may have arrived: the context's, and the one by which another
+    /// provider of the process passes events to this one.
     pub(super) fn event_fds(&self) -> impl Iterator<Item = c_int> {
         std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::wake_fd))
     }
 
-    /// Releases the device to the kernel although the library keeps the numbers of its descriptors: the null device is put
-    /// under these numbers, so that the library may close them later without harm. While the context_owner lives the library has the
-    /// context open, so that no other file can be under them.
+    /// Closes the device's files, so that the kernel can finish the removal although librdmacm never closes them. The library still has the
+    /// numbers of their descriptors. So this function makes these numbers refer to the null device, and the library can close them later
+    /// without harm. While `context_owner` exists, the library has the context open, so the numbers cannot refer to any other file.
     fn release_files(&self) {
         debug_assert!(self.context_owner.is_some());
         let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };
         for fd in [self.cmd_fd(), self.async_fd()] {
-            // SAFETY: replaces a file of the library's by another, under a number that stays the library's.
+            // SAFETY: the call replaces the library's file under a descriptor number that the library still owns.
             unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
         }
     }
 
     fn cmd_fd(&self) -> c_int {
-        // SAFETY: the context is live; its descriptor never changes.
+        // SAFETY: the context is live, and its descriptor never changes.
         unsafe { (*self.context).cmd_fd }
     }
 
     /// Returns the number of completion vectors: the interrupts over which completion events can be distributed.
     pub(super) fn completion_vectors(&self) -> u32 {
-        // SAFETY: the context is live; the number never changes.
+        // SAFETY: the context is live, and the number never changes.
         u32::try_from(unsafe { (*self.context).num_comp_vectors }).unwrap_or(1).max(1)
     }
 
-    /// Returns the result of a call that releases an object of the device, from its return code. After the kernel has torn a device
-    /// down, each such call fails with `EIO` although its object is destroyed: that counts as success.
+    /// Converts the return code of a call that releases an object of the device. After the kernel has destroyed the process's objects on a
+    /// removed device, each such call fails with `EIO`. The object is destroyed then, so this error counts as success.
     pub(super) fn given_back(&self, call: &'static str, rc: c_int) -> Result<()> {
         match check(call, rc) {
             Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::EIO) && self.is_torn_down() => Ok(()),
@@ -242,26 +249,28 @@ impl RawDevice {
         }
     }
 
-    /// Returns true if the kernel has destroyed this process's objects on the device, because the device was removed.
+    /// Returns true if the device was removed and the kernel has destroyed this process's objects on it.
     ///
-    /// Most drivers let the kernel do that while processes still have the device open (`ib_uverbs_remove_one` with
-    /// `disassociate_ucontext`, drivers/infiniband/core/uverbs_main.c); with others (siw, rxe) the removal waits for the
-    /// processes, whose calls go on working. Commands fail with `EIO` from before the destruction on, and `EIO` may be a driver's
-    /// own, so it alone says nothing. But objects are destroyed with the newest first (`__uverbs_cleanup_ufile`, rdma_core.c),
-    /// and the completion channel is older than all regions and queue pairs: when it is closed (`ib_uverbs_free_event_queue`),
-    /// they are gone.
+    /// With most drivers the kernel does so while processes still have the device open (`ib_uverbs_remove_one` with
+    /// `disassociate_ucontext`, drivers/infiniband/core/uverbs_main.c). With others (siw, rxe) the removal waits until the processes have
+    /// closed the device, and their calls still work.
+    ///
+    /// A command that fails with `EIO` proves nothing: commands fail before the objects are destroyed, and a driver may return `EIO` for
+    /// another reason. But the kernel destroys the newest objects first (`__uverbs_cleanup_ufile`, rdma_core.c), and the completion channel
+    /// is older than all regions and queue pairs. So when the kernel has closed the channel (`ib_uverbs_free_event_queue`), the regions and
+    /// queue pairs are already destroyed.
     fn is_torn_down(&self) -> bool {
         let mut fd = libc::pollfd { fd: self.completion_fd(), events: 0, revents: 0 };
-        // SAFETY: one descriptor, in a place that outlives the call.
+        // SAFETY: `fd` is one descriptor, and exists until the call returns.
         unsafe { libc::poll(&raw mut fd, 1, 0) == 1 && fd.revents & libc::POLLERR != 0 }
     }
 
-    /// Makes the drop of this device close it in the library, too.
+    /// Records that the device was removed. Dropping this object then also makes librdmacm close the device.
     pub(super) fn set_removed(&self) {
         self.removed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the next asynchronous event for this provider; `None` if there is none at the moment.
+    /// Returns the next asynchronous event for this provider. Returns `None` if no event is available.
     pub(super) fn next_event(&self) -> Result<Option<AsyncEvent>> {
         match &self.events {
             Some(events) => events.next(|| self.read_event()),
@@ -272,7 +281,7 @@ impl RawDevice {
     fn read_event(&self) -> Result<Option<AsyncEvent>> {
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
         let event = event.as_mut_ptr();
-        // SAFETY: a live context and a place for the result.
+        // SAFETY: the context is live, and the pointer is to memory for the result.
         if unsafe { ibv_get_async_event(self.context, event) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
@@ -280,9 +289,10 @@ impl RawDevice {
                 _ => Err(Error::io("ibv_get_async_event", error)),
             };
         }
-        // SAFETY: the call has filled the event. Its object lives until the event is acknowledged, which is below.
+        // SAFETY: the call has filled in the event. The object of the event exists until the event is acknowledged
+        // below.
         let copy = unsafe { AsyncEvent::copy(event) };
-        // SAFETY: acknowledged once, and not used any more.
+        // SAFETY: the event is acknowledged once, and not used afterwards.
         unsafe { ibv_ack_async_event(event) }
         Ok(Some(copy))
     }
@@ -296,27 +306,27 @@ impl Drop for RawDevice {
             }
         };
         if !self.guard.is_null() {
-            // SAFETY: made by `guard`, used by nobody, destroyed once.
+            // SAFETY: `guard` has created the queue, nothing uses it, and it is destroyed once.
             warn(check("ibv_destroy_cq", unsafe { ibv_destroy_cq(self.guard) }));
         }
         if !self.channel.is_null() {
-            // SAFETY: queues hold a share of the device, so none is left on the channel.
+            // SAFETY: each queue holds a share of the device, so the channel has no queue any more.
             warn(check("ibv_destroy_comp_channel", unsafe { ibv_destroy_comp_channel(self.channel) }));
         }
         if !self.threads.1.is_null() {
-            // SAFETY: queue pairs hold a share of the device, so none is left in the domain, which goes before the two that
-            // it is made of.
+            // SAFETY: each queue pair holds a share of the device, so the parent domain has none any more. It is destroyed before the two
+            // domains that it combines.
             warn(check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.threads.1) }));
-            // SAFETY: the domain around it is gone.
+            // SAFETY: the parent domain of this thread domain is destroyed.
             warn(check("ibv_dealloc_td", unsafe { dealloc_td(self.threads.0) }));
         }
-        // SAFETY: regions and queue pairs hold a share of the device, so none is left in the domain.
+        // SAFETY: each region and queue pair holds a share of the device, so the domain has none any more.
         warn(check("ibv_dealloc_pd", unsafe { ibv_dealloc_pd(self.pd) }));
         let last = self.events.take().is_some_and(Subscription::end);
         let removed = self.managed && self.removed.load(Ordering::Relaxed);
         if removed && last && !close_removed_devices() {
-            // It was the last device of the system. The library then closes no removed devices, and would keep this one open until
-            // the process ends.
+            // This was the last device of the system, so the library has closed no removed device. It would keep this device open until the
+            // process ends.
             self.release_files();
         }
         self.context_owner = None;
@@ -326,10 +336,10 @@ impl Drop for RawDevice {
     }
 }
 
-/// Makes librdmacm list the devices: it then closes the removed ones that are not in use. The kernel waits for that before it
-/// finishes the removal. Returns `false` if the library found no device at all: then it closes none.
+/// Makes librdmacm list the devices. It then closes the removed devices that are not in use, for which the kernel waits before it finishes
+/// the removal. Returns `false` if the library found no device at all, because it then closes none.
 fn close_removed_devices() -> bool {
-    // SAFETY: the count is not asked for; the list is freed unchanged.
+    // SAFETY: a null pointer means that the count is not requested. The list is freed unchanged.
     unsafe {
         let devices = rdma_get_devices(ptr::null_mut());
         if devices.is_null() {

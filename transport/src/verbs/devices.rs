@@ -1,4 +1,4 @@
-//! [`Device`]: the provider's entry of a device in use.
+//! [`Device`]: a device in the provider's table.
 
 use std::sync::Arc;
 
@@ -11,41 +11,43 @@ use crate::error::{Error, Result};
 use crate::provider::DeviceInfo;
 use crate::slab::Key;
 
-/// A device in the provider's table. Its index is its handle.
+/// A device in the provider's table. Its index in the table is its handle.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) info: DeviceInfo,
     pub(super) limits: Limits,
-    /// The open device; `None` once a removed device was closed.
+    /// The open device. `None` after the device was removed and closed.
     pub(super) raw: Option<Arc<RawDevice>>,
-    /// True once the device was removed.
+    /// True after the device was removed.
     pub(super) removed: bool,
-    /// The number of ids on it, without the provider's own.
+    /// The number of the program's ids on the device. The provider's private id does not count.
     pub(super) ids: usize,
-    /// The provider's own id on it.
+    /// The provider's private id on the device, which receives the event of the device's removal. `None` if the device
+    /// was opened without the connection manager.
     pub(super) watch: Option<Key>,
-    /// The number of completion queues that are armed and had no event since.
+    /// The number of completion queues of the device that are armed, and had no event since they were armed.
     pub(super) armed: usize,
-    /// Its queue pairs by their number.
+    /// The queue pairs of the device, by their numbers.
     pub(super) numbers: QpNumbers,
-    /// Ports that ids are or were on; true if the port was down at its last event or query.
+    /// The ports that ids use or have used. The bool is true if the port was down at its last event or query.
     ports: Vec<(u8, bool)>,
-    /// Ids that are destroyed when their port is up again.
+    /// Ids that are destroyed when their port is up again, each with the number of the port.
     pub(super) waiting_for_port: Vec<(u8, Arc<RawId>)>,
 }
 
 impl Device {
-    /// Opens the objects that the provider needs on the device of `context`; `port` is the port in use.
+    /// Opens the objects that the provider needs on the device of `context`. `port` is the port that the provider uses.
+    /// `managed` is true if librdmacm has opened the context.
     ///
     /// # Safety
-    /// `context` is live for as long as `context_owner` is.
+    /// `context` stays live while `context_owner` exists.
     pub(super) unsafe fn open(
         context: *mut ibv_context,
         context_owner: ContextOwner,
         port: u8,
         managed: bool,
     ) -> Result<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the context stays live while its owner exists.
         let raw = unsafe { RawDevice::open(context, context_owner, managed) }?;
         let limits = Limits::of(&raw);
         let capabilities = capabilities::query(&raw, &limits, port)?;
@@ -64,7 +66,7 @@ impl Device {
         })
     }
 
-    /// Returns the open device; an error if it was removed.
+    /// Returns the open device. Returns an error if the device was removed.
     pub(super) fn live(&self) -> Result<&Arc<RawDevice>> {
         self.raw
             .as_ref()
@@ -72,7 +74,7 @@ impl Device {
             .ok_or_else(|| Error::NoDevice { reason: format!("{} was removed", self.info.name) })
     }
 
-    /// Records if a port is down.
+    /// Records that a port is down, or that it is up.
     pub(super) fn set_down(&mut self, port: u8, down: bool) {
         match self.ports.iter_mut().find(|known| known.0 == port) {
             Some(known) => known.1 = down,
@@ -80,8 +82,8 @@ impl Device {
         }
     }
 
-    /// Returns true if a port is down. Queries the device once for each port, because a query is a command to the firmware; later its
-    /// events report changes. Queries rxe each time, because its event may arrive late.
+    /// Returns true if a port is down. Queries the device once for each port, because a query is a command to the firmware. Later the
+    /// device's events report changes. On rxe the event may arrive late, so the device is queried each time.
     pub(super) fn is_down(&mut self, port: u8) -> bool {
         let known = self.ports.iter().find(|known| known.0 == port);
         if let Some(&(_, down)) = known.filter(|_| self.limits.driver != Driver::Rxe) {

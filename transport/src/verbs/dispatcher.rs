@@ -1,9 +1,9 @@
 //! Asynchronous events of a device for every provider of the process.
 //!
-//! librdmacm opens a device once per process, so all providers share its context and the one queue of asynchronous events
-//! behind it. A new event makes an edge for every provider that watches the queue, but a provider that looks after another has
-//! read the event sees no edge any more: epoll asks the queue again, and finds it empty. So the provider that reads an event puts a
-//! copy into the queue of every provider that has the device open, and rings its wake, a descriptor of the provider's own.
+//! librdmacm opens a device once per process. So all providers share the context of the device, and its only queue of asynchronous events.
+//! Each provider watches this queue with epoll. If one provider reads an event before another provider calls epoll, the other provider sees
+//! no edge: epoll checks the queue again, and finds it empty. So the provider that reads an event puts a copy into the private queue of
+//! every provider that has the device open. It then writes to the wake of each of these providers, which is an eventfd.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::async_event::AsyncEvent;
 use crate::error::{Error, Result};
 
-/// The largest number of events in the queue of a provider. Beyond it the oldest is dropped.
+/// The maximum number of events in the private queue of a provider. A new event then replaces the oldest.
 const MAX_QUEUED: usize = 1000;
-/// The number of events that one call reads from the system.
+/// The maximum number of events that one call reads from the system.
 const MAX_READS: usize = 64;
 
 #[derive(Debug)]
@@ -35,14 +35,14 @@ struct Subscribers {
 static SUBSCRIBERS: Mutex<Subscribers> = Mutex::new(Subscribers { list: Vec::new(), next_number: 0 });
 
 fn subscribers() -> MutexGuard<'static, Subscribers> {
-    // Nothing panics while it holds the lock.
+    // No code panics while it holds the lock, so a poisoned lock needs no check.
     SUBSCRIBERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Signals an eventfd: makes an edge on a wake. Each write makes one, whether or not the number is ever read.
+/// Signals an eventfd, which makes an edge for epoll. Each write makes an edge, even if the eventfd is never read.
 fn signal(wake: &OwnedFd) {
     let one = 1_u64;
-    // SAFETY: writes eight bytes of a number to an open descriptor.
+    // SAFETY: the call reads the eight bytes of a number, and writes to an open descriptor.
     let rc = unsafe { libc::write(wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     if rc < 0 {
         log::warn!("an event of a device may be noticed late: {}", io::Error::last_os_error());
@@ -58,14 +58,14 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Subscribes to the events of the context at this address.
+    /// Subscribes to the events of the context whose address is `context`.
     pub(super) fn new(context: usize) -> Result<Self> {
-        // SAFETY: makes a descriptor and touches no memory.
+        // SAFETY: the call makes a descriptor, and accesses no memory.
         let wake = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
         if wake < 0 {
             return Err(Error::io("eventfd", io::Error::last_os_error()));
         }
-        // SAFETY: the descriptor was made above, for this owner.
+        // SAFETY: `eventfd` has returned this descriptor, which has no other owner.
         let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(wake) });
         let mut all = subscribers();
         let number = all.next_number;
@@ -74,12 +74,13 @@ impl Subscription {
         Ok(Self { context, number, wake })
     }
 
-    /// Returns the eventfd, which has an edge when another subscriber has put an event into this one's queue. It is never read.
+    /// Returns the eventfd of this subscription. It has an edge when another subscriber has put an event into this subscription's queue. It
+    /// is never read.
     pub(super) fn wake_fd(&self) -> RawFd {
         self.wake.as_raw_fd()
     }
 
-    /// Returns the next event for this subscriber; `None` if there is none at the moment. `read` reads one event from the system.
+    /// Returns the next event for this subscriber. Returns `None` if no event is available. `read` reads one event from the system's queue.
     pub(super) fn next(&self, mut read: impl FnMut() -> Result<Option<AsyncEvent>>) -> Result<Option<AsyncEvent>> {
         let mut all = subscribers();
         let mut failed = None;
@@ -109,7 +110,7 @@ impl Subscription {
         }
     }
 
-    /// Ends the subscription. Returns true if no provider of this process has the context open any more.
+    /// Ends the subscription. Returns true if no other provider of this process has a subscription to the context.
     pub(super) fn end(self) -> bool {
         let mut all = subscribers();
         all.list.retain(|subscriber| subscriber.number != self.number);

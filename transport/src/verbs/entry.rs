@@ -14,32 +14,34 @@ use crate::slab::Key;
 /// The state of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdState {
-    /// Waits for connect requests.
+    /// The id listens for connect requests.
     Listening,
-    /// Bound to a local address, for datagrams.
+    /// The id is bound to a local address, for datagrams.
     Bound,
-    /// The provider's own id on a device, which receives the event of a removal.
+    /// The id is a private id of the provider on a device. It receives the event of the device's removal.
     WatchingDevice,
-    /// Resolves the peer's address, then the route.
+    /// The id resolves the peer's address, and then the route.
     Resolving,
-    /// On a device, and ready to connect.
+    /// The id is on a device, and is ready to connect.
     Resolved,
-    /// The stream of a peer that has sent no request yet. The program does not know this id.
+    /// The id has an accepted stream on which the peer has not sent its request yet. The program has not been notified
+    /// of the id.
     AwaitingRequest,
-    /// Connects; the peer has not answered.
+    /// The id has sent a connect request that the peer has not answered.
     Connecting,
-    /// A connect request that the program has not answered.
+    /// The id is of a connect request that the program has not answered.
     RequestReceived,
-    /// Accepted, but not established yet.
+    /// The program has accepted the connect request, but the connection is not established yet.
     Accepting,
-    /// Established.
+    /// The connection is established.
     Established,
-    /// Disconnected by the program.
+    /// The program has disconnected.
     Disconnecting {
-        /// The queue pair is put into the error state when the peer has closed, or now at the latest (iWARP only).
+        /// The time at which the provider puts the queue pair into the error state, if the peer has not closed the
+        /// connection before. `None` if the queue pair is in the error state already. Only iWARP waits.
         flush_at: Option<Instant>,
     },
-    /// Ended: the program can only destroy it.
+    /// The connection has ended. The program can only destroy the id.
     Closed,
 }
 
@@ -67,24 +69,25 @@ impl IdState {
 pub(super) struct IdEntry {
     pub(super) raw: Arc<RawId>,
     pub(super) state: IdState,
-    /// The device of the id.
+    /// The device of the id; `None` before it is known.
     pub(super) device: Option<DeviceId>,
     pub(super) qp: Option<Qp>,
     /// The time by which an active connection must be established.
     pub(super) deadline: Option<Instant>,
-    /// The read depths that the peer has requested, and later the negotiated ones.
+    /// The read depths that the peer has requested. After the connection is established, the negotiated read depths.
     pub(super) read_depth: ReadDepth,
-    /// The code of the receiver-not-ready timer to set when the connection is established.
+    /// The receiver-not-ready timer, as a code. It is set when the connection is established.
     pub(super) min_rnr_timer: u8,
-    /// Type of service and ack timeout that a listener sets on the ids of its connect requests.
+    /// For a listener: the type of service and the ack timeout that it sets on the ids of its connect requests.
     pub(super) inherited: (Option<u8>, Option<u8>),
-    /// True on iWARP while destroying the id may block until its handshake ends.
+    /// True while destroying the id may block until the end of its handshake (iWARP only).
     pub(super) handshaking: bool,
-    /// True once the program was notified of the device's removal.
+    /// True after the id has received the event of its device's removal.
     pub(super) removal_reported: bool,
-    /// The multicast groups that it is in or joins, and the numbers of the joins.
+    /// The multicast groups that the id has joined or is joining, each with the number of the join. `None` is a free
+    /// slot.
     pub(super) groups: Vec<Option<(IpAddr, usize)>>,
-    /// The listener or the stream of an id that connects by exchange.
+    /// The listening socket or the stream of an id that connects by exchange; `None` for other ids.
     pub(super) exchange: Option<ExchangeSocket>,
 }
 
@@ -135,7 +138,7 @@ impl IdEntry {
     }
 }
 
-/// A queue pair whose id the program has destroyed, and which waits for its last shared receive.
+/// A queue pair that waits for its last shared receive. The program has already destroyed its id.
 #[derive(Debug)]
 pub(super) struct RetiringQp {
     pub(super) key: Key,
@@ -143,9 +146,9 @@ pub(super) struct RetiringQp {
     pub(super) raw: Arc<RawId>,
     pub(super) device: DeviceId,
     pub(super) state: IdState,
-    /// The time at which it is destroyed at the latest.
+    /// The time at which the queue pair is destroyed even without its last shared receive.
     pub(super) until: Instant,
 }
 
-/// The code of the default receiver-not-ready timer: 0.64 ms. The default of the connection manager is 655 ms.
+/// The default of the receiver-not-ready timer, as a code: 0.64 ms. The connection manager's own default is 655 ms.
 pub(super) const MIN_RNR_TIMER: u8 = 12;

@@ -1,4 +1,4 @@
-//! Events: reads them, and changes the id or the device that each concerns.
+//! Reading and processing of events. Each event changes the id or the device that it concerns.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,17 +21,17 @@ use crate::provider::{CqId, DeviceId};
 use crate::qp::{QpId, SrqId};
 use crate::slab::Key;
 
-/// Statuses of a SIDR reply, by which a peer names its queue pair for datagrams (`ib_cm.h`).
+/// Statuses in a SIDR reply (`ib_cm.h`). By a SIDR reply a peer names its queue pair for datagrams, or refuses.
 const SIDR_UNSUPPORTED: i32 = 1;
 const SIDR_REJECT: i32 = 2;
-/// The largest number of device events that are kept for the program.
+/// The maximum number of device events that wait until the program reads them.
 const DEVICE_EVENTS: usize = 1000;
 
 impl Verbs {
     pub(super) fn next_event(&mut self, now: Instant) -> Result<Option<CmEvent>> {
         loop {
             while let Some(event) = self.events.pop_front() {
-                // Its id may have been destroyed meanwhile.
+                // The program may have destroyed the id since the event was queued.
                 if self.ids.get(event.id.0).is_some() {
                     return Ok(Some(event));
                 }
@@ -51,7 +51,8 @@ impl Verbs {
         }
     }
 
-    /// Polls the descriptors. Returns true if one of them is ready.
+    /// Polls the descriptors of the event set, and records which of them are ready. Returns true if at least one is
+    /// ready.
     fn poll_event_set(&mut self) -> Result<bool> {
         match self.event_set.poll.poll(&mut self.event_set.ready, Some(Duration::ZERO)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return Ok(true),
@@ -85,7 +86,7 @@ impl Verbs {
     fn connect_failed(&mut self, key: Key, failure: ConnectFailure) {
         let Some(id) = self.ids.get_mut(key) else { return };
         id.handshaking = false;
-        // An event may have reported the same before.
+        // An event may already have reported that the connect failed.
         if id.state == IdState::Connecting {
             id.state = IdState::Closed;
             self.push(key, CmEventKind::ConnectFailed(failure));
@@ -119,7 +120,7 @@ impl Verbs {
             cm::RDMA_CM_EVENT_MULTICAST_JOIN | cm::RDMA_CM_EVENT_MULTICAST_ERROR => {
                 self.join_ended(key, join, status, peer);
             }
-            // A SIDR reply without a queue pair.
+            // A SIDR reply in which the peer refuses.
             cm::RDMA_CM_EVENT_UNREACHABLE if id.raw.service() == Service::Datagram && status > 0 => {
                 let kind = match status {
                     SIDR_UNSUPPORTED => CmEventKind::ConnectFailed(ConnectFailure::Refused),
@@ -171,7 +172,7 @@ impl Verbs {
         let Some(id) = self.ids.get(key).filter(|id| id.state == IdState::Resolving) else { return };
         let (raw, deadline) = (Arc::clone(&id.raw), id.deadline);
         let timeout = milliseconds_to(deadline, Some(now));
-        // To join a group there must be no route.
+        // The id is to join a multicast group. It must not resolve a route before.
         let is_group =
             raw.service() == Service::Datagram && raw.peer_address().is_some_and(|peer| peer.ip().is_multicast());
         let routed = self.assign_device(key).and_then(|device| {
@@ -195,13 +196,13 @@ impl Verbs {
 
     fn connect_request(&mut self, listener: Key, request: &NewCmId, private_data: Box<[u8]>, read_depth: ReadDepth) {
         let Ok(manager) = self.manager().cloned() else { return };
-        // SAFETY: the event has brought a new id, which nobody else knows.
+        // SAFETY: the event has delivered a new id, which nothing else owns.
         let raw = unsafe { RawId::from_raw(request.id, &manager) };
         let Some(listening) = self.ids.get(listener).filter(|id| id.state == IdState::Listening) else {
-            // The listener is gone: dropping the id refuses the peer.
+            // The program has destroyed the listener. Dropping the id refuses the peer.
             return;
         };
-        // The kernel passes no option of a listener to its requests.
+        // The kernel does not apply the listener's options to the ids of its requests, so set them here.
         set_path(&raw, listening.inherited.0, listening.inherited.1);
         let Some(peer) = raw.peer_address() else { return };
         let mut id = IdEntry::new(Arc::new(raw), IdState::RequestReceived);
@@ -228,7 +229,7 @@ impl Verbs {
                 private_data
             }
             IdState::Accepting => Box::default(),
-            // Reported twice, or after the program has disconnected.
+            // The event arrived twice, or the program has disconnected before it arrived.
             _ => return,
         };
         let (active, read_depth) = (id.state == IdState::Connecting, id.read_depth);
@@ -263,11 +264,11 @@ impl Verbs {
                 id.state = IdState::Closed;
                 self.push(key, CmEventKind::ConnectFailed(ConnectFailure::PeerClosed));
             }
-            // The peer accepted, and left before it was notified that the connection is established.
+            // The peer accepted, and disconnected before it was notified that the connection was established.
             IdState::Established if kind == cm::RDMA_CM_EVENT_REJECTED => {
                 self.disconnected(key, DisconnectCause::Peer);
             }
-            // Since Linux 6.0 the connection manager may report that of an established connection.
+            // Since Linux 6.0 the connection manager may report the event `UNREACHABLE` for an established connection.
             IdState::Established => {
                 let error = std::io::Error::from_raw_os_error(status.saturating_abs());
                 self.disconnected(key, DisconnectCause::Path(format!("the peer became unreachable: {error}")));
@@ -291,7 +292,7 @@ impl Verbs {
         }
     }
 
-    /// Reports the removal of a device to every id on it. Closes the device immediately if it has no ids.
+    /// Reports the removal of a device to every id on it. Closes the device immediately if no id is on it.
     fn device_removed(&mut self, device: DeviceId) {
         let Some(entry) = self.devices.get_mut(device.0 as usize) else { return };
         let again = std::mem::replace(&mut entry.removed, true);
@@ -334,7 +335,7 @@ impl Verbs {
         match event {
             AsyncEvent::Qp { kind, name } => self.qp_event(device, kind, name),
             AsyncEvent::CqError(name) => {
-                // It may be another provider's.
+                // The completion queue may be one of another provider in this process.
                 if let Some((key, _)) = self.cqs.at(name.slot()).filter(|(_, cq)| cq.named(name).is_some()) {
                     self.queue_failed(CqId(key), "the completion queue overran");
                 }
@@ -370,7 +371,8 @@ impl Verbs {
         let is_it = |id: &IdEntry| id.qp.as_ref().is_some_and(|qp| qp.name == queue);
         let key = self.ids.at(queue.slot()).filter(|(_, id)| is_it(id)).map(|(key, _)| key);
         let Some((key, id)) = key.and_then(|key| Some((key, self.ids.get_mut(key)?))) else {
-            // Every provider of the process receives the events of every queue pair on the device.
+            // The queue pair is of another provider in this process, because every provider receives all events of the
+            // device.
             log::trace!("{name}: an event of a queue pair that is not this provider's: {kind:?}");
             return;
         };
@@ -398,7 +400,8 @@ impl Verbs {
 
     fn device_event(&mut self, device: usize, kind: DeviceEventKind) {
         if self.device_events.len() >= DEVICE_EVENTS {
-            // The program does not read them, or the device never stops.
+            // The list is full: the program does not read the events, or the device reports events without end. Drop
+            // the oldest.
             self.device_events.pop_front();
         }
         self.device_events.push_back(DeviceEvent { device: DeviceId(device as u32), kind });
@@ -418,7 +421,8 @@ impl Verbs {
         self.path_failed(on_it, &why);
     }
 
-    /// Ends the concerned connections, with the reason `why`.
+    /// Reports to each id for which `concerned` returns true that its path has failed. `why` is the reason in the
+    /// event.
     fn path_failed(&mut self, concerned: impl Fn(&IdEntry) -> bool, why: &str) {
         let keys: Vec<Key> = self.ids.iter().filter(|(_, id)| concerned(id)).map(|(key, _)| key).collect();
         for key in keys {
@@ -426,7 +430,7 @@ impl Verbs {
         }
     }
 
-    /// Marks a completion queue as failed, and ends the connections whose queue pairs complete there, because completions are lost.
+    /// Marks a completion queue as failed, because completions are lost. Ends the connections whose queue pairs use the queue.
     pub(super) fn queue_failed(&mut self, queue: CqId, why: &str) {
         let Some(cq) = self.cqs.get_mut(queue.0).filter(|cq| !cq.failed) else { return };
         cq.failed = true;
@@ -439,7 +443,8 @@ impl Verbs {
         self.path_failed(on_it, &why);
     }
 
-    /// Treats a device as failed, because its completion channel has failed and no completion can be waited for.
+    /// Treats a device as failed and removed. Its completion channel has failed, so the provider can no longer wait for
+    /// completions.
     pub(super) fn channel_failed(&mut self, device: DeviceId, why: &str) {
         let index = device.0 as usize;
         log::error!("{}: {why}: the device is treated as failed", self.devices[index].info.name);

@@ -1,4 +1,4 @@
-//! Connecting by exchange: the calls of the program. `exchange_events` processes the input of peers.
+//! Connections by exchange: the calls of the program. `exchange_events` processes the messages of peers.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use crate::exchange::message::{Endpoint, ExchangeRefusal, Network};
 use crate::provider::DeviceId;
 use crate::slab::Key;
 
-/// The code of the default ack timeout, that of the connection manager: 2 s.
+/// The default of the ack timeout, as a code: 2 s. It is the same as that of the connection manager.
 const ACK_TIMEOUT: u8 = 19;
-/// The largest number of cached results.
+/// The maximum number of cached results of the search for a port and GID.
 const MAX_CACHED: usize = 16;
 
 impl Verbs {
@@ -39,7 +39,7 @@ impl Verbs {
         let ListenOptions { type_of_service, ack_timeout, .. } = *options;
         PathOptions { type_of_service, ack_timeout, source: Source::Any }.check()?;
         if exchange.device.is_some() {
-            // Fails now if the named device, port or GID does not exist.
+            // If the named device, port or GID does not exist, listening fails now and not with the first connection.
             self.port_gid_for(None, exchange)?;
         }
         let listen = |source| Error::Listen { address, source };
@@ -60,7 +60,7 @@ impl Verbs {
         Ok(CmId(key))
     }
 
-    /// Adds a stream that the program has accepted to a listener.
+    /// Adds a stream that the program has accepted to the streams of a listener.
     pub(super) fn accept_stream(&mut self, listener: CmId, stream: OwnedFd, now: Instant) -> Result<()> {
         let listening = self.id_mut(listener)?;
         if listening.listener_mut().is_none() {
@@ -74,7 +74,8 @@ impl Verbs {
 
     // Connecting.
 
-    /// Returns the port and the GID for a connection whose stream has the local address `source`.
+    /// Returns the port and the GID of a connection whose stream has the local address `source`. Looks in the cache
+    /// first.
     pub(super) fn port_gid_for(&mut self, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
         let root = &self.exchanges.sysfs;
         let same = |known: &&CachedPortGid| known.0 == source && known.1 == *options;
@@ -90,7 +91,8 @@ impl Verbs {
         Ok(port_gid)
     }
 
-    /// Chooses the port and the GID of an active connection. `connect` connects the stream.
+    /// Creates an id for an active connection, and chooses its port and GID. The stream is connected later, by
+    /// `connect`.
     pub(super) fn resolve_by_exchange(
         &mut self,
         mut stream: ExchangeStream,
@@ -114,7 +116,7 @@ impl Verbs {
             (Some(to), None) => Some(gid::source_for(to).map_err(unreachable)?),
             (None, _) => stream.local_address(),
         };
-        // The system chooses the TCP port, which does not matter here.
+        // Use port 0: the TCP port does not influence the choice, and would make the cache miss.
         let source = local.map(|mut local| {
             local.set_port(0);
             local
@@ -136,7 +138,7 @@ impl Verbs {
         Ok(CmId(key))
     }
 
-    /// Records the device of an id that connects by exchange.
+    /// Records that an id that connects by exchange is on `device`.
     pub(super) fn set_exchange_device(&mut self, key: Key, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         let Some(id) = self.ids.get_mut(key) else { return };
@@ -147,7 +149,7 @@ impl Verbs {
         entry.ids += 1;
     }
 
-    /// Returns the attributes of the local queue pair for the peer.
+    /// Returns the attributes of the local queue pair that are sent to the peer.
     fn endpoint(&mut self, id: CmId, offer: &ConnectOffer) -> Result<Endpoint> {
         let mut octets = [0; 4];
         if let Some(entropy) = &mut self.exchanges.entropy {
@@ -192,10 +194,12 @@ impl Verbs {
         Ok(())
     }
 
-    /// Negotiates the attributes of a connection. `asks` is true on the active side, whose Request decides some of them.
+    /// Returns the attributes that both sides use on a connection. `asks` is true on the active side. The active side's
+    /// Request decides some of the attributes.
     fn agreed(entry: &IdEntry, own: &Endpoint, peer: &Endpoint, asks: bool) -> Negotiated {
         let first = if asks { own } else { peer };
-        // The limit is what one side requests and the other one supports.
+        // The read depth is the smaller of two numbers: the one that one side requests, and the one that the other side
+        // supports.
         let read_depth = ReadDepth {
             responder_resources: own.responder_resources.min(peer.initiator_depth).into(),
             initiator_depth: own.initiator_depth.min(peer.responder_resources).into(),
@@ -210,7 +214,7 @@ impl Verbs {
         }
     }
 
-    /// Moves the queue pair to RTR and RTS. Returns the negotiated attributes.
+    /// Moves the queue pair through RTR to RTS, so that it can receive and send. Returns the negotiated attributes.
     pub(super) fn connect_qp(&mut self, key: Key, own: &Endpoint, peer: &Endpoint, asks: bool) -> Result<Negotiated> {
         let entry = self.ids.get_mut(key).ok_or(STALE_ID)?;
         let agreed = Self::agreed(entry, own, peer, asks);
@@ -236,7 +240,7 @@ impl Verbs {
             own.ack_timeout = peer.ack_timeout;
         }
         let agreed = self.connect_qp(id.0, &own, &peer, false)?;
-        // Accept carries the attributes that this side uses.
+        // The message Accept carries the negotiated attributes, because the active side has proposed others.
         (own.mtu, own.traffic_class, own.retry_count) = (agreed.mtu, agreed.traffic_class, agreed.retry_count);
         self.request_answered(id.0);
         let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
@@ -252,7 +256,7 @@ impl Verbs {
         Ok(())
     }
 
-    /// Refuses a request, and destroys its id.
+    /// Refuses a request: sends the refusal to the peer, and destroys the id of the request.
     pub(super) fn refuse_exchange(&mut self, key: Key, refusal: ExchangeRefusal, private_data: &[u8]) {
         if let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) {
             stream.conversation.refuse(refusal, private_data);
@@ -274,8 +278,8 @@ impl Verbs {
         }
         let entry = self.id_mut(id)?;
         let was = std::mem::replace(&mut entry.state, IdState::Disconnecting { flush_at: None });
-        // The peer has received every send that has completed, so the flush loses no completed send. The peer's completions are in its
-        // queue before Goodbye arrives.
+        // Flush before Goodbye. The flush loses no completed send, because such a send has reached the peer. Its completion is in the
+        // peer's completion queue before Goodbye arrives.
         if let Err(error) = entry.raw.flush() {
             log::debug!("{error}");
         }
@@ -292,7 +296,7 @@ impl Verbs {
         Ok(())
     }
 
-    /// Closes the socket of an id, which is no longer in the table and whose queue pair is destroyed.
+    /// Closes the socket of an id. The id is no longer in the table, and its queue pair is destroyed.
     pub(super) fn close_exchange(&mut self, key: Key, state: IdState, exchange: ExchangeSocket) {
         let registry = self.event_set.poll.registry();
         match exchange {
@@ -319,7 +323,7 @@ impl Verbs {
         }
     }
 
-    /// Ends an attempt to connect, with `ConnectFailed`.
+    /// Ends a connection attempt with the event `ConnectFailed`.
     pub(super) fn fail_attempt(&mut self, key: Key, failure: ConnectFailure) {
         let registry = self.event_set.poll.registry();
         let Some(id) = self.ids.get_mut(key) else { return };
@@ -333,7 +337,7 @@ impl Verbs {
 
     // Handing over.
 
-    /// Detaches a request with its stream.
+    /// Detaches a connect request together with its stream, for another provider.
     pub(super) fn detach_stream(&mut self, id: CmId) -> Result<Detached> {
         let entry = self.id_mut(id)?;
         let Some(peer) = entry.raw.peer_address() else { return Err(STALE_ID) };
@@ -349,7 +353,7 @@ impl Verbs {
         Ok(Detached::new(NAME, DetachedStream { stream: Some(stream), peer, read_depth }))
     }
 
-    /// Attaches a request with its stream.
+    /// Attaches a connect request together with its stream, which another provider has detached.
     pub(super) fn attach_stream(&mut self, mut moving: DetachedStream) -> Result<(CmId, DeviceId)> {
         let Some(port_gid) = moving.stream.as_ref().and_then(|stream| stream.port_gid.clone()) else {
             return Err(STALE_ID);

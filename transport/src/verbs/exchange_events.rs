@@ -1,4 +1,4 @@
-//! Connecting by exchange: the input of peers, and their deadlines.
+//! Connections by exchange: the processing of messages from peers, and of deadlines.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,17 +16,19 @@ use crate::exchange::message::{Endpoint, ExchangeRefusal};
 use crate::newcomers::Host;
 use crate::slab::Key;
 
-/// The time that a peer has for Request, and for Ready after Accept.
+/// The time that a peer has to send the message Request after it has connected, and the message Ready after the local
+/// Accept.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The largest number of peers that have sent no request. At the limit, the oldest peer of the host with the most of them is dropped.
+/// The maximum number of peers that have connected but not sent a Request. At the limit, the provider closes one of them for each new peer:
+/// of the host with the most such peers, the oldest one.
 const MAX_NEWCOMERS: usize = 256;
-/// The number of streams that a listener accepts before other descriptors are processed.
+/// The number of streams that a listener accepts before the provider processes other descriptors.
 const MAX_ACCEPTS: usize = 64;
-/// The pause of a listener after the system was out of descriptors.
+/// The time for which a listener accepts no streams after the system had no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Verbs {
-    /// Processes a stream or a listener that is ready.
+    /// Processes input on an id's listening socket or stream, which epoll has reported as ready.
     pub(super) fn stream_ready(&mut self, key: Key, now: Instant) {
         let Some(id) = self.ids.get_mut(key) else { return };
         match &id.exchange {
@@ -61,17 +63,17 @@ impl Verbs {
                     self.set_deadline(key, Some(now + ACCEPT_PAUSE));
                     return;
                 }
-                // A peer that has left meanwhile.
+                // The peer has closed the stream before it was accepted.
                 Err(error) => log::debug!("accepting a stream: {error}"),
             }
         }
-        // More streams may be waiting, without another edge.
+        // More streams may be waiting, but epoll reports no further edge for them. So continue in the next turn.
         self.exchanges.deadlines.insert((now, key));
     }
 
-    /// Adds a stream whose peer has sent no request yet.
+    /// Adds a stream on which the peer has not sent a Request yet.
     pub(super) fn add_newcomer(&mut self, stream: ExchangeStream, now: Instant) -> io::Result<()> {
-        // A stream without an address counts as one of this host.
+        // A stream without an IP address counts as a stream of this host.
         let host = Host::of(stream.peer_address().map_or(IpAddr::from([127, 0, 0, 1]), |peer| peer.ip()));
         if self.exchanges.newcomers.len() >= MAX_NEWCOMERS {
             let gives_way = self.exchanges.newcomers.oldest(self.exchanges.newcomers.largest());
@@ -100,7 +102,7 @@ impl Verbs {
     // Messages.
 
     fn read_stream(&mut self, key: Key) {
-        // A peer sends at most six messages.
+        // The loop ends, because a peer sends at most six messages on a stream.
         loop {
             let Some(stream) = self.ids.get_mut(key).and_then(IdEntry::stream_mut) else { return };
             if let Err(error) = stream.flush() {
@@ -135,14 +137,14 @@ impl Verbs {
         let (ticket, listening) = (stream.ticket.take(), stream.listener);
         stream.peer = Some(peer);
         let local = stream.local_address();
-        // Without an address on the stream, the peer is named by its GID.
+        // If the stream has no IP address, the event names the peer by the address in its GID.
         let from = stream.peer_address().unwrap_or_else(|| SocketAddr::new(gid_address(peer.gid), 0));
         let from = SocketAddr::new(from.ip().to_canonical(), from.port());
         if let Some(ticket) = ticket {
             self.exchanges.newcomers.remove(ticket);
         }
         self.set_deadline(key, None);
-        // Without its listener a request ends before the program is notified of it.
+        // If the listener was destroyed, close the stream. The program is not notified of this request.
         let Some(listener) = listening else { return self.discard(key) };
         let Some(listening) = self.ids.get_mut(listener).and_then(IdEntry::listener_mut) else {
             return self.discard(key);
@@ -189,7 +191,7 @@ impl Verbs {
         self.push(key, CmEventKind::ConnectRequest { listener, device, peer: from, private_data, read_depth });
     }
 
-    /// Counts a request as answered.
+    /// Decrements the number of requests that wait at the listener, because the program has answered one.
     pub(super) fn request_answered(&mut self, key: Key) {
         let listener = self.ids.get_mut(key).and_then(IdEntry::stream_mut).and_then(|stream| stream.listener.take());
         if let Some(listening) =
@@ -212,7 +214,7 @@ impl Verbs {
                 let Some(id) = self.ids.get_mut(key) else { return };
                 id.state = IdState::Established;
                 if let Some(stream) = id.stream_mut() {
-                    // The next edge of the stream flushes Ready.
+                    // Only queues the message Ready. It is sent when epoll reports that the stream is writable.
                     stream.conversation.ready();
                 }
                 self.set_deadline(key, None);
@@ -242,7 +244,7 @@ impl Verbs {
         }
     }
 
-    /// Establishes an accepted connection: the peer is ready.
+    /// Establishes a connection that the program has accepted, because the peer has sent Ready.
     fn peer_ready(&mut self, key: Key) {
         let Some(id) = self.ids.get_mut(key).filter(|id| id.state == IdState::Accepting) else { return };
         id.state = IdState::Established;
@@ -272,7 +274,7 @@ impl Verbs {
         }
     }
 
-    /// Processes Goodbye, or the end of the stream.
+    /// Processes the end of a stream: the peer has sent Goodbye, or the stream has ended or failed.
     fn stream_ended(&mut self, key: Key, error: &io::Error) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let state = id.state;
@@ -282,7 +284,7 @@ impl Verbs {
             IdState::Connecting => self.fail_attempt(key, connect_failure(error)),
             IdState::Accepting => self.fail_attempt(key, ConnectFailure::PeerClosed),
             IdState::RequestReceived => {
-                // The program is notified by the error of its answer.
+                // The program has not answered the request. Its answer will return an error, so no event is necessary.
                 self.request_answered(key);
                 self.close_stream(key);
                 if let Some(id) = self.ids.get_mut(key) {
@@ -300,7 +302,8 @@ impl Verbs {
 
     // Time.
 
-    /// Sets the deadline of an id: for the next message of its peer, or for the pause of a listener.
+    /// Sets or removes the deadline of an id. For a stream, it is that of the peer's next message. For a listener, it
+    /// is the end of a pause.
     pub(super) fn set_deadline(&mut self, key: Key, until: Option<Instant>) {
         let Some(id) = self.ids.get_mut(key) else { return };
         let due = match &mut id.exchange {
@@ -316,12 +319,12 @@ impl Verbs {
         }
     }
 
-    /// Sets the deadline for the Ready of a peer.
+    /// Sets the deadline for the peer's message Ready.
     pub(super) fn await_ready(&mut self, key: Key, now: Instant) {
         self.set_deadline(key, Some(now + PEER_TIMEOUT));
     }
 
-    /// Ends the attempts whose deadline has passed, and resumes listeners.
+    /// Ends the connection attempts whose deadline has passed, and resumes the listeners whose pause has ended.
     pub(super) fn exchanges_overdue(&mut self, now: Instant) {
         while let Some(&(until, key)) = self.exchanges.deadlines.first().filter(|due| due.0 <= now) {
             self.exchanges.deadlines.remove(&(until, key));
@@ -344,7 +347,7 @@ impl Verbs {
     }
 }
 
-/// Returns the IP address of a GID.
+/// Returns the IP address that a GID contains.
 fn gid_address(gid: [u8; 16]) -> IpAddr {
     IpAddr::from(gid).to_canonical()
 }

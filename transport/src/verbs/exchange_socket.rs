@@ -1,4 +1,5 @@
-//! [`ExchangeStream`]: the stream of a connection by exchange, and [`ExchangeListener`]: the socket that accepts such streams.
+//! [`ExchangeStream`]: the stream over which a connection by exchange is set up. [`ExchangeListener`]: the socket that accepts such
+//! streams.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr};
@@ -17,44 +18,45 @@ use crate::exchange::message::{Endpoint, MAX_MESSAGE};
 use crate::newcomers::Ticket;
 use crate::slab::Key;
 
-/// The time of silence after which TCP probes the peer, and the interval of its three probes.
+/// The time without data after which TCP probes the peer, and the interval of its three probes.
 const KEEPALIVE: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(5)];
-/// The time after which TCP ends a stream with unacknowledged data (`TCP_USER_TIMEOUT`).
+/// The time after which TCP ends a stream whose data the peer has not acknowledged (`TCP_USER_TIMEOUT`).
 const USER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The socket of a listener.
+/// A listening socket for connections by exchange.
 #[derive(Debug)]
 pub(super) struct ExchangeListener {
     pub(super) socket: Socket,
     pub(super) options: ListenOptions,
     pub(super) exchange: ExchangeOptions,
-    /// The number of requests that the program has not answered.
+    /// The number of connect requests that the program has not answered yet.
     pub(super) waiting: u32,
-    /// The end of a pause after the system was out of descriptors.
+    /// The end of the current pause; `None` if the listener accepts streams. It pauses when the system has no
+    /// descriptor left.
     pub(super) deadline: Option<Instant>,
 }
 
-/// The stream of a connection.
+/// The stream of a connection by exchange, and the state of the connection's setup.
 #[derive(Debug)]
 pub(super) struct ExchangeStream {
-    /// `None` until the active side connects, and once the stream has ended.
+    /// The socket. `None` on the active side before it connects, and after the stream has ended.
     pub(super) socket: Option<Socket>,
     pub(super) conversation: Conversation,
-    /// The address to which the active side connects; `None` if the program has supplied the stream.
+    /// The address to which the active side connects. `None` if the program has supplied the stream.
     pub(super) to: Option<SocketAddr>,
     /// The local address of the stream, if the program has chosen one.
     pub(super) from: Option<IpAddr>,
     pub(super) port_gid: Option<PortGid>,
     pub(super) type_of_service: Option<u8>,
     pub(super) ack_timeout: Option<u8>,
-    /// The attributes of the local queue pair, and of the peer's.
+    /// The attributes of the local queue pair, after they were sent.
     pub(super) own: Option<Endpoint>,
     pub(super) peer: Option<Endpoint>,
-    /// The sequence number of the first packet of this side.
+    /// The sequence number of the first packet that the local side sends.
     pub(super) psn: u32,
-    /// The deadline for the next message of the peer.
+    /// The deadline for the peer's next message.
     pub(super) deadline: Option<Instant>,
-    /// The entry in the list of peers that have sent no request.
+    /// The handle in the table of peers that have not sent a request; `None` after the request.
     pub(super) ticket: Option<Ticket>,
     /// The listener that has accepted it, until the request is answered.
     pub(super) listener: Option<Key>,
@@ -64,18 +66,19 @@ pub(super) struct ExchangeStream {
 #[derive(Debug)]
 pub(super) enum StreamRead {
     Event(ConversationEvent),
-    /// The end of the stream.
+    /// The stream has ended, for this reason.
     End(io::Error),
     /// No complete message is available.
     WouldBlock,
 }
 
-/// Returns the token of an id in the provider's epoll set. Generations begin with 1, so it is not one of the small tokens.
+/// Returns the token of an id in the provider's epoll set. Generations begin with 1, so the token differs from the fixed tokens `CM`,
+/// `WAKE` and `ASYNC`.
 pub(super) const fn token(key: Key) -> Token {
     Token((key.generation() as usize) << 32 | key.slot() as usize)
 }
 
-/// Returns the id of a token; `None` for the small tokens.
+/// Returns the id that has a token. Returns `None` for the fixed tokens and those of devices.
 pub(super) const fn key_of(token: Token) -> Option<Key> {
     let key = Key::new(token.0 as u32, (token.0 >> 32) as u32);
     if key.generation() == 0 { None } else { Some(key) }
@@ -95,12 +98,12 @@ fn address(of: io::Result<SockAddr>) -> Option<SocketAddr> {
 }
 
 impl ExchangeListener {
-    /// Listens, without blocking.
+    /// Opens a listening socket, which is non-blocking.
     pub(super) fn open(address: SocketAddr, options: &ListenOptions, exchange: &ExchangeOptions) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         if let SocketAddr::V6(v6) = address {
-            // The wildcard address accepts IPv4 too, whatever the system's default is.
+            // An unspecified IPv6 address also accepts IPv4, regardless of the system's default.
             let own_kind = *v6.ip() != Ipv6Addr::UNSPECIFIED;
             socket.set_only_v6(options.ipv6_only.unwrap_or(own_kind))?;
         }
@@ -113,7 +116,7 @@ impl ExchangeListener {
         address(self.socket.local_addr())
     }
 
-    /// Accepts the next stream.
+    /// Accepts the next stream, and makes it non-blocking.
     pub(super) fn accept(&self) -> io::Result<Socket> {
         let (socket, _) = self.socket.accept()?;
         socket.set_nonblocking(true)?;
@@ -126,7 +129,8 @@ impl ExchangeListener {
     }
 }
 
-/// Turns a descriptor of the program into a non-blocking stream.
+/// Makes a non-blocking stream of a descriptor that the program has supplied. Returns an error if it is not a stream
+/// socket.
 pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     let socket = Socket::from(stream);
     let no_stream = |source| Error::io("adopting a stream for an exchange", source);
@@ -137,7 +141,7 @@ pub(super) fn adopt(stream: OwnedFd) -> Result<Socket> {
     }
     socket.set_nonblocking(true).map_err(no_stream)?;
     if let Err(error) = tune(&socket) {
-        // The stream is not of TCP: its peer is on this host, or the program monitors it.
+        // The stream is not of TCP, so it needs no keepalive: its peer is on this host, or the program monitors it.
         log::debug!("a stream for an exchange has no keepalive: {error}");
     }
     Ok(socket)
@@ -176,7 +180,7 @@ impl ExchangeStream {
         address(self.socket.as_ref()?.peer_addr())
     }
 
-    /// Connects the stream if the program has not supplied one, and registers it.
+    /// Connects the stream, if the program has not supplied one, and registers it in the epoll set.
     pub(super) fn open(&mut self, registry: &Registry, key: Key) -> io::Result<()> {
         if let Some(to) = self.to.filter(|_| self.socket.is_none()) {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
@@ -199,7 +203,8 @@ impl ExchangeStream {
         registry.register(&mut SourceFd(&socket.as_raw_fd()), token(key), Interest::READABLE | Interest::WRITABLE)
     }
 
-    /// Deregisters the stream. Closing it is not enough, because the program may have another descriptor of it.
+    /// Deregisters the stream from the epoll set. Closing the socket does not suffice, because the program may have
+    /// another descriptor of it.
     pub(super) fn forget(&self, registry: &Registry) {
         let Some(socket) = &self.socket else { return };
         if let Err(error) = registry.deregister(&mut SourceFd(&socket.as_raw_fd())) {
@@ -207,7 +212,7 @@ impl ExchangeStream {
         }
     }
 
-    /// Writes the pending output, as far as the stream accepts it.
+    /// Sends pending output, until the stream accepts no more.
     ///
     /// # Errors
     /// The stream has failed, or could not be connected.
@@ -224,7 +229,7 @@ impl ExchangeStream {
         Ok(())
     }
 
-    /// Reads the next message of the peer, and no bytes beyond it.
+    /// Reads the peer's next message. Reads no bytes after it.
     pub(super) fn read_message(&mut self) -> StreamRead {
         let Some(socket) = &self.socket else { return StreamRead::WouldBlock };
         let mut room = [0; MAX_MESSAGE];
@@ -247,7 +252,7 @@ impl ExchangeStream {
         }
     }
 
-    /// Sends Goodbye and closes the stream.
+    /// Sends the message Goodbye, and closes the stream.
     pub(super) fn close(&mut self, registry: &Registry) {
         self.conversation.disconnect();
         if let Err(error) = self.flush() {
@@ -255,13 +260,13 @@ impl ExchangeStream {
         }
         self.forget(registry);
         if let Some(socket) = self.socket.take() {
-            // Ends the stream even if the program keeps another descriptor of it.
+            // End the stream even if the program still has another descriptor of it.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// A detached connect request by exchange. Dropping it disconnects the peer.
+/// A connect request by exchange that is detached from its provider. Dropping it closes the stream to the peer.
 #[derive(Debug)]
 pub(super) struct DetachedStream {
     pub(super) stream: Option<Box<ExchangeStream>>,

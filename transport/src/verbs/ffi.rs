@@ -1,5 +1,4 @@
-//! Conventions that all calls into the libraries share: how a call reports failure, how an object carries a key of the provider,
-//! and the form of addresses.
+//! Conventions of the C libraries: return codes, the contexts by which objects carry keys of the provider, and the format of addresses.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -12,51 +11,55 @@ use socket2::SockAddr;
 use crate::error::{Error, Result};
 use crate::slab::Key;
 
-/// Returns the error of a return code that is not 0. Most calls return -1 and set `errno`, some return the error itself,
-/// and some drivers negate it.
+/// Converts a return code that is not 0 into an error. Most calls return -1 and set `errno`. Some calls return the
+/// error itself, and with some drivers the negated error.
 pub(super) fn failure(rc: c_int) -> io::Error {
     if rc == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(rc.saturating_abs()) }
 }
 
-/// Turns a return code into a result: 0 is success.
+/// Converts a return code into a `Result`. The code 0 means success.
 pub(super) fn check(call: &'static str, rc: c_int) -> Result<()> {
     if rc == 0 { Ok(()) } else { Err(Error::io(call, failure(rc))) }
 }
 
-/// Turns a returned pointer into a result: null is failure.
+/// Converts a returned pointer into a `Result`. Null means failure.
 pub(super) fn non_null<T>(call: &'static str, pointer: *mut T) -> Result<*mut T> {
     if pointer.is_null() { Err(Error::io(call, io::Error::last_os_error())) } else { Ok(pointer) }
 }
 
-/// A key as the `context` of a connection-manager id, which the library hands back with its events.
+/// Returns the `context` that carries a key. The program sets it in a connection-manager id, and the library returns it
+/// with the id's events.
 pub(super) fn context_of(key: Key) -> *mut c_void {
     ptr::without_provenance_mut((key.generation() as usize) << 32 | key.slot() as usize)
 }
 
-/// The key in a `context`.
+/// Returns the key that a `context` carries.
 pub(super) fn key_of(context: *mut c_void) -> Key {
     let bits = context.addr();
     Key::new(bits as u32, (bits >> 32) as u32)
 }
 
-/// The name of a queue pair, completion queue or shared receive queue, as the `context` that the libraries hand back with its
-/// events: the slot of its entry, and a number that no other queue of this process has or had. A copy of an event may be looked
-/// at when its object is gone, by another provider, too; no later object has the name, whatever its slot and address.
+/// The name of a queue pair, completion queue or shared receive queue. It is the queue's `context`, which the libraries return with events.
+/// The name consists of the slot of the provider's entry and of a number that is unique in this process.
+///
+/// A provider may process the copy of an event after the queue was destroyed, and so may another provider. Because the name is unique, it
+/// never matches another queue, even if that has the same slot or address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueueName(usize);
 
-/// Bits of the slot in the name of a queue. Devices have fewer queues, since a queue pair's number has as many bits.
+/// The number of bits of the slot in a queue's name. A queue pair's number also has 24 bits, so no device has more
+/// queues.
 const NAME_SLOT_BITS: u32 = 24;
 
 impl QueueName {
-    /// A new name, for the queue of an entry.
+    /// Makes a new name for the queue of an entry.
     pub(super) fn new(entry: Key) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed) << NAME_SLOT_BITS;
         Self(number | entry.slot() as usize & ((1 << NAME_SLOT_BITS) - 1))
     }
 
-    /// The slot of the entry, if this is the name of a queue there.
+    /// Returns the slot in the name. The entry in this slot has the queue, if the queue was not destroyed.
     pub(super) const fn slot(self) -> u32 {
         self.0 as u32 & ((1 << NAME_SLOT_BITS) - 1)
     }
@@ -65,13 +68,13 @@ impl QueueName {
         ptr::without_provenance_mut(self.0)
     }
 
-    /// The name in a `context`.
+    /// Returns the name that a `context` carries.
     pub(super) fn of(context: *mut c_void) -> Self {
         Self(context.addr())
     }
 }
 
-/// An address in the form of the libraries.
+/// A socket address in the format of the C libraries.
 pub(super) struct RawAddress(SockAddr);
 
 impl RawAddress {
@@ -79,27 +82,27 @@ impl RawAddress {
         Self(address.into())
     }
 
-    /// A pointer for calls that read the address. None of them keeps or changes it.
+    /// Returns a pointer for calls that read the address. No such call keeps the pointer or changes the address.
     pub(super) fn as_ptr(&self) -> *mut libc::sockaddr {
         self.0.as_ptr().cast::<libc::sockaddr>().cast_mut()
     }
 }
 
-/// Reads an IP address; `None` for one of another family.
+/// Converts a socket address. Returns `None` if it is not an IP address.
 ///
 /// # Safety
-/// `address` points to an address that is as long as its family says.
+/// `address` points to a socket address that has the length of its family.
 pub(super) unsafe fn address(address: *const libc::sockaddr) -> Option<SocketAddr> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the address has the length of its family.
     match c_int::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => {
-            // SAFETY: the family says that this is in it.
+            // SAFETY: the address has this family, so it has this format.
             let v4 = unsafe { &*address.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says that this is in it.
+            // SAFETY: the address has this family, so it has this format.
             let v6 = unsafe { &*address.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             let port = u16::from_be(v6.sin6_port);
@@ -109,34 +112,34 @@ pub(super) unsafe fn address(address: *const libc::sockaddr) -> Option<SocketAdd
     }
 }
 
-/// Returns the addresses of this host, with port 0.
+/// Returns all IP addresses of this host, with port 0.
 pub(super) fn local_addresses() -> Vec<SocketAddr> {
     let mut list = ptr::null_mut();
-    // SAFETY: a place for the result.
+    // SAFETY: the pointer is to memory for the result.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Vec::new();
     }
     let mut found = Vec::new();
     let mut at: *const libc::ifaddrs = list;
     while !at.is_null() {
-        // SAFETY: an element of the list, which is whole until it is freed below.
+        // SAFETY: `at` is an element of the list, which is valid until it is freed below.
         let (this, next) = unsafe { ((*at).ifa_addr, (*at).ifa_next) };
         if !this.is_null() {
-            // SAFETY: the list holds whole addresses.
+            // SAFETY: each address in the list has the length of its family.
             found.extend(unsafe { address(this) });
         }
         at = next;
     }
-    // SAFETY: freed once; what was in it is copied.
+    // SAFETY: the list is freed once, after its addresses were copied.
     unsafe { libc::freeifaddrs(list) }
     found
 }
 
 /// Makes a descriptor non-blocking.
 pub(super) fn set_nonblocking(fd: c_int) -> Result<()> {
-    // SAFETY: reads the flags of a descriptor, no memory.
+    // SAFETY: the call reads the flags of a descriptor, and accesses no memory.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // SAFETY: sets the flags of a descriptor, no memory.
+    // SAFETY: the call sets the flags of a descriptor, and accesses no memory.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
         return Err(Error::io("fcntl", io::Error::last_os_error()));
     }
@@ -176,7 +179,7 @@ mod tests {
         for text in ["192.0.2.1:4791", "[2001:db8::1]:7471", "[fe80::1%3]:1", "0.0.0.0:0"] {
             let wanted: SocketAddr = text.parse().unwrap();
             let raw = RawAddress::new(wanted);
-            // SAFETY: a `SockAddr` holds a whole address.
+            // SAFETY: a `SockAddr` holds an address with the length of its family.
             assert_eq!(unsafe { address(raw.as_ptr()) }, Some(wanted));
         }
     }

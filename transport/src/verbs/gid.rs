@@ -1,5 +1,5 @@
-//! The tables of GIDs of this host's ports, as the kernel shows them in `/sys/class/infiniband`, and the entry that a connection
-//! by exchange uses. With an entry of another address or of RoCE version 1, the peer would not receive the packets.
+//! The GID tables of this host's ports, as the kernel lists them in `/sys/class/infiniband`. Connections by exchange choose their GID from
+//! these tables. If a connection used a GID of another address, or of RoCE version 1, the peer would not receive its packets.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ use crate::error::{Error, Result};
 use crate::exchange::message::Network;
 use crate::mem;
 
-/// The folder in which the kernel shows the devices.
+/// The folder in which the kernel lists the devices.
 pub(super) const SYSFS: &str = "/sys/class/infiniband";
 
-/// The error of an iWARP device, which has no exchange.
+/// The error for an iWARP device, whose queue pairs cannot connect by exchange.
 pub(super) const IWARP: Error = Error::Unsupported {
     provider: NAME,
     feature: "exchange on an iWARP device, whose queue pairs connect by rdma_cm only",
 };
 
-/// A port, and the GID of its table that a queue pair uses.
+/// A port, and the GID from its table that a queue pair uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PortGid {
     pub(super) device: String,
@@ -32,7 +32,7 @@ pub(super) struct PortGid {
     pub(super) gid: [u8; 16],
 }
 
-/// Returns the GID of an IP address.
+/// Returns the GID that RoCE version 2 uses for an IP address.
 pub(super) fn gid_of(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -40,7 +40,7 @@ pub(super) fn gid_of(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// A port of a device, with the folder of its attributes.
+/// A port of a device, with the folder in which the kernel lists the port's attributes.
 struct Port<'a> {
     folder: PathBuf,
     device: &'a str,
@@ -69,7 +69,7 @@ impl<'a> Port<'a> {
         line(&self.folder.join("link_layer")).is_some_and(|layer| layer == "Ethernet")
     }
 
-    /// Returns the GID of an entry; `None` if the entry is empty.
+    /// Returns the GID with this index. Returns `None` if the entry of the table is empty.
     fn gid(&self, index: u8) -> Option<[u8; 16]> {
         let text = line(&self.folder.join("gids").join(index.to_string()))?;
         let gid = text.parse::<Ipv6Addr>().ok()?;
@@ -81,14 +81,15 @@ impl<'a> Port<'a> {
         line(&of).is_some_and(|text| text == "RoCE v2")
     }
 
-    /// Returns true if an entry belongs to the network interface with this index; 0 stands for any.
+    /// Returns true if the GID with this index belongs to the network interface with the index `interface`. With 0, any
+    /// network interface matches.
     fn is_of(&self, index: u8, interface: u32) -> bool {
         let name = || line(&self.folder.join("gid_attrs/ndevs").join(index.to_string()));
         let number = |name: String| line(&Path::new("/sys/class/net").join(name).join("ifindex"))?.parse().ok();
         interface == 0 || name().and_then(number) == Some(interface)
     }
 
-    /// Returns the entries that are not empty.
+    /// Returns the entries that are not empty, as indexes and GIDs.
     fn entries(&self) -> impl Iterator<Item = (u8, [u8; 16])> + '_ {
         let mut indexes: Vec<u8> =
             names(&self.folder.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
@@ -96,7 +97,7 @@ impl<'a> Port<'a> {
         indexes.into_iter().filter_map(|index| Some((index, self.gid(index)?)))
     }
 
-    /// Returns the entries of RoCE version 2.
+    /// Returns the entries of the type RoCE version 2, as indexes and GIDs.
     fn usable(&self) -> impl Iterator<Item = (u8, [u8; 16])> + '_ {
         self.entries().filter(|entry| self.is_roce_v2(entry.0))
     }
@@ -105,7 +106,7 @@ impl<'a> Port<'a> {
         PortGid { device: self.device.into(), port: self.number, network, gid_index, gid }
     }
 
-    /// Returns true if this port has the network interface with this index (IPoIB).
+    /// Returns true if the network interface with the index `interface` is on this port (IPoIB).
     fn has(&self, root: &Path, interface: u32) -> bool {
         let interfaces = root.join(self.device).join("device/net");
         names(&interfaces).iter().any(|name| {
@@ -114,7 +115,8 @@ impl<'a> Port<'a> {
         })
     }
 
-    /// Returns the GID that a connection uses on this port; `None` if the port is not for it.
+    /// Returns the GID that a connection uses on this port. Returns `None` if the port does not match `source` and
+    /// `options`.
     fn choose(&self, root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<Option<PortGid>> {
         let named = options.device.is_some();
         if !self.is_ethernet() {
@@ -137,7 +139,8 @@ impl<'a> Port<'a> {
             return Ok(None);
         }
         let Some(index) = options.gid_index else {
-            // The device is on another network than the stream: prefer an address of the same family, and never a link-local one.
+            // The device is on another network than the stream. Prefer an address of the same family as the stream's. Never use a
+            // link-local address.
             let same_family = |gid: [u8; 16]| source.is_none_or(|source| is_v4(gid) == source.is_ipv4());
             let by_family = || {
                 let wide = |gid: [u8; 16]| !Ipv6Addr::from(gid).is_unicast_link_local();
@@ -183,14 +186,14 @@ fn is_v4(gid: [u8; 16]) -> bool {
     Ipv6Addr::from(gid).to_ipv4_mapped().is_some()
 }
 
-/// Returns the index of the network interface that has an address.
+/// Returns the index of the network interface that has an address. Returns `None` if there is none.
 fn interface_of(address: IpAddr) -> Option<u32> {
     let any: IpAddr = if address.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     Some(mem::interface_of(socket.as_fd(), address).ok()?.index)
 }
 
-/// Returns the hardware address of the network interface that has an address.
+/// Returns the hardware address of the network interface that has an IP address. Returns `None` if there is none.
 fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
     let (wanted, interfaces) = (interface_of(address)?, Path::new("/sys/class/net"));
     let is_it =
@@ -199,18 +202,19 @@ fn hardware_address(address: IpAddr) -> Option<Vec<u8>> {
     line(&interfaces.join(name).join("address"))?.split(':').map(|octet| u8::from_str_radix(octet, 16).ok()).collect()
 }
 
-/// Returns the local address from which the system sends to `peer`.
+/// Returns the local address from which the system would send to `peer`.
 pub(super) fn source_for(peer: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
-    // A UDP socket sends nothing when it connects.
+    // Connecting a UDP socket sends nothing, and selects its local address.
     socket.connect(peer)?;
     socket.local_addr()
 }
 
-/// Returns the port and the GID of a connection by exchange. `source` is the address of this host on its stream, if it has one.
+/// Returns the port and the GID for a connection by exchange. `source` is the local address of the connection's stream; `None` if the
+/// stream has no IP address.
 pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &ExchangeOptions) -> Result<PortGid> {
-    // A stream of IPv4 may have an IPv4-mapped address.
+    // An IPv4 stream may have an IPv4-mapped address. Convert it to the IPv4 address.
     let source = source.map(|source| match source.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), 0),
         IpAddr::V6(_) => source,
@@ -223,7 +227,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
         let is_iwarp = line(&root.join(device).join("node_type")).is_some_and(|kind| kind.starts_with("4:"));
         for port in Port::all(root, device) {
             if is_iwarp {
-                // The GID of an iWARP port is the hardware address of its network interface.
+                // The GID of an iWARP port contains the hardware address of the port's network interface.
                 let own = || {
                     source
                         .and_then(|source| hardware_address(source.ip()))
@@ -257,7 +261,7 @@ pub(super) fn choose(root: &Path, source: Option<SocketAddr>, options: &Exchange
 }
 
 impl PortGid {
-    /// Returns true if the table still has the entry.
+    /// Returns true if the port's table still has this GID at this index.
     pub(super) fn holds(&self, root: &Path) -> bool {
         let port = Port {
             folder: root.join(&self.device).join("ports").join(self.port.to_string()),
@@ -268,7 +272,7 @@ impl PortGid {
             && (self.network == Network::InfiniBand || port.is_roce_v2(self.gid_index))
     }
 
-    /// Returns the IP address of the GID.
+    /// Returns the IP address that the GID contains.
     pub(super) fn address(&self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::from(self.gid)).to_canonical()
     }

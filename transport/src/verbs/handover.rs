@@ -1,8 +1,8 @@
 //! Connect requests that move from one provider to another, with `rdma_migrate_id`(3).
 //!
-//! No thread may read an event channel while an id leaves it, and the thread of a provider reads its channel. So the id moves through
-//! a private channel: the thread of the old provider moves the id there, and the thread of the new one moves it to its own channel.
-//! Events that arrive meanwhile move along.
+//! No thread may read an event channel while an id moves to or from it, but the thread of each provider reads the channel of its provider.
+//! So the id moves through a private channel: the old provider's thread moves the id there, and the new provider's thread moves it to the
+//! new provider's channel. Events that arrive during the handover move with the id.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::cm::{CmId, Detached, ReadDepth};
 use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 
-/// A detached connect request of rdma_cm. It has no queue pair yet.
+/// A connect request of rdma_cm that is detached from its provider. It has no queue pair yet.
 #[derive(Debug)]
 struct DetachedId {
     id: RawId,
@@ -60,7 +60,8 @@ impl Verbs {
         let mut entry = IdEntry::new(Arc::new(id), IdState::RequestReceived);
         entry.read_depth = read_depth;
         let key = self.add(entry);
-        // Events that moved along made no edge on this provider's channel.
+        // Events that moved with the id have made no edge on this provider's channel, so read the channel without an
+        // edge.
         self.event_set.channel = true;
         self.connector.wake();
         match self.assign_device(key) {

@@ -23,7 +23,7 @@ use crate::cm::ReadDepth;
 use crate::error::{Error, Result};
 use crate::slab::Key;
 
-/// The kind of service that an id is for.
+/// The service of an id's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
     /// Reliable connections.
@@ -37,26 +37,27 @@ pub(super) enum Service {
 enum ConnectMethod {
     /// The connection manager connects the id.
     RdmaCm { raw: *mut rdma_cm_id, _channel: Arc<EventChannel> },
-    /// The id connects by exchange over a stream; the port is 0 while it is unknown.
+    /// The id connects by exchange: the two sides exchange the attributes of their queue pairs over a stream. `port` is
+    /// 0 while the port is unknown.
     Exchange { port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr> },
 }
 
-/// Owns an id and its queue pair, and shares the ownership of the objects that these depend on.
+/// The owner of an id and its queue pair. It shares the ownership of the objects on which these depend.
 #[derive(Debug)]
 pub(super) struct RawId {
     method: ConnectMethod,
-    /// Set when the program has destroyed the id: no call may start on it.
+    /// Set when the program has destroyed the id. No new call may then start on the id.
     abandoned: AtomicBool,
-    /// The queue pair, and the queues that it uses.
+    /// The queue pair, and the queues that it uses; unset before the queue pair is created.
     qp: OnceLock<(*mut ibv_qp, Queues)>,
     device: OnceLock<Arc<RawDevice>>,
 }
 
-// SAFETY: the library locks what ids share. The id's own fields are written by the calls below, and two threads call on
-// one id only while one of them is inside `connect` (see `connector`); then the other makes no call but `abandon`, `flush`
-// and those that post, none of which touches what `rdma_connect` writes.
+// SAFETY: the library locks the data that ids share. The calls below write the id's own fields. Two threads call on one id at the same time
+// only while one of them is inside `connect` (see `connector`). The other thread then calls only `abandon`, `flush` and functions that
+// post. None of these accesses the fields that `rdma_connect` writes.
 unsafe impl Send for RawId {}
-// SAFETY: as above.
+// SAFETY: the reason is that of `Send`.
 unsafe impl Sync for RawId {}
 
 impl RawId {
@@ -66,20 +67,21 @@ impl RawId {
             Service::Connected => rdma_port_space::RDMA_PS_TCP,
             Service::Datagram => rdma_port_space::RDMA_PS_UDP,
         };
-        // SAFETY: a live channel and a place for the result; the context is set later.
+        // SAFETY: the channel is live, and `raw` has room for the result. The id's context is set later.
         let rc = unsafe { rdma_create_id(channel.as_ptr(), &raw mut raw, ptr::null_mut(), space) };
         check("rdma_create_id", rc)?;
-        // SAFETY: the id was made by the call above, for us alone.
+        // SAFETY: `rdma_create_id` has made the id, and nothing else owns it.
         Ok(unsafe { Self::from_raw(raw, channel) })
     }
 
     /// # Safety
-    /// `raw` is a live id on `channel` that nobody else owns.
+    /// `raw` is a live id on `channel`, and nothing else owns it.
     pub(super) unsafe fn from_raw(raw: *mut rdma_cm_id, channel: &Arc<EventChannel>) -> Self {
         Self::with_method(ConnectMethod::RdmaCm { raw, _channel: Arc::clone(channel) })
     }
 
-    /// Returns an id that connects by exchange, on a port of a device.
+    /// Makes an id that connects by exchange, over a stream, on a port of a device. `port` is the number of the
+    /// device's port.
     pub(super) fn for_exchange(port: u8, local: Option<SocketAddr>, peer: Option<SocketAddr>) -> Self {
         Self::with_method(ConnectMethod::Exchange { port, local, peer })
     }
@@ -88,7 +90,10 @@ impl RawId {
         Self { method, abandoned: AtomicBool::new(false), qp: OnceLock::new(), device: OnceLock::new() }
     }
 
-    /// Returns the id of the connection manager.
+    /// Returns the pointer to the id of the connection manager.
+    ///
+    /// # Errors
+    /// The id connects by exchange, so the connection manager does not have it.
     ///
     /// # Errors
     /// The id connects by exchange.
@@ -107,51 +112,54 @@ impl RawId {
 
     pub(super) fn service(&self) -> Service {
         let Ok(raw) = self.cm_id() else { return Service::Connected };
-        // SAFETY: the id is live; its port space never changes.
+        // SAFETY: the id is live, and its port space never changes.
         match unsafe { (*raw).ps } {
             rdma_port_space::RDMA_PS_UDP => Service::Datagram,
             _ => Service::Connected,
         }
     }
 
-    /// Joins a group; its events carry `number`.
+    /// Joins a multicast group. The later events of this join carry `number`, by which the provider finds the join.
     pub(super) fn join(&self, group: IpAddr, number: usize) -> Result<()> {
         let raw = self.cm_id()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
         let number = ptr::without_provenance_mut(number);
-        // SAFETY: a live id with a queue pair; the address is read during the call, the context is a number.
+        // SAFETY: the id is live and has a queue pair. The library reads the address during the call. `number` is never
+        // used as a pointer.
         check("rdma_join_multicast", unsafe { rdma_join_multicast(raw, group.as_ptr(), number) })
     }
 
     pub(super) fn leave(&self, group: IpAddr) -> Result<()> {
         let raw = self.cm_id()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
-        // SAFETY: a live id; the address is read during the call, which waits until events about the group are
-        // acknowledged. They are acknowledged as they are read.
+        // SAFETY: the id is live, and the library reads the address during the call. The call waits until all events
+        // about the group are acknowledged, which they are, because the provider acknowledges each event when it reads
+        // it.
         check("rdma_leave_multicast", unsafe { rdma_leave_multicast(raw, group.as_ptr()) })
     }
 
-    /// Moves an id without a queue pair to another event channel, and off its device. The caller reads neither
-    /// channel meanwhile.
+    /// Moves an id without a queue pair to another event channel. The id is on no device afterwards. Neither channel
+    /// may be read during the call.
     pub(super) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<()> {
         let raw = self.cm_id()?;
-        // SAFETY: a live id that nobody else has, as `self` is borrowed mutably, and a live channel. The call waits until
-        // events of the id are acknowledged. They are acknowledged as they are read.
+        // SAFETY: the channel is live. The id is live, and no other code uses it, because `self` is borrowed mutably.
+        // The call waits until all events of the id are acknowledged, which they are, because the provider acknowledges
+        // each event when it reads it.
         check("rdma_migrate_id", unsafe { rdma_migrate_id(raw, to.as_ptr()) })?;
         self.method = ConnectMethod::RdmaCm { raw, _channel: Arc::clone(to) };
         self.device = OnceLock::new();
         Ok(())
     }
 
-    /// Sets the key that events of the id carry from now on.
+    /// Sets the key by which later events name the id.
     pub(super) fn set_key(&self, key: Key) {
         if let Ok(raw) = self.cm_id() {
-            // SAFETY: the id is live, and only the driving thread, which calls this, reads its context.
+            // SAFETY: the id is live. Only the driving thread reads the id's context, and that thread makes this call.
             unsafe { (*raw).context = context_of(key) }
         }
     }
 
-    /// Ties the id to the device it is on.
+    /// Gives the id a share of the device that it is on, so that the device stays open.
     pub(super) fn set_device(&self, device: &Arc<RawDevice>) {
         let _ = self.device.set(Arc::clone(device));
     }
@@ -161,7 +169,7 @@ impl RawId {
         self.cm_id().unwrap_or(ptr::null_mut())
     }
 
-    /// Returns the context of the id's device; null while it has no device.
+    /// Returns the context of the id's device. Returns null while the id has no device.
     pub(super) fn context(&self) -> *mut ibv_context {
         match self.method {
             // SAFETY: the id is live.
@@ -170,7 +178,7 @@ impl RawId {
         }
     }
 
-    /// Returns the number of the device's port, from 1; 0 while the id has no device.
+    /// Returns the number of the port, from 1, that the id uses on its device. Returns 0 while the id has no port.
     pub(super) fn port(&self) -> u8 {
         match self.method {
             // SAFETY: the id is live.
@@ -181,7 +189,7 @@ impl RawId {
 
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
         match self.method {
-            // SAFETY: the id is live, and the union has room for every family.
+            // SAFETY: the id is live, and the union has room for an address of any family.
             ConnectMethod::RdmaCm { raw, .. } => unsafe {
                 address((&raw const (*raw).route.addr.src_addr_union).cast())
             },
@@ -191,7 +199,7 @@ impl RawId {
 
     pub(super) fn peer_address(&self) -> Option<SocketAddr> {
         match self.method {
-            // SAFETY: as for the local address.
+            // SAFETY: the id is live, and the union has room for an address of any family.
             ConnectMethod::RdmaCm { raw, .. } => unsafe {
                 address((&raw const (*raw).route.addr.dst_addr_union).cast())
             },
@@ -201,13 +209,14 @@ impl RawId {
 
     pub(super) fn bind(&self, to: &RawAddress) -> Result<()> {
         let raw = self.cm_id()?;
-        // SAFETY: a live id; the address is read during the call.
+        // SAFETY: the id is live, and the library reads the address during the call.
         check("rdma_bind_addr", unsafe { rdma_bind_addr(raw, to.as_ptr()) })
     }
 
     fn set_option<T>(&self, option: i32, mut value: T) -> Result<()> {
         let raw = self.cm_id()?;
-        // SAFETY: a live id; the option has this type, says each caller, and is read during the call.
+        // SAFETY: the id is live. The option has the type `T`, as each caller ensures, and the library reads it during
+        // the call.
         let rc = unsafe { rdma_set_option(raw, RDMA_OPTION_ID, option, (&raw mut value).cast(), size_of::<T>()) };
         check("rdma_set_option", rc)
     }
@@ -217,17 +226,18 @@ impl RawId {
         self.set_option(RDMA_OPTION_ID_REUSEADDR, 1_i32)
     }
 
-    /// Restricts an IPv6 listener to IPv6; with `false` it accepts IPv4, too.
+    /// Restricts an IPv6 listener to IPv6. With `false`, the listener also accepts IPv4.
     pub(super) fn ipv6_only(&self, only: bool) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_AFONLY, i32::from(only))
     }
 
-    /// Sets the type of service of the packets: on RoCE the traffic class, on iWARP that of the TCP connection.
+    /// Sets the type of service of the packets. On RoCE this is the traffic class. On iWARP it is that of the TCP
+    /// connection.
     pub(super) fn set_type_of_service(&self, value: u8) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_TOS, value)
     }
 
-    /// Sets the code of the ack timeout: the device retransmits after 4.096 us times 2 to the power of the code.
+    /// Sets the ack timeout by its code: the device retransmits after 4.096 us times 2 to the power of the code.
     pub(super) fn set_ack_timeout(&self, code: u8) -> Result<()> {
         self.set_option(RDMA_OPTION_ID_ACK_TIMEOUT, code)
     }
@@ -235,27 +245,28 @@ impl RawId {
     pub(super) fn listen(&self, backlog: u32) -> Result<()> {
         let raw = self.cm_id()?;
         let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
-        // SAFETY: a live id.
+        // SAFETY: the id is live.
         check("rdma_listen", unsafe { rdma_listen(raw, backlog) })
     }
 
     pub(super) fn resolve_address(&self, peer: &RawAddress, timeout_ms: i32) -> Result<()> {
         let raw = self.cm_id()?;
-        // SAFETY: a live id; no source address, and the peer's is read during the call.
+        // SAFETY: the id is live. There is no source address, and the library reads the peer's address during the call.
         check("rdma_resolve_addr", unsafe { rdma_resolve_addr(raw, ptr::null_mut(), peer.as_ptr(), timeout_ms) })
     }
 
     pub(super) fn resolve_route(&self, timeout_ms: i32) -> Result<()> {
         let raw = self.cm_id()?;
-        // SAFETY: a live id.
+        // SAFETY: the id is live.
         check("rdma_resolve_route", unsafe { rdma_resolve_route(raw, timeout_ms) })
     }
 
-    /// Connects. May block on iWARP.
+    /// Connects. This call may block on iWARP until TCP has connected.
     pub(super) fn connect(&self, offer: &ConnectOffer) -> Result<()> {
         let raw = self.cm_id()?;
         let mut param = offer.param();
-        // SAFETY: a live id; the parameters and the private data they point to are read during the call.
+        // SAFETY: the id is live. The library reads the parameters, and the private data to which they point, during
+        // the call.
         check("rdma_connect", unsafe { rdma_connect(raw, &raw mut param) })
     }
 
@@ -263,54 +274,59 @@ impl RawId {
         self.accept_for(offer, 0)
     }
 
-    /// Accepts for a queue pair of another id, if this one has none.
+    /// Accepts a connect request. If the id has no queue pair, the answer names the queue pair `qp_number`, which is of
+    /// another id.
     pub(super) fn accept_for(&self, offer: &ConnectOffer, qp_number: u32) -> Result<()> {
         let raw = self.cm_id()?;
         let mut param = offer.param();
         param.qp_num = qp_number;
-        // SAFETY: a live id; the parameters and the private data they point to are read during the call.
+        // SAFETY: the id is live. The library reads the parameters, and the private data to which they point, during
+        // the call.
         check("rdma_accept", unsafe { rdma_accept(raw, &raw mut param) })
     }
 
     pub(super) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let raw = self.cm_id()?;
         let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
-        // SAFETY: a live id; at most as many bytes as there are, read during the call.
+        // SAFETY: the id is live. `len` is at most the length of the private data, which the library reads during the
+        // call.
         check("rdma_reject", unsafe { rdma_reject(raw, private_data.as_ptr().cast(), len) })
     }
 
     pub(super) fn disconnect(&self) -> Result<()> {
         let raw = self.cm_id()?;
-        // SAFETY: a live id.
+        // SAFETY: the id is live.
         check("rdma_disconnect", unsafe { rdma_disconnect(raw) })
     }
 
-    /// Notifies the connection manager that data has arrived before the event that establishes the connection.
+    /// Notifies the connection manager that data has arrived on the connection although the event that establishes it
+    /// has not.
     pub(super) fn notify_established(&self) -> Result<()> {
         let raw = self.cm_id()?;
-        // SAFETY: a live id.
+        // SAFETY: the id is live.
         check("rdma_notify", unsafe { rdma_notify(raw, ibv_event_type::IBV_EVENT_COMM_EST) })
     }
 
-    /// Creates the queue pair with `attr`, which names `queues`.
+    /// Creates the queue pair with the attributes `attr`, in which the pointers to `queues` are set.
     pub(super) fn create_qp(&self, attr: &mut ibv_qp_init_attr, queues: Queues) -> Result<*mut ibv_qp> {
         let Some(device) = self.device.get() else {
             return Err(Error::InvalidState { call: "create_qp", state: "on no device" });
         };
         let qp = match self.method {
             ConnectMethod::RdmaCm { raw, .. } => {
-                // SAFETY: a live id without a queue pair, a protection domain and queues of the id's device; the attributes are
-                // read and updated during the call.
+                // SAFETY: the id is live and has no queue pair. The protection domain and the queues are of the id's device. The library
+                // reads and updates the attributes during the call.
                 check("rdma_create_qp", unsafe { rdma_create_qp(raw, device.queue_domain(), attr) })?;
-                // SAFETY: the call succeeded: the id has its queue pair.
+                // SAFETY: the call succeeded, so the id has a queue pair.
                 unsafe { (*raw).qp }
             }
             ConnectMethod::Exchange { port, .. } => {
-                // SAFETY: a domain and queues of one device; the attributes are read and updated during the call.
+                // SAFETY: the domain and the queues are of one device. The library reads and updates the attributes
+                // during the call.
                 let qp = non_null("ibv_create_qp", unsafe { ibv_create_qp(device.queue_domain(), attr) })?;
                 let atomics = device.attr.0.atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
                 if let Err(error) = modify(qp, transitions::init(port, atomics)) {
-                    // SAFETY: made above, and used by nothing.
+                    // SAFETY: the queue pair was created above, and nothing uses it.
                     unsafe { ibv_destroy_qp(qp) };
                     return Err(error);
                 }
@@ -321,38 +337,39 @@ impl RawId {
         Ok(qp)
     }
 
-    /// The queue pair, which lives as long as the id.
+    /// Returns the queue pair, which exists as long as the id. Returns `None` if none was created.
     fn qp(&self) -> Option<*mut ibv_qp> {
         self.qp.get().map(|(qp, _)| *qp)
     }
 
-    /// Changes the queue pair, if there is one.
+    /// Modifies the attributes of the queue pair. Does nothing if the id has no queue pair.
     pub(super) fn modify(&self, change: Change) -> Result<()> {
         self.qp().map_or(Ok(()), |qp| modify(qp, change))
     }
 
-    /// Puts the queue pair into the error state: every work request is flushed, and from here on the device touches no memory
-    /// for this queue pair.
+    /// Puts the queue pair into the error state, which flushes every work request. The device then no longer accesses memory for this queue
+    /// pair.
     pub(super) fn flush(&self) -> Result<()> {
         let mut attr = transitions::none();
         attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
         self.modify((attr, ibv_qp_attr_mask::IBV_QP_STATE))
     }
 
-    /// Sets the code of the receiver-not-ready timer. The connection manager leaves the longest time.
+    /// Sets the receiver-not-ready timer by its code. Without this call the timer has code 0, which is the longest
+    /// time.
     pub(super) fn set_min_rnr_timer(&self, code: u8) -> Result<()> {
         let mut attr = transitions::none();
         attr.min_rnr_timer = code;
         self.modify((attr, ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER))
     }
 
-    /// Queries the attributes of the queue pair; `None` if the id has no queue pair.
+    /// Queries the attributes of the queue pair. Returns `None` if the id has no queue pair.
     pub(super) fn query(&self, mask: ibv_qp_attr_mask) -> Result<Option<ibv_qp_attr>> {
         let Some(qp) = self.qp() else { return Ok(None) };
         let mut attr = transitions::none();
-        // SAFETY: all fields are numbers and pointers for which null is good.
+        // SAFETY: all fields are numbers or pointers, for which zeros are valid.
         let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: a live queue pair, and places for the results.
+        // SAFETY: the queue pair is live, and the pointers are to memory for the results.
         check("ibv_query_qp", unsafe { ibv_query_qp(qp, &raw mut attr, mask.0 as i32, &raw mut init) })?;
         Ok(Some(attr))
     }
@@ -366,28 +383,31 @@ impl RawId {
     }
 }
 
-/// Changes a queue pair, which is live.
+/// Modifies the attributes of a live queue pair.
 fn modify(qp: *mut ibv_qp, (mut attr, mask): Change) -> Result<()> {
-    // SAFETY: a live queue pair, says each caller in this file; the attributes are read during the call.
+    // SAFETY: the queue pair is live, as each caller in this file ensures. The library reads the attributes during the
+    // call.
     check("ibv_modify_qp", unsafe { ibv_modify_qp(qp, &raw mut attr, mask.0 as i32) })
 }
 
 impl RawId {
-    /// Destroys an id that has no other owner, and its queue pair. Fails if the device keeps the queue pair. If a thread still shares
-    /// the id, that thread destroys it; then the result is `stopped`: `Ok` if the queue pair is in the error state.
+    /// Destroys an id and its queue pair, if nothing else owns the id. Fails if the device does not release the queue pair. If another
+    /// thread still has a share of the id, that thread destroys the id later. The result is then `stopped`, which the caller sets to `Ok`
+    /// if the queue pair is in the error state.
     pub(super) fn destroy(this: Arc<Self>, stopped: Result<()>) -> Result<()> {
         Arc::into_inner(this).map_or(stopped, |mut id| id.destroy_qp())
     }
 
-    /// Destroys the queue pair. If the device keeps it, the objects that it uses are kept until the process ends, too.
+    /// Destroys the queue pair. If the device does not release it, the objects that it uses are kept until the process
+    /// ends.
     fn destroy_qp(&mut self) -> Result<()> {
         let Some((qp, queues)) = self.qp.take() else { return Ok(()) };
-        // SAFETY: the queue pair is live, and goes before what it depends on; its asynchronous events are acknowledged as they
-        // are read. `rdma_destroy_qp` would do the same, and would not say whether it has worked.
+        // SAFETY: the queue pair is live, and is destroyed before the objects on which it depends. Its asynchronous events are acknowledged
+        // when they are read. `rdma_destroy_qp` would do the same, but does not return whether it succeeded.
         let rc = unsafe { ibv_destroy_qp(qp) };
         let rc = if cfg!(planted = "a-failed-destroy-qp-counts-as-success") { 0 } else { rc };
         if let ConnectMethod::RdmaCm { raw, .. } = self.method {
-            // SAFETY: the id is live, and nobody asks for its queue pair any more.
+            // SAFETY: the id is live, and nothing uses its queue pair any more.
             unsafe { (*raw).qp = ptr::null_mut() };
         }
         let device = self.device.get();
@@ -406,7 +426,8 @@ impl Drop for RawId {
             log::error!("{error}: the queue pair is left as it is");
         }
         let ConnectMethod::RdmaCm { raw, .. } = self.method else { return };
-        // SAFETY: the last owner; the id's events are acknowledged as they are read, so this waits for nobody.
+        // SAFETY: this is the last owner of the id. The call waits until the id's events are acknowledged, which they
+        // are, because the provider acknowledges each event when it reads it.
         if let Err(error) = check("rdma_destroy_id", unsafe { rdma_destroy_id(raw) }) {
             log::warn!("{error}");
         }
@@ -421,21 +442,23 @@ pub(super) struct Queues {
     pub(super) shared: Option<Arc<RawSrq>>,
 }
 
-/// The parameters that one side of a connection offers.
+/// The parameters that the local side offers to a peer when it connects or accepts.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectOffer {
     pub(super) private_data: Box<[u8]>,
     pub(super) read_depth: ReadDepth,
-    /// The number of retransmissions of an unanswered request, 0 to 7.
+    /// The number of times that an unanswered request is retransmitted, 0 to 7.
     pub(super) retry_count: u8,
-    /// The number of retransmissions to a peer without a posted receive, 0 to 6; 7 stands for no limit.
+    /// The number of times that a message is retransmitted to a peer without a posted receive, 0 to 6; 7 means no
+    /// limit.
     pub(super) rnr_retry_count: u8,
 }
 
 impl ConnectOffer {
-    /// Returns the parameters, which point to the private data: use them while `self` lives.
+    /// Returns the parameters in the library's format. They point to the private data, so they are valid while `self`
+    /// exists.
     fn param(&self) -> rdma_conn_param {
-        // SAFETY: all fields are numbers and a pointer, for which null is good.
+        // SAFETY: all fields are numbers or pointers, for which zeros are valid.
         let mut param: rdma_conn_param = unsafe { std::mem::zeroed() };
         param.private_data = self.private_data.as_ptr().cast();
         param.private_data_len = u8::try_from(self.private_data.len()).unwrap_or(u8::MAX);

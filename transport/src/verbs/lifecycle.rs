@@ -1,4 +1,5 @@
-//! The lifecycle of ids on devices: assigning a device, destroying an id, and closing a removed device after its last id.
+//! The lifecycle of ids on devices: assigning an id to a device, destroying an id, and closing a removed device after
+//! its last id was destroyed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,7 +22,8 @@ use crate::qp::QpId;
 use crate::slab::Key;
 
 impl Verbs {
-    /// Records the device of an id, and opens the device if the id is the first one on it.
+    /// Finds the device of an id and records it in the id's entry. Opens the device if the provider has not opened it
+    /// yet.
     pub(super) fn assign_device(&mut self, key: Key) -> Result<DeviceId> {
         let raw = Arc::clone(&self.ids.get(key).ok_or(STALE_ID)?.raw);
         let device = self.device_of(&raw)?;
@@ -36,7 +38,7 @@ impl Verbs {
         Ok(device)
     }
 
-    /// Returns the device of an id, and opens it if the provider has not opened it yet.
+    /// Returns the device of an id. Opens the device if the provider has not opened it yet.
     pub(super) fn device_of(&mut self, id: &RawId) -> Result<DeviceId> {
         let context = id.context();
         if context.is_null() {
@@ -46,7 +48,7 @@ impl Verbs {
         if let Some(index) = self.devices.iter().position(known) {
             return Ok(DeviceId(index as u32));
         }
-        // A private id at the same address comes first: it keeps the context open, and receives the event of the device's removal.
+        // First create a private id at the same address. It keeps the context open, and receives the event of the device's removal.
         let address = id.local_address().ok_or(Error::NoDevice { reason: "an id has no address".into() })?;
         let watch = Arc::new(RawId::create(self.manager()?, Service::Connected)?);
         watch.bind(&RawAddress::new(SocketAddr::new(address.ip(), 0)))?;
@@ -54,7 +56,7 @@ impl Verbs {
             return Err(Error::NoDevice { reason: format!("{address} is on more than one device") });
         }
         let context_owner: ContextOwner = Arc::clone(&watch) as ContextOwner;
-        // SAFETY: the id is on the device, whose context librdmacm keeps open for as long as the id lives.
+        // SAFETY: the id is on the device. librdmacm keeps the device's context open while the id exists.
         let device = unsafe { Device::open(context, context_owner, id.port(), true) }?;
         let handle = self.add_device(device)?;
         let mut watch = IdEntry::new(watch, IdState::WatchingDevice);
@@ -63,7 +65,7 @@ impl Verbs {
         Ok(handle)
     }
 
-    /// Adds an open device to the table, and registers its descriptors.
+    /// Adds an open device to the table, and registers its descriptors in the epoll set.
     fn add_device(&mut self, device: Device) -> Result<DeviceId> {
         let index = self.devices.len();
         for fd in device.live()?.event_fds() {
@@ -75,8 +77,8 @@ impl Verbs {
         Ok(DeviceId(index as u32))
     }
 
-    /// Returns the device of a port. The connection manager opens it if it can, because then the provider is notified of its removal;
-    /// otherwise the provider opens it.
+    /// Returns the device of a port, and opens it if necessary. If possible, the connection manager opens the device, because then the
+    /// provider is notified of the device's removal. Otherwise the provider opens it directly.
     pub(super) fn device_of_port(&mut self, port_gid: &PortGid) -> Result<DeviceId> {
         let known = |device: &Device| device.info.name == port_gid.device && device.live().is_ok();
         if let Some(index) = self.devices.iter().position(known) {
@@ -90,7 +92,7 @@ impl Verbs {
         }
         let opened = Arc::new(RawContext::new(&port_gid.device)?);
         let context = opened.context();
-        // SAFETY: the context is open for as long as its owner lives, which is the context_owner.
+        // SAFETY: the context is open while `opened` exists, which becomes the context's owner.
         let device = unsafe { Device::open(context, opened as ContextOwner, port_gid.port, false) }?;
         if device.limits.iwarp {
             return Err(gid::IWARP);
@@ -98,7 +100,7 @@ impl Verbs {
         self.add_device(device)
     }
 
-    /// Returns the device that has an address of this host.
+    /// Returns the device that has this address of the local host.
     pub(super) fn device_at_address(&mut self, address: IpAddr) -> Result<DeviceId> {
         if self.manager().is_err() {
             return self.device_at_gid(address);
@@ -114,7 +116,7 @@ impl Verbs {
         self.device_up(&id)?.map_err(|reason| Error::NoDevice { reason })
     }
 
-    /// Returns the device that has an address, without a connection manager.
+    /// Returns the device that has an address, by the GID tables, because there is no connection manager.
     fn device_at_gid(&mut self, address: IpAddr) -> Result<DeviceId> {
         let options = ExchangeOptions::default();
         let port_gid = gid::choose(&self.exchanges.sysfs, Some(SocketAddr::new(address, 0)), &options)?;
@@ -123,8 +125,8 @@ impl Verbs {
         Ok(device)
     }
 
-    /// Puts a private id on every device that has an address. librdmacm opens all devices when it lists them, and without an id the
-    /// provider would not be notified of their removal.
+    /// Puts a private id on every device that has an address. librdmacm opens all devices when it lists them. Without a private id, the
+    /// provider would not be notified of the removal of such a device.
     fn watch_all(&mut self) {
         let Ok(manager) = self.manager().cloned() else { return };
         for address in ffi::local_addresses() {
@@ -133,32 +135,34 @@ impl Verbs {
                 if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
             });
             if let Err(error) = watched {
-                // Most addresses are on no device.
+                // The address is not on an RDMA device, as most addresses of a host.
                 log::trace!("{} is not watched: {error}", address.ip());
             }
         }
     }
 
-    /// Destroys an id that has no queue pair.
+    /// Destroys an id that has no queue pair. Logs an error instead of returning it.
     pub(super) fn discard(&mut self, key: Key) {
         if let Err(error) = self.remove(key) {
             log::error!("{error}");
         }
     }
 
-    /// Destroys an id with its queue pair. The id is invalid afterwards. Fails if the device may still use the memory of its work
-    /// requests: then its entries of the completion queue and of the shared queue stay reserved.
+    /// Destroys an id and its queue pair. The id is invalid afterwards. Fails if the device may still use the memory of the id's work
+    /// requests. After such an error, the entries that the id has reserved in its completion queue and shared receive queue stay reserved.
     pub(super) fn remove(&mut self, key: Key) -> Result<()> {
         self.leave_all(key);
         let Some(mut id) = self.ids.remove(key) else { return Ok(()) };
         let exchange = id.exchange.take();
         let on_shared = id.qp.as_ref().filter(|qp| qp.srq.is_some());
         let held = id.handshaking || Arc::strong_count(&id.raw) > 1;
-        // A queue pair on a shared queue stops first, so that its receive in progress completes. One that a thread still
-        // shares is destroyed later, and accesses no memory from now on.
+        // Put a queue pair on a shared queue into the error state first, so that a receive that it has consumed
+        // completes. If another thread still shares the id, the queue pair is destroyed later, so it must not access
+        // memory from now on.
         let stopped = if held || on_shared.is_some() { id.raw.flush() } else { Ok(()) };
         if let Some(qp) = on_shared {
-            // Some libraries drop completions with the queue pair, and the shared queue would count their receives forever.
+            // Some libraries drop the queue pair's completions when they destroy it. The shared queue would then count these receives as
+            // outstanding forever.
             self.stash_completions(key, qp);
         }
         if let Some(now) = self.now.filter(|_| on_shared.is_some() && stopped.is_ok() && self.must_retire(&id)) {
@@ -170,7 +174,7 @@ impl Verbs {
         }
         let IdEntry { raw, qp, device, handshaking, state, .. } = id;
         let ended = if handshaking {
-            // Destroying waits for the end of the handshake.
+            // On iWARP, destroying the id waits for the end of its handshake, so a private thread destroys it.
             self.connector.release(raw);
             stopped
         } else {
@@ -198,7 +202,8 @@ impl Verbs {
         ended
     }
 
-    /// Closes a removed device that has no ids any more, with all its objects, so that the kernel can finish the removal.
+    /// Closes a removed device, with all objects on it, if no id is on it any more. Then the kernel can finish the
+    /// removal.
     pub(super) fn close_if_unused(&mut self, device: DeviceId) {
         let entry = &mut self.devices[device.0 as usize];
         if !entry.removed || entry.ids > 0 || entry.raw.is_none() {

@@ -1,32 +1,63 @@
-//! RDMA devices, through librdmacm and libibverbs: adapters, and the kernel's software devices `rdma_rxe` and `siw`.
+//! The provider of RDMA devices, through librdmacm and libibverbs: adapters, and the kernel's software devices `rdma_rxe` and `siw`.
 //!
-//! Modules use those above them in this table, never those below. `tests/tests/structure.rs` checks that.
+//! A module uses modules above it in this table, never modules below it. `tests/tests/structure.rs` checks this.
 //!
-//! | modules | hold |
+//! | modules | contents |
 //! |---|---|
-//! | `sys` | the binding: declarations, and how the libraries are loaded |
-//! | `ffi`, `status`, `route` | return codes, keys and addresses; the meaning of codes; routes |
-//! | `channel`, `async_event` | events of the connection manager and of devices, copied out |
-//! | `dispatcher` | asynchronous events for every provider of the process |
+//! | `sys` | the binding: C declarations, and the loading of the libraries |
+//! | `ffi`, `status`, `route` | conversions of return codes, keys and addresses; of completion statuses; of routes |
+//! | `channel`, `async_event` | events of the connection manager and of devices, copied from the libraries' memory |
+//! | `dispatcher` | asynchronous events for all providers of the process |
 //! | `device` | the owner of the objects that are open on a device |
 //! | `capabilities` | the capabilities of a device |
-//! | `mr`, `address`, `cq`, `srq` | owners of memory regions, address handles, completion queues, shared receive queues |
-//! | `chains`, `qp_numbers`, `moderation` | work requests in the form of libibverbs; queue pairs by number; completion moderation |
-//! | `context`, `gid`, `transitions` | without a connection manager: the owner of a context, GID tables, transitions of a queue pair |
+//! | `mr`, `address`, `cq`, `srq` | the owners of memory regions, address handles, completion queues, shared receive queues |
+//! | `chains` | chains of work requests in the format of libibverbs |
+//! | `qp_numbers` | a map from queue pair numbers to queue pairs |
+//! | `moderation` | completion moderation |
+//! | `context`, `gid`, `transitions` | parts for queue pairs without a connection manager: the owner of a context, GID tables, transitions
+//! of a queue pair |
 //! | `id` | the owner of an id and its queue pair |
-//! | `exchange_socket` | the listener and the stream of a connection by exchange |
+//! | `exchange_socket` | the listener and the stream of a connection by exchange, which needs no connection manager |
 //! | `connector` | threads for the calls that block on iWARP |
-//! | `qp`, `entry`, `devices` | the provider's entry of a queue pair, an id, a device |
-//! | `core` | [`Verbs`]: the tables of all these |
+//! | `qp`, `entry`, `devices` | entries of the provider's tables: a queue pair, an id, a device |
+//! | `core` | [`Verbs`]: the provider's tables |
 //! | `lifecycle`, `port`, `queues`, `connecting`, `datagram`, `handover`, `retiring` | operations of [`Verbs`], by subject |
-//! | `exchange_calls`, `exchange_events` | connecting by exchange: the calls of the program, and the input of peers |
-//! | `events` | reads events and processes them |
-//! | `open` | [`Verbs::open`], and the search for a device that leads to an address |
+//! | `exchange_calls`, `exchange_events` | connections by exchange: the calls of the program, and the input from peers |
+//! | `events` | the reading and processing of events |
+//! | `open` | [`Verbs::open`], and the search for a device by an address |
 //! | `provider` | the implementation of [`crate::Provider`] |
 //!
-//! Together with [`crate::mem`] this is all unsafe code of the crate. Every C object has one owner here, which destroys it on drop.
-//! The owner also keeps the objects alive that it depends on: an id keeps its queues, its device and the event channel; a queue or
-//! a region keeps its device. So every order of destruction is valid, and none waits for an event that nobody acknowledges.
+//! This module and [`crate::mem`] contain almost all unsafe code of the crate. Each C object has one Rust owner, which destroys it on drop.
+//! The owner also holds shares of the objects on which its object depends: an id holds its queues, its device and the event channel; a
+//! queue or a region holds its device. So every order of destruction is valid. No destruction waits for an event, because events are
+//! acknowledged when they are read.
+//!
+//! # Threads
+//!
+//! One thread drives the provider. No call waits for a peer, but some calls take time in the device or the kernel. Registering memory takes
+//! about 250 ms per GiB: register in pieces between turns, or on another thread with a [`crate::Registrar`]. On an adapter, creating a
+//! queue pair, connecting and accepting take up to a millisecond each. So does creating an address handle on RoCE.
+//!
+//! On iWARP, `rdma_connect` may block in the kernel until TCP has connected. Destroying an id waits for the end of its handshake. So both
+//! calls run on private threads (`connector`), and their results arrive as connection-manager events. If the program abandons a connect,
+//! the provider interrupts the thread by a signal: the highest real-time signal that the program does not use.
+//!
+//! # Removal of a device
+//!
+//! Every id on a removed device receives [`crate::CmEventKind::DeviceRemoval`]. When the program has destroyed all of these ids, the
+//! provider releases all its objects on the device, including regions and completion queues. Then the kernel can finish the removal while
+//! the process continues. The handles of the regions and queues stay valid for the calls that destroy them, and a completion queue stays
+//! empty. The provider keeps a private idle id on each device, so that it is notified of a removal even if the program has no id there. A
+//! device that is added again has a new handle.
+//!
+//! librdmacm closes a removed device only when it lists the devices, so the provider requests the list. Listing opens all other devices, so
+//! the provider puts an idle id on those as well. If the library finds no device at all, it closes none. In this case the provider makes
+//! the library's descriptors of the last device refer to the null device.
+//!
+//! # Several providers in one process
+//!
+//! All providers of a process share the context of a device, because librdmacm keeps one context per process. So they also share its queue
+//! of asynchronous events. Every provider receives every event (`dispatcher`), and processes the events of its own objects.
 //!
 //! # Threads
 //!
@@ -105,5 +136,5 @@ mod transitions;
 pub use self::core::Verbs;
 pub use open::Reach;
 
-/// Name of the provider.
+/// The name of the provider.
 const NAME: &str = "verbs";

@@ -1,12 +1,11 @@
 //! Memory regions.
 //!
-//! A region that a peer may reach is registered twice: once for the program's own work requests, under the local key, and
-//! once for peers, under the remote key. Invalidating the remote key deregisters the second registration: user space has no
-//! other way that works on all devices, and the local key stays valid. Such a region counts twice
-//! towards RLIMIT_MEMLOCK.
+//! A region that a peer may access is registered twice: once for the program's own work requests, under the local key, and once for peers,
+//! under the remote key. Invalidating the remote key deregisters the second registration, and the local key stays valid. User space has no
+//! other way to do this on all devices. The region counts twice towards RLIMIT_MEMLOCK.
 //!
-//! A registration that the device refuses to release stays valid, and peers may still write there. The provider keeps it, with its
-//! share of the memory, so that the memory is neither freed nor treated as private.
+//! If a device refuses to release a registration, the registration stays valid, and peers may still write to the memory. So the provider
+//! keeps the registration and its share of the memory. The memory is then neither freed nor treated as private.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -25,17 +24,17 @@ use crate::mem::Memory;
 use crate::mr::{Access, LocalKey, RemoteKey};
 use crate::registrar::{Registrar, Registration};
 
-/// Owns a registration, and a share of the memory that it covers.
+/// The owner of one registration, and of a share of the registered memory.
 #[derive(Debug)]
 pub(super) struct RawRegion {
-    /// Null once it was released.
+    /// The registration. Null after it was released.
     raw: *mut ibv_mr,
-    /// `None` for a dma-buf, which the kernel keeps alive.
+    /// The registered memory. `None` for a dma-buf, which the kernel keeps alive.
     memory: Option<Arc<Memory>>,
     device: Arc<RawDevice>,
 }
 
-// SAFETY: a registration belongs to no thread; it is read, and released once, by its owner.
+// SAFETY: any thread may use a registration. Only its owner reads it, and releases it once.
 unsafe impl Send for RawRegion {}
 
 impl RawRegion {
@@ -44,13 +43,13 @@ impl RawRegion {
         let (start, bytes) = (memory.as_ptr().wrapping_add(range.start), range.len());
         let domain = device.protection_domain();
         let raw = match ibv_reg_mr_iova2() {
-            // SAFETY: a live protection domain, and memory that is mapped for as long as the registration lives, because it
-            // holds a share; the range is within the memory. When the device may touch it is promised at `Sge::new`.
+            // SAFETY: the protection domain is live. The range is within the memory, which stays mapped while the registration exists,
+            // because the registration holds a share. The promise of `Sge::new` covers the accesses of the device.
             Some(register) => unsafe { register(domain, start.cast(), bytes, start.addr() as u64, flags.0) },
             None => {
-                // The classic call is from before the flags that a device may ignore.
+                // The older call `ibv_reg_mr` has no flags that a device may ignore, and would refuse them.
                 let flags = flags.0 & !ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
-                // SAFETY: as above.
+                // SAFETY: the reasons are those of the other call.
                 unsafe { ibv_reg_mr(domain, start.cast(), bytes, flags as c_int) }
             }
         };
@@ -69,7 +68,8 @@ impl RawRegion {
         })?;
         let flags = access_flags(access, device.iwarp).0 as c_int;
         let (domain, fd) = (device.protection_domain(), part.buffer.as_raw_fd());
-        // SAFETY: a live protection domain and descriptor. The kernel checks the range, and holds the buffer itself.
+        // SAFETY: the protection domain and the descriptor are live. The kernel checks the range, and holds a reference
+        // to the buffer.
         let raw = unsafe { register(domain, part.offset, part.len, part.address, fd, flags) };
         if raw.is_null() {
             let error = io::Error::last_os_error();
@@ -93,12 +93,13 @@ impl RawRegion {
 }
 
 impl RawRegion {
-    /// Releases the registration. After an error it is unchanged: the device may still access the memory, and the call may be repeated.
+    /// Releases the registration. After an error the registration is unchanged: the device may still access the memory, and the call may be
+    /// repeated.
     fn deregister(&mut self) -> Result<()> {
         if self.raw.is_null() {
             return Ok(());
         }
-        // SAFETY: a live registration, which has no user once this has succeeded.
+        // SAFETY: the registration is live. Nothing uses it after the call has succeeded.
         let rc = unsafe { ibv_dereg_mr(self.raw) };
         let rc = if cfg!(planted = "a-failed-dereg-mr-counts-as-success") { 0 } else { rc };
         self.device.given_back("ibv_dereg_mr", rc)?;
@@ -116,7 +117,7 @@ impl Drop for RawRegion {
     }
 }
 
-/// Part of a dma-buf, and the address by which work requests name its first byte.
+/// A part of a dma-buf, and the address by which work requests name its first byte.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DmaBuf<'a> {
     pub(super) buffer: BorrowedFd<'a>,
@@ -125,17 +126,17 @@ pub(super) struct DmaBuf<'a> {
     pub(super) address: u64,
 }
 
-/// A region in the provider's table. One on a device that was removed has no registration any more.
+/// A region in the provider's table. After its device was removed, a region has no registration.
 #[derive(Debug)]
 pub(super) struct RegisteredRegion {
     local: Option<RawRegion>,
-    /// The registration for peers, until it is invalidated.
+    /// The registration for peers. `None` if peers have no rights, or after the remote key was invalidated.
     remote: Option<RawRegion>,
     pub(super) device: u32,
 }
 
 impl RegisteredRegion {
-    /// Registers a part of a memory, and returns its keys. Blocks while the pages are pinned.
+    /// Registers a part of a memory. Returns the region and its two keys. Blocks while the pages are pinned.
     pub(super) fn register(
         device: &Arc<RawDevice>,
         number: u32,
@@ -148,7 +149,8 @@ impl RegisteredRegion {
             return Err(Error::OutOfRange { what: "end of the region", value, range });
         }
         if !access.contains(Access::ON_DEMAND) {
-            // All pages are about to be pinned, even those that were never touched.
+            // The registration pins all pages. Pages that were never touched are allocated now, so set the memory
+            // policy first.
             memory.prefer_huge_pages();
             if let Some(node) = device.numa_node {
                 memory.prefer_node(node);
@@ -157,7 +159,7 @@ impl RegisteredRegion {
         Self::of(number, access, |access| RawRegion::register(device, memory, &range, access))
     }
 
-    /// Registers a part of a dma-buf, and returns its keys.
+    /// Registers a part of a dma-buf. Returns the region and its two keys.
     pub(super) fn register_dmabuf(
         device: &Arc<RawDevice>,
         number: u32,
@@ -178,12 +180,13 @@ impl RegisteredRegion {
         Ok((Self { local: Some(local), remote, device }, keys.0, keys.1))
     }
 
-    /// Invalidates the remote key. After it has succeeded, the device accesses no memory for a peer.
+    /// Invalidates the remote key. After this call has succeeded, the device accesses no memory of the region for a
+    /// peer.
     pub(super) fn invalidate(&mut self) -> Result<()> {
         release(&mut self.remote)
     }
 
-    /// Releases both registrations. A registration that the device keeps stays in the entry.
+    /// Releases both registrations. A registration that the device does not release stays in the entry.
     pub(super) fn deregister(&mut self) -> Result<()> {
         let (remote, local) = (self.invalidate(), release(&mut self.local));
         remote.and(local)
@@ -196,7 +199,7 @@ fn release(registration: &mut Option<RawRegion>) -> Result<()> {
     Ok(())
 }
 
-/// Registers memory of one device on any thread. It keeps the device open.
+/// A registrar: it registers memory for one device on any thread. It keeps the device open.
 pub(super) struct DeviceRegistrar {
     device: Arc<RawDevice>,
     number: u32,
@@ -214,7 +217,7 @@ impl DeviceRegistrar {
     }
 }
 
-/// A registration that is in no provider's table yet.
+/// A registration that a registrar has made, and that is not in the table of a provider yet.
 #[derive(Debug)]
 pub(super) struct PreparedRegion {
     pub(super) region: RegisteredRegion,
@@ -231,15 +234,15 @@ impl Registrar for DeviceRegistrar {
     }
 }
 
-/// Returns the flags of a registration. On iWARP the response to a Read is a write of the peer, and adapters require the right
-/// for that (the kernel's drivers/infiniband/core/rw.c does the same for its own Reads).
+/// Returns the flags of a registration. On iWARP the response to a Read is a write of the peer. So adapters require the right to write for
+/// [`Access::READ_SINK`]. The kernel does the same for its own Reads (drivers/infiniband/core/rw.c).
 fn access_flags(access: Access, iwarp: bool) -> ibv_access_flags {
     use ibv_access_flags as flags;
     let local_and_remote_write = flags::IBV_ACCESS_LOCAL_WRITE | flags::IBV_ACCESS_REMOTE_WRITE;
     let mut all = ibv_access_flags(0);
     for (ours, theirs) in [
         (Access::LOCAL_WRITE, flags::IBV_ACCESS_LOCAL_WRITE),
-        // Devices require the local right with the remote one.
+        // Devices require the local right to write together with the remote one.
         (Access::REMOTE_WRITE, local_and_remote_write),
         (Access::REMOTE_READ, flags::IBV_ACCESS_REMOTE_READ),
         (Access::REMOTE_ATOMIC, flags::IBV_ACCESS_REMOTE_ATOMIC | flags::IBV_ACCESS_LOCAL_WRITE),
@@ -260,13 +263,13 @@ fn registration_error(device: &RawDevice, bytes: usize) -> Error {
     Error::Memory { bytes, source }
 }
 
-/// Adds the limit on locked memory, and its cure, to the error of a registration.
+/// Adds the limit on locked memory, and how to raise it, to the error of a registration.
 fn explain(error: io::Error) -> io::Error {
     if !matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM)) {
         return error;
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for the result.
+    // SAFETY: the pointer is to memory for the result.
     if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
         return error;
     }

@@ -1,4 +1,4 @@
-//! Opening the provider, and the search for a device that leads to an address.
+//! Opening the provider, and finding the device through which an address is reached.
 
 use std::ffi::{CStr, CString, c_int};
 use std::io;
@@ -20,15 +20,15 @@ use crate::slab::Key;
 
 const NODES: &str = "/dev/infiniband";
 
-/// The answer to the question if an RDMA device leads to an address.
+/// The answer to a question: can an address be used through an RDMA device?
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// An RDMA device leads there.
+    /// An RDMA device reaches or has the address.
     Yes {
         /// The name of the device.
         device: String,
     },
-    /// No RDMA device leads there.
+    /// No RDMA device reaches or has the address.
     No {
         /// The reason.
         reason: String,
@@ -36,13 +36,14 @@ pub enum Reach {
 }
 
 impl Verbs {
-    /// Opens the connection manager. A device is opened for its first connection or listener. If rdma_cm cannot be used,
-    /// the provider opens without it: then it can connect only by [`Exchange`](crate::roles::Exchange), which needs entropy
-    /// ([`Verbs::with_entropy`]).
+    /// Opens the connection manager. The provider opens a device later, for the first connection or listener on the device.
+    ///
+    /// If rdma_cm cannot be used, the call still succeeds. The provider can then connect only by [`Exchange`](crate::roles::Exchange), for
+    /// which it needs entropy ([`Verbs::with_entropy`]).
     ///
     /// # Errors
-    /// [`Error::NoLibrary`] if the libraries are missing or too old; [`Error::NoDevice`] if a device, a kernel module or
-    /// a permission is missing. Both name the cure.
+    /// [`Error::NoLibrary`] if the libraries are missing or too old; [`Error::NoDevice`] if a device, a kernel module or a permission is
+    /// missing. Both errors say how to correct the problem.
     pub fn open() -> Result<Self> {
         sys::load().map_err(|missing| Error::NoLibrary { reason: missing.to_string() })?;
         check_devices()?;
@@ -57,14 +58,14 @@ impl Verbs {
         Self::on_channel(manager)
     }
 
-    /// Returns the reason why rdma_cm cannot be used, so that queue pairs connect by exchange only. `None` if rdma_cm can be used.
+    /// Returns the reason why rdma_cm cannot be used, so that queue pairs connect by exchange only. Returns `None` if rdma_cm can be used.
     #[must_use]
     pub fn rdma_cm_error(&self) -> Option<String> {
         self.manager().err().map(|error| error.to_string())
     }
 
-    /// Finds out if one of the devices leads to `peer`. Resolves its address, and **blocks** for at most `timeout`: call it before the
-    /// event loop runs.
+    /// Checks if an RDMA device reaches the address of `peer`. The call resolves the address and **blocks** for at most `timeout`, so call
+    /// it before the event loop runs.
     ///
     /// # Errors
     /// rdma_cm cannot be used, or the system lacks resources.
@@ -81,7 +82,7 @@ impl Verbs {
             return unreachable(error);
         }
         let mut fd = libc::pollfd { fd: channel.fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one descriptor, in a place that outlives the call.
+        // SAFETY: `fd` is one descriptor, and exists until the call returns.
         let rc = unsafe { libc::poll(&raw mut fd, 1, timeout) };
         let event = if rc > 0 { channel.next()? } else { None };
         match event {
@@ -94,7 +95,8 @@ impl Verbs {
         }
     }
 
-    /// Finds out if a listener on `address` would be on a device. An unspecified address is on all devices.
+    /// Checks if a listener on `address` would be on an RDMA device. A listener on an unspecified address is on all
+    /// devices.
     ///
     /// # Errors
     /// rdma_cm cannot be used, or the system lacks resources.
@@ -121,9 +123,9 @@ impl Verbs {
         })
     }
 
-    /// Returns the device of an id, or the reason why the port of the id is not active.
+    /// Returns the device of an id if the id's port is active. If it is not, returns the reason as a text.
     pub(super) fn device_up(&mut self, id: &RawId) -> Result<std::result::Result<DeviceId, String>> {
-        // Opened as for a connection, so that the provider is notified of the device's removal.
+        // Opens the device as for a connection, so that the provider is notified of the device's removal.
         let device = self.device_of(id)?;
         let entry = &self.devices[device.0 as usize];
         let (name, port) = (&entry.info.name, id.port());
@@ -133,14 +135,14 @@ impl Verbs {
         })
     }
 
-    /// Finds a device with an address of this host and an active port.
+    /// Finds a device that has an address of this host and an active port.
     fn serves_any(&mut self) -> Result<Reach> {
         let mut reason = "no address of this host is on an RDMA device".to_owned();
         for address in local_addresses() {
             let channel = Arc::new(EventChannel::open()?);
             let id = RawId::create(&channel, Service::Connected)?;
             if id.bind(&RawAddress::new(address)).is_err() || id.context().is_null() {
-                // Most addresses are on no device.
+                // The address is not on an RDMA device, as most addresses of a host.
                 continue;
             }
             match self.reached(&id)? {
@@ -161,10 +163,10 @@ fn unreachable(error: Error) -> Result<Reach> {
     }
 }
 
-/// Checks that this process may open at least one device.
+/// Checks that this process has the permission to open at least one device.
 fn check_devices() -> Result<()> {
     let mut count: c_int = 0;
-    // SAFETY: a place for the count.
+    // SAFETY: the pointer is to memory for the count.
     let list = unsafe { ibv_get_device_list(&raw mut count) };
     if list.is_null() {
         let error = io::Error::last_os_error();
@@ -177,12 +179,12 @@ fn check_devices() -> Result<()> {
     let count = usize::try_from(count).unwrap_or(0);
     let names: Vec<String> = (0..count)
         .map(|index| {
-            // SAFETY: the list has `count` devices, whose names end in zero and are read before the list is freed.
+            // SAFETY: the list has `count` devices. Their names end in zero, and are read before the list is freed.
             let name = unsafe { CStr::from_ptr((**list.add(index)).dev_name.as_ptr()) };
             name.to_string_lossy().into_owned()
         })
         .collect();
-    // SAFETY: freed once; the names are copied.
+    // SAFETY: the list is freed once, after the names were copied.
     unsafe { ibv_free_device_list(list) }
     if names.is_empty() {
         return Err(Error::NoDevice { reason: no_devices(&in_kernel(), drivers_variable().as_deref()) });
@@ -193,10 +195,11 @@ fn check_devices() -> Result<()> {
     Ok(())
 }
 
-/// Returns the devices that this process may not open, with the reasons: in a container often all but one.
+/// Returns the devices that this process may not open, each with the reason. In a container, these are often all
+/// devices but one.
 ///
 /// # Errors
-/// The process may open none of them.
+/// The process may open none of the devices.
 fn refusals(names: &[String], usable: impl Fn(&Path) -> io::Result<()>) -> Result<Vec<String>> {
     let mut refusals = Vec::new();
     for name in names {
@@ -208,7 +211,7 @@ fn refusals(names: &[String], usable: impl Fn(&Path) -> io::Result<()>) -> Resul
     if refusals.len() < names.len() { Ok(refusals) } else { Err(Error::NoDevice { reason: refusals.join(", ") }) }
 }
 
-/// Returns the devices of the kernel, also those for which the library has no driver.
+/// Returns the names of the kernel's devices, including those for which libibverbs has no driver.
 fn in_kernel() -> Vec<String> {
     let Ok(list) = std::fs::read_dir("/sys/class/infiniband") else { return Vec::new() };
     let mut names: Vec<String> = list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -216,7 +219,8 @@ fn in_kernel() -> Vec<String> {
     names
 }
 
-/// Returns the environment variable that selects the drivers of libibverbs, with its value, if it is set.
+/// Returns `NAME=VALUE` of the environment variable that selects the drivers of libibverbs. Returns `None` if it is not
+/// set.
 fn drivers_variable() -> Option<String> {
     ["RDMAV_DRIVERS", "IBV_DRIVERS"].iter().find_map(|name| {
         let value = std::env::var_os(name)?;
@@ -224,7 +228,8 @@ fn drivers_variable() -> Option<String> {
     })
 }
 
-/// Returns the reason why the library finds no device. `kernel` has the devices of the kernel.
+/// Returns the reason why the library finds no device. `kernel` lists the kernel's devices, and `variable` is the
+/// environment variable that selects the library's drivers.
 fn no_devices(kernel: &[String], variable: Option<&str>) -> String {
     if kernel.is_empty() {
         return "the kernel has none; `rdma link` shows what it has, and `rdma link add` makes a software one".into();
@@ -239,10 +244,10 @@ fn no_devices(kernel: &[String], variable: Option<&str>) -> String {
     reason
 }
 
-/// Checks that this process may read and write a file.
+/// Checks that this process has the permission to read and write a file.
 fn usable(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_encoded_bytes())?;
-    // SAFETY: a string that ends in zero.
+    // SAFETY: the path is a string that ends in zero.
     if unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) } == 0 {
         Ok(())
     } else {

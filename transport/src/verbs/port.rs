@@ -1,12 +1,12 @@
 //! Ports that are down.
 //!
-//! The provider sends no request through a port that is down: it would end with a time limit of the connection manager, about a
-//! minute later. The device's events report the state of each port.
+//! The provider sends no request through a port that is down. The connection manager would report the failure only after its time limit,
+//! about a minute later. The device's events report the state of each port.
 //!
-//! On rxe such a request does harm. If the connection manager cannot send a datagram because the link is down, it may never send
-//! again: rxe puts the manager's queue pair into the error state, where it stays until the device is removed. From then on no connect
-//! is answered, and a thread that destroys an id waits forever. So on rxe no id connects, answers or disconnects while its port is
-//! down, and ids to be destroyed wait here for the port.
+//! On rxe such a request also does damage. If the link is down and the connection manager cannot send a datagram, rxe puts the manager's
+//! queue pair into the error state. The queue pair stays there until the device is removed, so the manager cannot send any more. From then
+//! on no connect is answered, and a thread that destroys an id waits forever. So on rxe no id connects, answers or disconnects while its
+//! port is down. Ids that the program destroys in this time are kept here until the port is up.
 
 use std::sync::Arc;
 
@@ -18,21 +18,23 @@ use crate::error::{Error, Result};
 use crate::provider::DeviceId;
 
 impl Verbs {
-    /// Returns true if a port is down and its connection manager uses datagrams. iWARP has a TCP connection for each id instead.
+    /// Returns true if the port is down and the device's connection manager uses datagrams. Always false on iWARP, where each id has a TCP
+    /// connection instead.
     fn is_down(&mut self, device: DeviceId, port: u8) -> bool {
         let device = self.devices.get_mut(device.0 as usize).filter(|device| !device.limits.iwarp);
         device.is_some_and(|device| device.is_down(port))
     }
 
-    /// Returns an error if the port is down.
+    /// Returns an error if the port is down and the connection manager would send through it.
     pub(super) fn check_port(&mut self, device: Option<DeviceId>, port: u8) -> Result<()> {
         let Some(device) = device.filter(|device| self.is_down(*device, port)) else { return Ok(()) };
         let name = &self.devices[device.0 as usize].info.name;
         Err(Error::NoDevice { reason: format!("port {port} of {name} is down; `rdma link` shows it") })
     }
 
-    /// Destroys an id, or defers that if the connection manager would send through a port that is down. Fails if the device may still
-    /// use the memory of its work requests. `stopped`: see [`RawId::destroy`].
+    /// Destroys an id. If the connection manager would send through a port that is down, the id is destroyed later instead. Fails if the
+    /// device may still use the memory of the id's work requests. `stopped` is the result for an id that another thread destroys later (see
+    /// [`RawId::destroy`]).
     pub(super) fn destroy_raw(
         &mut self,
         device: Option<DeviceId>,
@@ -44,7 +46,7 @@ impl Verbs {
             state,
             IdState::Listening | IdState::Bound | IdState::WatchingDevice | IdState::Resolving | IdState::Resolved
         );
-        // An id that connects by exchange sends nothing when it is destroyed, either.
+        // Destroying an id that connects by exchange sends nothing.
         let Some(device) = device.filter(|_| !silent && !raw.uses_exchange()) else {
             return RawId::destroy(raw, stopped);
         };
@@ -52,13 +54,13 @@ impl Verbs {
         if entry.limits.driver != Driver::Rxe || !entry.is_down(raw.port()) {
             return RawId::destroy(raw, stopped);
         }
-        // From here on it accesses no memory and consumes no shared receive.
+        // After `flush`, the queue pair accesses no memory and consumes no shared receive.
         let stopped = raw.flush();
         entry.waiting_for_port.push((raw.port(), raw));
         stopped
     }
 
-    /// Destroys the ids that waited for a port that is up again.
+    /// Destroys the ids that were kept until their port was up, if it is up now.
     pub(super) fn ports_changed(&mut self, device: DeviceId) {
         let device = &mut self.devices[device.0 as usize];
         for (port, raw) in std::mem::take(&mut device.waiting_for_port) {
@@ -68,7 +70,7 @@ impl Verbs {
         }
     }
 
-    /// Destroys the ids that wait for a port, because the device was removed or the provider is dropped.
+    /// Destroys the ids that wait for their port. The device was removed, or the provider is being dropped.
     pub(super) fn release_waiting(&mut self, device: DeviceId) {
         let device = &mut self.devices[device.0 as usize];
         for (port, raw) in std::mem::take(&mut device.waiting_for_port) {

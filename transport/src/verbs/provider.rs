@@ -1,4 +1,4 @@
-//! [`Provider`] for [`Verbs`].
+//! The implementation of [`Provider`] for [`Verbs`].
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -40,7 +40,8 @@ use crate::wr::{RecvWr, SendWr};
 
 const STALE_REGION: Error = Error::Stale { object: "memory region" };
 
-/// The time that a peer on iWARP has to close, before the local side resets the connection.
+/// The time that an iWARP peer has to close a connection after the local side has disconnected. Then the local side
+/// resets the connection.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {
@@ -65,7 +66,7 @@ impl Verbs {
         MemoryRegion { id: MrId(self.regions.insert(region)), local_key, remote_key }
     }
 
-    /// Moves the queue pair of an id that waits for its peer to close into the error state.
+    /// Puts the queue pair of an id that waits for its peer to close into the error state.
     pub(super) fn flush_closing(&mut self, id: CmId) {
         let Ok(entry) = self.id_mut(id) else { return };
         if let IdState::Disconnecting { flush_at: Some(_) } = entry.state {
@@ -77,14 +78,14 @@ impl Verbs {
     }
 }
 
-// SAFETY: 1. to 3. hold by the contract of libibverbs (`ibv_post_send`(3), `ibv_poll_cq`(3), `ibv_modify_qp`(3)): devices use
-// what a work request names until its completion, complete work in order, and use nothing of a queue pair that is in the error
-// state or destroyed. `destroy_id` brings about one of the two, or fails: an id that is kept for its last shared receive, for its
-// port or for a thread is in the error state. So no queue pair consumes a receive of a shared queue once `destroy_srq` has
-// succeeded, which refuses while one could, and fails if the device keeps the queue. 4. Regions own a share of their memory, in
-// `mr`, and release it after `ibv_dereg_mr` of each registration has succeeded, or never. 5. The provider owns all objects, and
-// destroys them before itself; an object that a device keeps is kept with everything that it depends on. 6. Handles are keys of
-// slabs, which never reuse one.
+// SAFETY: the numbers are those of the contract of [`Provider`]. 1. to 3. By the contract of libibverbs (`ibv_post_send`(3),
+// `ibv_poll_cq`(3), `ibv_modify_qp`(3)), a device uses the memory of a work request until its completion, completes work in order, and uses
+// no memory for a queue pair that is destroyed or in the error state. `destroy_id` destroys the queue pair or puts it into the error state,
+// or fails. An id may be kept for its last shared receive, for its port or for a thread: its queue pair is in the error state.
+// `destroy_srq` returns an error while a queue pair could consume receives of the queue, and if the device does not release the queue. 4. A
+// region in `mr` owns a share of its memory. It releases the share after `ibv_dereg_mr` of each of its registrations has succeeded, or
+// never. 5. The provider owns all objects, and destroys them when it is dropped. An object that a device does not release is kept together
+// with everything on which it depends. 6. Handles are keys of slabs, which never return a key twice.
 unsafe impl Provider for Verbs {
     fn name(&self) -> &'static str {
         NAME
@@ -192,7 +193,7 @@ unsafe impl Provider for Verbs {
         entry.read_depth = offer.read_depth;
         entry.state = IdState::Accepting;
         if entry.raw.service() == Service::Datagram {
-            // The answer has no further events.
+            // No further event follows the answer to a request for datagrams.
             entry.state = IdState::Established;
             let (private_data, read_depth) = (Box::default(), ReadDepth::default());
             self.push(id.0, CmEventKind::Established { private_data, read_depth });
@@ -218,7 +219,7 @@ unsafe impl Provider for Verbs {
             return Ok(());
         }
         if let Err(error) = self.check_port(device, raw.port()).and_then(|()| raw.reject(private_data)) {
-            // The peer may have left before.
+            // The peer may have disconnected before the rejection.
             log::debug!("{error}");
         }
         self.discard(id.0);
@@ -239,10 +240,11 @@ unsafe impl Provider for Verbs {
             IdState::Listening | IdState::WatchingDevice => {
                 return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
             }
-            // On iWARP the call would wait for the end of the handshake; destroying the id ends that.
+            // On iWARP `rdma_disconnect` would wait for the end of the handshake. Destroying the id ends the handshake
+            // without waiting.
             IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
             IdState::Established => entry.raw.service() == Service::Connected,
-            // The peer has disconnected first: this answers it, and may be too late.
+            // The peer has disconnected first. This call answers its disconnect, and may be too late.
             IdState::Closed => entry.qp.is_some() && !entry.handshaking,
             IdState::RequestReceived => {
                 if up {
@@ -261,9 +263,9 @@ unsafe impl Provider for Verbs {
                 Err(error) => log::debug!("{error}"),
             }
         }
-        // An iWARP adapter in the error state resets the TCP connection, and what was sent last may be lost (irdma: `reset_tcp_conn`
-        // in the kernel's drivers/infiniband/hw/irdma/verbs.c), or it refuses the error state while it closes (cxgb4:
-        // `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c). So the peer may close first.
+        // Let the peer close first. On an iWARP adapter, the error state resets the TCP connection, and the bytes that were sent last may
+        // be lost (irdma: `reset_tcp_conn` in the kernel's drivers/infiniband/hw/irdma/verbs.c). Or the adapter refuses the error state
+        // while the connection closes (cxgb4: `c4iw_modify_qp` in drivers/infiniband/hw/cxgb4/qp.c).
         if iwarp && notified && entry.state == IdState::Established {
             let until = now + CLOSE_LIMIT;
             entry.state = IdState::Disconnecting { flush_at: Some(until) };
@@ -360,7 +362,7 @@ unsafe impl Provider for Verbs {
 
     fn next_completion_event(&mut self, device: DeviceId) -> Result<Option<CqId>> {
         let entry = self.devices.get_mut(device.0 as usize).ok_or(Error::Stale { object: "device" })?;
-        // A queue that is not armed raises no event, so no system call is needed.
+        // If no queue is armed, no event can arrive, so the system call is skipped.
         while entry.armed > 0 {
             let Some(raw) = &entry.raw else { break };
             let cqs = &self.cqs;
@@ -499,7 +501,8 @@ impl SharedReceives for Verbs {
 }
 
 impl RemoteKeys for Verbs {
-    /// Devices have one protection domain for all connections.
+    /// Returns `false`: a device has one protection domain for all connections, so a key cannot be restricted to one
+    /// peer.
     fn restrict(&mut self, region: MrId, _: QpId) -> Result<bool> {
         self.regions.get(region.0).map(|_| false).ok_or(STALE_REGION)
     }
@@ -614,7 +617,7 @@ impl Paths for Verbs {
         let attr = id.raw.query(wanted)?.ok_or(STALE_QP)?;
         Ok(PathState {
             port: id.raw.port(),
-            // The code of 256 bytes is 1.
+            // The device encodes 256 bytes as 1, 512 bytes as 2, and so on.
             mtu: if attr.path_mtu == 0 { 0 } else { 128u32.checked_shl(attr.path_mtu).unwrap_or(0) },
             type_of_service: attr.ah_attr.grh.traffic_class,
             ack_timeout: attr.timeout,

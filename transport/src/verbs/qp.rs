@@ -1,4 +1,5 @@
-//! [`Qp`]: the provider's entry of a queue pair: its limits, and the posts.
+//! [`Qp`]: a queue pair in the provider's table. It has the limits of the queue pair, and the functions that post to
+//! it.
 
 use std::ptr;
 
@@ -16,35 +17,34 @@ use crate::qp::{QpAttr, SrqId};
 use crate::slab::Slab;
 use crate::wr::{RecvWr, SendClass, SendFlags, SendOp, SendWr};
 
-/// A queue pair in the provider's table. Its id owns it.
+/// A queue pair in the provider's table. The queue pair itself is owned by its id.
 #[derive(Debug)]
 pub(super) struct Qp {
     raw: *mut ibv_qp,
     pub(super) name: QueueName,
     pub(super) number: u32,
     pub(super) attr: QpAttr,
-    /// The shared queue that its receives come from, if it has no receive queue of its own.
+    /// The shared receive queue that the queue pair uses; `None` if it has a separate receive queue.
     pub(super) srq: Option<SrqId>,
-    /// True once an event has reported that its last shared receive has completed.
+    /// True after an event has reported that the queue pair's last shared receive has completed.
     pub(super) last_receive: bool,
     inline: InlineLimits,
     features: Features,
     max_sge: u32,
     max_read_sge: u32,
-    /// Largest datagram; `None` for a connected queue pair.
+    /// The length of the largest datagram, in bytes; `None` for a connected queue pair.
     max_datagram: Option<u32>,
 }
 
-// SAFETY: only the thread that drives the provider posts work requests; the queue pair is owned by its id, which lives as long
-// as this.
+// SAFETY: only the thread that drives the provider posts work requests. The id that owns the queue pair exists as long as this entry.
 unsafe impl Send for Qp {}
 
-/// Scatter/gather entries of a receive.
+/// Returns the maximum number of scatter/gather entries of a receive.
 fn recv_sge(attr: &QpAttr, capabilities: &Capabilities) -> u32 {
     if attr.max_recv_sge == 0 { capabilities.max_sge } else { attr.max_recv_sge.min(capabilities.max_sge) }
 }
 
-/// Returns the attributes for the creation of a queue pair.
+/// Returns the attributes in the library's format, for the creation of a queue pair.
 pub(super) fn init_attr(
     service: Service,
     attr: &QpAttr,
@@ -73,7 +73,8 @@ pub(super) fn init_attr(
 }
 
 impl Qp {
-    /// `raw` was made with `made` under this name, for `attr`, and belongs to the id that keeps the result.
+    /// Makes the entry of the queue pair `raw`, which was created with the attributes `made` and `attr`, and with
+    /// `name` as its context. The id that owns `raw` must own the result, too.
     pub(super) fn new(
         (raw, name): (*mut ibv_qp, QueueName),
         made: &ibv_qp_init_attr,
@@ -87,7 +88,7 @@ impl Qp {
         attr.max_inline = attr.max_inline.min(capabilities.max_inline).min(made.cap.max_inline_data);
         let invalidate = if driver == Driver::Siw { 0 } else { attr.max_inline };
         let inline = InlineLimits { send: attr.max_inline, invalidate };
-        // SAFETY: the queue pair was just made; its number never changes.
+        // SAFETY: the queue pair exists, and its number never changes.
         let number = unsafe { (*raw).qp_num };
         let Capabilities { features, max_sge, max_read_sge, .. } = *capabilities;
         let max_datagram = (made.qp_type == ibv_qp_type::IBV_QPT_UD).then_some(capabilities.max_datagram);
@@ -143,12 +144,12 @@ impl Qp {
         if !taken.is_empty() {
             let first = chains.sends(taken, self.inline, addresses);
             let mut bad = ptr::null_mut();
-            // SAFETY: a live queue pair and a chain whose entries `chains` keeps; what they point to is promised at
-            // `Sge::new`.
+            // SAFETY: the queue pair is live. `chains` keeps the entries of the chain until the call returns. The
+            // promise of `Sge::new` covers the memory to which they point.
             let rc = unsafe { ibv_post_send(self.raw, first, &raw mut bad) };
             posted(rc, first, bad, taken.len(), "ibv_post_send", "send", self.attr.max_send_wr)?;
         }
-        // An adapter completes nothing during the post.
+        // An adapter completes no work request during the post.
         refused.map_or(Ok(Posted::Pending), |error| Err(PostError { posted: taken.len(), error }))
     }
 
@@ -161,7 +162,7 @@ impl Qp {
         if !taken.is_empty() {
             let first = chains.recvs(taken);
             let mut bad = ptr::null_mut();
-            // SAFETY: as for sends.
+            // SAFETY: the reasons are those of `ibv_post_send` in `post_send`.
             let rc = unsafe { ibv_post_recv(self.raw, first, &raw mut bad) };
             posted(rc, first, bad, taken.len(), "ibv_post_recv", "receive", self.attr.max_recv_wr)?;
         }

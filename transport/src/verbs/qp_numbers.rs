@@ -1,10 +1,10 @@
-//! The queue pairs of a device by their number, which completions carry.
+//! A map from the numbers of a device's queue pairs to their handles. Completions have only the number.
 
 use crate::qp::QpId;
 use crate::slab::Key;
 
-/// Finds the queue pair of a number with two array accesses and no search. Numbers have 24 bits and are mostly dense. A larger
-/// number is not stored: its completions name no queue pair.
+/// Finds the handle of a queue pair by its number, with two array accesses and no search. Numbers have 24 bits, and a device mostly gives
+/// consecutive numbers. A larger number is not stored, and completions with this number name no queue pair.
 #[derive(Debug, Default)]
 pub(super) struct QpNumbers {
     pages: Vec<Option<Box<[QpId; Self::PAGE]>>>,
@@ -27,7 +27,7 @@ impl QpNumbers {
         self.pages[page].get_or_insert_with(|| Box::new([Self::NONE; Self::PAGE]))[number % Self::PAGE] = qp;
     }
 
-    /// Removes a number, unless it already names another queue pair.
+    /// Removes a number. Does nothing if the number names another queue pair than `qp`.
     pub(super) fn remove(&mut self, number: u32, qp: QpId) {
         if let Some(Some(page)) = self.pages.get_mut(number as usize / Self::PAGE) {
             let entry = &mut page[number as usize % Self::PAGE];

@@ -1,5 +1,5 @@
-//! Queues: each is created within the limits of its device,
-//! with entries on its completion queue for all work requests that can complete there.
+//! Creation and polling of queues. Each queue is created within the limits of its device. Before a send or receive
+//! queue is created, it reserves entries in its completion queue for all of its work requests.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::wc::{WcOpcode, WorkCompletion};
 
 const NO_SRQ: Error = Error::Unsupported { provider: NAME, feature: "shared receive queues on this device" };
 
-/// The number of completions that one poll moves to the stash.
+/// The maximum number of completions that one poll moves to the stash.
 const BATCH: usize = 64;
 
 impl Verbs {
@@ -32,7 +32,7 @@ impl Verbs {
         let entry = self.live_device(device)?;
         attr.check(NAME, &entry.info.capabilities)?;
         let open = Arc::clone(entry.live()?);
-        // The queue is made with the key of its entry, so the entry comes first.
+        // The queue's context contains the key of its entry in the table, so create the entry first.
         let key = self.cqs.insert(Cq::new(device.0, entries));
         let made = RawCq::create(&open, entries, vector, key).and_then(|raw| {
             moderation.map_or(Ok(()), |to| raw.moderate(to))?;
@@ -62,7 +62,8 @@ impl Verbs {
         Ok(())
     }
 
-    /// Makes a shared queue whose receives have up to `wanted_sge` entries; 0 for as many as the device has.
+    /// Creates a shared receive queue. Its receives may have up to `attr.max_sge` scatter/gather entries; 0 means as
+    /// many as the device supports.
     pub(super) fn make_srq(&mut self, device: DeviceId, attr: &SrqAttr) -> Result<SrqId> {
         let SrqAttr { max_wr, max_sge: wanted_sge } = *attr;
         let entry = self.live_device(device)?;
@@ -138,7 +139,8 @@ impl Verbs {
         Ok(handle)
     }
 
-    /// Reserves entries for receives on their completion queue. A shared queue needs them once.
+    /// Reserves entries in the completion queue for a queue pair's receives. For a shared receive queue, each
+    /// completion queue reserves them only once.
     fn reserve_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) -> Result<()> {
         let cq = self.cqs.get_mut(attr.recv_cq.0).ok_or(STALE_CQ)?;
         let Some(srq) = srq else { return cq.reserve(attr.max_recv_wr) };
@@ -150,7 +152,8 @@ impl Verbs {
         Ok(())
     }
 
-    /// Releases the entries after the queue pair could not be created. A shared queue keeps its entries.
+    /// Cancels `reserve_receives`, because the queue pair could not be created. Entries that were reserved for a shared
+    /// queue stay reserved.
     fn cancel_receives(&mut self, attr: &QpAttr, srq: Option<SrqId>) {
         match srq {
             Some(srq) => {
@@ -185,7 +188,8 @@ impl Verbs {
         let name = QueueName::new(id.0);
         let mut made = init_attr(service, attr, capabilities, &queues, name);
         let raw = match id_raw.create_qp(&mut made, queues.clone()) {
-            // Inline data is optional: with so many entries it may exceed a limit of the device.
+            // Inline data is optional, so try again without it. With this number of scatter/gather entries, inline data
+            // may exceed a limit of the device.
             Err(_) if attr.max_inline > 0 => {
                 made = init_attr(service, &QpAttr { max_inline: 0, ..*attr }, capabilities, &queues, name);
                 let raw = id_raw.create_qp(&mut made, queues).map_err(|error| error.on(&open.name))?;
@@ -197,7 +201,8 @@ impl Verbs {
         Ok(Qp::new((raw, name), &made, attr, attr.srq, capabilities, device.limits.driver))
     }
 
-    /// Releases the entries of a queue pair whose remaining completions are all in its completion queues.
+    /// Releases the entries that a destroyed queue pair has reserved. All its remaining completions are in the
+    /// completion queues already.
     pub(super) fn release_entries(&mut self, qp: &Qp) {
         if let Some(cq) = self.cqs.get_mut(qp.attr.send_cq.0) {
             cq.release(qp.attr.max_send_wr);
@@ -213,14 +218,15 @@ impl Verbs {
         }
     }
 
-    /// Polls the queue on which a queue pair completes its shared receives, and stashes the completions for the next polls
-    /// of the program. Call it before the queue pair is destroyed and after.
+    /// Polls the completion queue of a queue pair's shared receives. Stores the completions in the stash, from which the program's next
+    /// polls take them. The caller calls this before and after it destroys the queue pair.
     pub(super) fn stash_completions(&mut self, key: Key, gone: &Qp) {
         let cq = gone.attr.recv_cq;
         let Some(entry) = self.cqs.get(cq.0) else { return };
         let Some(raw) = entry.raw.as_ref().filter(|_| !entry.failed) else { return };
         let mut aside = Vec::new();
-        // A queue holds no more than its entries. Later completions are left for later polls.
+        // A queue holds at most its number of entries, so the loop ends. Completions that arrive later stay in the
+        // queue for later polls.
         while aside.len() < entry.entries() as usize {
             match raw.poll(BATCH, &self.devices[entry.device as usize].numbers, &mut self.batch, &mut aside) {
                 Ok(BATCH) => {}
@@ -233,7 +239,8 @@ impl Verbs {
         }
     }
 
-    /// Returns the slots of polled receives to their shared queues. `gone` is a queue pair that is not in the table any more.
+    /// Updates the count of outstanding receives of each shared queue whose receives are in `polled`. `gone` is a queue pair that was
+    /// removed from the table, but whose completions may be in `polled`.
     pub(super) fn count_shared(&mut self, cq: CqId, polled: &[WorkCompletion], gone: Option<(QpId, &Qp)>) {
         for wc in polled {
             if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWriteWithImmediate) {
@@ -251,7 +258,8 @@ impl Verbs {
         }
     }
 
-    /// Polls a queue for the program. A queue that fails is not polled again, and its connections end.
+    /// Polls a completion queue for the program. If the poll fails, the queue is marked as failed, is not polled again,
+    /// and its connections end.
     pub(super) fn poll(&mut self, cq: CqId, max: usize, out: &mut Vec<WorkCompletion>) -> Result<usize> {
         let start = out.len();
         let entry = self.cqs.get_mut(cq.0).ok_or(STALE_CQ)?;

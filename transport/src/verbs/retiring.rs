@@ -1,10 +1,10 @@
-//! Queue pairs on a shared receive queue that are about to be destroyed.
+//! Queue pairs on a shared receive queue whose destruction waits for an event.
 //!
-//! A queue pair in the error state may still hold a receive that it took from the shared queue. On InfiniBand and RoCE adapters
-//! an event reports that the last one has completed (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand Architecture
-//! Specification, volume 1, 10.2.9.2). Destroyed before that, the queue pair may take the receive with it, and the shared queue
-//! would be one shorter for good. So the queue pair is destroyed when the event has arrived, or after a time limit, because not
-//! every driver sends it. The program does not wait: its id is invalid immediately.
+//! A queue pair in the error state may still hold a receive that it has consumed from the shared queue. On InfiniBand and RoCE adapters an
+//! event reports that its last receive has completed (`IBV_EVENT_QP_LAST_WQE_REACHED`; InfiniBand Architecture Specification, volume 1,
+//! 10.2.9.2). If the queue pair is destroyed earlier, the receive may be lost, and the shared queue has one entry less from then on. So the
+//! provider destroys the queue pair when the event has arrived. Not every driver sends the event, so there is a time limit. The program
+//! does not wait for this: its id is invalid immediately.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,12 @@ use crate::provider::DeviceId;
 use crate::qp::QpId;
 use crate::slab::Key;
 
-/// The time limit for the event.
+/// The time limit for the event, after which the queue pair is destroyed without it.
 const LIMIT: Duration = Duration::from_millis(500);
 
 impl Verbs {
-    /// Returns true if the queue pair of an id may hold a shared receive whose completion an event will report.
+    /// Returns true if the queue pair of an id may hold a shared receive, and the device reports its completion by an
+    /// event. Then the queue pair must be kept until the event.
     pub(super) fn must_retire(&self, id: &IdEntry) -> bool {
         let connected = matches!(id.state, IdState::Established | IdState::Disconnecting { .. } | IdState::Closed);
         let on_shared = id.qp.as_ref().is_some_and(|qp| qp.srq.is_some() && !qp.last_receive);
@@ -27,15 +28,16 @@ impl Verbs {
         connected && on_shared && device.is_some_and(|device| device.limits.reports_last_receive() && !device.removed)
     }
 
-    /// Keeps the queue pair of a removed id, which is in the error state, for its last receive. Its id still counts as one on
-    /// the device.
+    /// Keeps the queue pair of an id that the program has destroyed, until its last shared receive has completed. The queue pair is in the
+    /// error state. The device still counts the id, so that the device is not closed.
     pub(super) fn retire(&mut self, key: Key, id: IdEntry, now: Instant) {
         let IdEntry { raw, qp: Some(qp), device: Some(device), state, .. } = id else { return };
         self.release_entries(&qp);
         self.retiring.push_back(RetiringQp { key, qp, raw, device, state, until: now + LIMIT });
     }
 
-    /// Destroys a queue pair whose last receive has completed. Returns true if one was waiting.
+    /// Destroys the queue pair whose last shared receive has completed. Returns false if no kept queue pair has this
+    /// name.
     pub(super) fn last_receive(&mut self, name: QueueName) -> bool {
         let Some(place) = self.retiring.iter().position(|retiring| retiring.qp.name == name) else { return false };
         if let Some(retiring) = self.retiring.remove(place) {
@@ -44,7 +46,7 @@ impl Verbs {
         true
     }
 
-    /// Destroys the queue pairs whose time limit has passed.
+    /// Destroys the kept queue pairs whose time limit has passed.
     pub(super) fn retire_overdue(&mut self, now: Instant) {
         while self.retiring.front().is_some_and(|retiring| retiring.until <= now) {
             if let Some(retiring) = self.retiring.pop_front() {
@@ -54,7 +56,7 @@ impl Verbs {
         }
     }
 
-    /// Destroys the waiting queue pairs of a device immediately.
+    /// Destroys all kept queue pairs of a device immediately.
     pub(super) fn retire_now(&mut self, device: DeviceId) {
         let all = std::mem::take(&mut self.retiring);
         let (gone, left): (Vec<_>, Vec<_>) = all.into_iter().partition(|retiring| retiring.device == device);
@@ -66,11 +68,12 @@ impl Verbs {
 
     fn destroy_retiring(&mut self, retiring: RetiringQp) {
         let RetiringQp { key, qp, raw, device, state, .. } = retiring;
-        // Before, as some libraries drop what has completed with the queue pair; and after, for what comes with its end.
+        // Poll before, because some libraries drop the queue pair's completions when they destroy it. Poll again
+        // afterwards, because the destruction may add completions.
         self.stash_completions(key, &qp);
         raw.abandon();
         if let Err(error) = self.destroy_raw(Some(device), state, raw, Ok(())) {
-            // It is in the error state, where it accesses no memory.
+            // The queue pair is in the error state, in which the device accesses no memory for it.
             log::error!("{error}: the queue pair is left in the error state");
         }
         self.stash_completions(key, &qp);

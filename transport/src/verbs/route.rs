@@ -1,4 +1,4 @@
-//! Routes to a port, converted between [`Route`] and the library's address handle attributes.
+//! Conversions between [`Route`] and the library's address handle attributes.
 
 use super::sys::{ibv_ah_attr, ibv_gid, ibv_global_route};
 use crate::datagram::Route;
@@ -23,7 +23,7 @@ pub(super) fn ah_attr(route: &Route) -> ibv_ah_attr {
 
 pub(super) fn route(attr: &ibv_ah_attr) -> Route {
     Route {
-        // SAFETY: every variant of a GID is 16 bytes.
+        // SAFETY: each field of the union is 16 bytes, and any bytes are valid.
         gid: unsafe { attr.grh.dgid.raw },
         is_global: attr.is_global != 0,
         source_gid_index: attr.grh.sgid_index,

@@ -20,9 +20,9 @@ pub(super) struct RawSrq {
     device: Arc<RawDevice>,
 }
 
-// SAFETY: libibverbs locks what a queue's calls share; it is destroyed once, by the last owner.
+// SAFETY: libibverbs locks the data that calls on a queue share. The last owner destroys the queue once.
 unsafe impl Send for RawSrq {}
-// SAFETY: as above.
+// SAFETY: the reason is that of `Send`.
 unsafe impl Sync for RawSrq {}
 
 impl RawSrq {
@@ -30,7 +30,8 @@ impl RawSrq {
         let attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 0 };
         let name = QueueName::new(key);
         let mut made = ibv_srq_init_attr { srq_context: name.context(), attr };
-        // SAFETY: a live domain; the attributes are read and updated during the call, the context is a number.
+        // SAFETY: the domain is live. The library reads and updates the attributes during the call. The context is a
+        // number, which is never used as a pointer.
         let raw = unsafe { ibv_create_srq(device.queue_domain(), &raw mut made) };
         Ok(Self { raw: non_null("ibv_create_srq", raw)?, name, device: Arc::clone(device) })
     }
@@ -45,14 +46,14 @@ impl RawSrq {
 }
 
 impl RawSrq {
-    /// Destroys the queue. After an error it is unchanged: the device may still use the receives that are posted, and the call may be
-    /// repeated.
+    /// Destroys the queue. After an error the queue is unchanged: the device may still use the memory of posted receives, and the call may
+    /// be repeated.
     fn destroy(&mut self) -> Result<()> {
         if self.raw.is_null() {
             return Ok(());
         }
-        // SAFETY: queue pairs hold a share of the queue, so none is left on it; its events are acknowledged as they are
-        // read. Nobody names the queue any more once this has succeeded.
+        // SAFETY: each queue pair holds a share of its shared queue, so this queue has none any more. Its events are
+        // acknowledged when they are read. Nothing uses the queue after the call has succeeded.
         self.device.given_back("ibv_destroy_srq", unsafe { ibv_destroy_srq(self.raw) })?;
         self.raw = ptr::null_mut();
         Ok(())
@@ -71,19 +72,20 @@ impl Drop for RawSrq {
 /// A shared receive queue in the provider's table.
 #[derive(Debug)]
 pub(super) struct Srq {
-    /// `None` once the queue was destroyed.
+    /// The queue; `None` after it was destroyed.
     pub(super) raw: Option<Arc<RawSrq>>,
     pub(super) device: u32,
     max_wr: u32,
     max_sge: u32,
-    /// Number of receives that were posted and are not polled as completions yet.
+    /// The number of receives that were posted and whose completions were not polled yet.
     outstanding: u32,
-    /// Completion queues that have room for all of its receives, each with the number of queue pairs that complete there.
+    /// The completion queues in which this queue's receives may complete. Each has reserved entries for all receives of
+    /// this queue. The number is that of the queue pairs that use the completion queue.
     targets: Vec<(CqId, u32)>,
 }
 
 impl Srq {
-    /// Returns an entry without the queue, which is created with the key of this entry.
+    /// Returns an entry that has no queue yet. The queue is created later, with the key of this entry.
     pub(super) const fn new(device: u32, max_wr: u32, max_sge: u32) -> Self {
         Self { raw: None, device, max_wr, max_sge, outstanding: 0, targets: Vec::new() }
     }
@@ -96,12 +98,13 @@ impl Srq {
         self.targets.iter().any(|target| target.1 > 0)
     }
 
-    /// Returns the completion queues that have reserved entries for it.
+    /// Returns the completion queues that have reserved entries for this shared queue's receives.
     pub(super) fn targets(&self) -> impl Iterator<Item = CqId> {
         self.targets.iter().map(|target| target.0)
     }
 
-    /// Adds a queue pair that completes its receives on `cq`; returns true if entries must be reserved there.
+    /// Adds a queue pair whose receives complete in `cq`. Returns true if entries must be reserved in `cq`, because it
+    /// is the first such queue pair.
     pub(super) fn attach(&mut self, cq: CqId) -> bool {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 += 1;
@@ -111,23 +114,23 @@ impl Srq {
         true
     }
 
-    /// Removes a destroyed queue pair. The entries of the completion queue stay reserved for its remaining completions,
-    /// until the shared queue is destroyed.
+    /// Removes a queue pair that was destroyed. The entries of the completion queue stay reserved until the shared
+    /// queue is destroyed, because completions may remain in it.
     pub(super) fn detach(&mut self, cq: CqId) {
         if let Some(target) = self.targets.iter_mut().find(|target| target.0 == cq) {
             target.1 = target.1.saturating_sub(1);
         }
     }
 
-    /// Destroys the queue, which no queue pair uses. If a thread still holds one that did, and that is in the error state, the thread
-    /// destroys both.
+    /// Destroys the queue, which no queue pair in the table uses. A private thread may still hold a queue pair that has used it, and that
+    /// is in the error state. Then the thread destroys both later.
     pub(super) fn destroy(&mut self) -> Result<()> {
         self.raw.as_mut().and_then(Arc::get_mut).map_or(Ok(()), RawSrq::destroy)?;
         self.raw = None;
         Ok(())
     }
 
-    /// Reverts an attachment whose entries could not be reserved.
+    /// Cancels an `attach` for which no entries could be reserved.
     pub(super) fn forget(&mut self, cq: CqId) {
         self.targets.retain(|target| target.0 != cq);
     }
@@ -151,8 +154,8 @@ impl Srq {
         if !fits.is_empty() {
             let first = chains.recvs(fits);
             let mut bad = ptr::null_mut();
-            // SAFETY: a live queue and a chain whose entries `chains` keeps; what they point to is promised at
-            // `Sge::new`.
+            // SAFETY: the queue is live. `chains` keeps the entries of the chain until the call returns. The promise of
+            // `Sge::new` covers the memory to which they point.
             let rc = unsafe { ibv_post_srq_recv(raw.as_ptr(), first, &raw mut bad) };
             let result = posted(rc, first, bad, fits.len(), "ibv_post_srq_recv", "shared receive", self.max_wr);
             self.outstanding += result.as_ref().map_or_else(|error| error.posted, |()| fits.len()) as u32;

@@ -1,4 +1,4 @@
-//! The codes of the libraries, and their meaning in the project's terms.
+//! Conversions of the libraries' codes into this crate's types.
 
 use std::io;
 
@@ -7,10 +7,10 @@ use super::sys::{ibv_wc_opcode as opcode, ibv_wc_status as status, rdma_cm_event
 use crate::cm::{CmEventKind, ConnectFailure};
 use crate::wc::{WcOpcode, WcStatus};
 
-/// The reason why no device leads to a loopback address.
+/// The reason why an RDMA device never reaches a loopback address.
 pub(super) const NO_LOOPBACK: &str = "the loopback is on no RDMA device";
 
-/// Reject reasons of InfiniBand's connection manager (`ib_cm.h`).
+/// The reasons for a reject of InfiniBand's connection manager (`ib_cm.h`).
 const REJECT_TIMEOUT: i32 = 4;
 const REJECT_INVALID_SERVICE: i32 = 8;
 const REJECT_CONSUMER: i32 = 28;
@@ -43,7 +43,7 @@ pub(super) const fn wc_opcode(code: opcode::Type) -> WcOpcode {
     }
 }
 
-/// Returns the failure of a connect attempt, from the error of a call or an event.
+/// Converts the error of a call or of an event into the failure of a connect attempt.
 pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED) => ConnectFailure::Refused,
@@ -55,7 +55,7 @@ pub(super) fn connect_failure(error: &io::Error) -> ConnectFailure {
     }
 }
 
-/// Returns true if an error means that no route or no device of this host leads to an address.
+/// Returns true if the error means that this host has no route to the address, or no device that reaches it.
 pub(super) fn is_unreachable(error: &io::Error) -> bool {
     const CODES: [i32; 9] = [
         libc::ENODEV,
@@ -71,9 +71,10 @@ pub(super) fn is_unreachable(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }
 
-/// Returns the event by which an active connect fails; `None` for an event of another kind.
+/// Returns the program's event for an event by which an active connect fails. Returns `None` for an event of another
+/// kind.
 pub(super) fn connect_outcome(event: cm::Type, status: i32, private_data: Box<[u8]>) -> Option<CmEventKind> {
-    // Events carry negative errors, or the positive reject reason of InfiniBand.
+    // The status of an event is a negative error, or the positive reason for a reject on InfiniBand.
     let error = io::Error::from_raw_os_error(status.saturating_abs());
     Some(match event {
         cm::RDMA_CM_EVENT_ADDR_ERROR => failed(ConnectFailure::Unreachable(format!("no route resolves: {error}"))),
@@ -87,7 +88,8 @@ pub(super) fn connect_outcome(event: cm::Type, status: i32, private_data: Box<[u
             REJECT_CONSUMER => CmEventKind::Rejected { private_data },
             REJECT_INVALID_SERVICE => failed(ConnectFailure::Refused),
             REJECT_TIMEOUT => failed(ConnectFailure::Timeout),
-            // On iWARP a reject ends the handshake, and is reported as a reset. With private data it is from the peer.
+            // On iWARP, `ECONNREFUSED` without private data means that no program listens. A reject by the peer's program
+            // is reported as a reset, or has private data.
             _ if status == -libc::ECONNREFUSED && private_data.is_empty() => failed(ConnectFailure::Refused),
             _ if status <= 0 => CmEventKind::Rejected { private_data },
             reason => failed(ConnectFailure::System(format!("the peer's connection manager refuses: reason {reason}"))),

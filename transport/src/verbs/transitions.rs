@@ -1,5 +1,5 @@
-//! The attributes for the state transitions of a queue pair that connects by exchange (InfiniBand Architecture
-//! Specification, volume 1, 10.3.1; `ibv_modify_qp`(3)).
+//! The attributes for the state transitions of a queue pair that connects by exchange, that is, without the connection
+//! manager (InfiniBand Architecture Specification, volume 1, 10.3.1; `ibv_modify_qp`(3)).
 
 use super::gid::PortGid;
 use super::route::ah_attr;
@@ -8,10 +8,10 @@ use crate::cm::ReadDepth;
 use crate::datagram::Route;
 use crate::exchange::message::{Endpoint, Network};
 
-/// Attributes, and the mask of those that are set.
+/// The attributes of a transition, and the mask of the attributes that are set.
 pub(super) type Change = (ibv_qp_attr, mask);
 
-/// The negotiated attributes of a connection, as one side uses them.
+/// The attributes on which the two sides of a connection have agreed, from the point of view of one side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Negotiated {
     pub(super) mtu: u8,
@@ -22,11 +22,11 @@ pub(super) struct Negotiated {
     pub(super) read_depth: ReadDepth,
 }
 
-/// The largest number of routers between the two sides.
+/// The hop limit of packets: the maximum number of routers between the two sides.
 const HOP_LIMIT: u8 = 64;
 
 pub(super) fn none() -> ibv_qp_attr {
-    // SAFETY: all fields are numbers.
+    // SAFETY: all fields are numbers, for which zeros are valid.
     unsafe { std::mem::zeroed() }
 }
 
@@ -34,7 +34,8 @@ fn narrow(depth: u16) -> u8 {
     u8::try_from(depth).unwrap_or(u8::MAX)
 }
 
-/// Returns the transition to INIT, where receives may be posted. The rights are an upper bound; each region grants its own.
+/// Returns the transition to INIT, in which receives may be posted. The access rights are the maximum for the queue pair. Each region
+/// grants its own rights below this maximum.
 pub(super) fn init(port: u8, atomics: bool) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_INIT;
@@ -47,7 +48,7 @@ pub(super) fn init(port: u8, atomics: bool) -> Change {
     (attr, mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT | mask::IBV_QP_ACCESS_FLAGS)
 }
 
-/// Returns the transition to RTR, where the queue pair receives from the peer.
+/// Returns the transition to RTR (ready to receive), in which the queue pair receives from the peer.
 pub(super) fn ready_to_receive(port_gid: &PortGid, peer: &Endpoint, agreed: &Negotiated) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_RTR;
@@ -56,7 +57,7 @@ pub(super) fn ready_to_receive(port_gid: &PortGid, peer: &Endpoint, agreed: &Neg
     attr.rq_psn = peer.psn;
     attr.max_dest_rd_atomic = narrow(agreed.read_depth.responder_resources);
     attr.min_rnr_timer = agreed.min_rnr_timer;
-    // Within a subnet of InfiniBand the LID leads to the peer; between subnets, a router needs the GID.
+    // Within an InfiniBand subnet, the LID routes packets to the peer. Between subnets, a router needs the GID.
     let is_global = peer.network == Network::RoceV2 || peer.gid[..8] != port_gid.gid[..8];
     attr.ah_attr = ah_attr(&Route {
         gid: peer.gid,
@@ -81,14 +82,15 @@ pub(super) fn ready_to_receive(port_gid: &PortGid, peer: &Endpoint, agreed: &Neg
     (attr, set)
 }
 
-/// Returns the transition to RTS, where the queue pair sends, too. `psn` is the number of its first packet.
+/// Returns the transition to RTS (ready to send), in which the queue pair also sends. `psn` is the sequence number of
+/// its first packet.
 pub(super) fn ready_to_send(psn: u32, peer: &Endpoint, agreed: &Negotiated) -> Change {
     let mut attr = none();
     attr.qp_state = state::IBV_QPS_RTS;
     attr.sq_psn = psn;
     attr.timeout = agreed.ack_timeout;
     attr.retry_cnt = agreed.retry_count;
-    // Each side decides how often its peer retransmits.
+    // The receiver of a message decides how often the sender retransmits it.
     attr.rnr_retry = peer.rnr_retry_count;
     attr.max_rd_atomic = narrow(agreed.read_depth.initiator_depth);
     let set = mask::IBV_QP_STATE

@@ -1,12 +1,12 @@
-//! The functions of libibverbs and librdmacm: their types, the table of their addresses, and how it is filled.
+//! The functions of libibverbs and librdmacm: their types, and a table of their addresses.
 //!
-//! `dlsym` has no argument for the symbol version, and returns the default one (`ibv_create_cq@@IBVERBS_1.1`): the one that a program links
-//! with. Its structures are those declared here. libibverbs also keeps versions for programs from before 2007 (`@IBVERBS_1.0`),
-//! with other structures; these are hidden, and neither glibc nor musl returns a hidden version. Functions from after
-//! 2010 are optional: without one of them its feature is missing.
+//! `dlsym` has no argument for the version of a symbol. It returns the default version, such as `ibv_create_cq@@IBVERBS_1.1`, with which a
+//! program would be linked. The structures of this version are those that the binding declares. libibverbs also has versions for programs
+//! from before 2007 (`@IBVERBS_1.0`), with other structures. These are hidden, and neither glibc nor musl returns a hidden version.
+//! Functions from after 2010 are optional: if one is missing, its feature is missing.
 //!
-//! The libraries stay loaded until the process ends (`RTLD_NODELETE`), even if other parts of it open and close them: they have
-//! thread-local data, handlers for `fork` and open devices, which are never released.
+//! The libraries stay loaded until the process ends (`RTLD_NODELETE`), even if other parts of the process load and unload them. They cannot
+//! be unloaded safely, because they have thread-local data, handlers for `fork` and open devices.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
@@ -29,7 +29,7 @@ pub enum LibraryError {
     Library {
         /// The file name of the library.
         name: &'static str,
-        /// The message of the loader.
+        /// The error message of the dynamic loader.
         why: String,
     },
     /// A library lacks a function.
@@ -60,13 +60,12 @@ const VERBS: &str = "libibverbs.so.1";
 const CM: &str = "librdmacm.so.1";
 
 fn open(name: &'static str) -> Result<Library, LibraryError> {
-    // SAFETY: loading runs the initializers of the library, which are those of rdma-core and do nothing to this process
-    // but reserve memory of their own.
+    // SAFETY: loading runs the initializers of rdma-core's libraries. These only allocate memory for the libraries.
     let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | libc::RTLD_NODELETE) };
     library.map_err(|error| LibraryError::Library { name, why: reason(&error) })
 }
 
-/// Returns the message of the loader, without the name of its call.
+/// Returns the error message of the dynamic loader, without the name of the call that has failed.
 fn reason(error: &libloading::Error) -> String {
     let text = error.to_string();
     text.strip_prefix("dlopen failed: ").map_or(text.clone(), str::to_owned)
@@ -77,7 +76,7 @@ macro_rules! functions {
         required { $($library:ident fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)* }
         optional { $($olibrary:ident fn $oname:ident($($oarg:ident: $otype:ty),*) $(-> $oresult:ty)?;)* }
     ) => {
-        /// The addresses of the functions.
+        /// The table of the functions' addresses.
         #[derive(Clone, Copy, Debug)]
         pub struct Calls {
             $(pub $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
@@ -85,13 +84,13 @@ macro_rules! functions {
         }
 
         impl Calls {
-            /// Opens the libraries and finds every function.
+            /// Loads the libraries, and finds the address of every function.
             fn load() -> Result<Self, LibraryError> {
                 let (verbs, cm) = (open(VERBS)?, open(CM)?);
                 let calls = Self {
                     $($name: {
                         let (library, file) = libraries!($library, verbs, cm);
-                        // SAFETY: the library's function of this name has this type, by its header.
+                        // SAFETY: by the library's header, the function with this name has this type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) $(-> $result)?>(
                             concat!(stringify!($name), "\0").as_bytes(),
                         ) };
@@ -99,14 +98,14 @@ macro_rules! functions {
                     },)*
                     $($oname: {
                         let (library, _) = libraries!($olibrary, verbs, cm);
-                        // SAFETY: as above.
+                        // SAFETY: by the library's header, the function with this name has this type.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($otype),*) $(-> $oresult)?>(
                             concat!(stringify!($oname), "\0").as_bytes(),
                         ) };
                         symbol.ok().map(|symbol| *symbol)
                     },)*
                 };
-                // They are never closed: see the module.
+                // Keep the libraries loaded until the process ends: see the module.
                 std::mem::forget((verbs, cm));
                 Ok(calls)
             }
@@ -114,22 +113,22 @@ macro_rules! functions {
 
         $(
             /// # Safety
-            /// [`load`] has succeeded, and the requirements of the manual page hold.
+            /// [`load`] has succeeded, and the caller meets the requirements in the function's manual page.
             #[inline]
             pub unsafe fn $name($($arg: $type),*) $(-> $result)? {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller meets the requirements of the function.
                 unsafe { (calls().$name)($($arg),*) }
             }
         )*
 
         $(
-            /// Returns the function; `None` if the library is too old to have it.
+            /// Returns the function. Returns `None` if the library is too old to have it.
             pub fn $oname() -> Option<unsafe extern "C" fn($($otype),*) $(-> $oresult)?> {
                 calls().$oname
             }
         )*
 
-        /// Every function declared here: its name, its type, and its type in the crate rdma-sys.
+        /// Returns every function that is declared here: its name, its type, and its type in the crate rdma-sys.
         #[cfg(all(test, feature = "rdma-sys"))]
         pub fn signatures() -> Vec<(&'static str, &'static str, &'static str)> {
             fn of<F>(_: F) -> &'static str {
@@ -273,8 +272,8 @@ functions! {
 
 static LOADED: OnceLock<Result<Calls, LibraryError>> = OnceLock::new();
 
-/// Opens the libraries, once for the process. A failure is final: a library that is installed later is found by the next
-/// process.
+/// Loads the libraries, once per process. If this fails, all later calls fail as well, even if the libraries are
+/// installed in the meantime.
 pub fn load() -> Result<(), LibraryError> {
     LOADED.get_or_init(Calls::load).as_ref().map(|_| ()).map_err(Clone::clone)
 }

@@ -1,4 +1,4 @@
-//! The parts of `<rdma/rdma_cma.h>` that are used, in the layout that every 64-bit Linux has.
+//! The declarations from `<rdma/rdma_cma.h>` that the provider uses, in their layout on 64-bit Linux.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! Compares the declarations with the crate rdma-sys, and with the C headers that are installed.
+//! Compares the declarations of this binding with the crate rdma-sys, and with the installed C headers.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::{env, fs};
 use super::declare::{Field, Structure};
 use super::{calls, cma, ibv};
 
-/// One line for each number of a structure.
+/// Returns one line for each structure and for each field, with the numbers of its layout.
 fn lines(structures: &[Structure]) -> Vec<String> {
     let mut lines = Vec::new();
     for Structure { name, size, align, fields } in structures {
@@ -24,7 +24,7 @@ fn declared() -> Vec<String> {
     [lines(&ibv::structures()), lines(&cma::structures())].concat()
 }
 
-/// Lines that are in one list only.
+/// Returns the lines that are in only one of the two lists.
 fn differences(ours: &[String], theirs: &[String]) -> Vec<String> {
     let (left, right): (BTreeSet<_>, BTreeSet<_>) = (ours.iter().collect(), theirs.iter().collect());
     let only = |of: &BTreeSet<&String>, other: &BTreeSet<&String>, who: &str| {
@@ -54,7 +54,7 @@ fn constants_are_those_of_rdma_sys() {
     report("constants", all.len(), &different);
 }
 
-/// The name of a function type without the paths of the types in it.
+/// Returns the name of a function type, without the paths of the types in it.
 fn without_paths(name: &str) -> String {
     let mut short = String::new();
     let mut word = String::new();
@@ -71,7 +71,7 @@ fn without_paths(name: &str) -> String {
             short.push(c);
         }
     }
-    // The crate has an enumeration where the headers have one, and where this library reads a number.
+    // The crate has an enumeration for this type, as the headers. This binding reads a number instead.
     (short + &word).replace("ibv_event_type", "u32")
 }
 
@@ -87,7 +87,7 @@ fn functions_have_the_types_of_rdma_sys() {
     report("functions", all.len(), &different);
 }
 
-/// A Rust type of a function as C has it.
+/// Returns the C type for a Rust type in the signature of a function.
 fn in_c(name: &str) -> String {
     let name = name.trim();
     if let Some(to) = name.strip_prefix("*mut ") {
@@ -108,7 +108,8 @@ fn in_c(name: &str) -> String {
     }
 }
 
-/// A declaration of a pointer that only the header's function of this name fits.
+/// Returns a C declaration of a function pointer that is initialised with the header's function. It compiles only if
+/// the function has the type `signature`.
 fn prototype(name: &str, signature: &str) -> String {
     let short = without_paths(signature);
     let (_, rest) = short.split_once("fn(").expect("a function type");
@@ -119,11 +120,12 @@ fn prototype(name: &str, signature: &str) -> String {
     format!("{} (*check_{name})({arguments}) = &{name};\n", in_c(result))
 }
 
-/// The name in C of a structure or field whose name here is made up, because in C it has none.
+/// Returns the C names of a structure and a field. They differ from the Rust names if the structure or the field has no
+/// name in C.
 fn c_name(structure: &str, field: &str) -> Option<(String, String)> {
     let whole = |name: &str| Some((format!("struct {name}"), field.to_owned()));
     match (structure, field) {
-        // Structures without a name: the compiler checks them inside of those with one.
+        // The structure has no name in C. The C compiler checks it as a part of the structure that contains it.
         (
             "ibv_gid_global_t"
             | "rdma_t"
@@ -135,7 +137,7 @@ fn c_name(structure: &str, field: &str) -> Option<(String, String)> {
             | "ibv_odp_caps__bindgen_ty_1",
             _,
         ) => None,
-        // Fields that are unions without a name: by their first member.
+        // The field is a union without a name in C. Its first member has the same offset.
         ("ibv_wc" | "ibv_send_wr", "imm_data_invalidated_rkey_union") => {
             Some((format!("struct {structure}"), "imm_data".into()))
         }
@@ -147,8 +149,8 @@ fn c_name(structure: &str, field: &str) -> Option<(String, String)> {
     }
 }
 
-/// Builds a C program with the installed headers, and returns what it prints. It says each number of each structure, and does
-/// not build when a constant or the type of a function differs.
+/// Builds a C program with the installed headers, runs it, and returns its output: the numbers of the layout of each structure. The build
+/// fails if a constant or the type of a function differs from the binding.
 fn ask_the_headers() -> Vec<String> {
     let mut program = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n",

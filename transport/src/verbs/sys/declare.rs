@@ -1,7 +1,7 @@
-//! Macros for the declarations: what they declare, tests can also list, to compare it with the C headers and with the crate
-//! rdma-sys.
+//! Macros that declare structures and constants. Tests can also list the declarations, to compare them with the C headers and with the
+//! crate rdma-sys.
 
-/// Declares structures in the layout of C. In tests, `describe` lists them with their fields.
+/// Declares structures with the layout of C. In tests, `structures` lists them with their fields.
 macro_rules! structures {
     ($($(#[$meta:meta])* pub struct $name:ident { $(pub $field:ident: $type:ty,)* })*) => {
         $(
@@ -11,7 +11,7 @@ macro_rules! structures {
             pub struct $name { $(pub $field: $type,)* }
         )*
 
-        /// Every structure declared above, with the place of each field.
+        /// Returns every structure that is declared above, with the offset of each field.
         #[cfg(all(test, feature = "rdma-sys"))]
         pub fn structures() -> Vec<super::declare::Structure> {
             use super::declare::{Field, Structure, field_size};
@@ -27,7 +27,7 @@ macro_rules! structures {
             },)*]
         }
 
-        /// The same structures as the crate rdma-sys has them.
+        /// Returns the structures of the crate rdma-sys that have the same names.
         #[cfg(all(test, feature = "rdma-sys"))]
         pub fn structures_of_rdma_sys() -> Vec<super::declare::Structure> {
             use super::declare::{Field, Structure, field_size};
@@ -45,7 +45,8 @@ macro_rules! structures {
     };
 }
 
-/// Declares the constants of C enumerations: `mod` has plain numbers, `flags` a type of its own that can be combined.
+/// Declares the constants of C enumerations. `mod` declares plain numbers. `flags` declares a type whose values can be
+/// combined.
 macro_rules! constants {
     (
         $(mod $module:ident: $of:ty { $($constant:ident = $value:expr,)* })*
@@ -82,7 +83,8 @@ macro_rules! constants {
             }
         )*
 
-        /// Every constant declared above: its name and value here, and its value in the crate rdma-sys.
+        /// Returns every constant that is declared above: its name, its value here, and its value in the crate
+        /// rdma-sys.
         #[cfg(all(test, feature = "rdma-sys"))]
         pub fn constants() -> Vec<(&'static str, i64, i64)> {
             vec![
@@ -96,7 +98,7 @@ macro_rules! constants {
 pub(super) use constants;
 pub(super) use structures;
 
-/// A structure: its name, and the numbers that make its layout.
+/// A structure: its name, and the numbers that define its layout.
 #[cfg(all(test, feature = "rdma-sys"))]
 #[derive(Debug)]
 pub struct Structure {
@@ -106,7 +108,7 @@ pub struct Structure {
     pub fields: Vec<Field>,
 }
 
-/// A field of a structure.
+/// A field of a structure: its name, offset and size.
 #[cfg(all(test, feature = "rdma-sys"))]
 #[derive(Debug)]
 pub struct Field {
@@ -115,7 +117,8 @@ pub struct Field {
     pub size: usize,
 }
 
-/// The size of the field that a function gives the place of. The function is not called.
+/// Returns the size of the field to which a function returns a pointer. The function is not called: only its type is
+/// used.
 #[cfg(all(test, feature = "rdma-sys"))]
 pub const fn field_size<S, F>(_: fn(&S) -> *const F) -> usize {
     size_of::<F>()

@@ -1,17 +1,18 @@
-//! The parts of `<infiniband/verbs.h>` that are used, in the layout that every 64-bit Linux has: structures, and the constants
-//! of enumerations. Names are the header's; unions without a name in C have the names that the crate rdma-sys gives them.
+//! The declarations from `<infiniband/verbs.h>` that the provider uses, in their layout on 64-bit Linux: structures, and the constants of
+//! enumerations. The names are those of the header. A union that has no name in C has its name from the crate rdma-sys.
 //!
-//! The sizes of structures with a mutex in them differ by architecture, because the C library's mutex does; the places of all
-//! fields that are used do not.
+//! The size of a structure that contains a mutex depends on the architecture, because the size of the C library's mutex does. The offsets
+//! of all fields that the provider uses do not depend on it.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::declare::{constants, structures};
 
-/// A function that this crate never calls. Only its offset in a table matters.
+/// A function that the provider never calls. It is declared because it influences the offsets of other functions in a
+/// table.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
-/// A wrong type that the comparison of the bindings has to find (tests/layout.sh).
+/// A wrong type, planted to check the comparison of the bindings, which must find it (tests/layout.sh).
 #[cfg(planted = "layout")]
 type MwAccessFlags = u64;
 #[cfg(not(planted = "layout"))]
@@ -552,7 +553,7 @@ pub union ibv_gid {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union imm_data_invalidated_rkey_union_t {
-    /// In network byte order.
+    /// The immediate data, in network byte order.
     pub imm_data: u32,
     pub invalidated_rkey: u32,
 }
@@ -587,7 +588,7 @@ pub union ibv_async_event_element_t {
     pub port_num: c_int,
 }
 
-/// Port attributes of libibverbs 1.0, which the old form of the query fills. They are the first fields of [`ibv_port_attr`].
+/// The port attributes of libibverbs 1.0, which the old query writes. They are the first fields of [`ibv_port_attr`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct _compat_ibv_port_attr {
@@ -724,7 +725,7 @@ constants! {
     }
 }
 
-// The same on x86_64 and aarch64, and checked by the compiler on both.
+// These numbers are the same on x86_64 and aarch64. The compiler checks them on the target.
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<ibv_device>() == 664 && offset_of!(ibv_device, name) == 24);

@@ -1,4 +1,5 @@
-//! The crate rdma-sys instead of the declarations: the program is linked with the libraries.
+//! The other binding: the crate rdma-sys instead of this crate's declarations. The program is linked with the
+//! libraries.
 
 #![allow(clippy::missing_safety_doc, reason = "documented at the functions of the other binding")]
 
@@ -6,17 +7,17 @@ use std::ffi::{c_int, c_uint, c_void};
 
 pub use rdma_sys::*;
 
-/// An error that never occurs: the system does not start a program whose libraries are missing.
+/// An error that never occurs, because the system does not start a program if its libraries are missing.
 pub use std::convert::Infallible as LibraryError;
 
-/// Returns `Ok`: the libraries were loaded with the program.
+/// Returns `Ok`: the system loads the libraries when it starts the program.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding can fail")]
 pub const fn load() -> Result<(), LibraryError> {
     Ok(())
 }
 
-/// The types of asynchronous events as plain numbers: the crate has a Rust enumeration, in which an unknown type
-/// would be undefined behaviour.
+/// The types of asynchronous events, as plain numbers. The crate has a Rust enumeration instead. In an enumeration, the
+/// value of an unknown type would be undefined behaviour.
 pub mod ibv_event_type {
     use rdma_sys::ibv_event_type as ty;
     pub type Type = std::ffi::c_uint;
@@ -39,17 +40,17 @@ pub mod ibv_event_type {
 }
 
 /// # Safety
-/// The requirements of `rdma_notify`(3) hold.
+/// The caller meets the requirements of `rdma_notify`(3).
 pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type::Type) -> c_int {
-    // The only event that the call supports.
+    // This is the only event that `rdma_notify` supports.
     debug_assert_eq!(event, ibv_event_type::IBV_EVENT_COMM_EST);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller meets the requirements of `rdma_notify`(3).
     unsafe { rdma_sys::rdma_notify(id, rdma_sys::ibv_event_type::IBV_EVENT_COMM_EST) }
 }
 
 type RegMrIova2 = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
 
-/// Returns the function. In the other binding an old library may lack it.
+/// Returns the function. It is an `Option` because in the other binding an old library may lack the function.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
     Some(rdma_sys::ibv_reg_mr_iova2)
@@ -57,7 +58,7 @@ pub fn ibv_reg_mr_iova2() -> Option<RegMrIova2> {
 
 type RegDmabufMr = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
 
-/// Returns the function. In the other binding an old library may lack it.
+/// Returns the function. It is an `Option` because in the other binding an old library may lack the function.
 #[expect(clippy::unnecessary_wraps, reason = "the other binding may not have it")]
 pub fn ibv_reg_dmabuf_mr() -> Option<RegDmabufMr> {
     Some(rdma_sys::ibv_reg_dmabuf_mr)

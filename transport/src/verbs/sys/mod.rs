@@ -1,15 +1,17 @@
-//! The binding to libibverbs and librdmacm. No module outside of this folder depends on the choice of the binding.
+//! The binding to libibverbs and librdmacm. There are two bindings with the same interface, and no module outside this
+//! folder depends on which one is used.
 //!
-//! By default it consists of the declarations in `ibv`, `cma` and `calls`: written from the interface that the headers
-//! `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` fix for every version of rdma-core, the same on x86_64 and aarch64, and
-//! needing neither headers nor libraries to be built. The libraries are loaded when the provider is opened
-//! ([`load`]); a machine without them gets an error that says so.
+//! The default binding consists of the declarations in `ibv`, `cma` and `calls`. They follow the interface in the
+//! headers `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, which is the same in every version of rdma-core, and on
+//! x86_64 and aarch64. Building it needs neither the headers nor the libraries. The libraries are loaded when the
+//! program opens the provider ([`load`]). If they are missing, the program gets an error.
 //!
-//! With the feature `rdma-sys` it is the crate of that name instead, generated from the installed headers and linked as
-//! usual (`linked`). The tests of that build compare the two (`compare`): sizes, alignments, offsets, constants and the
-//! types of functions; and both with the headers, through a C program.
+//! The feature `rdma-sys` selects the other binding (`linked`): the crate rdma-sys, which is generated from the
+//! installed headers and linked with the libraries. The tests of that build compare the two bindings (`compare`):
+//! sizes, alignments, offsets, constants and the types of functions. They also compare both with the headers, by a C
+//! program.
 //!
-//! Inline functions of the headers are in `inline`, for both.
+//! `inline` has the inline functions of the headers, for both bindings.
 
 #![allow(non_camel_case_types, non_snake_case, missing_debug_implementations, missing_docs, unreachable_pub)]
 #![cfg_attr(feature = "rdma-sys", allow(dead_code, reason = "the declarations are compared only"))]
@@ -43,13 +45,14 @@ pub use {calls::*, cma::*, ibv::*};
 #[cfg(feature = "rdma-sys")]
 pub use linked::*;
 
-/// `rdma_set_option`(3): the level of ids, and its options. The headers have them in enumerations without a name.
+/// The option level of ids in `rdma_set_option`(3). The headers have the level and its options in enumerations without
+/// a name.
 pub const RDMA_OPTION_ID: c_int = 0;
-/// One byte: the type of service.
+/// The type of service. The value is one byte.
 pub const RDMA_OPTION_ID_TOS: c_int = 0;
-/// An `int`: bind to an address that closed connections still occupy.
+/// Allows an id to bind to an address that closed connections still occupy. The value is an `int`.
 pub const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
-/// An `int`: an IPv6 listener accepts no IPv4.
+/// Restricts a listener on an IPv6 address to IPv6. The value is an `int`.
 pub const RDMA_OPTION_ID_AFONLY: c_int = 2;
-/// One byte: the code of the ack timeout.
+/// The ack timeout, as a code. The value is one byte.
 pub const RDMA_OPTION_ID_ACK_TIMEOUT: c_int = 3;
