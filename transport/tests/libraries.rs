@@ -1,5 +1,5 @@
-//! The libraries of RDMA are loaded at run time: what is said when they are missing, too old, or find nothing. The libraries here
-//! are made by the test, and take the place of the system's in another process. No device is needed.
+//! The libraries of RDMA are loaded at run time. These tests check the errors if the libraries are missing, are too old, or find no device.
+//! Each test builds its own libraries, and another process loads them in place of the system's. No device is needed.
 #![cfg(all(feature = "verbs", not(feature = "rdma-sys")))]
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::{env, fs};
 use rdma_transport::Error;
 use rdma_transport::verbs::Verbs;
 
-/// The names of the functions that must be there, as the declarations list them.
+/// Returns the names of the functions that the library must have, from the declarations in the source code.
 fn required(library: &str) -> Vec<&'static str> {
     let source = include_str!("../src/verbs/sys/calls.rs");
     let (_, list) = source.split_once("    required {\n").expect("the list of functions");
@@ -18,7 +18,7 @@ fn required(library: &str) -> Vec<&'static str> {
     list.lines().filter_map(|line| line.trim().strip_prefix(&prefix)?.split('(').next()).collect()
 }
 
-/// A directory with libraries.
+/// A folder with libraries that a test has built. It is removed on drop.
 struct Libraries(PathBuf);
 
 impl Libraries {
@@ -36,7 +36,8 @@ impl Libraries {
         self
     }
 
-    /// Both libraries, without one function; `list` is what the list of devices does.
+    /// Builds both libraries without the function `missing`. `list` is the C code of the function that returns the list
+    /// of devices.
     fn all_but(&self, missing: &str, list: &str) -> &Self {
         for (library, file) in [("verbs", "libibverbs.so.1"), ("cm", "librdmacm.so.1")] {
             let names = required(library);
@@ -53,7 +54,8 @@ impl Libraries {
         self
     }
 
-    /// Runs `test` of this program again with these libraries, and returns what opening the provider gave there.
+    /// Runs `test` of this program in another process with these libraries. Returns the text that the process prints
+    /// about opening the provider.
     fn open(&self, test: &str, variables: &[(&str, &str)]) -> String {
         let output = Command::new(env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -77,7 +79,8 @@ impl Drop for Libraries {
     }
 }
 
-/// In the other process: opens the provider, and says how that went. Returns whether this is that process.
+/// In the other process, opens the provider, prints the result and returns true. Returns false if this is not the other
+/// process.
 fn opened() -> bool {
     if env::var_os("RDMA_LIBRARIES_CHILD").is_none() {
         return false;
@@ -90,7 +93,7 @@ fn opened() -> bool {
         Err(error @ Error::NoDevice { .. }) => println!("\nopened: NoDevice {error}"),
         Err(error) => println!("\nopened: {error:?}"),
     }
-    // The same again: nothing is tried twice.
+    // A second attempt fails in the same way, because the first result is kept.
     assert!(matches!(Verbs::open(), Err(Error::NoLibrary { .. } | Error::NoDevice { .. })));
     true
 }
@@ -106,12 +109,12 @@ fn a_missing_library_is_named_with_the_package() {
     if opened() {
         return;
     }
-    // A file that is no library hides the system's.
+    // The system's library is hidden by a file with the same name that is not a library.
     let hidden = Libraries::new("hidden");
     fs::write(hidden.0.join("libibverbs.so.1"), "").unwrap();
     let said = hidden.open("a_missing_library_is_named_with_the_package", &[]);
     says(&said, &["NoLibrary", "no RDMA library: libibverbs.so.1 cannot be loaded", "install rdma-core"]);
-    // The second library is named as well.
+    // If only the second library is missing, the error names the second library.
     let half = Libraries::new("half");
     half.all_but("", "return 0;");
     fs::write(half.0.join("librdmacm.so.1"), "").unwrap();

@@ -1,4 +1,4 @@
-//! Cases: messages, completions, events.
+//! Cases: messages, completions and events.
 
 use super::harness::*;
 use crate::cq::Notify;
@@ -7,7 +7,8 @@ use crate::wr::{SendFlags, SendOp};
 
 const QUIET: SendFlags = SendFlags::empty();
 
-/// The providers sleep before each message, so the case hangs if an edge or an event is lost.
+/// Every message wakes a provider that sleeps. The providers sleep before each message, so the case hangs if an edge or
+/// an event is lost.
 pub(super) fn each_message_wakes_a_sleeper(harness: &mut Harness) {
     let pair = harness.pair();
     for turn in 0..100_usize {
@@ -33,7 +34,7 @@ pub(super) fn a_message_is_gathered_and_scattered(harness: &mut Harness) {
     harness.post_recv(&passive, &cut(sink.start, [0, 50, 57, 120]));
     let wr_id = harness.next_wr_id();
     let parts = cut(source.start, [0, 1, 60, 100]);
-    // One message is not a chain, so the case records it in the ledger itself.
+    // The harness records only chains in its ledger, so the case itself records this message.
     harness.record_send(&active, wr_id, bytes.len());
     let station = &mut harness.side(ACTIVE).station;
     station.post_send(active.qp, wr_id, SendOp::Send, &parts, SendFlags::SIGNALED).expect("room");
@@ -81,12 +82,12 @@ pub(super) fn a_later_completion_ends_unsignaled_sends(harness: &mut Harness) {
     }
 }
 
-/// An armed queue raises one event, however many completions follow.
+/// An armed completion queue raises only one event, even if several completions follow.
 pub(super) fn an_armed_queue_raises_one_event(harness: &mut Harness) {
     raises_one_event(harness, Notify::Any);
 }
 
-/// As [`an_armed_queue_raises_one_event`], for a queue that is armed for solicited completions.
+/// The same as [`an_armed_queue_raises_one_event`], but the queue is armed for solicited completions only.
 pub(super) fn a_queue_that_waits_for_solicited_completions_raises_one_event(harness: &mut Harness) {
     raises_one_event(harness, Notify::Solicited);
 }
@@ -114,8 +115,8 @@ fn raises_one_event(harness: &mut Harness, notify: Notify) {
     harness.poll(PASSIVE, passive.cq);
 }
 
-/// A completion that is in the queue when the queue is armed is found by polling once more. Only a later completion
-/// raises an event.
+/// If a completion is in the queue when the queue is armed, it raises no event. The program finds it by polling once
+/// more. A later completion raises an event.
 pub(super) fn a_completion_that_is_there_raises_no_event(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.poll_manually(&passive);
@@ -125,7 +126,7 @@ pub(super) fn a_completion_that_is_there_raises_no_event(harness: &mut Harness) 
         let part = harness.side(ACTIVE).allocate_with(b"early");
         harness.post_and_wait(&active, SendOp::Send, &part);
         harness.wait_for("event", |harness| harness.side(PASSIVE).notified.pop());
-        // The event was read, and the completion is still in the queue.
+        // The event of this completion was read, and the completion is still in the queue.
         harness.settle();
         harness.side(PASSIVE).notified.clear();
         harness.provider(PASSIVE).req_notify(passive.cq, Notify::Any).expect("a queue to arm");
@@ -137,7 +138,8 @@ pub(super) fn a_completion_that_is_there_raises_no_event(harness: &mut Harness) 
     assert!(silent > 0, "each completion that was there has raised an event");
 }
 
-/// The events of all queues of a device arrive over one channel. None of them hides another.
+/// The events of all completion queues of a device arrive through one channel. The event of one queue does not suppress
+/// that of another.
 pub(super) fn queues_share_a_channel(harness: &mut Harness) {
     let pairs: Vec<_> = (0..3).map(|_| harness.pair()).collect();
     for round in 0..5 {
@@ -154,7 +156,7 @@ pub(super) fn queues_share_a_channel(harness: &mut Harness) {
     }
 }
 
-/// A message that is too long writes nothing behind its receive, and the receive does not succeed.
+/// A message that is longer than its receive does not succeed, and writes no byte behind the receive.
 pub(super) fn a_message_that_is_too_long_is_not_delivered(harness: &mut Harness) {
     let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
     let place = harness.side(PASSIVE).allocate(SLOT);
@@ -168,7 +170,7 @@ pub(super) fn a_message_that_is_too_long_is_not_delivered(harness: &mut Harness)
     assert_eq!(harness.side(PASSIVE).bytes(&(place.start + 16..place.end)), [0; SLOT - 16]);
 }
 
-/// The program may reuse the bytes of an inline send when the post has returned.
+/// The program may overwrite the bytes of an inline send after the post has returned.
 pub(super) fn an_inline_send_is_copied_at_once(harness: &mut Harness) {
     let len = harness.side(ACTIVE).capabilities.max_inline.min(32);
     let [active, passive] = harness.pair_of(&Spec { max_inline: len, ..Spec::default() }, &Spec::default());

@@ -6,7 +6,8 @@ use super::harness::*;
 use crate::cm::{CmEventKind, ConnectFailure, ConnectParam, ListenOptions};
 use crate::error::Error;
 
-/// The device of an address is available before any port or queue pair exists. An invalid handle names no device.
+/// `device_at` returns the device of an address before the program has created any listener or queue pair. An invalid
+/// handle is the handle of no device.
 pub(super) fn an_address_names_its_device(harness: &mut Harness) {
     for side in [ACTIVE, PASSIVE] {
         let address = harness.side(side).address.ip();
@@ -95,11 +96,12 @@ pub(super) fn an_attempt_without_a_listener_is_refused(harness: &mut Harness) {
     assert_eq!(failure, ConnectFailure::Refused);
 }
 
-/// An attempt that the peer never answers ends, and not before its deadline.
+/// An attempt whose peer never answers fails at its deadline, and not earlier.
 pub(super) fn an_attempt_ends_at_its_deadline(harness: &mut Harness) {
     let (_, to) = harness.listener();
     let mut within = Duration::from_millis(500);
-    // On a busy machine the deadline may pass before the address is resolved.
+    // If the machine is busy, the deadline may pass before the address is resolved. Then try again with a later
+    // deadline.
     let (id, deadline) = loop {
         let deadline = harness.now() + within;
         if let Some(id) = harness.resolved_by(to, deadline) {
@@ -115,7 +117,7 @@ pub(super) fn an_attempt_ends_at_its_deadline(harness: &mut Harness) {
     assert!(harness.now() >= deadline, "too early");
 }
 
-/// An attempt ends when its id is destroyed, whatever its state.
+/// Destroying the id of a connection attempt ends the attempt, in each of its states.
 pub(super) fn an_attempt_that_is_destroyed_is_over(harness: &mut Harness) {
     let (_, to) = harness.listener();
     let deadline = harness.now() + Duration::from_secs(300);
@@ -154,7 +156,7 @@ pub(super) fn a_queue_pair_comes_before_the_connection(harness: &mut Harness) {
     harness.established(&active);
 }
 
-/// Each side may have as many Reads outstanding as it requested, and the peer serves as many.
+/// Each side can have as many Reads outstanding as it has requested, and the peer answers all of them.
 pub(super) fn the_depth_of_reads_is_agreed(harness: &mut Harness) {
     for depth in [1, 3] {
         let param = ConnectParam { responder_resources: depth, initiator_depth: depth, ..ConnectParam::default() };
@@ -165,7 +167,7 @@ pub(super) fn the_depth_of_reads_is_agreed(harness: &mut Harness) {
         harness.provider(PASSIVE).accept(passive.id, &ConnectParam::default(), now).expect("an accept");
         assert_eq!(harness.established(&active).1.initiator_depth, depth);
         assert!(harness.established(&passive).1.responder_resources >= depth);
-        // Further Reads wait in the send queue.
+        // Reads beyond the limit wait in the send queue.
         let bytes: Vec<u8> = (0..DEPTH as u8).collect();
         let source = harness.side(PASSIVE).allocate_with(&bytes);
         let (_, remote) = harness.side(PASSIVE).expose(&source, crate::mr::Access::REMOTE_READ);

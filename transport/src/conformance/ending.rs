@@ -1,4 +1,4 @@
-//! Cases: the end of a connection, and its effect on the queues.
+//! Cases: the end of a connection, and its effects on the queues.
 
 use super::harness::*;
 use crate::cm::DisconnectCause;
@@ -6,18 +6,18 @@ use crate::error::Error;
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp};
 
-/// Each work request completes exactly once, whichever side ends the connection and whatever it has just posted.
+/// Each work request completes exactly once, regardless of which side disconnects and of what it has posted before.
 pub(super) fn a_disconnect_flushes_everything_once(harness: &mut Harness) {
     for (first, posted) in [(ACTIVE, 0), (PASSIVE, 0), (ACTIVE, 8), (PASSIVE, 8)] {
         let pair = harness.pair();
-        // The passive side may send once it has received a message of the active side.
+        // On some devices the passive side may send only after it has received a message of the active side.
         harness.message(&pair[ACTIVE], &pair[PASSIVE], b"first");
         let (end, other) = (pair[first], pair[1 - first]);
         let part = harness.side(first).allocate_with(&[1; 100]);
         for _ in 0..posted {
             harness.post(&end, SendOp::Send, &part);
         }
-        // Calling it again has no effect.
+        // A second disconnect has no effect.
         harness.disconnect(&end);
         harness.disconnect(&end);
         harness.flushed(&end);
@@ -37,7 +37,7 @@ pub(super) fn both_sides_learn_of_a_disconnect(harness: &mut Harness) {
         let pair = harness.pair();
         harness.disconnect(&pair[first]);
         assert_eq!(harness.disconnected(&pair[1 - first]), DisconnectCause::Peer);
-        // If the device waits for the peer, the first side is notified when the peer has answered.
+        // If the device waits for the peer, it notifies the first side only after the peer has disconnected, too.
         harness.disconnect(&pair[1 - first]);
         assert_eq!(harness.disconnected(&pair[first]), DisconnectCause::Local);
     }
@@ -52,7 +52,7 @@ pub(super) fn destroying_tells_the_peer(harness: &mut Harness) {
     }
 }
 
-/// Sends that have completed before the disconnect arrive.
+/// A send that has completed before the disconnect arrives at the peer.
 pub(super) fn what_was_sent_arrives_before_the_end(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let part = harness.side(ACTIVE).allocate_with(b"not lost");
@@ -75,7 +75,7 @@ pub(super) fn nothing_happens_after_a_destroy(harness: &mut Harness) {
         let quiet = harness.side(PASSIVE).bytes(&all);
         harness.post_sends_unchecked(&active, in_flight);
         harness.destroy(&passive);
-        // The messages in flight may have arrived before.
+        // Messages that were in flight may have arrived before the id was destroyed.
         let before = if in_flight == 0 { quiet } else { harness.side(PASSIVE).bytes(&all) };
         harness.post_sends_unchecked(&active, 4);
         harness.settle();
@@ -84,7 +84,8 @@ pub(super) fn nothing_happens_after_a_destroy(harness: &mut Harness) {
     }
 }
 
-/// Completions of a destroyed queue pair may still be polled. Their entries of the completion queue are free then.
+/// After a queue pair is destroyed, its completions may still be polled. After that, its entries of the completion
+/// queue are free.
 pub(super) fn a_destroyed_queue_pair_gives_its_places_back(harness: &mut Harness) {
     let cq = harness.create_cq(ACTIVE, 2 * DEPTH);
     let spec = Spec { cq: Some(cq), ..Spec::default() };
@@ -108,7 +109,7 @@ pub(super) fn a_receive_after_the_flush_is_not_filled(harness: &mut Harness) {
     harness.disconnect(&active);
     harness.flushed(&active);
     let place = harness.side(ACTIVE).allocate(SLOT);
-    // A device may also refuse it.
+    // A device may also refuse the receive.
     if harness.post_recvs(&active, std::slice::from_ref(&place)).is_ok() {
         harness.post_sends_unchecked(&passive, 2);
         harness.settle();
@@ -124,8 +125,8 @@ pub(super) fn a_send_after_the_flush_is_flushed(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.disconnect(&active);
     harness.flushed(&active);
-    // A device may flush only what is posted after it has ended the connection, and some devices end it when the peer
-    // has answered, or after a long time without an answer.
+    // A device may flush only work requests that are posted after it has ended the connection. Some devices end the
+    // connection when the peer has answered, or after a long time without an answer.
     harness.disconnected(&passive);
     harness.disconnect(&passive);
     harness.disconnected(&active);
@@ -149,7 +150,7 @@ pub(super) fn a_queue_in_use_is_not_destroyed(harness: &mut Harness) {
     assert!(matches!(gone, Err(Error::Stale { .. })), "{gone:?}");
 }
 
-/// The end of a connection does not affect other connections.
+/// The end of one connection does not affect other connections.
 pub(super) fn an_end_leaves_the_others_alone(harness: &mut Harness) {
     let [first, second] = [harness.pair(), harness.pair()];
     for round in 0..4 {

@@ -1,4 +1,4 @@
-//! The clock and the poller that the providers of a case use.
+//! The clock and the poller of a case's providers.
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -7,15 +7,16 @@ use std::time::Instant;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 
-/// A clock and a poller: those of the system ([`System`]), or virtual ones.
+/// A clock and a poller for the providers of a case. They are those of the system ([`System`]), or virtual ones.
 pub trait Environment: fmt::Debug {
     /// Returns the current time, which never runs backwards.
     fn now(&mut self) -> Instant;
 
-    /// Watches a descriptor of the provider of `side` for edges, until the environment is dropped.
+    /// Watches a descriptor of the provider of `side` for edges. The watch ends when the environment is dropped.
     fn watch(&mut self, side: usize, descriptor: RawFd);
 
-    /// Waits for edges, at the latest until `until`, and appends the side of each edge to `edges`. May return early.
+    /// Waits until a watched descriptor has an edge, or until the time `until`. Appends the side of each edge to
+    /// `edges`. May return early.
     fn wait(&mut self, until: Instant, edges: &mut Vec<usize>);
 }
 
@@ -27,7 +28,7 @@ pub struct System {
 }
 
 impl System {
-    /// Makes a poller.
+    /// Makes a clock and a poller of the system.
     ///
     /// # Panics
     /// If the system has no descriptors left.

@@ -1,4 +1,4 @@
-//! [`Factory`]: makes the providers of each case, and states what the device lacks.
+//! [`Factory`]: makes the providers of each case, and declares which requirements the device does not meet.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,37 +10,38 @@ use crate::provider::Provider;
 
 /// Makes providers of one kind for the cases.
 pub trait Factory: fmt::Debug {
-    /// Returns the name of the device, which [`Deviation::device`] refers to.
+    /// Returns the name of the device, to which [`Deviation::device`] refers.
     fn device(&self) -> &str;
 
-    /// Makes a provider for each of the `sides`, 2 or 3, and the environment with their clock and poller. The calling
-    /// thread drives all of them. Each provider reaches the addresses of the others.
+    /// Makes `sides` providers, 2 or 3, and the environment with their clock and poller. One thread drives all of them.
+    /// Each provider can reach the addresses of the others.
     fn open(&self, sides: usize) -> (Vec<Box<dyn Provider>>, Box<dyn Environment>);
 
-    /// Returns the address that `side` listens on, with port 0.
+    /// Returns the address at which `side` listens, with port 0.
     fn address(&self, side: usize) -> SocketAddr;
 
-    /// Returns the needs that the device does not meet. A case with such a need is reported as
-    /// [`CaseOutcome::Missing`](super::CaseOutcome::Missing). The suite fails if the device does not meet another need,
-    /// or meets one of these.
+    /// Returns the needs that the device does not meet. A case with one of these needs is not run, and is reported as
+    /// [`CaseOutcome::Missing`](super::CaseOutcome::Missing). The suite fails if this list is wrong: if the device
+    /// meets a need in it, or does not meet a need that is not in it.
     fn missing(&self) -> &[Need];
 
-    /// Returns the known departures of the device from the contract; none by default.
+    /// Returns the known deviations of the device from the contract. The default is none.
     fn deviations(&self) -> &[Deviation] {
         &[]
     }
 
-    /// Returns the timeout of each wait for an event. It ends a case that hangs, so a busy machine must never reach it.
+    /// Returns the timeout for each event for which a case waits. It ends a case that hangs. Choose it so long that a
+    /// busy machine does not reach it.
     fn patience(&self) -> Duration {
         Duration::from_secs(300)
     }
 
-    /// Returns the timeout of the wait that is known to fail, with [`Deviation::finds`].
+    /// Returns the timeout for the wait that fails because of a known deviation ([`Deviation::finds`]).
     fn short_patience(&self) -> Duration {
         Duration::from_secs(5)
     }
 
-    /// Returns how long a case waits to see that nothing happens.
+    /// Returns the time for which a case waits to check that nothing happens.
     fn grace(&self) -> Duration {
         Duration::from_millis(30)
     }
@@ -57,13 +58,14 @@ pub enum Need {
     SendWithImmediate,
     WriteWithImmediate,
     RemoteInvalidation,
-    /// Sends that are copied when they are posted ([`Capabilities::max_inline`]).
+    /// Inline sends, whose bytes are copied when they are posted ([`Capabilities::max_inline`]).
     Inline,
-    /// Events of queues that are armed for solicited completions.
+    /// Events of completion queues that are armed for solicited completions only.
     SolicitedEvents,
-    /// A disconnect that does not overtake completed sends: [`Features::ABRUPT_DISCONNECT`] is absent.
+    /// The device does not lose completed sends when the connection is closed: [`Features::ABRUPT_DISCONNECT`] is
+    /// absent.
     OrderlyDisconnect,
-    /// A remote key that no peer can use once it is invalidated: [`Features::LATE_PLACEMENT`] is absent.
+    /// No peer can use a remote key after it is invalidated: [`Features::LATE_PLACEMENT`] is absent.
     PromptInvalidation,
     // Roles.
     SharedReceives,
@@ -110,8 +112,8 @@ impl Need {
     }
 }
 
-/// A known departure of a device from the contract. The case runs, and must fail in this way: once the device is
-/// corrected, the deviation must be removed.
+/// A known deviation of a device from the contract. The case runs, and must fail in the described way. When the device
+/// is corrected, the suite fails until the deviation is removed from the list.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
     /// The name of the case.
@@ -120,6 +122,6 @@ pub struct Deviation {
     pub device: &'static str,
     /// A description of the device's behaviour, for the report.
     pub what: &'static str,
-    /// A part of the message that the case fails with. Another message is a failure of the suite.
+    /// A part of the message with which the case fails. If the case fails with another message, the suite fails.
     pub finds: &'static str,
 }

@@ -1,8 +1,9 @@
-//! [`Harness`]: the providers of one case, driven as a reactor drives them.
+//! [`Harness`]: the providers of one case, driven in the way in which a reactor drives them.
 //!
-//! A side is driven when one of its channels has an edge, when its deadline has passed, and when its provider has
-//! reported more work. A completion queue that was armed and found empty is polled only after its event. So a case
-//! hangs if an edge or an event is lost. Each completion is checked against the [`Ledger`] of its side, in every case.
+//! A side is one provider with its memory. The harness drives a side when one of its channels has an edge, when its
+//! deadline has passed, and when its provider has reported more work. It arms a completion queue, polls it once more,
+//! and then polls it only after the queue's event. So a case hangs if an edge or an event is lost. In every case the
+//! [`Ledger`] of each side checks each completion.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -26,23 +27,23 @@ use crate::station::Station;
 use crate::wc::{WcStatus, WorkCompletion};
 use crate::wr::{RemoteAddress, SendClass, SendFlags, SendOp};
 
-/// The side that connects.
+/// The index of the side that connects.
 pub(super) const ACTIVE: usize = 0;
-/// The side that listens.
+/// The index of the side that listens.
 pub(super) const PASSIVE: usize = 1;
-/// The side that accepts connect requests of another side.
+/// The index of a side that accepts connect requests which another side has detached.
 pub(super) const THIRD: usize = 2;
 
-/// The depth of each queue.
+/// The depth of each send and receive queue.
 pub(super) const DEPTH: usize = 16;
-/// The length of a receive, bytes.
+/// The length of a receive, in bytes.
 pub(super) const SLOT: usize = 256;
-/// The length of the memory of a side, bytes.
+/// The length of the memory of a side, in bytes.
 const MEMORY: usize = 1 << 20;
-/// The limit of events that a getter may return in a row, which ends an endless loop.
+/// The maximum number of events that a getter returns before the harness reports an endless loop.
 const MANY: usize = 100_000;
-/// The number of attempts to connect. The kernel's connection manager chooses a local port without asking TCP, which
-/// may have it in use.
+/// The maximum number of attempts to connect. An attempt may fail, because the kernel's connection manager chooses a
+/// local port that TCP may already use.
 const TRIES: usize = 5;
 
 /// One end of a connection.
@@ -55,14 +56,14 @@ pub(super) struct ConnectionEnd {
     pub(super) srq: Option<SrqId>,
 }
 
-/// The attributes of an end's queues.
+/// The attributes of the queues of one end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spec {
-    /// The number of receives of [`SLOT`] bytes that are posted at the start.
+    /// The number of receives, each of [`SLOT`] bytes, that are posted at the start.
     pub(super) receives: usize,
     pub(super) max_inline: u32,
     pub(super) srq: Option<SrqId>,
-    /// The completion queue; `None` for a separate one.
+    /// The completion queue of the end; `None` for a new one.
     pub(super) cq: Option<CqId>,
 }
 
@@ -85,26 +86,27 @@ pub(super) struct IncomingRequest {
 /// The way in which the harness polls a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PollMode {
-    /// The queue may have completions, and is polled in the next turn.
+    /// The queue may have completions. The harness polls it in the next turn.
     Awake,
-    /// The queue was empty after it was armed, and is polled after its event.
+    /// The queue was empty after it was armed. The harness polls it after its event.
     Armed,
-    /// The case arms and polls the queue itself.
+    /// The harness does not arm or poll the queue: the case does.
     Manual,
 }
 
-/// A polled completion that the case has not taken, and the ranges of its receive.
+/// A completion that the harness has polled and the case has not used yet. For a receive, also the ranges of its
+/// memory.
 #[derive(Debug)]
 struct PolledCompletion {
     wc: WorkCompletion,
     places: Option<RecvRanges>,
 }
 
-/// One side of a case: its provider, and what the provider has reported.
+/// One side of a case: its provider, and everything that the provider has reported.
 #[derive(Debug)]
 pub(super) struct HarnessSide {
     pub(super) station: Station,
-    /// The local key of the region over the whole memory.
+    /// The local key of the region that covers the whole memory.
     key: LocalKey,
     pub(super) device: DeviceId,
     pub(super) capabilities: Capabilities,
@@ -112,26 +114,26 @@ pub(super) struct HarnessSide {
     events: VecDeque<CmEvent>,
     done: VecDeque<PolledCompletion>,
     queues: BTreeMap<Key, PollMode>,
-    /// The completion queues that had an event, in order.
+    /// The completion queues that had an event, in the order of the events.
     pub(super) notified: Vec<CqId>,
     ledger: Ledger,
-    /// The completions of the last poll, and the number of older ones in front of them.
+    /// The vector of the last poll. It may begin with old completions, and `kept` is their number.
     polled: Vec<WorkCompletion>,
     kept: usize,
-    /// The ids that were destroyed.
+    /// The keys of the ids that the case has destroyed.
     gone: BTreeSet<Key>,
-    /// True if the side is to be driven.
+    /// True if the harness must drive the side in the next step.
     due: bool,
-    /// The offset of the first byte of the memory that is not in use.
+    /// The offset of the first byte of the memory that no allocation uses.
     free: usize,
 }
 
 impl HarnessSide {
-    /// Polls a queue once. Returns the number of completions.
+    /// Polls a completion queue once. Returns the number of completions.
     fn poll(&mut self, cq: CqId) -> usize {
         const MOST: usize = 7;
-        // Each second poll gets a vector with an old completion, so that the provider must append. At the others the
-        // provider may exchange the vector's buffer.
+        // In every second poll, the vector has an old completion, so the provider must append to it. In the other polls
+        // the vector is empty, so the provider may swap its buffer.
         let mut out = std::mem::take(&mut self.polled);
         let kept = out.len().min(1 - self.kept);
         out.truncate(kept);
@@ -147,7 +149,7 @@ impl HarnessSide {
         count
     }
 
-    /// Polls an awake queue until it is empty after it was armed.
+    /// Polls a queue in the mode `Awake` until it is empty after it was armed.
     fn drain(&mut self, cq: CqId) {
         while self.queues.get(&cq.0) == Some(&PollMode::Awake) {
             while self.poll(cq) > 0 {}
@@ -175,7 +177,7 @@ impl HarnessSide {
         }
     }
 
-    /// Reads the events of completion queues.
+    /// Reads the events of completion queues, and sets these queues to `Awake`.
     pub(super) fn take_notifications(&mut self) {
         let device = self.device;
         for nth in 0.. {
@@ -197,15 +199,15 @@ impl HarnessSide {
         out
     }
 
-    /// Sends an immediate write of a part of the memory, then overwrites the part. Returns false if the provider cannot
-    /// send it now.
+    /// Writes a part of the memory to the peer by an immediate write, and then overwrites the part. Returns false if
+    /// the provider could not write it immediately.
     pub(super) fn write_now(&mut self, end: &ConnectionEnd, part: &Range<usize>, remote: RemoteAddress) -> bool {
         let written = self.station.write_now(end.qp, part.clone(), remote).expect("a part of the memory");
         self.station.write(part.start, &vec![0xee; part.len()]).expect("a part of the memory");
         written
     }
 
-    /// Allocates `len` bytes of the memory that were never used.
+    /// Allocates `len` bytes of the memory that no allocation has used before.
     pub(super) fn allocate(&mut self, len: usize) -> Range<usize> {
         let start = self.free;
         self.free = (start + len.max(1)).next_multiple_of(64);
@@ -213,21 +215,21 @@ impl HarnessSide {
         start..start + len
     }
 
-    /// Allocates memory for `bytes`, and copies them there.
+    /// Allocates memory for `bytes`, and copies the bytes to it.
     pub(super) fn allocate_with(&mut self, bytes: &[u8]) -> Range<usize> {
         let place = self.allocate(bytes.len());
         self.station.write(place.start, bytes).expect("a part of the memory");
         place
     }
 
-    /// Makes later work requests use the local key of `region`. Returns the key of the region over the whole memory, to
-    /// switch back to it.
+    /// Makes later work requests use the local key of `region`. Returns the key of the region over the whole memory,
+    /// with which the case can restore the previous state.
     pub(super) fn use_key(&mut self, region: MemoryRegion) -> LocalKey {
         self.station.use_key(region.local_key);
         self.key
     }
 
-    /// Registers a part of the memory for peers.
+    /// Registers a part of the memory for access by peers. Returns the region, and the address by which peers name it.
     pub(super) fn expose(&mut self, part: &Range<usize>, access: Access) -> (MemoryRegion, RemoteAddress) {
         let region = self.station.expose_range(self.device, part.clone(), access).expect("a region");
         (region, RemoteAddress { address: self.station.address(part.start), key: region.remote_key })
@@ -237,16 +239,16 @@ impl HarnessSide {
 /// The providers of one case, driven as a reactor drives them.
 #[derive(Debug)]
 pub struct Harness {
-    // The sides are dropped before the environment, which watches their channels.
+    // The sides are dropped before the environment, because the environment watches their channels.
     sides: Vec<HarnessSide>,
     environment: Box<dyn Environment>,
     patience: Duration,
-    /// The message of the wait that is known to fail in this case, and the timeout of that wait.
+    /// For a case with a known deviation: the message of the wait that fails, and the timeout of that wait.
     known: Option<(&'static str, Duration)>,
     grace: Duration,
     ends: Vec<ConnectionEnd>,
     listener: Option<(CmId, SocketAddr)>,
-    /// The number of the last work request.
+    /// The `wr_id` of the last work request.
     last: u64,
 }
 
@@ -302,9 +304,9 @@ impl Harness {
         self.environment.now()
     }
 
-    // Driving.
+    // Driving the sides.
 
-    /// Drives the sides that are due. If none is due, waits for an edge or a deadline, at the latest until `until`.
+    /// Drives the sides that must be driven. If there is none, waits for an edge or a deadline, at most until `until`.
     fn step(&mut self, until: Instant) {
         let mut idle = true;
         for side in &mut self.sides {
@@ -327,7 +329,8 @@ impl Harness {
         }
     }
 
-    /// Drives the sides until `ready` returns a value.
+    /// Drives the sides until `ready` returns `Some`, and returns its value. Panics after the timeout; `what` is for
+    /// the message.
     #[track_caller]
     pub(super) fn wait_for<T>(&mut self, what: &str, mut ready: impl FnMut(&mut Self) -> Option<T>) -> T {
         let missing = format!("no {what}");
@@ -345,7 +348,7 @@ impl Harness {
         }
     }
 
-    /// Drives the sides for a while, for a case that checks that nothing happens.
+    /// Drives the sides for the time of [`Factory::grace`]. A case then checks that nothing has happened.
     pub(super) fn settle(&mut self) {
         let end = self.now() + self.grace;
         while self.now() < end {
@@ -355,13 +358,14 @@ impl Harness {
 
     // Events.
 
-    /// Waits for the next event of a side for which `wanted` returns a value.
+    /// Waits for the next event of a side for which `wanted` returns `Some`. Removes the event, and returns the value.
     #[track_caller]
     pub(super) fn wait_for_event<T>(&mut self, what: &str, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> T {
         self.wait_for(what, |harness| harness.take_event(side, &wanted))
     }
 
-    /// Takes an event as [`Harness::wait_for_event`] does; `None` if it has not arrived.
+    /// Removes the next event of a side for which `wanted` returns `Some`, and returns the value. Returns `None` if no
+    /// such event has arrived.
     pub(super) fn take_event<T>(&mut self, side: usize, wanted: impl Fn(&CmEvent) -> Option<T>) -> Option<T> {
         let events = &mut self.sides[side].events;
         let (at, found) = events.iter().enumerate().find_map(|(at, event)| Some((at, wanted(event)?)))?;
@@ -386,7 +390,7 @@ impl Harness {
 
     // Connections.
 
-    /// Makes a listener on a free port.
+    /// Makes a listener on a free port of `side`. Returns its id and its address.
     pub(super) fn listen(&mut self, side: usize) -> (CmId, SocketAddr) {
         let address = self.sides[side].address;
         let listener = self.provider(side).listen(address, &ListenOptions::default()).expect("a listener");
@@ -395,20 +399,21 @@ impl Harness {
         (listener, SocketAddr::new(address.ip(), bound.port()))
     }
 
-    /// Returns the listener of the passive side.
+    /// Returns the listener of the passive side, and its address. Makes it at the first call.
     pub(super) fn listener(&mut self) -> (CmId, SocketAddr) {
         let listener = self.listener.unwrap_or_else(|| self.listen(PASSIVE));
         *self.listener.insert(listener)
     }
 
-    /// Starts an attempt that fails after `within`, and waits until its address is resolved.
+    /// Starts a connection attempt that fails after `within`. Waits until its address is resolved, and returns its id.
     #[track_caller]
     pub(super) fn resolved(&mut self, to: SocketAddr, within: Duration) -> CmId {
         let deadline = self.now() + within;
         self.resolved_by(to, deadline).expect("it is resolved in time")
     }
 
-    /// Begins an attempt that fails at its deadline. Returns `None` if that passes before the address is resolved.
+    /// Starts a connection attempt that fails at `deadline`. Waits until its address is resolved, and returns its id.
+    /// Returns `None` if the deadline passes before.
     #[track_caller]
     pub(super) fn resolved_by(&mut self, to: SocketAddr, deadline: Instant) -> Option<CmId> {
         let id = self.provider(ACTIVE).resolve(to, &PathOptions::default(), deadline).expect("an attempt");
@@ -428,17 +433,17 @@ impl Harness {
         let side = &mut self.sides[side];
         let cq = side.station.provider().create_cq(side.device, &CqAttr::new(entries as u32)).expect("a queue");
         side.queues.insert(cq.0, PollMode::Awake);
-        // The queue must be armed.
+        // Drive the side in the next step, so that it arms the queue.
         side.due = true;
         cq
     }
 
-    /// Leaves the polling of an end's queue to the case.
+    /// Lets the case arm and poll the completion queue of an end, instead of the harness.
     pub(super) fn poll_manually(&mut self, end: &ConnectionEnd) {
         self.sides[end.side].queues.insert(end.cq.0, PollMode::Manual);
     }
 
-    /// Polls a queue until it is empty. Returns the number of completions.
+    /// Polls a completion queue until it is empty. Returns the number of completions.
     pub(super) fn poll(&mut self, side: usize, cq: CqId) -> usize {
         std::iter::from_fn(|| Some(self.sides[side].poll(cq)).filter(|&count| count > 0)).sum()
     }
@@ -448,7 +453,7 @@ impl Harness {
         QpAttr { max_inline: spec.max_inline, srq: spec.srq, ..attr }
     }
 
-    /// Makes the queue pair of an id, and posts receives.
+    /// Creates the queue pair of an id, and posts its first receives.
     pub(super) fn create_queue_pair(&mut self, side: usize, id: CmId, spec: &Spec) -> ConnectionEnd {
         let cq = spec.cq.unwrap_or_else(|| self.create_cq(side, 3 * DEPTH));
         let qp = self.provider(side).create_qp(id, &Self::attr(cq, spec)).expect("a queue pair");
@@ -463,7 +468,7 @@ impl Harness {
         end
     }
 
-    /// Sends a connect request to the listener. Returns the active end and the request.
+    /// Sends a connect request to the listener of the passive side. Returns the active end and the incoming request.
     #[track_caller]
     pub(super) fn request(&mut self, spec: &Spec, param: &ConnectParam<'_>) -> (ConnectionEnd, IncomingRequest) {
         let (listener, to) = self.listener();
@@ -486,7 +491,7 @@ impl Harness {
         panic!("no port that TCP has free in {TRIES} attempts");
     }
 
-    /// Makes a connection. Returns its ends, the active one first.
+    /// Establishes a connection. Returns its two ends, the active one first.
     #[track_caller]
     pub(super) fn pair(&mut self) -> [ConnectionEnd; 2] {
         self.pair_of(&Spec::default(), &Spec::default())
@@ -503,7 +508,7 @@ impl Harness {
         [active, passive]
     }
 
-    /// Enables the extensions on both sides of a connection, if the provider has them.
+    /// Enables the extensions on both ends of a connection, if the provider has this role.
     pub(super) fn enable_extensions(&mut self, pair: &[ConnectionEnd; 2]) {
         for end in pair {
             if let Some(role) = self.provider(end.side).extensions() {
@@ -517,7 +522,7 @@ impl Harness {
         self.provider(end.side).disconnect(end.id, now).expect("a disconnect");
     }
 
-    /// Waits until each work request of an end has completed.
+    /// Waits until every outstanding work request of an end has completed.
     #[track_caller]
     pub(super) fn flushed(&mut self, end: &ConnectionEnd) {
         self.wait_for("completion of each work request", |harness| (harness.outstanding(end) == 0).then_some(()));
@@ -527,20 +532,21 @@ impl Harness {
         self.sides[end.side].ledger.outstanding(end.qp)
     }
 
-    /// Destroys an id without a queue pair.
+    /// Destroys an id that has no queue pair.
     pub(super) fn destroy_id(&mut self, side: usize, id: CmId) {
         let now = self.now();
         self.provider(side).destroy_id(id, now).expect("a destroy");
         self.forget(side, id);
     }
 
-    /// Records that an id is destroyed.
+    /// Records that an id is destroyed, and drops its events.
     pub(super) fn forget(&mut self, side: usize, id: CmId) {
         self.sides[side].gone.insert(id.0);
         self.sides[side].events.retain(|event| event.id != id);
     }
 
-    /// Destroys an end, and polls its completions. None of its queue pair may follow.
+    /// Destroys an end, and polls its remaining completions. The ledger then accepts no further completion of its queue
+    /// pair.
     pub(super) fn destroy(&mut self, end: &ConnectionEnd) {
         self.destroy_id(end.side, end.id);
         self.sides[end.side].ledger.destroyed(end.qp);
@@ -549,7 +555,7 @@ impl Harness {
         self.ends.retain(|other| other.id != end.id || other.side != end.side);
     }
 
-    /// Destroys everything that is left, and checks that nothing happens afterwards.
+    /// Destroys all remaining objects, and checks that nothing happens afterwards.
     pub(super) fn finish(mut self) {
         while let Some(end) = self.ends.last().copied() {
             self.destroy(&end);
@@ -565,14 +571,14 @@ impl Harness {
         }
     }
 
-    /// Records that the case has destroyed a queue.
+    /// Records that the case has destroyed a completion queue.
     pub(super) fn forget_cq(&mut self, side: usize, cq: CqId) {
         self.sides[side].queues.remove(&cq.0);
     }
 
     // Work requests.
 
-    /// Returns the number of the next work request.
+    /// Returns the `wr_id` for the next work request.
     pub(super) fn next_wr_id(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -594,7 +600,7 @@ impl Harness {
         wr_id
     }
 
-    /// Posts receives in one chain, each of one range.
+    /// Posts receives in one chain. Each receive has one of the ranges in `places`.
     pub(super) fn post_recvs(&mut self, end: &ConnectionEnd, places: &[Range<usize>]) -> Result<(), PostError> {
         let chain: Vec<_> = places.iter().map(|place| (self.next_wr_id(), place.clone())).collect();
         let side = &mut self.sides[end.side];
@@ -611,7 +617,7 @@ impl Harness {
         result
     }
 
-    /// Posts sends in one chain. Returns their numbers.
+    /// Posts sends in one chain. Returns their `wr_id`s, and the result of the post.
     pub(super) fn post_sends(
         &mut self,
         end: &ConnectionEnd,
@@ -628,19 +634,19 @@ impl Harness {
         (numbers, result)
     }
 
-    /// Records a send that the case posts itself.
+    /// Records in the ledger a send that the case has posted itself.
     pub(super) fn record_send(&mut self, end: &ConnectionEnd, wr_id: u64, len: usize) {
         self.sides[end.side].ledger.sent(end.qp, LedgerSend { wr_id, class: SendClass::Send, signaled: true, len });
     }
 
-    /// Posts sends that the peer may never receive. The post may fail.
+    /// Posts sends whose arrival is not checked. The post may fail.
     pub(super) fn post_sends_unchecked(&mut self, end: &ConnectionEnd, count: usize) {
         let part = self.sides[end.side].allocate_with(&[0xee; SLOT]);
         let chain = vec![(SendOp::Send, part, SendFlags::SIGNALED); count];
         let (_, _may_fail) = self.post_sends(end, &chain);
     }
 
-    /// Posts one signaled send. Returns its number.
+    /// Posts one signaled send. Returns its `wr_id`.
     #[track_caller]
     pub(super) fn post(&mut self, end: &ConnectionEnd, op: SendOp, part: &Range<usize>) -> u64 {
         let (numbers, result) = self.post_sends(end, &[(op, part.clone(), SendFlags::SIGNALED)]);
@@ -650,7 +656,7 @@ impl Harness {
         numbers[0]
     }
 
-    /// Takes the completion of a work request; `None` if it was not polled yet.
+    /// Removes the completion of a work request, and returns it. Returns `None` if it was not polled yet.
     pub(super) fn take_completion(&mut self, end: &ConnectionEnd, wr_id: u64) -> Option<WorkCompletion> {
         let done = &mut self.sides[end.side].done;
         let at = done.iter().position(|done| done.wc.wr_id == wr_id)?;
@@ -662,7 +668,7 @@ impl Harness {
         self.wait_for("completion", |harness| harness.take_completion(end, wr_id))
     }
 
-    /// Waits until a work request has succeeded.
+    /// Waits for the completion of a work request, which must be successful.
     #[track_caller]
     pub(super) fn success(&mut self, end: &ConnectionEnd, wr_id: u64) -> WorkCompletion {
         let wc = self.completion(end, wr_id);
@@ -670,14 +676,15 @@ impl Harness {
         wc
     }
 
-    /// Posts one signaled send, and waits until it has succeeded.
+    /// Posts one signaled send, and waits for its completion, which must be successful.
     #[track_caller]
     pub(super) fn post_and_wait(&mut self, end: &ConnectionEnd, op: SendOp, part: &Range<usize>) -> WorkCompletion {
         let wr_id = self.post(end, op, part);
         self.success(end, wr_id)
     }
 
-    /// Waits for the next completion of a receive. Returns it with the received bytes and the ranges of the receive.
+    /// Waits for the next completion of a receive. Returns the completion, the received bytes, and the ranges of the
+    /// receive.
     #[track_caller]
     pub(super) fn received(&mut self, end: &ConnectionEnd) -> (WorkCompletion, Vec<u8>, RecvRanges) {
         let (wc, places) = self.wait_for("completion of a receive", |harness| {
@@ -690,14 +697,14 @@ impl Harness {
         (wc, bytes, places)
     }
 
-    /// Returns the ranges of the next receive that a destroyed end has completed.
+    /// Returns the ranges of the next completed receive of an end that is destroyed. Returns `None` if there is none.
     pub(super) fn take_left_receive(&mut self, end: &ConnectionEnd) -> Option<RecvRanges> {
         let done = &mut self.sides[end.side].done;
         let at = done.iter().position(|done| done.places.is_some() && done.wc.qp == end.qp)?;
         done.remove(at)?.places
     }
 
-    /// Waits for the next message of an end, checks its bytes, and posts its receive again.
+    /// Waits for the next message of an end, checks its bytes, and posts its receive again. Returns the completion.
     #[track_caller]
     pub(super) fn expect_message(&mut self, end: &ConnectionEnd, bytes: &[u8]) -> WorkCompletion {
         let (wc, got, places) = self.received(end);
@@ -707,7 +714,7 @@ impl Harness {
         wc
     }
 
-    /// Sends one message, and waits until it has arrived.
+    /// Sends one message, and waits until it has arrived and its send has completed.
     #[track_caller]
     pub(super) fn message(&mut self, from: &ConnectionEnd, to: &ConnectionEnd, bytes: &[u8]) {
         let part = self.sides[from.side].allocate_with(bytes);
@@ -716,14 +723,14 @@ impl Harness {
         self.success(from, wr_id);
     }
 
-    /// Posts an operation that the peer must refuse, and waits for the end of the connection.
+    /// Posts an operation that the peer must refuse, and waits until the connection ends.
     #[track_caller]
     pub(super) fn refused(&mut self, end: &ConnectionEnd, op: SendOp, part: &Range<usize>) {
         let wr_id = self.post(end, op, part);
         self.wait_for("end of the connection", |harness| {
             let wc = harness.take_completion(end, wr_id);
             if let Some(wc) = wc.filter(|wc| wc.status.is_success()) {
-                // A write may complete when it is sent.
+                // A write may complete successfully before the peer has refused it.
                 assert!(!op.answered(), "the peer has served it: {wc:?}");
             } else if wc.is_some() {
                 return Some(());
@@ -733,7 +740,7 @@ impl Harness {
     }
 }
 
-/// Returns the cause if an event is the end of a connection.
+/// Returns the cause if the event is `Disconnected` of this end. Returns `None` for other events.
 pub(super) fn disconnected(event: &CmEvent, end: &ConnectionEnd) -> Option<DisconnectCause> {
     match &event.kind {
         CmEventKind::Disconnected(cause) if event.id == end.id => Some(cause.clone()),
@@ -741,7 +748,7 @@ pub(super) fn disconnected(event: &CmEvent, end: &ConnectionEnd) -> Option<Disco
     }
 }
 
-/// Returns the failure if an event is the end of an attempt.
+/// Returns the failure if the event is `ConnectFailed` of this id. Returns `None` for other events.
 pub(super) fn failed(event: &CmEvent, id: CmId) -> Option<ConnectFailure> {
     match &event.kind {
         CmEventKind::ConnectFailed(failure) if event.id == id => Some(failure.clone()),
@@ -767,7 +774,7 @@ fn port_in_use(event: &CmEvent) -> Option<()> {
     failure.to_string().contains(&format!("(os error {})", libc::EADDRINUSE)).then_some(())
 }
 
-/// Returns the number of work requests of a chain that were taken.
+/// Returns the number of work requests of a chain that the provider has posted.
 fn taken<T>(result: &Result<T, PostError>, all: usize) -> usize {
     let taken = result.as_ref().map_or_else(|error| error.posted, |_| all);
     assert!(taken < all || result.is_ok(), "a chain that is taken whole is no error");

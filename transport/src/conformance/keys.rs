@@ -8,7 +8,8 @@ use crate::wr::{RemoteAddress, SendOp};
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const LEN: usize = 4096;
 
-/// Makes a connection, and a region of the passive side.
+/// Establishes a connection, and registers a region of the passive side. Returns both ends, the part of the memory, the
+/// region, and its address for the peer.
 fn exposed(
     harness: &mut Harness,
     access: Access,
@@ -19,7 +20,7 @@ fn exposed(
     (pair, target, region, remote)
 }
 
-/// Writes, and reads the bytes back, so that nothing is in flight afterwards.
+/// Writes to the peer's memory, and reads the bytes back. Afterwards no write is in flight.
 fn write(harness: &mut Harness, end: &ConnectionEnd, remote: RemoteAddress, byte: u8) {
     let part = harness.side(ACTIVE).allocate_with(&[byte; 64]);
     harness.post_and_wait(end, SendOp::Write(remote), &part);
@@ -28,7 +29,7 @@ fn write(harness: &mut Harness, end: &ConnectionEnd, remote: RemoteAddress, byte
     assert_eq!(harness.side(ACTIVE).bytes(&sink), [byte; 64]);
 }
 
-/// Posts an operation that must be refused, and checks that neither the target nor the sink changes.
+/// Posts an operation that the peer must refuse. Checks that neither the peer's memory nor the local memory changes.
 fn refuse(harness: &mut Harness, pair: &[ConnectionEnd; 2], target: &std::ops::Range<usize>, op: SendOp) {
     let before = harness.side(PASSIVE).bytes(target);
     let local = harness.side(ACTIVE).allocate_with(&[3; 64]);
@@ -56,7 +57,7 @@ pub(super) fn a_key_that_never_was_is_refused(harness: &mut Harness) {
     }
 }
 
-/// A peer cannot use memory beside a region by the region's key.
+/// By the key of a region, a peer can access only the region, and not the memory beside it.
 pub(super) fn a_range_is_all_that_a_peer_reaches(harness: &mut Harness) {
     for (offset, allowed) in [(1000, true), (1936, true), (999, false), (1937, false)] {
         let pair = harness.pair();
@@ -78,15 +79,15 @@ pub(super) fn a_deregistered_key_never_works_again(harness: &mut Harness) {
         let (pair, target, region, remote) = exposed(harness, BOTH);
         write(harness, &pair[0], remote, 1);
         harness.provider(PASSIVE).deregister(region.id).expect("a deregister");
-        // Another region of the same memory does not make the old key valid again.
+        // Registering the same memory again does not make the old key valid again.
         let (other, _) = harness.side(PASSIVE).expose(&target, BOTH);
         assert_ne!(other.remote_key, region.remote_key);
         refuse(harness, &pair, &target, op(remote));
     }
 }
 
-/// The peer cannot use the key any more when the call has returned. The region stays registered for work requests of
-/// its owner.
+/// After `invalidate` has returned, the peer cannot use the key any more. The region stays registered for work requests
+/// of its owner.
 pub(super) fn an_invalidated_key_never_works_again(harness: &mut Harness) {
     for op in [SendOp::Write, SendOp::Read] {
         let (pair, target, region, remote) = exposed(harness, BOTH);
@@ -105,7 +106,7 @@ fn invalidate(harness: &mut Harness, region: MemoryRegion) -> crate::error::Resu
     harness.provider(PASSIVE).remote_keys().expect("the role").invalidate(region.id)
 }
 
-/// Sends from a region, and receives into it, with its local key.
+/// Sends from a region, and receives into it, under its local key.
 fn own_use(harness: &mut Harness, pair: &[ConnectionEnd; 2], region: MemoryRegion, target: &std::ops::Range<usize>) {
     let [active, passive] = pair;
     let kept = harness.side(PASSIVE).use_key(region);
@@ -113,7 +114,7 @@ fn own_use(harness: &mut Harness, pair: &[ConnectionEnd; 2], region: MemoryRegio
     let bytes = harness.side(PASSIVE).bytes(&(target.start..target.start + 64));
     harness.expect_message(active, &bytes);
     harness.success(passive, wr_id);
-    // The receives that were posted before are filled first.
+    // The receives that were posted earlier are filled first.
     for _ in 0..DEPTH {
         let part = harness.side(ACTIVE).allocate_with(b"first");
         harness.post_and_wait(active, SendOp::Send, &part);
@@ -124,7 +125,8 @@ fn own_use(harness: &mut Harness, pair: &[ConnectionEnd; 2], region: MemoryRegio
     harness.side(PASSIVE).station.use_key(kept);
 }
 
-/// If the device can restrict a key, only the peer of one connection may use it; otherwise nothing changes.
+/// If the device can restrict a key to one peer, the peer of another connection cannot use the key. If it cannot, both
+/// peers can still use the key.
 pub(super) fn a_restricted_key_is_good_for_one_peer(harness: &mut Harness) {
     let (first, target, region, remote) = exposed(harness, BOTH);
     let second = harness.pair();
@@ -151,7 +153,7 @@ pub(super) fn a_send_with_invalidate_takes_the_key_back(harness: &mut Harness) {
     refuse(harness, &pair, &target, SendOp::Write(remote));
 }
 
-/// Nothing is written once `invalidate` has returned, although the peer was writing all the time.
+/// After `invalidate` has returned, no byte of the region changes, although the peer writes to it continuously.
 pub(super) fn nothing_is_written_after_an_invalidate(harness: &mut Harness) {
     let (pair, target, region, remote) = exposed(harness, BOTH);
     let part = harness.side(ACTIVE).allocate_with(&[6; LEN]);
@@ -173,7 +175,7 @@ pub(super) fn a_region_lies_within_its_memory(harness: &mut Harness) {
         assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
     }
     let region = register(0..memory.len()).expect("a region");
-    // The region keeps the memory alive until it is deregistered.
+    // A region keeps its memory alive until the region is deregistered.
     assert!(std::sync::Arc::strong_count(&memory) > 1);
     harness.provider(ACTIVE).deregister(region.id).expect("a deregister");
     assert_eq!(std::sync::Arc::strong_count(&memory), 1, "the share of the region is released");

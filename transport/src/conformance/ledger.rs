@@ -1,4 +1,4 @@
-//! [`Ledger`]: the outstanding work requests of one side, against which each completion is checked.
+//! [`Ledger`]: a list of the outstanding work requests of one side. The harness checks each completion against it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -23,7 +23,7 @@ impl LedgerSend {
     }
 }
 
-/// The ranges of memory that a receive names.
+/// The ranges of memory in which a receive places its message.
 pub(super) type RecvRanges = Vec<Range<usize>>;
 
 /// The outstanding work requests of a queue pair.
@@ -38,25 +38,26 @@ struct QueuePairWork {
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     work: BTreeMap<Key, QueuePairWork>,
-    /// The work requests of the queue pair that was destroyed last. Their completions may still be polled, and name
-    /// that queue pair or none.
+    /// The work requests of the queue pair that was destroyed last. Their completions may still be polled. They name
+    /// that queue pair, or none.
     left: Option<QueuePairWork>,
     shared: BTreeMap<u64, RecvRanges>,
 }
 
 impl Ledger {
-    /// Adds a queue pair whose work requests all complete on `cq`.
+    /// Adds a queue pair. All its work requests complete in the queue `cq`.
     pub(super) fn add(&mut self, qp: QpId, cq: CqId) {
         let work = QueuePairWork { cq, sends: VecDeque::new(), receives: VecDeque::new() };
         assert!(self.work.insert(qp.0, work).is_none(), "two queue pairs have the handle {qp:?}");
     }
 
-    /// Records that a queue pair was destroyed. Its completions are accepted until [`Ledger::forget`] is called.
+    /// Records that a queue pair was destroyed. The ledger accepts its completions until [`Ledger::forget`] is called.
     pub(super) fn destroyed(&mut self, qp: QpId) {
         self.left = self.work.remove(&qp.0);
     }
 
-    /// Records that all completions of the queue pair that was destroyed last were polled.
+    /// Records that all completions of the queue pair that was destroyed last were polled. The ledger accepts no more
+    /// of them.
     pub(super) fn forget(&mut self) {
         self.left = None;
     }
@@ -78,14 +79,15 @@ impl Ledger {
         self.shared.insert(wr_id, places);
     }
 
-    /// Returns the number of work requests of a queue pair that must still complete.
+    /// Returns the number of work requests of a queue pair whose completions are outstanding. Unsignaled sends do not
+    /// count.
     pub(super) fn outstanding(&mut self, qp: QpId) -> usize {
         let work = self.of(qp);
         work.receives.len() + work.sends.iter().filter(|sent| sent.signaled).count()
     }
 
-    /// Checks and removes the work request of a completion that was polled from `cq`. Returns the ranges of its
-    /// receive; `None` for a send.
+    /// Checks a completion that was polled from `cq`, and removes its work request. Returns the ranges of a receive,
+    /// and `None` for a send.
     pub(super) fn complete(&mut self, cq: CqId, wc: &WorkCompletion) -> Option<RecvRanges> {
         let shared = self.shared.remove(&wc.wr_id);
         let work = self.of(wc.qp);
@@ -106,13 +108,13 @@ impl Ledger {
         assert!(!is_receive, "a receive that is done, or was never posted: {wc:?}");
         let at = work.sends.iter().position(|sent| sent.wr_id == wc.wr_id);
         let at = at.unwrap_or_else(|| panic!("a work request that is done, or was never posted: {wc:?}"));
-        // Reads and atomics keep their order among themselves; sends may overtake them.
+        // Reads and atomics complete in order among themselves. Sends may complete before earlier Reads and atomics.
         let answered = work.sends[at].answered();
         let overtakes = |sent: &LedgerSend| sent.signaled && (answered || !sent.answered());
         let overtaken = work.sends.range(..at).find(|sent| overtakes(sent));
         assert!(overtaken.is_none(), "completes before an earlier work request: {wc:?}, {overtaken:?}");
         let sent = work.sends.remove(at);
-        // The unsignaled sends before it are done, too.
+        // The unsignaled sends that were posted before this one are done as well.
         let mut nth = 0;
         work.sends.retain(|sent| {
             nth += 1;
@@ -122,7 +124,7 @@ impl Ledger {
             let fits = match class {
                 SendClass::Send => wc.opcode == WcOpcode::Send,
                 SendClass::Write => wc.opcode == WcOpcode::Write,
-                // A Read of 0 bytes may be reported as a Write.
+                // A device may report a Read of 0 bytes as a Write.
                 SendClass::Read => wc.opcode == WcOpcode::Read || len == 0 && wc.opcode == WcOpcode::Write,
                 SendClass::Atomic => wc.opcode == WcOpcode::Atomic,
             };

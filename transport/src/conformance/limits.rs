@@ -1,4 +1,4 @@
-//! Cases: the limits of a device, and handles.
+//! Cases: the limits of a device, and the handles of objects.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +30,8 @@ pub(super) fn attributes_out_of_range_are_refused(harness: &mut Harness) {
         features.contains(Features::SOLICITED_EVENTS),
         "for solicited completions: {solicited:?}"
     );
-    // No room on the completion queue, and depths that no queue has.
+    // The first two queue pairs need more entries than the completion queue has. The others have depths that no device
+    // supports.
     for (sends, receives) in [(16, 1), (1, 16), (0, 1), (1, 0), (1, u32::MAX), (u32::MAX, 1)] {
         let refused = provider.create_qp(id, &QpAttr::new(cq, cq, sends, receives));
         assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{sends} and {receives}: {refused:?}");
@@ -40,21 +41,21 @@ pub(super) fn attributes_out_of_range_are_refused(harness: &mut Harness) {
     harness.provider(ACTIVE).destroy_cq(cq).expect("a queue that nothing uses");
 }
 
-/// A full queue takes the work requests that fit, and reports their number. The device may have room for more than was
-/// requested.
+/// If a chain exceeds the free entries of a queue, the provider posts as many work requests as fit, and returns their
+/// number. The device may have more entries than were requested.
 pub(super) fn a_full_queue_is_backpressure(harness: &mut Harness) {
     let [active, _passive] = harness.pair_of(&Spec { receives: 4, ..Spec::default() }, &Spec::default());
     let place = harness.side(ACTIVE).allocate(SLOT);
     let chain = vec![place; 64 * DEPTH];
     let error = harness.post_recvs(&active, &chain).expect_err("more receives than the queue has room for");
     assert!(matches!(error.error, Error::QueueFull { depth, .. } if depth as usize == DEPTH), "{:?}", error.error);
-    // As many complete as were taken: each of them is in the ledger.
+    // Each work request that was posted completes: the ledger contains exactly these.
     harness.disconnect(&active);
     harness.flushed(&active);
     harness.settle();
 }
 
-/// The work requests before the faulty one are posted, and no others.
+/// If one work request of a chain is invalid, the work requests before it are posted, and no others.
 pub(super) fn a_chain_is_taken_up_to_the_fault(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let long = harness.side(ACTIVE).capabilities.max_inline as usize + 1;
@@ -74,7 +75,7 @@ pub(super) fn a_chain_is_taken_up_to_the_fault(harness: &mut Harness) {
     harness.message(&active, &passive, b"and the queue goes on");
 }
 
-/// Objects are made and destroyed, and no handle appears twice.
+/// When objects are created and destroyed repeatedly, no handle is used twice.
 pub(super) fn a_handle_is_never_used_twice(harness: &mut Harness) {
     const ROUNDS: usize = 50;
     let (_, to) = harness.listener();
@@ -94,7 +95,7 @@ pub(super) fn a_handle_is_never_used_twice(harness: &mut Harness) {
     }
 }
 
-/// The handle of a destroyed object is an error, and never another object.
+/// A call with the handle of a destroyed object returns an error, and never affects another object.
 pub(super) fn a_stale_handle_is_an_error(harness: &mut Harness) {
     let stale = |what: &str, result: Result<(), Error>| match result {
         Err(Error::Stale { .. }) => {}

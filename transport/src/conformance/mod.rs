@@ -1,17 +1,17 @@
-//! The test suite of the written contract of [`Provider`](crate::Provider). Each case tests a sentence of
-//! [`crate::provider`] or [`crate::roles`], on two providers without a reactor.
+//! The test suite for the contract of [`Provider`](crate::Provider). Each case checks one sentence of
+//! [`crate::provider`] or [`crate::roles`]. It runs on two or three providers, without a reactor.
 //!
-//! The author of a provider writes a [`Factory`], which makes the providers of a case and their [`Environment`]: a
-//! clock and a poller, those of the system ([`System`]) or virtual ones.
-//! [`provider_conformance!`](crate::provider_conformance) makes a test of each case; [`run`] runs all of them and
-//! prints a line for each. A case that needs something that the device lacks is reported as missing. A [`Deviation`]
-//! states a known departure of a device from the contract: the case runs, and must fail.
+//! The author of a provider writes a [`Factory`], which makes the providers of a case and their [`Environment`]. An
+//! environment is a clock and a poller: those of the system ([`System`]), or virtual ones.
+//! [`provider_conformance!`](crate::provider_conformance) makes a test of each case. [`run`] runs all cases and prints
+//! a line for each. A case that needs a feature that the device does not have is not run, and is reported as missing. A
+//! [`Deviation`] describes a known deviation of a device from the contract: the case runs, and must fail.
 //!
-//! Each completion is checked against the outstanding work requests: none is reported twice, for another queue, before
-//! an earlier one, or for a destroyed queue pair. The providers are driven by their edges and deadlines alone, so a
-//! case hangs if one of them is lost.
+//! Each completion is checked against the outstanding work requests. No work request may complete twice, in a wrong
+//! queue, before an earlier one, or after its queue pair is destroyed. Only edges and deadlines drive the providers, so
+//! a case hangs if an edge or a deadline is lost.
 //!
-//! `docs/writing-a-provider.md` says which case finds which mistake.
+//! `docs/writing-a-provider.md` lists the mistakes that each case finds.
 //!
 //! Work requests are posted through a [`Station`](crate::Station), so a factory needs no unsafe code.
 //!
@@ -45,15 +45,15 @@ pub struct Case {
     pub needs: &'static [Need],
 }
 
-/// The result of a case that has not failed.
+/// The result of a case that the suite does not count as a failure.
 #[derive(Clone, Debug)]
 pub enum CaseOutcome {
-    /// The provider keeps the contract.
+    /// The provider has passed the case.
     Passed,
-    /// The device does not meet a need of the case.
+    /// The case was not run, because the device does not meet this need.
     Missing(Need),
-    /// The device departs from the contract in a known way. The text says how, with the message that the case failed
-    /// with.
+    /// The case has failed because of a known deviation of the device. The text describes the deviation, and has the
+    /// message of the failure.
     Deviates(String),
 }
 
@@ -62,20 +62,20 @@ pub enum CaseOutcome {
 pub struct CaseFailure {
     /// The name of the case.
     pub case: &'static str,
-    /// The message that the case failed with.
+    /// The message with which the case has failed.
     pub what: String,
 }
 
-/// Makes the table of the cases, and the macro that makes a test of each.
+/// Defines the table of all cases, and the macro that makes a test of each case.
 macro_rules! cases {
     ($d:tt $($module:ident: { $($name:ident $([$($need:ident),+])?,)* })*) => {
-        /// The cases.
+        /// All cases of the suite.
         pub const CASES: &[Case] = &[
             $($(Case { name: stringify!($name), run: $module::$name, needs: &[$($(Need::$need),+)?] },)*)*
         ];
 
-        /// Makes a module with a test of each case of [the suite](crate::conformance), for a provider. The arguments
-        /// are the name of the module and an expression of a [`Factory`](crate::conformance::Factory).
+        /// Makes a module with a test for each case of [the suite](crate::conformance). The arguments are the name of
+        /// the module and an expression that returns a [`Factory`](crate::conformance::Factory).
         #[macro_export]
         macro_rules! provider_conformance {
             ($d module:ident, $d factory:expr) => {
@@ -185,8 +185,10 @@ cases! { $
 /// Runs a case.
 ///
 /// # Errors
-/// The provider does not keep the contract; the device does not meet a need that the factory does not state, or meets
-/// one that it does; or a known departure is gone.
+/// The case has failed in one of these ways:
+/// - The provider does not keep the contract.
+/// - The list of [`Factory::missing`] is wrong for a need of the case.
+/// - A known deviation of the device did not occur.
 pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<CaseOutcome, CaseFailure> {
     let known = factory.deviations().iter().find(|row| row.case == case.name && row.device == factory.device());
     let failure = |what: String| CaseFailure { case: case.name, what };
@@ -206,7 +208,7 @@ pub fn run_case(factory: &dyn Factory, case: &Case) -> Result<CaseOutcome, CaseF
     if let Some(need) = case.needs.iter().find(lacks) {
         return Ok(CaseOutcome::Missing(*need));
     }
-    // A deviation excuses a failure of the case itself only.
+    // A deviation excuses only a failure of the case itself, and not one of the preparations.
     let found = caught(&mut || {
         harness.iter_mut().for_each(|harness| (case.run)(harness));
         harness.take().into_iter().for_each(Harness::finish);
@@ -232,10 +234,10 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Runs one case by its name, and prints a line.
+/// Runs the case with the name `name`, and prints a line.
 ///
 /// # Panics
-/// If the case fails, or there is no such case.
+/// If the case fails, or if there is no case with this name.
 pub fn check(factory: &dyn Factory, name: &str) {
     let case = CASES.iter().find(|case| case.name == name).expect("the name of a case");
     match run_case(factory, case) {
@@ -244,7 +246,7 @@ pub fn check(factory: &dyn Factory, name: &str) {
     }
 }
 
-/// Runs the cases with `filter` in their names, and prints a line for each. Returns the failures.
+/// Runs all cases whose names contain `filter`, and prints a line for each. Returns the failures.
 pub fn run(factory: &dyn Factory, filter: &str) -> Vec<CaseFailure> {
     let mut failures = Vec::new();
     for case in CASES.iter().filter(|case| case.name.contains(filter)) {

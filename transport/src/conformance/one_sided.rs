@@ -1,4 +1,4 @@
-//! Cases: operations on the memory of the peer, and their order.
+//! Cases: operations on the peer's memory, and their order.
 
 use super::harness::*;
 use crate::error::Error;
@@ -8,12 +8,12 @@ use crate::wr::{RemoteAddress, SendFlags, SendOp};
 
 const BOTH: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Returns bytes that differ by position and by seed.
+/// Returns test data: bytes that depend on their position and on `seed`.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| ((at ^ (seed * 41)) as u32).wrapping_mul(0x9E37_79B1).to_be_bytes()[0]).collect()
 }
 
-/// A Read returns the bytes of the Write before it, and neither changes memory beside its range.
+/// A Read returns the bytes of an earlier Write. Neither operation changes memory beside its range.
 pub(super) fn writes_and_reads_have_any_length(harness: &mut Harness) {
     const MOST: usize = 64 << 10;
     let [active, passive] = harness.pair();
@@ -35,8 +35,8 @@ pub(super) fn writes_and_reads_have_any_length(harness: &mut Harness) {
     }
 }
 
-/// Sends and Writes complete in order among themselves, and Reads after the sends and Writes before them. The ledger
-/// checks that.
+/// Sends and Writes complete in the order of their posts. A Read completes after the earlier sends and Writes. The
+/// ledger checks the order.
 pub(super) fn a_send_queue_completes_in_order(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let target = harness.side(PASSIVE).allocate_with(&pattern(4096, 1));
@@ -65,7 +65,7 @@ pub(super) fn a_send_queue_completes_in_order(harness: &mut Harness) {
     assert!(harness.side(ACTIVE).bytes(&(sink.start..sink.start + 2048)) == pattern(2048, 1));
 }
 
-/// A fenced send carries the bytes that the Read before it has fetched.
+/// A fenced send carries the bytes that an earlier Read has fetched.
 pub(super) fn a_fenced_send_waits_for_reads(harness: &mut Harness) {
     const LEN: usize = 64 << 10;
     let [active, passive] = harness.pair();
@@ -88,7 +88,7 @@ pub(super) fn a_fenced_send_waits_for_reads(harness: &mut Harness) {
     }
 }
 
-/// The completion of the receive has the length of the write, and the receive's memory is not written.
+/// The completion of the receive has the length of the Write. The memory of the receive is not written.
 pub(super) fn immediate_data_follows_its_write(harness: &mut Harness) {
     let pair = harness.pair();
     harness.enable_extensions(&pair);
@@ -130,7 +130,7 @@ pub(super) fn atomics_return_the_old_value(harness: &mut Harness) {
     assert_eq!(harness.side(PASSIVE).bytes(&(target.start + 8..target.end)), [0; 56]);
 }
 
-/// If both programs have to agree on the extensions, an operation is refused until they have.
+/// If both programs must enable the extensions, the provider refuses an operation of the extensions before that.
 pub(super) fn extensions_need_an_agreement(harness: &mut Harness) {
     let pair = harness.pair();
     let active = pair[0];

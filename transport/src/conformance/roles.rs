@@ -1,4 +1,4 @@
-//! Cases: the roles that not every provider has.
+//! Cases: the roles, which not every provider has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::srq::SrqAttr;
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendFlags, SendOp};
 
-// Shared receives.
+// Shared receive queues.
 
-/// The number of receives of a shared queue.
+/// The number of receives of a shared receive queue.
 const SHARED: usize = 8;
 
 fn shared(harness: &mut Harness) -> (SrqId, Spec) {
@@ -32,7 +32,8 @@ fn fill(harness: &mut Harness, end: &ConnectionEnd) {
     harness.post_recvs(end, &places).expect("room for all of them");
 }
 
-/// Destroys the connections and then the shared queue, which is refused in the other order.
+/// Destroys the connections, and then the shared queue. Checks that the shared queue cannot be destroyed before its
+/// connections.
 fn end_sharing(harness: &mut Harness, pairs: &[[ConnectionEnd; 2]], srq: SrqId) {
     let destroy =
         |harness: &mut Harness| harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq);
@@ -46,8 +47,8 @@ fn end_sharing(harness: &mut Harness, pairs: &[[ConnectionEnd; 2]], srq: SrqId) 
     assert!(matches!(destroy(harness), Err(Error::Stale { .. })));
 }
 
-/// A message takes a shared receive, and its completion names the queue pair of its connection. The entry is free when
-/// the completion was polled.
+/// A message consumes a shared receive. The completion names the queue pair that received the message. The entry of the
+/// shared queue is free after the completion was polled.
 pub(super) fn connections_share_receives(harness: &mut Harness) {
     let (srq, spec) = shared(harness);
     let pairs: Vec<_> = (0..3).map(|_| harness.pair_of(&Spec::default(), &spec)).collect();
@@ -60,13 +61,13 @@ pub(super) fn connections_share_receives(harness: &mut Harness) {
         let [active, passive] = &pairs[turn % 3];
         harness.message(active, passive, format!("message {turn}").as_bytes());
     }
-    // A queue pair with a shared receive queue refuses receives of its own.
+    // A queue pair that uses a shared receive queue refuses a receive that is posted to the queue pair.
     let own = harness.side(PASSIVE).station.post_recvs(passive.qp, [(1 << 60, place)]);
     assert!(own.is_err_and(|error| matches!(error.error, Error::InvalidState { .. })));
     end_sharing(harness, &pairs, srq);
 }
 
-/// A shared receive occupies its entry until its completion is polled, not only until it is filled.
+/// A shared receive occupies its entry until its completion is polled. Filling the receive does not free the entry.
 pub(super) fn a_shared_receive_counts_until_it_is_polled(harness: &mut Harness) {
     let (srq, spec) = shared(harness);
     let pair = harness.pair_of(&Spec::default(), &spec);
@@ -86,8 +87,7 @@ pub(super) fn a_shared_receive_counts_until_it_is_polled(harness: &mut Harness) 
     end_sharing(harness, &[pair], srq);
 }
 
-/// No shared receive is lost when a connection ends in the middle of messages: the receive is flushed, or remains in
-/// the queue.
+/// When a connection ends in the middle of messages, no shared receive is lost. It is flushed, or stays in the queue.
 pub(super) fn an_end_returns_its_shared_receives(harness: &mut Harness) {
     let (srq, spec) = shared(harness);
     let mut pairs = Vec::new();
@@ -108,7 +108,7 @@ pub(super) fn an_end_returns_its_shared_receives(harness: &mut Harness) {
             harness.post_recv(&first, &places);
         }
     }
-    // As many messages arrive as there are receives.
+    // The shared queue can still receive as many messages as it has entries.
     let pair = harness.pair_of(&Spec::default(), &spec);
     for _ in 0..SHARED {
         let part = harness.side(ACTIVE).allocate_with(b"whole");
@@ -121,7 +121,7 @@ pub(super) fn an_end_returns_its_shared_receives(harness: &mut Harness) {
     end_sharing(harness, &pairs, srq);
 }
 
-/// The completion queue must have room for the whole shared queue.
+/// A queue pair on a shared queue is refused if its completion queue has no room for all receives of the shared queue.
 pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harness) {
     let (srq, _) = shared(harness);
     let (_, to) = harness.listen(PASSIVE);
@@ -139,14 +139,14 @@ pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harnes
     assert!(matches!(refused, Err(Error::OutOfRange { .. })), "{refused:?}");
     harness.provider(ACTIVE).create_qp(id, &attr(3)).expect("a queue pair with room for all");
     harness.destroy_id(ACTIVE, id);
-    // Receives that are still posted are dropped with the queue.
+    // Receives that are still posted are dropped when the queue is destroyed.
     harness.provider(ACTIVE).shared_receives().expect("the role").destroy_srq(own).expect("nothing uses it");
     harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq).expect("nothing uses it");
 }
 
 // Other roles.
 
-/// The time of the last sign of life is that of the call that has read it.
+/// `last_heard` returns the `now` of the call that has read the last data.
 pub(super) fn a_sign_of_life_has_its_time(harness: &mut Harness) {
     let (_, to) = harness.listener();
     let id = harness.resolved(to, Duration::from_secs(300));
@@ -169,7 +169,7 @@ pub(super) fn a_sign_of_life_has_its_time(harness: &mut Harness) {
     assert!(!unread, "all has been read");
 }
 
-/// A connect request of one provider is accepted by another one.
+/// Another provider accepts a connect request that was detached from its provider.
 pub(super) fn a_request_is_handed_over(harness: &mut Harness) {
     let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
     let detached = harness.provider(PASSIVE).handover().expect("the role").detach(request.id).expect("a detach");
@@ -187,7 +187,7 @@ pub(super) fn a_request_is_handed_over(harness: &mut Harness) {
     harness.message(&third, &active, b"and back");
 }
 
-/// The attempt ends if the detached request is dropped.
+/// If a detached connect request is dropped, the peer's connection attempt ends.
 pub(super) fn a_request_that_is_dropped_ends(harness: &mut Harness) {
     let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
     drop(harness.provider(PASSIVE).handover().expect("the role").detach(request.id).expect("a detach"));
@@ -198,7 +198,7 @@ pub(super) fn a_request_that_is_dropped_ends(harness: &mut Harness) {
     });
 }
 
-/// Memory that another thread has registered is a region like any other.
+/// Memory that another thread has registered can be used like any other region.
 #[allow(clippy::disallowed_methods, reason = "the case is about another thread")]
 pub(super) fn another_thread_registers(harness: &mut Harness) {
     let [active, _passive] = harness.pair();
@@ -214,7 +214,7 @@ pub(super) fn another_thread_registers(harness: &mut Harness) {
     let remote = RemoteAddress { address: memory.as_ptr() as u64, key: region.remote_key };
     let part = harness.side(ACTIVE).allocate_with(b"elsewhere");
     harness.post_and_wait(&active, SendOp::Write(remote), &part);
-    // A Write may complete before its bytes are placed.
+    // The Write may complete before its bytes are placed, so wait for the bytes.
     let mut there = [0; 9];
     harness.wait_for("bytes of the write", |harness| {
         harness.settle();
@@ -223,7 +223,7 @@ pub(super) fn another_thread_registers(harness: &mut Harness) {
     harness.provider(PASSIVE).deregister(region.id).expect("a deregister");
 }
 
-/// A connection has a path; a destroyed queue pair has none.
+/// The path attributes of an established connection can be queried. After its queue pair is destroyed, the query fails.
 pub(super) fn a_path_is_that_of_a_queue_pair(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.message(&active, &passive, b"on its way");
@@ -240,7 +240,7 @@ pub(super) fn a_sound_queue_has_not_failed(harness: &mut Harness) {
     assert!(!harness.provider(PASSIVE).adapter().expect("the role").has_failed(passive.cq));
 }
 
-/// The getter of device events returns `None` at last, as all getters do.
+/// The getter of device events returns `None` after the last event, as all getters do.
 pub(super) fn events_of_devices_have_an_end(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     harness.message(&active, &passive, b"an event or none");
@@ -259,8 +259,8 @@ fn ring(harness: &mut Harness, end: &ConnectionEnd) {
     harness.provider(end.side).immediate_sends().expect("the role").ring(end.qp);
 }
 
-/// An immediate send arrives behind the sends before it and in front of those behind it, whether `ring` or the next
-/// post hands it to the network.
+/// An immediate send arrives after all sends that were posted before it, and before all that are posted later. This
+/// holds if `ring` passes it to the network, and if the next post does.
 pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let mut sent = 0;
@@ -279,7 +279,7 @@ pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
                 sent += 1;
             }
         }
-        // The next signaled send completes the unsignaled ones before it.
+        // The next signaled send also completes the unsignaled sends before it.
         if round % 4 < 2 {
             ring(harness, &active);
         } else {
@@ -299,7 +299,7 @@ pub(super) fn an_immediate_send_keeps_its_place(harness: &mut Harness) {
     assert!(sent > 10, "{sent} of 40 immediate sends were possible");
 }
 
-/// An immediate send takes no entry of the send queue, and nothing completes.
+/// An immediate send occupies no entry of the send queue, and has no completion.
 pub(super) fn an_immediate_send_is_no_work_request(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     for round in 0..8_u8 {
@@ -321,8 +321,8 @@ pub(super) fn an_immediate_send_is_no_work_request(harness: &mut Harness) {
     }
 }
 
-/// The bytes of an immediate write are placed before a message that was sent after it arrives. The source may be
-/// overwritten when the call returns.
+/// The bytes of an immediate write are placed before the peer receives a message that was sent later. The program may
+/// overwrite the source after the call has returned.
 pub(super) fn an_immediate_write_keeps_its_place(harness: &mut Harness) {
     let [active, passive] = harness.pair();
     let target = harness.side(PASSIVE).allocate_with(&[0; 9]);
@@ -343,7 +343,8 @@ pub(super) fn an_immediate_write_keeps_its_place(harness: &mut Harness) {
     assert!(!harness.side(ACTIVE).write_now(&active, &late, remote), "after the end");
 }
 
-/// Nothing is sent without a connection. A message that was sent before the end arrives.
+/// An immediate send is refused without an established connection. If it was sent before the connection ends, it
+/// arrives.
 pub(super) fn an_immediate_send_needs_a_connection(harness: &mut Harness) {
     let (active, request) = harness.request(&Spec::default(), &ConnectParam::default());
     assert!(!send_now(harness, &active, &[], b"early"), "before the connection is up");
@@ -361,16 +362,16 @@ pub(super) fn an_immediate_send_needs_a_connection(harness: &mut Harness) {
     harness.disconnected(&passive);
 }
 
-/// The length of a message that is not copied from lent memory, bytes.
+/// The length of a message that the peer reads in place if it is in lent memory, in bytes.
 const LONG: usize = 100_000;
 
-/// Returns a long message, which differs by seed.
+/// Returns a message of this length, with bytes that depend on `seed`.
 fn long(seed: u8) -> Vec<u8> {
     (0..LONG).map(|at| (at / 7) as u8 ^ seed).collect()
 }
 
-/// A send from lent memory is not done before the peer has read it. After the lending has ended, sends from the memory
-/// are copied.
+/// A send from lent memory completes only after the peer has read the message in place. After the region is
+/// deregistered, sends from this memory are copied.
 pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
     let [active, passive] = harness.pair_of(&Spec::default(), &Spec { receives: 0, ..Spec::default() });
     assert!(harness.provider(ACTIVE).shared_memory().expect("the role").is_shared(active.qp));
@@ -385,7 +386,7 @@ pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
         harness.side(ACTIVE).station.write(part.start, &bytes).expect("memory");
         harness.post_recv(&passive, std::slice::from_ref(&sink));
         let wr_id = harness.post(&active, SendOp::Send, &part);
-        // The peer was not driven in between.
+        // Only the active side is polled here. The peer was not driven, so it cannot have read the message.
         harness.poll(ACTIVE, active.cq);
         at_once = harness.take_completion(&active, wr_id).map(|wc| assert_eq!(wc.status, WcStatus::Success)).is_some();
         let (wc, got, _) = harness.received(&passive);
@@ -403,8 +404,8 @@ pub(super) fn lent_memory_is_read_where_it_is(harness: &mut Harness) {
     harness.success(&active, wr_id);
 }
 
-/// Once the peer has used a direct region for the first time, it uses it without the processor of the owner. The rights
-/// on such a region end only when it is deregistered.
+/// After its first use of a direct region, the peer accesses the region without the owner's processor. The rights on a
+/// direct region end only when it is deregistered.
 pub(super) fn a_direct_region_is_used_by_its_peer(harness: &mut Harness) {
     let pair = harness.pair();
     harness.enable_extensions(&pair);
@@ -424,7 +425,7 @@ pub(super) fn a_direct_region_is_used_by_its_peer(harness: &mut Harness) {
     };
     let start = remote(0, harness);
     let (source, sink) = (harness.side(ACTIVE).allocate_with(&long(1)), harness.side(ACTIVE).allocate(LONG));
-    // The peer gets the mapping when it uses the region for the first time.
+    // The peer maps the region when it uses the region for the first time.
     harness.post_and_wait(&active, SendOp::Write(start), &source);
     harness.post_and_wait(&active, SendOp::Read(start), &sink);
     let direct = |harness: &mut Harness, op, part: &std::ops::Range<usize>| {

@@ -1,5 +1,5 @@
-//! The provider on adapters that behave otherwise than siw and rxe do. Each test names the source of the driver; the device is a
-//! fake (`fake`).
+//! The provider on adapters that behave differently from siw and rxe. The device is a fake (`fake`). Each test names the source code of the
+//! driver that the fake imitates.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::wc::{WcOpcode, WcStatus, WorkCompletion};
 use crate::wr::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, SgeList};
 use crate::{CmId, Error, RemoteKey};
 
-/// A connection of the fake device.
+/// A connection on the fake device.
 #[derive(Clone, Copy, Debug)]
 struct TestConnection {
     id: CmId,
@@ -30,7 +30,7 @@ struct TestConnection {
     handle: Handle,
 }
 
-/// A provider, and what it has on the device.
+/// A provider on the fake device, and the virtual time.
 struct AdapterTest {
     fake: &'static Fake,
     verbs: Verbs,
@@ -39,7 +39,7 @@ struct AdapterTest {
 
 impl AdapterTest {
     fn on(fake: &'static Fake) -> Self {
-        // A clock reading to start from; time is an argument from then on.
+        // The virtual time begins at a reading of the real clock. All later times are computed.
         #[expect(clippy::disallowed_methods, reason = "virtual time needs a beginning")]
         let now = Instant::now();
         let verbs = Fake::provider();
@@ -90,7 +90,7 @@ impl AdapterTest {
             None => self.verbs.create_qp(id, &attr).unwrap(),
         };
         self.verbs.connect(id, &ConnectParam::default()).unwrap();
-        // On iWARP a thread connects.
+        // On iWARP a private thread makes the call that connects.
         until("the connection is up", || {
             let events = self.events();
             let is_up = matches!(events[..], [CmEventKind::Established { .. }]);
@@ -118,12 +118,12 @@ impl AdapterTest {
 }
 
 fn failed(wr_id: u64) -> ibv_wc {
-    // SAFETY: all fields are numbers.
+    // SAFETY: all fields are numbers, for which zeros are valid.
     ibv_wc { wr_id, status: 5, vendor_err: 0x77, ..unsafe { std::mem::zeroed() } }
 }
 
-/// H1: an iWARP adapter answers a Read by a write to its sink. SPDK and the kernel register sinks with the remote right for that
-/// reason (the kernel's drivers/infiniband/core/rw.c, `rdma_rw_mr_...` by `rdma_protocol_iwarp`); siw does not check.
+/// An iWARP adapter answers a Read by a write to the Read's local memory. So this memory needs the remote right to write, which SPDK and
+/// the kernel grant (the kernel's drivers/infiniband/core/rw.c, `rdma_rw_mr_...` by `rdma_protocol_iwarp`). Siw does not check the right.
 #[test]
 fn reads_need_a_sink_that_is_open_to_the_answer() {
     let mut world =
@@ -143,8 +143,9 @@ fn reads_need_a_sink_that_is_open_to_the_answer() {
     }
 }
 
-/// H2: irdma sets `reset_tcp_conn` when a queue pair goes into the error state (drivers/infiniband/hw/irdma/verbs.c,
-/// `irdma_modify_qp`): what was sent last is lost. So the peer closes first, or a time limit passes.
+/// When a queue pair goes into the error state, irdma resets the TCP connection, and the messages that were sent last
+/// are lost (`reset_tcp_conn` in drivers/infiniband/hw/irdma/verbs.c, `irdma_modify_qp`). So the provider waits until
+/// the peer has closed, or until a time limit has passed.
 #[test]
 fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
     let mut world = AdapterTest::new(Personality { iwarp: true, ..Personality::default() });
@@ -156,7 +157,7 @@ fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
     world.fake.cm_event(&end.handle, cm::RDMA_CM_EVENT_DISCONNECTED);
     assert!(matches!(world.events()[..], [CmEventKind::Disconnected(DisconnectCause::Local)]));
     assert_eq!(world.fake.noted(), ["error state"], "flushed as soon as the peer has closed");
-    // A peer that never closes is waited for until the limit, which the loop is told.
+    // If the peer never closes, the provider waits until its time limit, which `next_deadline` returns.
     let (end, _) = world.pair();
     world.fake.noted();
     let closed = world.now;
@@ -169,8 +170,9 @@ fn a_close_on_iwarp_waits_for_the_peer_before_it_resets() {
     assert_eq!(world.verbs.next_deadline(), None);
 }
 
-/// H2: cxgb4 refuses the error state with `EINVAL` while a connection closes (drivers/infiniband/hw/cxgb4/qp.c,
-/// `c4iw_modify_rc_qp`, state CLOSING): asked for too early it would never be reached.
+/// While a connection closes, cxgb4 refuses the error state with `EINVAL` (drivers/infiniband/hw/cxgb4/qp.c,
+/// `c4iw_modify_rc_qp`, state CLOSING). A request at this time would fail, so the provider waits until the connection
+/// is closed.
 #[test]
 fn the_error_state_is_not_asked_for_while_a_connection_closes() {
     let personality = Personality { iwarp: true, refuses_error_while_closing: true, ..Personality::default() };
@@ -182,7 +184,7 @@ fn the_error_state_is_not_asked_for_while_a_connection_closes() {
     assert!(world.fake.qp(&end.handle, |qp| qp.in_error), "{:?}", world.fake.noted());
 }
 
-/// On InfiniBand and RoCE nothing is waited for.
+/// On InfiniBand and RoCE the provider does not wait for the peer.
 #[test]
 fn a_close_on_roce_flushes_at_once() {
     let mut world = AdapterTest::new(Personality::default());
@@ -193,7 +195,7 @@ fn a_close_on_roce_flushes_at_once() {
     assert_eq!(world.verbs.next_deadline(), None);
 }
 
-/// A server with a shared receive queue of four.
+/// Creates a shared receive queue with four entries, and a completion queue.
 fn shared(world: &mut AdapterTest) -> (SrqId, CqId, DeviceId) {
     let (id, device) = world.resolved(1);
     let srq = world.verbs.shared_receives().unwrap().create_srq(device, &SrqAttr::new(4)).unwrap();
@@ -207,8 +209,9 @@ fn post(world: &mut AdapterTest, srq: SrqId, numbers: impl Iterator<Item = u64>)
     world.verbs.shared_receives().unwrap().post_srq_recv(srq, &chain).map_err(|error| error.error)
 }
 
-/// H3: mlx5 leaves the opcode of a completion with an error as it was (rdma-core, providers/mlx5/cq.c, `mlx5_handle_error_cqe`).
-/// With both queues of a connection on one completion queue, the number alone tells a receive from a send.
+/// In a completion with an error, mlx5 leaves the opcode of an earlier completion (rdma-core, providers/mlx5/cq.c,
+/// `mlx5_handle_error_cqe`). If both queues of a connection share a completion queue, only the `wr_id` shows if the failed work request was
+/// a receive or a send.
 #[test]
 fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
     let mut world = AdapterTest::new(Personality::default());
@@ -218,7 +221,7 @@ fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
     post(&mut world, srq, 0..4).unwrap();
     for round in 0..100 {
         let taken = world.fake.take_shared(&end.handle);
-        // A send that failed comes first, then a receive, in the same places of the array.
+        // A failed send completes before a failed receive, both in the same entries of the array in each round.
         world.fake.complete(&end.handle, failed(77));
         world.fake.complete(&end.handle, failed(taken));
         let done = world.poll(cq);
@@ -230,7 +233,8 @@ fn no_place_of_a_shared_queue_is_lost_to_an_opcode() {
     }
 }
 
-/// H4: the providers of a process share the queue of a device's events. Each receives all events of the device.
+/// The providers of a process share a device's queue of asynchronous events. Each provider receives every event of the
+/// device.
 #[test]
 fn every_provider_hears_of_a_device_whoever_reads_first() {
     let mut first = AdapterTest::new(Personality::default());
@@ -240,7 +244,7 @@ fn every_provider_hears_of_a_device_whoever_reads_first() {
     let down = [DeviceEventKind::PortDown { port: 1 }];
     assert_eq!(first.device_events(), down);
     assert_eq!(second.device_events(), down);
-    // An event of a queue pair reaches its own provider, and no other.
+    // An event of a queue pair is reported only by the provider that has the queue pair.
     let element = super::sys::ibv_async_event_element_t { qp: ends[1].handle.qp };
     first.fake.async_event(ev::IBV_EVENT_QP_FATAL, element);
     assert!(first.events().is_empty());
@@ -252,8 +256,8 @@ fn every_provider_hears_of_a_device_whoever_reads_first() {
     assert_eq!(first.device_events(), [DeviceEventKind::PortActive { port: 1 }]);
 }
 
-/// H5: of two ports one is down, and the other serves; no port is asked on each connect, because on mlx5 the question is a
-/// command to the firmware (drivers/infiniband/hw/mlx5/mad.c, `mlx5_query_mad_ifc_port`).
+/// If one of two ports is down, the other port still works. The provider does not query a port for each connect, because on mlx5 a query is
+/// a command to the firmware (drivers/infiniband/hw/mlx5/mad.c, `mlx5_query_mad_ifc_port`).
 #[test]
 fn one_port_that_is_down_does_not_block_the_other() {
     let mut world = AdapterTest::new(Personality::default());
@@ -278,7 +282,7 @@ fn one_port_that_is_down_does_not_block_the_other() {
     assert!(refused, "{events:?}");
 }
 
-/// H5: a port that is down keeps no queue pair from being destroyed, but on rxe.
+/// Queue pairs can be destroyed while their port is down. Only rxe is an exception.
 #[test]
 fn ids_are_destroyed_while_their_port_is_down() {
     let mut world = AdapterTest::new(Personality::default());
@@ -290,7 +294,7 @@ fn ids_are_destroyed_while_their_port_is_down() {
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
-/// H6: a bond that fails over moves its address to another device; ids on the old one are told (the kernel's
+/// If a bond fails over and its address moves to another device, the ids on the old device are notified (the kernel's
 /// drivers/infiniband/core/cma.c, `cma_netdev_change`).
 #[test]
 fn an_address_that_moves_is_told() {
@@ -306,8 +310,9 @@ fn an_address_that_moves_is_told() {
     assert_eq!((first.id, second.id), (end.id, listener));
 }
 
-/// Since Linux 6.0 a connection that is up may be told unreachable (drivers/infiniband/core/cma.c,
-/// `cma_netevent_work_handler`): that is its end, with a reason of the path, and it is told once.
+/// Since Linux 6.0 the connection manager may report an established connection as unreachable
+/// (drivers/infiniband/core/cma.c, `cma_netevent_work_handler`). The provider reports this once, as the end of the
+/// connection with a failure of its path.
 #[test]
 fn unreachable_after_it_was_established() {
     let mut world = AdapterTest::new(Personality::default());
@@ -319,8 +324,8 @@ fn unreachable_after_it_was_established() {
     assert!(why.starts_with("the peer became unreachable: "), "{why}");
 }
 
-/// H7: a queue pair in the error state may hold a shared receive until the event of the last one (InfiniBand Architecture
-/// Specification, volume 1, 10.2.9.2; SPDK waits for it in lib/nvmf/rdma.c).
+/// A queue pair in the error state may hold a shared receive until the event of its last receive (InfiniBand
+/// Architecture Specification, volume 1, 10.2.9.2; SPDK waits for this event in lib/nvmf/rdma.c).
 #[test]
 fn a_shared_receive_in_progress_comes_back() {
     let mut world = AdapterTest::new(Personality { holds_a_receive: true, ..Personality::default() });
@@ -347,7 +352,7 @@ fn a_shared_receive_in_progress_comes_back() {
     assert_eq!(world.verbs.next_deadline(), None);
 }
 
-/// H7: not every driver sends the event; then a time limit does.
+/// Not every driver sends the event of the last receive, so the provider waits for it only until a time limit.
 #[test]
 fn the_last_receive_is_not_waited_for_for_ever() {
     let mut world = AdapterTest::new(Personality::default());
@@ -359,7 +364,7 @@ fn the_last_receive_is_not_waited_for_for_ever() {
     assert!(until - world.now <= Duration::from_secs(1));
     world.later(until - world.now);
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
-    // Told before it is destroyed, nothing is waited for.
+    // If the event arrives before the queue pair is destroyed, the provider does not wait.
     let (id, _) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
     world.verbs.disconnect(end.id, world.now).unwrap();
@@ -369,7 +374,7 @@ fn the_last_receive_is_not_waited_for_for_ever() {
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
-/// H7: a device that goes away, and a provider that does, wait for nothing.
+/// If the device is removed or the provider is dropped, queue pairs are destroyed without waiting for the event.
 #[test]
 fn nothing_is_left_waiting_when_the_provider_goes() {
     let mut world = AdapterTest::new(Personality::default());
@@ -382,7 +387,7 @@ fn nothing_is_left_waiting_when_the_provider_goes() {
     assert!(fake.qp(&end.handle, |qp| qp.destroyed));
 }
 
-/// H8: a completion queue that cannot be polled ends its own connections, and no others.
+/// If polling a completion queue fails, the connections that use the queue end, and no others.
 #[test]
 fn one_bad_queue_ends_its_connections_only() {
     let mut world = AdapterTest::new(Personality::default());
@@ -397,7 +402,7 @@ fn one_bad_queue_ends_its_connections_only() {
     assert!(
         matches!(&events[0].kind, CmEventKind::Disconnected(DisconnectCause::Path(why)) if why.starts_with("fake0: "))
     );
-    // Said once; and the queue can be armed, polled and destroyed as any other.
+    // The failure is reported once. The queue can still be armed, polled and destroyed.
     world.verbs.req_notify(bad.cq, Notify::Any).unwrap();
     assert!(world.poll(bad.cq).is_empty() && world.events().is_empty());
     world.verbs.destroy_id(bad.id, world.now).unwrap();
@@ -406,8 +411,8 @@ fn one_bad_queue_ends_its_connections_only() {
     assert_eq!(world.poll(good.cq).len(), 1);
 }
 
-/// H8: a queue pair that fails, and a completion queue that overruns, are told to the connections that they carry and to no others,
-/// once, with the reason; the completion queue is known to have failed.
+/// The failure of a queue pair, and the overrun of a completion queue, end only the connections that use them. Each connection is notified
+/// once, with the reason. The completion queue is marked as failed.
 #[test]
 fn queues_that_fail_are_told_to_their_connections() {
     let mut world = AdapterTest::new(Personality::default());
@@ -429,7 +434,7 @@ fn queues_that_fail_are_told_to_their_connections() {
     assert_eq!(failed, [false, true, false]);
 }
 
-/// H8: a completion channel that cannot be read is the end of the device, not of the reactor.
+/// If a completion channel cannot be read, the provider treats its device as failed. The reactor continues.
 #[test]
 fn a_bad_completion_channel_ends_the_device_only() {
     let mut world = AdapterTest::new(Personality::default());
@@ -445,8 +450,8 @@ fn a_bad_completion_channel_ends_the_device_only() {
     world.verbs.destroy_cq(end.cq).unwrap();
 }
 
-/// H9: registering gigabytes takes seconds on every adapter, because the kernel pins each page (`ib_umem_get`). Another thread can
-/// do that, while the loop goes on.
+/// Registering gigabytes takes seconds on every adapter, because the kernel pins each page (`ib_umem_get`). Another thread can register the
+/// memory while the event loop continues.
 #[test]
 fn the_loop_goes_on_while_another_thread_registers_memory() {
     let mut world = AdapterTest::new(Personality::default());
@@ -470,8 +475,9 @@ fn the_loop_goes_on_while_another_thread_registers_memory() {
     assert!(matches!(world.verbs.deregister(region.id), Err(Error::Stale { .. })));
 }
 
-/// A registration that the device keeps (`EBUSY` while windows are bound to it, `EIO` of a device that is stuck) is still valid,
-/// so peers may write there. The call says so, each time, and the memory is never freed.
+/// A device may refuse to release a registration: with `EBUSY` while memory windows are bound to it, or with `EIO` if the device does not
+/// respond. The registration is then still valid, so peers may write to the memory. Each call returns the error, and the memory is not
+/// freed.
 #[test]
 fn a_registration_that_is_not_given_back_keeps_its_memory() {
     let mut world = AdapterTest::new(Personality::default());
@@ -488,14 +494,14 @@ fn a_registration_that_is_not_given_back_keeps_its_memory() {
             }
         }
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (3, 2), "both registrations hold it");
-        // A later call may succeed.
+        // A later call can succeed.
         world.fake.fail("dereg_mr", 0);
         world.verbs.remote_keys().unwrap().invalidate(region.id).unwrap();
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (2, 1), "the remote key is gone");
         world.verbs.deregister(region.id).unwrap();
         assert_eq!((Arc::strong_count(&memory), world.fake.registered().len()), (1, 0));
     }
-    // Nor does the memory go with the provider.
+    // The memory is not freed when the provider is dropped, either.
     let weak = Arc::downgrade(&memory);
     world.verbs.register(device, &memory, 0..memory.len(), Access::REMOTE_WRITE).unwrap();
     drop(memory);
@@ -504,9 +510,9 @@ fn a_registration_that_is_not_given_back_keeps_its_memory() {
     assert_eq!(weak.strong_count(), 2);
 }
 
-/// A device that was removed has nothing left once the kernel has torn it down, though each command fails with `EIO` then
-/// (`ib_uverbs_remove_one` in the kernel's drivers/infiniband/core/uverbs_main.c; rdma-core knows the same as
-/// `RDMAV_ALLOW_DISASSOC_DESTROY`). `EIO` from a device that is there says nothing.
+/// After the kernel has torn down a removed device, the process has no objects on it any more, although each command
+/// fails with `EIO` (`ib_uverbs_remove_one` in the kernel's drivers/infiniband/core/uverbs_main.c; rdma-core has
+/// `RDMAV_ALLOW_DISASSOC_DESTROY` for this case). `EIO` from a device that was not removed is a failure.
 #[test]
 fn what_the_kernel_has_torn_down_counts_as_given_back() {
     let mut world = AdapterTest::new(Personality::default());
@@ -527,15 +533,16 @@ fn what_the_kernel_has_torn_down_counts_as_given_back() {
     assert_eq!(Arc::strong_count(&memory), 1);
 }
 
-/// A queue pair that the device does not destroy goes on using what was posted to it, so `destroy_id` fails; its place on the
-/// completion queue and on the shared queue stays taken, and the queues live as long as it does.
+/// If the device does not destroy a queue pair, the queue pair may still use the memory that was posted to it. So `destroy_id` fails. The
+/// entries that the queue pair has reserved in its completion queue and shared queue stay reserved, and these queues are not destroyed
+/// before it.
 #[test]
 fn a_queue_pair_that_is_not_destroyed_is_reported() {
     let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, device) = shared(&mut world);
     let (id, _) = world.resolved(1);
     let own = world.connect(id, device, None, None);
-    // A queue pair on a shared queue is destroyed immediately when its last receive has completed.
+    // A queue pair on a shared queue is destroyed immediately if its last receive has already completed.
     let (id, _) = world.resolved(1);
     let on_shared = world.connect(id, device, Some(srq), Some(cq));
     world.verbs.disconnect(on_shared.id, world.now).unwrap();
@@ -557,8 +564,8 @@ fn a_queue_pair_that_is_not_destroyed_is_reported() {
     assert!(freed.is_empty(), "what the queue pairs use is kept: {freed:?}");
 }
 
-/// A shared receive queue that the device does not destroy has the receives that are posted to it, so `destroy_srq` fails, each
-/// time, and the device stays open. After the kernel has torn it down, the queue is gone.
+/// If the device does not destroy a shared receive queue, it may still use the receives that are posted to the queue. So each `destroy_srq`
+/// fails, and the device stays open. After the kernel has torn down the device, the queue counts as destroyed.
 #[test]
 fn a_shared_queue_that_is_not_destroyed_is_reported() {
     for (error, repeats) in [(libc::EBUSY, true), (libc::EIO, false)] {
@@ -588,7 +595,7 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
         world.verbs.destroy_cq(cq).unwrap();
         assert!(matches!(world.verbs.shared_receives().unwrap().destroy_srq(srq), Err(Error::Stale { .. })));
     }
-    // Nor does it go with the provider.
+    // The queue is not freed when the provider is dropped, either.
     let mut world = AdapterTest::new(Personality::default());
     shared(&mut world);
     world.fake.fail("destroy_srq", libc::EBUSY);
@@ -599,15 +606,15 @@ fn a_shared_queue_that_is_not_destroyed_is_reported() {
     assert!(freed.is_empty(), "what the queue uses is kept: {freed:?}");
 }
 
-/// A queue pair that is destroyed later must be in the error state meanwhile. If the device refuses that, it goes on using what
-/// was posted.
+/// A queue pair that is destroyed later must be in the error state until then. If the device refuses the error state, the queue pair may
+/// still use the posted memory, so `destroy_id` fails.
 #[test]
 fn an_error_state_that_is_refused_is_reported() {
     let mut world = AdapterTest::new(Personality::default());
     let (srq, cq, _) = shared(&mut world);
     let (id, device) = world.resolved(1);
     let end = world.connect(id, device, Some(srq), Some(cq));
-    // A thread that connects on iWARP holds the id like this.
+    // A private thread that connects on iWARP shares the id in this way.
     let held = Arc::clone(&world.verbs.id(end.id).unwrap().raw);
     world.fake.fail("modify_qp", libc::EIO);
     let why = world.verbs.destroy_id(end.id, world.now).unwrap_err().to_string();
@@ -615,7 +622,7 @@ fn an_error_state_that_is_refused_is_reported() {
     assert!(!world.fake.qp(&end.handle, |qp| qp.destroyed));
     drop(held);
     assert!(world.fake.qp(&end.handle, |qp| qp.destroyed), "destroyed by the last owner");
-    // In the error state it touches nothing.
+    // In the error state the queue pair accesses no memory, so `destroy_id` succeeds.
     world.fake.fail("modify_qp", 0);
     let (end, _) = world.pair();
     let held = Arc::clone(&world.verbs.id(end.id).unwrap().raw);
@@ -624,8 +631,9 @@ fn an_error_state_that_is_refused_is_reported() {
     drop(held);
 }
 
-/// A provider looks at its copy of an event when another one has read it from the device. Meanwhile the queue pair may be gone,
-/// and a new one have its key, as every provider numbers alike, and its address.
+/// One provider reads an event from the device and passes a copy to the other. When the second provider processes the copy, the event's
+/// queue pair may be destroyed. A new queue pair may have the same key, because every provider counts keys in the same way, and the same
+/// address.
 #[test]
 fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
     let mut first = AdapterTest::new(Personality { reuses_memory: true, ..Personality::default() });
@@ -647,8 +655,8 @@ fn a_late_event_is_not_taken_for_one_of_a_new_queue_pair() {
     assert_eq!(second.events().len(), 1, "its own events arrive");
 }
 
-/// The library may close a removed device as soon as nothing is bound to it any more, and then its numbers belong to the next
-/// files that any thread opens: files of the same name, too, such as those of the device that replaces it.
+/// When a removed device has no id any more, the library may close it. Other threads may then get its descriptor numbers for new files,
+/// even for files with the same name, such as those of a device that replaces it. The provider must not close these files.
 #[test]
 fn files_of_others_are_left_alone_when_the_last_device_goes() {
     let mut world = AdapterTest::new(Personality { last_device: true, ..Personality::default() });
@@ -661,8 +669,8 @@ fn files_of_others_are_left_alone_when_the_last_device_goes() {
     assert!(file.to_string_lossy().contains("infiniband"), "{file:?} is where another thread has opened a file");
 }
 
-/// On kernels before 5.12 registered memory has to be kept out of children, from before the first registration on
-/// (`ibv_fork_init`(3)). Where that is impossible the provider works all the same.
+/// On kernels before 5.12, registered memory must be excluded from child processes before the first registration
+/// (`ibv_fork_init`(3)). If this call fails, the provider works nevertheless.
 #[test]
 fn forks_are_provided_for_before_anything_is_registered() {
     for error in [0, libc::EINVAL, libc::ENOSYS] {
@@ -674,7 +682,8 @@ fn forks_are_provided_for_before_anything_is_registered() {
     }
 }
 
-/// mlx5 gives the queues of a thread domain doorbells of their own (rdma-core, providers/mlx5/verbs.c, `mlx5_alloc_td`).
+/// With mlx5, the queues in a thread domain have separate doorbells (rdma-core, providers/mlx5/verbs.c,
+/// `mlx5_alloc_td`).
 #[test]
 fn queue_pairs_are_made_in_a_thread_domain_where_there_is_one() {
     let mut world = AdapterTest::new(Personality { thread_domains: true, ..Personality::default() });
@@ -689,7 +698,7 @@ fn queue_pairs_are_made_in_a_thread_domain_where_there_is_one() {
     assert_eq!(freed, ["parent domain freed", "thread domain freed", "domain freed"]);
 }
 
-/// Settings of a program reach the library.
+/// The settings of a program are passed to the library.
 #[test]
 fn settings_reach_the_library() {
     let mut world = AdapterTest::new(Personality::default());
@@ -720,7 +729,7 @@ fn settings_reach_the_library() {
     assert!(matches!(refused, Err(Error::OutOfRange { value: 32, .. })), "{refused:?}");
 }
 
-/// The handle of a queue pair that a completion of nobody names.
+/// A completion whose queue pair number is unknown has the handle of no queue pair.
 #[test]
 fn a_completion_of_an_unknown_queue_pair_names_none() {
     let mut world = AdapterTest::new(Personality::default());

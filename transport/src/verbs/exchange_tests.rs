@@ -1,5 +1,5 @@
-//! Connecting by exchange on a fake device, with peers that keep to the protocol and peers that do not. The streams are real ones, on the
-//! loopback; the time is virtual.
+//! Connections by exchange on a fake device, with peers that follow the protocol and peers that violate it. The streams are real, on the
+//! loopback interface. The time is virtual.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,11 +26,12 @@ use crate::qp::QpAttr;
 const LOOPBACK: &str = "127.0.0.1:0";
 const LONG: Duration = Duration::from_secs(3600);
 
-/// The files by which the kernel would show the device. Removed on drop.
+/// The files in which the kernel would list the device. They are removed on drop.
 struct Sysfs(PathBuf);
 
 impl Sysfs {
-    /// Port 1 with a GID of RoCE version 1 and one of version 2 for each of some addresses, in this order.
+    /// Makes the files of port 1. The GID table has two entries for each address, in this order: RoCE version 1, then
+    /// version 2.
     fn new(addresses: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -90,7 +91,7 @@ impl ExchangeTest {
         self.verbs.next_cm_event(self.now).unwrap().map(|event| (event.id, event.kind))
     }
 
-    /// The next event.
+    /// Waits for the next event.
     fn event(&mut self) -> (CmId, CmEventKind) {
         until("an event", || self.next())
     }
@@ -125,7 +126,7 @@ impl ExchangeTest {
         self.verbs.create_qp(id, &QpAttr::new(cq, cq, 4, 4)).unwrap();
     }
 
-    /// An attempt of this side.
+    /// Starts a connection attempt of the local side.
     fn connect(&mut self, to: SocketAddr) -> CmId {
         let (id, device) = self.resolve(to).unwrap();
         self.create_qp(id, device);
@@ -153,13 +154,13 @@ impl ExchangeTest {
         failure
     }
 
-    /// Lets time pass.
+    /// Advances the virtual time.
     fn later(&mut self, by: Duration) {
         self.now += by;
         self.verbs.progress(self.now, crate::Drive::Full);
     }
 
-    /// Destroys ids, and checks that nothing is left but listeners.
+    /// Destroys ids, and checks that only `listeners` listeners remain in the provider.
     fn nothing_is_left(&mut self, ids: &[CmId], listeners: usize) {
         for id in ids {
             self.verbs.destroy_id(*id, self.now).unwrap();
@@ -199,7 +200,7 @@ fn octets(message: &ExchangeMessage<'_>) -> Vec<u8> {
     out
 }
 
-/// Reads one message of the provider.
+/// Reads one message that the provider has sent.
 fn read(stream: &mut TcpStream) -> Vec<u8> {
     let mut head = [0; 8];
     stream.read_exact(&mut head).unwrap();
@@ -241,7 +242,8 @@ fn two_sides_agree_and_part() {
     let notes = world.fake.noted();
     assert!(notes.contains(&"device opened".to_owned()), "{notes:?}");
     assert_eq!(lines_with(&notes, "INIT"), ["INIT port 1 rights 7", "INIT port 1 rights 7"]);
-    // The passive side is ready first. The numbers are those that the entropy of the test gives: 1 and 2 in each byte.
+    // The passive side reaches RTR first. The packet numbers are those of the test's entropy: each byte of the first
+    // one is 1, and of the second one 2.
     let [passive_rtr, active_rtr] = &lines_with(&notes, "RTR")[..] else { panic!("{notes:?}") };
     assert!(passive_rtr.contains("from 65793 gid 1 class 104 mtu 5 serves 3 rnr timer 12"), "{passive_rtr}");
     assert!(active_rtr.contains("from 131586 gid 1 class 104 mtu 5 serves 4 rnr timer 8"), "{active_rtr}");
@@ -249,7 +251,7 @@ fn two_sides_agree_and_part() {
         lines_with(&notes, "RTS"),
         ["RTS from 131586 timeout 14 retries 5 rnr 6 asks 4", "RTS from 65793 timeout 14 retries 5 rnr 7 asks 3"]
     );
-    // One side ends it, and the other answers.
+    // The active side disconnects, and the passive side answers.
     world.verbs.disconnect(active, world.now).unwrap();
     let event = world.event();
     assert!(matches!(event, (id, CmEventKind::Disconnected(DisconnectCause::Peer)) if id == passive), "{event:?}");
@@ -260,7 +262,7 @@ fn two_sides_agree_and_part() {
     world.nothing_is_left(&[active, passive], 1);
 }
 
-/// Index 0 is RoCE version 1, as on most devices.
+/// Index 0 is of RoCE version 1, as on most devices, so the GID of the first address has index 1.
 #[test]
 fn the_gid_index_is_that_of_the_address() {
     let mut world = ExchangeTest::new();
@@ -293,7 +295,7 @@ fn the_gid_index_is_that_of_the_address() {
         (!rtr.is_empty()).then_some(rtr)
     });
     assert!(rtr.iter().any(|line| line.contains("gid 3") || line.contains("gid 1")), "{rtr:?}");
-    // An address that is on no port; and the entry of the address is gone.
+    // The GID table no longer has an entry for the address.
     world.sysfs.write("ports/1/gids/1", "0000:0000:0000:0000:0000:0000:0000:0000");
     let error = world.resolve(to).unwrap_err().to_string();
     assert!(error.contains("no port has a GID of RoCE version 2 for 127.0.0.1"), "{error}");
@@ -325,8 +327,8 @@ fn an_iwarp_device_has_no_exchange() {
     assert_eq!(lines_with(&world.fake.noted(), "device"), ["device opened", "device closed"]);
 }
 
-/// Bytes that are no message, an unexpected message, and one with a field that is wrong: the peer is dropped, and nobody else
-/// notices.
+/// A peer that violates the protocol is disconnected, and other connections are not affected. The violations are bytes that are no message,
+/// an unexpected message, and a message with an invalid field.
 #[test]
 fn garbage_leaves_nothing() {
     let mut world = ExchangeTest::new();
@@ -345,7 +347,7 @@ fn garbage_leaves_nothing() {
         });
     }
     world.nothing_is_left(&[], 1);
-    // The listener goes on.
+    // The listener still accepts connections.
     let active = world.connect(to);
     let passive = world.accept();
     assert!(matches!(world.event(), (id, CmEventKind::Established { .. }) if id == active));
@@ -353,7 +355,8 @@ fn garbage_leaves_nothing() {
     world.nothing_is_left(&[active, passive], 1);
 }
 
-/// A peer that says nothing has a time limit, and a host that does so many times keeps nobody else out.
+/// A peer that sends nothing is disconnected after a time limit. Many silent peers on one host do not prevent other
+/// peers from connecting.
 #[test]
 fn silent_peers_give_way() {
     let mut world = ExchangeTest::new();
@@ -383,7 +386,7 @@ fn silent_peers_give_way() {
     drop(silent);
 }
 
-/// An attempt at a server that accepts the stream and says nothing ends at its deadline; one where nobody listens ends immediately.
+/// If a server accepts the stream and sends nothing, the attempt ends at its deadline. If no program listens, the attempt ends immediately.
 #[test]
 fn a_silent_server_is_given_up() {
     let mut world = ExchangeTest::new();
@@ -408,7 +411,7 @@ fn a_silent_server_is_given_up() {
     world.nothing_is_left(&[id], 0);
 }
 
-/// A device refuses a queue pair number or a GID that it cannot use: each side says so.
+/// A device refuses a queue pair number or a GID that it cannot use. Both sides report the failure.
 #[test]
 fn a_device_that_refuses_is_an_error_on_both_sides() {
     for step in ["to_rtr", "to_rts"] {
@@ -423,7 +426,7 @@ fn a_device_that_refuses_is_an_error_on_both_sides() {
         world.verbs.destroy_id(passive, world.now).unwrap();
         assert_eq!(world.failure(active), ConnectFailure::PeerClosed);
         world.nothing_is_left(&[active], 1);
-        // The active side's device refuses.
+        // This time the device of the active side refuses.
         world.fake.fail(step, 0);
         let server = TcpListener::bind(LOOPBACK).unwrap();
         let active = world.connect(server.local_addr().unwrap());
@@ -442,7 +445,7 @@ fn a_device_that_refuses_is_an_error_on_both_sides() {
 #[test]
 fn a_peer_that_goes_is_noticed_in_each_state() {
     let mut world = ExchangeTest::new();
-    // After the request.
+    // The peer closes the stream after it has received the request.
     let server = TcpListener::bind(LOOPBACK).unwrap();
     let asking = world.connect(server.local_addr().unwrap());
     let mut stream = server.accept().unwrap().0;
@@ -450,7 +453,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     read(&mut stream);
     drop(stream);
     assert_eq!(world.failure(asking), ConnectFailure::PeerClosed);
-    // While it is up, by a reset; and with a message that is not due.
+    // An established connection ends if the peer resets the stream, or if the peer sends an unexpected message.
     let up = |world: &mut ExchangeTest| {
         let id = world.connect(server.local_addr().unwrap());
         let mut stream = server.accept().unwrap().0;
@@ -467,7 +470,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     stream.write_all(&octets(&ExchangeMessage::Accept(endpoint(), b""))).unwrap();
     let event = world.event();
     assert!(matches!(event, (of, CmEventKind::Disconnected(DisconnectCause::PeerViolation(_))) if of == rude));
-    // The passive side: before the answer, and after it.
+    // On the passive side, the peer closes the stream before the program has answered, and after that.
     let (_, to) = world.listen();
     let mut client = TcpStream::connect(to).unwrap();
     client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
@@ -484,7 +487,7 @@ fn a_peer_that_goes_is_noticed_in_each_state() {
     let accepted = world.accept();
     drop(client);
     assert_eq!(world.failure(accepted), ConnectFailure::PeerClosed);
-    // It never says that it is up.
+    // The peer never sends the message Ready.
     let mut client = TcpStream::connect(to).unwrap();
     client.write_all(&octets(&ExchangeMessage::Request(endpoint(), b""))).unwrap();
     let waiting = world.accept();
@@ -503,7 +506,7 @@ fn a_refusal_has_its_reason() {
     let event = world.event();
     let (id, CmEventKind::Rejected { private_data }) = event else { panic!("{event:?}") };
     assert_eq!((id, &private_data[..]), (active, &b"not today"[..]));
-    // A port on another kind of network, and a listener that has no port for the address.
+    // The peer's port is on another kind of network, or the listener has no port for the address.
     for (refusal, wanted) in [
         (ExchangeRefusal::OtherNetwork, "InfiniBand"),
         (ExchangeRefusal::NoPort, "device"),
@@ -534,7 +537,7 @@ fn a_refusal_has_its_reason() {
     world.nothing_is_left(&[active, listener], 0);
 }
 
-/// A stream that the program has connected, here of another kind than TCP: the device is named.
+/// A program supplies the stream. Here it is not of TCP, so the program must also name the device.
 #[test]
 fn the_program_brings_the_stream() {
     let mut world = ExchangeTest::new();
@@ -555,7 +558,7 @@ fn the_program_brings_the_stream() {
     assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == passive));
     world.verbs.destroy_id(id, world.now).unwrap();
     assert!(matches!(world.event(), (of, CmEventKind::Disconnected(DisconnectCause::Peer)) if of == passive));
-    // Without a name there is no device, and a file is no stream.
+    // Without the name of a device the call fails. It also fails for a descriptor that is not a stream.
     let unnamed = ExchangeOptions::default();
     let role = world.verbs.exchange().unwrap();
     let stray = OwnedFd::from(UnixStream::pair().unwrap().0);
@@ -566,7 +569,7 @@ fn the_program_brings_the_stream() {
     world.nothing_is_left(&[passive], 1);
 }
 
-/// A request moves to another provider, which accepts it there.
+/// A connect request moves to another provider, which accepts it.
 #[test]
 fn a_request_is_handed_over() {
     let mut world = ExchangeTest::new();
@@ -581,7 +584,7 @@ fn a_request_is_handed_over() {
     other.verbs.accept(moved, &ConnectParam::default(), other.now).unwrap();
     assert!(matches!(world.event(), (of, CmEventKind::Established { .. }) if of == active));
     assert!(matches!(other.event(), (of, CmEventKind::Established { .. }) if of == moved));
-    // One that nobody takes ends the attempt.
+    // The peer's attempt fails if the detached request is dropped.
     let second = world.connect(to);
     let (passive, _) = world.request();
     drop(world.verbs.handover().unwrap().detach(passive).unwrap());

@@ -1,8 +1,8 @@
-//! A fake of libibverbs and librdmacm for tests: one device that behaves as the driver of an adapter does, of which no example is
-//! at hand. A [`Personality`] says in what; each test names the driver's source.
+//! A fake of libibverbs and librdmacm for tests, with one device. It imitates the drivers of adapters that are not available for tests. A
+//! [`Personality`] selects how the device differs from a plain one. Each test names the source code of the driver that it imitates.
 //!
-//! Nothing here is what the code under test would do: the fake only keeps objects, answers calls, and notes them. Its objects are
-//! never freed, so that a late use of one is noted and does no harm.
+//! The fake does not implement any logic of the code under test. It only keeps objects, answers calls, and logs the calls. It never frees
+//! its objects, so a late use of an object is detected and does no damage.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
@@ -14,23 +14,23 @@ use super::channel::EventChannel;
 use super::core::Verbs;
 use super::sys::*;
 
-/// In what the device differs from a plain one.
+/// The ways in which the device differs from a plain device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Personality {
     pub(crate) iwarp: bool,
-    /// A Read needs a sink that the peer may write.
+    /// A Read needs a local region with the remote right to write.
     pub(crate) sink_needs_remote_write: bool,
-    /// The error state is refused while the connection closes.
+    /// The device refuses the error state while the connection closes.
     pub(crate) refuses_error_while_closing: bool,
-    /// A queue pair in the error state still holds a receive that it took from a shared queue. The receive completes together
-    /// with the event of the last one; it is lost when the queue pair is destroyed before.
+    /// A queue pair in the error state still holds a receive that it has consumed from a shared queue. The receive completes together with
+    /// the event of the last receive. It is lost if the queue pair is destroyed earlier.
     pub(crate) holds_a_receive: bool,
-    /// There are thread domains.
+    /// The device supports thread domains.
     pub(crate) thread_domains: bool,
-    /// The system has no device any more when it asks for those that are left, and the library closes this one with its id;
-    /// meanwhile another thread opens files.
+    /// The device is the last one of the system: the library's list of devices is empty. The library closes the device together with its
+    /// id, and another thread then opens files.
     pub(crate) last_device: bool,
-    /// A new queue pair is where the one that was destroyed last was.
+    /// A new queue pair has the address of the one that was destroyed last.
     pub(crate) reuses_memory: bool,
 }
 
@@ -40,14 +40,14 @@ pub(crate) struct QpState {
     pub(crate) in_error: bool,
     pub(crate) destroyed: bool,
     closing: bool,
-    /// The number of the receive that it still holds.
+    /// The `wr_id` of the receive that the queue pair still holds.
     held: Option<u64>,
 }
 
 #[derive(Default)]
 struct FakeState {
     next: u32,
-    /// Events of each channel, by its address.
+    /// The events of each channel, by the channel's address.
     events: BTreeMap<usize, VecDeque<rdma_cm_event>>,
     async_events: VecDeque<ibv_async_event>,
     qps: BTreeMap<usize, QpState>,
@@ -57,20 +57,22 @@ struct FakeState {
     channel_broken: bool,
     regions: BTreeMap<u32, c_uint>,
     down: Vec<u8>,
-    /// Registering memory waits, as it does for the pages of gigabytes; and how many calls are waiting.
+    /// If true, registrations of memory wait, as registrations of gigabytes do. `registering` is the number of those
+    /// that wait.
     holds_registrations: bool,
     registering: usize,
-    /// The calls that fail, by name, each with its error.
+    /// The calls that fail, by name, with the error of each.
     failing: BTreeMap<&'static str, c_int>,
     /// The address of the queue pair that was destroyed last.
     freed: Option<usize>,
-    /// The read ends of the completion channels, which are pipes.
+    /// The read ends of the completion channels, which are pipes in the fake.
     channels: Vec<c_int>,
     log: Vec<String>,
 }
 
 impl FakeState {
-    /// Notes how a queue pair gets to INIT, RTR or RTS. As with a device, all that the state needs has to be set.
+    /// Logs the transition of a queue pair to INIT, RTR or RTS. Like a device, checks that all attributes that the
+    /// state needs are set.
     fn transition(&mut self, attr: &ibv_qp_attr, mask: c_int) -> c_int {
         use ibv_qp_state::{IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS};
         let (wanted, call, line) = match attr.qp_state {
@@ -108,7 +110,7 @@ impl FakeState {
     }
 }
 
-/// A device, with the processes' view of it.
+/// A fake device, and its state.
 pub(crate) struct Fake {
     personality: Personality,
     context: *mut verbs_context,
@@ -116,13 +118,13 @@ pub(crate) struct Fake {
     released: Condvar,
 }
 
-// SAFETY: the pointers lead to objects that are never freed; what is shared is behind the lock.
+// SAFETY: the pointers are to objects that are never freed. A lock protects the shared state.
 unsafe impl Sync for Fake {}
-// SAFETY: as above.
+// SAFETY: the reason is that of `Sync`.
 unsafe impl Send for Fake {}
 
 thread_local! {
-    /// The device that a channel made on this thread belongs to.
+    /// The device of channels that are created on this thread.
     static CURRENT: std::cell::Cell<Option<&'static Fake>> = const { std::cell::Cell::new(None) };
 }
 
@@ -132,7 +134,7 @@ struct FakeChannel {
     fake: &'static Fake,
 }
 
-/// The extended context, and the fake behind it.
+/// An extended context, followed by a reference to its fake device.
 #[repr(C)]
 struct FakeContext {
     verbs: verbs_context,
@@ -144,37 +146,38 @@ fn leak<T>(value: T) -> *mut T {
 }
 
 fn zeroed<T>() -> T {
-    // SAFETY: used for the structures of the libraries only, which are numbers and pointers.
+    // SAFETY: the function is used only for structures of the libraries. Their fields are numbers and pointers, for
+    // which zeros are valid.
     unsafe { std::mem::zeroed() }
 }
 
 fn counter() -> c_int {
-    // SAFETY: makes a descriptor.
+    // SAFETY: the call makes a descriptor, and accesses no memory.
     unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) }
 }
 
-/// A file that looks like one of a device.
+/// Makes a descriptor in place of a device's file.
 fn file() -> c_int {
-    // SAFETY: a name that ends in zero.
+    // SAFETY: the name is a string that ends in zero.
     unsafe { libc::memfd_create(c"infiniband".as_ptr(), libc::MFD_CLOEXEC) }
 }
 
 fn ring(fd: c_int) {
     let one = 1_u64;
-    // SAFETY: writes a number to a descriptor of the fake.
+    // SAFETY: the call reads the eight bytes of a number, and writes to a descriptor of the fake.
     unsafe { libc::write(fd, (&raw const one).cast(), 8) };
 }
 
 fn errno(code: c_int) -> c_int {
-    // SAFETY: the place of this thread's `errno`.
+    // SAFETY: the pointer is to this thread's `errno`.
     unsafe { *libc::__errno_location() = code }
     -1
 }
 
 /// # Safety
-/// `context` is a fake's.
+/// `context` is a context of the fake.
 unsafe fn fake_of(context: *mut ibv_context) -> &'static Fake {
-    // SAFETY: a fake's context is inside of its `FakeContext`.
+    // SAFETY: a context of the fake is a field of its `FakeContext`.
     unsafe {
         let verbs = context.cast::<u8>().sub(std::mem::offset_of!(verbs_context, context));
         (*verbs.cast::<FakeContext>()).fake.expect("a fake's context")
@@ -182,7 +185,7 @@ unsafe fn fake_of(context: *mut ibv_context) -> &'static Fake {
 }
 
 impl Fake {
-    /// A device; providers opened on this thread from now on are on it.
+    /// Makes a device. Providers that this thread opens afterwards are on this device.
     pub(crate) fn new(personality: Personality) -> &'static Self {
         install(table());
         let mut device: ibv_device = zeroed();
@@ -217,22 +220,23 @@ impl Fake {
         let state = Mutex::new(FakeState { next: 1, ..FakeState::default() });
         let fake: &'static Self =
             Box::leak(Box::new(Self { personality, context: context.cast(), state, released: Condvar::new() }));
-        // SAFETY: made above, and nobody else has it yet.
+        // SAFETY: the context was made above, and nothing else uses it yet.
         unsafe { (*context).fake = Some(fake) };
         CURRENT.set(Some(fake));
         fake
     }
 
-    /// A provider on the device that was made last on this thread.
+    /// Opens a provider on the device that this thread made last.
     pub(crate) fn provider() -> Verbs {
         Verbs::on_channel(Ok(Arc::new(EventChannel::open().unwrap()))).unwrap()
     }
 
-    /// The same, where there is no connection manager. `sysfs` is the folder that shows the devices.
+    /// Opens a provider without a connection manager, on the device that this thread made last. `sysfs` is the folder
+    /// that lists the devices.
     pub(crate) fn provider_without_manager(sysfs: &Path) -> Verbs {
         let mut verbs = Verbs::on_channel(Err("/dev/infiniband/rdma_cm is missing".into())).unwrap();
         verbs.exchanges.sysfs = sysfs.into();
-        // Numbers that tell one from the next.
+        // Each random number differs from the previous one, so that tests can distinguish them.
         let mut next = 0_u8;
         verbs.with_entropy(Box::new(move |octets| {
             next += 1;
@@ -253,7 +257,7 @@ impl Fake {
         self.state().log.push(what.into());
     }
 
-    /// The notes since the last time.
+    /// Returns the log since the last call of this function.
     pub(crate) fn noted(&self) -> Vec<String> {
         std::mem::take(&mut self.state().log)
     }
@@ -268,7 +272,7 @@ impl Fake {
         ring(unsafe { (*channel).fd });
     }
 
-    /// An event of the connection manager for the id of a queue pair.
+    /// Adds a connection-manager event for the id of a queue pair.
     pub(crate) fn cm_event(&self, qp: &Handle, event: u32) {
         if event == rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED {
             self.state().qps.get_mut(&qp.qp.addr()).expect("a queue pair").closing = false;
@@ -276,12 +280,12 @@ impl Fake {
         self.event(qp.id, event);
     }
 
-    /// An event of the connection manager for an id.
+    /// Adds a connection-manager event for an id.
     pub(crate) fn id_event(&self, id: *mut rdma_cm_id, event: u32) {
         self.event(id, event);
     }
 
-    /// An asynchronous event of the device.
+    /// Adds an asynchronous event of the device.
     pub(crate) fn async_event(&self, kind: u32, element: ibv_async_event_element_t) {
         self.state().async_events.push_back(ibv_async_event { element, event_type: kind });
         // SAFETY: the context is never freed.
@@ -298,26 +302,26 @@ impl Fake {
         self.async_event(kind, ibv_async_event_element_t { port_num: port.into() });
     }
 
-    /// The queue pair has failed.
+    /// Reports that a queue pair has failed.
     pub(crate) fn queue_pair_failed(&self, qp: &Handle) {
         self.async_event(ibv_event_type::IBV_EVENT_QP_FATAL, ibv_async_event_element_t { qp: qp.qp });
     }
 
-    /// The queue that a queue pair receives on has overrun.
+    /// Reports that the receive completion queue of a queue pair has overrun.
     pub(crate) fn overrun(&self, qp: &Handle) {
         // SAFETY: queue pairs are never freed.
         let cq = unsafe { (*qp.qp).recv_cq };
         self.async_event(ibv_event_type::IBV_EVENT_CQ_ERR, ibv_async_event_element_t { cq });
     }
 
-    /// Puts a completion into the queue that a queue pair receives on.
+    /// Adds a completion to the receive completion queue of a queue pair.
     pub(crate) fn complete(&self, qp: &Handle, wc: ibv_wc) {
         // SAFETY: queue pairs are never freed.
         let (cq, number) = unsafe { ((*qp.qp).recv_cq, (*qp.qp).qp_num) };
         self.state().completions.entry(cq.addr()).or_default().push_back(ibv_wc { qp_num: number, ..wc });
     }
 
-    /// The event that says that the last receive has come back, and the receive.
+    /// Completes the receive that a queue pair holds, and reports the event of its last receive.
     pub(crate) fn last_receive(&self, qp: &Handle) {
         let held = self.state().qps.get_mut(&qp.qp.addr()).and_then(|qp| qp.held.take());
         if let Some(wr_id) = held {
@@ -326,7 +330,7 @@ impl Fake {
         self.async_event(ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED, ibv_async_event_element_t { qp: qp.qp });
     }
 
-    /// Takes a receive from a shared queue, as a message would.
+    /// Consumes a receive from a shared queue, as an arriving message does. Returns its `wr_id`.
     pub(crate) fn take_shared(&self, qp: &Handle) -> u64 {
         // SAFETY: queue pairs are never freed.
         let srq = unsafe { (*qp.qp).srq };
@@ -337,20 +341,20 @@ impl Fake {
         look(&self.state().qps[&qp.qp.addr()])
     }
 
-    /// The domain that a queue pair was made in.
+    /// Returns the address of the domain in which a queue pair was created.
     pub(crate) fn domain(qp: &Handle) -> usize {
         // SAFETY: queue pairs are never freed.
         unsafe { (*qp.qp).pd.addr() }
     }
 
-    /// Polling the queue of this queue pair fails from now on.
+    /// Makes every later poll of the queue pair's receive completion queue fail.
     pub(crate) fn break_queue(&self, qp: &Handle) {
         // SAFETY: queue pairs are never freed.
         let cq = unsafe { (*qp.qp).recv_cq };
         self.state().broken_queues.push(cq.addr());
     }
 
-    /// Lets the registration of memory wait, or go on.
+    /// Makes registrations of memory wait, or lets them continue.
     pub(crate) fn hold_registrations(&self, hold: bool) {
         self.state().holds_registrations = hold;
         self.released.notify_all();
@@ -361,7 +365,7 @@ impl Fake {
         self.state().registering > 0
     }
 
-    /// Lets all calls of a name fail with this error; 0 for none.
+    /// Makes all later calls with this name fail with `error`. With 0, they succeed again.
     pub(crate) fn fail(&self, call: &'static str, error: c_int) {
         self.state().failing.insert(call, error);
     }
@@ -376,21 +380,22 @@ impl Fake {
         self.state().regions.keys().copied().collect()
     }
 
-    /// The kernel destroys all that processes have on the device, because it was removed: commands fail, and completion channels
-    /// say so (the kernel's drivers/infiniband/core/uverbs_main.c, `ib_uverbs_free_hw_resources`).
+    /// Acts as the kernel does when a device was removed: it destroys all objects that processes have on the device. Commands then fail,
+    /// and completion channels report an error (the kernel's drivers/infiniband/core/uverbs_main.c, `ib_uverbs_free_hw_resources`).
     pub(crate) fn tear_down(&self) {
         for call in ["dereg_mr", "destroy_qp", "destroy_srq", "modify_qp"] {
             self.fail(call, libc::EIO);
         }
         for fd in std::mem::take(&mut self.state().channels) {
-            // SAFETY: a descriptor of the fake; its other end then reports an error.
+            // SAFETY: the descriptor is of the fake. Its other end then reports an error.
             unsafe { libc::close(fd) };
         }
     }
 
-    /// The library closes the device, and another thread opens the same file immediately, which gets the number.
+    /// Acts as a library that closes the device while another thread opens a file, which gets the same descriptor
+    /// number.
     fn close_device(&self) {
-        // SAFETY: descriptors of the fake.
+        // SAFETY: the descriptors are of the fake.
         unsafe {
             let again = file();
             libc::dup3(again, self.descriptor(), libc::O_CLOEXEC);
@@ -398,13 +403,13 @@ impl Fake {
         }
     }
 
-    /// The number under which the device is open.
+    /// Returns the descriptor of the open device.
     pub(crate) fn descriptor(&self) -> c_int {
         // SAFETY: the context is never freed.
         unsafe { (*self.context()).cmd_fd }
     }
 
-    /// Reading completion events fails from now on.
+    /// Makes every later read of completion events fail.
     pub(crate) fn break_channel(&self) {
         self.state().channel_broken = true;
     }
@@ -417,7 +422,7 @@ pub(crate) struct Handle {
     pub(crate) id: *mut rdma_cm_id,
 }
 
-// --- connection manager
+// The connection manager.
 
 unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
     let fake = CURRENT.get().expect("a fake on this thread");
@@ -425,23 +430,23 @@ unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
 }
 
 unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: the descriptor was made with the channel.
+    // SAFETY: the descriptor was made together with the channel.
     unsafe { libc::close((*channel).fd) };
 }
 
 /// # Safety
-/// `id` is the fake's.
+/// `id` is an id of the fake.
 unsafe fn of_id(id: *mut rdma_cm_id) -> &'static Fake {
-    // SAFETY: the channel of an id is the fake's `FakeChannel`.
+    // SAFETY: the channel of an id is a `FakeChannel` of the fake.
     unsafe { (*(*id).channel.cast::<FakeChannel>()).fake }
 }
 
 unsafe extern "C" fn get_cm_event(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
-    // SAFETY: a channel of the fake.
+    // SAFETY: the channel is a channel of the fake.
     let fake = unsafe { (*channel.cast::<FakeChannel>()).fake };
     match fake.state().events.get_mut(&channel.addr()).and_then(VecDeque::pop_front) {
         Some(event) => {
-            // SAFETY: a place for the result, says the caller.
+            // SAFETY: the caller passes memory for the result.
             unsafe { *out = leak(event) };
             0
         }
@@ -461,15 +466,15 @@ unsafe extern "C" fn create_id(
 ) -> c_int {
     let mut id: rdma_cm_id = zeroed();
     (id.channel, id.context, id.ps) = (channel, context, ps);
-    // SAFETY: a place for the result, says the caller.
+    // SAFETY: the caller passes memory for the result.
     unsafe { *out = leak(id) };
     0
 }
 
 unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: an id of the fake.
+    // SAFETY: the id is an id of the fake.
     let fake = unsafe { of_id(id) };
-    // SAFETY: as above.
+    // SAFETY: the id is an id of the fake.
     if fake.personality.last_device && unsafe { !(*id).verbs.is_null() } {
         fake.close_device();
     }
@@ -481,19 +486,19 @@ unsafe extern "C" fn migrate_id(_: *mut rdma_cm_id, _: *mut rdma_event_channel) 
 }
 
 unsafe extern "C" fn set_option(id: *mut rdma_cm_id, _: c_int, option: c_int, value: *mut c_void, len: usize) -> c_int {
-    // SAFETY: so many bytes are at the value, says the caller.
+    // SAFETY: the caller passes a value of `len` bytes.
     let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) };
-    // SAFETY: an id of the fake.
+    // SAFETY: the id is an id of the fake.
     unsafe { of_id(id) }.note(format!("option {option} = {bytes:?}"));
     0
 }
 
-/// Puts an id on the device. The last byte of an IPv4 address is the port.
+/// Puts an id on the device. The last byte of the IPv4 address is the number of the port; 0 means no port.
 ///
 /// # Safety
-/// `id` is the fake's, and `addr` an IPv4 address.
+/// `id` is an id of the fake, and `addr` is an IPv4 address.
 unsafe fn place(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the id and the address are valid.
     unsafe {
         let sin = *addr.cast::<libc::sockaddr_in>();
         (*id).route.addr.src_addr_union.src_sin = sin;
@@ -506,19 +511,19 @@ unsafe fn place(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) {
 }
 
 unsafe extern "C" fn bind_addr(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
-    // SAFETY: the callers are the tests, with IPv4 addresses.
+    // SAFETY: the tests pass only IPv4 addresses.
     unsafe { place(id, addr) };
     0
 }
 
-/// Resolves an address. No device leads to those that end in 99, and those that end in 98 never resolve.
+/// Resolves an address. An address that ends in 99 is reached by no device. An address that ends in 98 never resolves.
 unsafe extern "C" fn resolve_addr(
     id: *mut rdma_cm_id,
     _: *mut libc::sockaddr,
     to: *mut libc::sockaddr,
     _: c_int,
 ) -> c_int {
-    // SAFETY: as for binding; the peer is on the same port.
+    // SAFETY: the id is an id of the fake, and the tests pass only IPv4 addresses.
     unsafe {
         if (*id).verbs.is_null() {
             place(id, to);
@@ -535,13 +540,13 @@ unsafe extern "C" fn resolve_addr(
 }
 
 unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _: c_int) -> c_int {
-    // SAFETY: an id of the fake.
+    // SAFETY: the id is an id of the fake.
     unsafe { of_id(id) }.event(id, rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED);
     0
 }
 
 unsafe extern "C" fn create_cm_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     unsafe {
         (*id).qp = create_qp(pd, attr);
     }
@@ -549,7 +554,7 @@ unsafe extern "C" fn create_cm_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *m
 }
 
 unsafe extern "C" fn connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let (fake, param) = unsafe { (of_id(id), *param) };
     fake.note(format!("connect retry {} rnr {}", param.retry_count, param.rnr_retry_count));
     fake.event(id, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED);
@@ -561,7 +566,7 @@ unsafe extern "C" fn listen(_: *mut rdma_cm_id, _: c_int) -> c_int {
 }
 
 unsafe extern "C" fn accept(id: *mut rdma_cm_id, _: *mut rdma_conn_param) -> c_int {
-    // SAFETY: an id of the fake.
+    // SAFETY: the id is an id of the fake.
     unsafe { of_id(id) }.event(id, rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED);
     0
 }
@@ -575,7 +580,7 @@ unsafe extern "C" fn notify(_: *mut rdma_cm_id, _: c_uint) -> c_int {
 }
 
 unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: an id of the fake.
+    // SAFETY: the id is an id of the fake.
     let (fake, qp) = unsafe { (of_id(id), (*id).qp) };
     fake.note("disconnect");
     if let Some(qp) = fake.state().qps.get_mut(&qp.addr()) {
@@ -599,7 +604,7 @@ unsafe extern "C" fn no_devices(_: *mut c_int) -> *mut *mut ibv_context {
 
 unsafe extern "C" fn free_devices(_: *mut *mut ibv_context) {}
 
-// --- devices
+// Devices.
 
 unsafe extern "C" fn fork_init() -> c_int {
     let fake = CURRENT.get().expect("a fake on this thread");
@@ -609,7 +614,7 @@ unsafe extern "C" fn fork_init() -> c_int {
 
 unsafe extern "C" fn device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let fake = CURRENT.get().expect("a fake on this thread");
-    // SAFETY: the context is never freed, nor its device; a place for the count, says the caller.
+    // SAFETY: the context and its device are never freed. The caller passes memory for the count.
     unsafe {
         *count = 1;
         leak([(*fake.context()).device, ptr::null_mut()]).cast()
@@ -627,7 +632,7 @@ unsafe extern "C" fn open_device(_: *mut ibv_device) -> *mut ibv_context {
 }
 
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: a fake's context.
+    // SAFETY: the context is a context of the fake.
     unsafe { fake_of(context) }.note("device closed");
     0
 }
@@ -639,7 +644,7 @@ unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_att
     (made.vendor_id, made.max_qp_wr, made.max_sge, made.max_cqe) = (0x02c9, 1024, 30, 65536);
     (made.max_srq, made.max_srq_wr, made.max_srq_sge) = (16, 1024, 4);
     (made.max_qp_rd_atom, made.max_qp_init_rd_atom, made.max_sge_rd) = (16, 16, 4);
-    // SAFETY: a place for the result, says the caller.
+    // SAFETY: the caller passes memory for the result.
     unsafe { *attr = made };
     0
 }
@@ -649,29 +654,29 @@ unsafe extern "C" fn query_port_classic(_: *mut ibv_context, _: u8, _: *mut _com
 }
 
 unsafe extern "C" fn query_port_fake(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, _: usize) -> c_int {
-    // SAFETY: a fake's context.
+    // SAFETY: the context is a context of the fake.
     let fake = unsafe { fake_of(context) };
     fake.note(format!("query port {port}"));
     let mut made: ibv_port_attr = zeroed();
     made.state = if fake.state().down.contains(&port) { 1 } else { 4 };
     made.link_layer = 2;
     (made.active_mtu, made.max_msg_sz) = (5, 1 << 30);
-    // SAFETY: a place for the result, says the caller.
+    // SAFETY: the caller passes memory for the result.
     unsafe { *attr = made };
     0
 }
 
 unsafe extern "C" fn get_async_event(context: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
-    // SAFETY: a fake's context.
+    // SAFETY: the context is a context of the fake.
     let mut state = unsafe { fake_of(context) }.state();
     match state.async_events.pop_front() {
         Some(event) => {
             if state.async_events.is_empty() {
                 let mut count = 0_u64;
-                // SAFETY: takes the number out of a descriptor of the fake, so that it is not readable any more.
+                // SAFETY: the buffer has eight bytes. The call resets the eventfd, so that it is not readable any more.
                 unsafe { libc::read((*context).async_fd, (&raw mut count).cast(), 8) };
             }
-            // SAFETY: a place for the result, says the caller.
+            // SAFETY: the caller passes memory for the result.
             unsafe { *out = event };
             0
         }
@@ -686,7 +691,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: a domain of the fake.
+    // SAFETY: the domain is a domain of the fake.
     let (fake, handle) = unsafe { (fake_of((*pd).context), (*pd).handle) };
     fake.note(if handle == 0 { "domain freed" } else { "parent domain freed" });
     0
@@ -697,7 +702,7 @@ unsafe extern "C" fn alloc_td_fake(context: *mut ibv_context, _: *mut ibv_td_ini
 }
 
 unsafe extern "C" fn dealloc_td_fake(td: *mut ibv_td) -> c_int {
-    // SAFETY: a thread domain of the fake.
+    // SAFETY: the thread domain is a thread domain of the fake.
     unsafe { fake_of((*td).context) }.note("thread domain freed");
     0
 }
@@ -710,9 +715,9 @@ unsafe extern "C" fn alloc_parent_domain_fake(
 }
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
-    // SAFETY: a domain of the fake.
+    // SAFETY: the domain is a domain of the fake.
     let context = unsafe { (*pd).context };
-    // SAFETY: a fake's context.
+    // SAFETY: the context is a context of the fake.
     let fake = unsafe { fake_of(context) };
     let mut state = fake.state();
     state.registering += 1;
@@ -727,7 +732,7 @@ unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, a
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: a registration of the fake.
+    // SAFETY: the registration is a registration of the fake.
     let (fake, key) = unsafe { (fake_of((*mr).context), (*mr).lkey) };
     let rc = fake.returns("dereg_mr");
     if rc == 0 {
@@ -738,9 +743,9 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
 
 unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let mut ends = [0; 2];
-    // SAFETY: a place for two descriptors.
+    // SAFETY: the pointer is to memory for two descriptors.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-    // SAFETY: a fake's context.
+    // SAFETY: the context is a context of the fake.
     unsafe { fake_of(context) }.state().channels.push(ends[0]);
     leak(ibv_comp_channel { context, fd: ends[1], refcnt: 0 })
 }
@@ -759,7 +764,7 @@ unsafe extern "C" fn create_cq(
     let mut cq: ibv_cq = zeroed();
     (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
     if !channel.is_null() {
-        // SAFETY: a fake's context.
+        // SAFETY: the context is a context of the fake.
         unsafe { fake_of(context) }.note(format!("queue on vector {vector}"));
     }
     leak(cq)
@@ -770,7 +775,7 @@ unsafe extern "C" fn destroy_cq(_: *mut ibv_cq) -> c_int {
 }
 
 unsafe extern "C" fn get_cq_event(channel: *mut ibv_comp_channel, _: *mut *mut ibv_cq, _: *mut *mut c_void) -> c_int {
-    // SAFETY: a channel of the fake.
+    // SAFETY: the channel is a channel of the fake.
     let broken = unsafe { fake_of((*channel).context) }.state().channel_broken;
     errno(if broken { libc::EIO } else { libc::EAGAIN })
 }
@@ -779,13 +784,13 @@ unsafe extern "C" fn ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
 
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     let mut srq: ibv_srq = zeroed();
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     unsafe { (srq.context, srq.srq_context, srq.pd) = ((*pd).context, (*attr).srq_context, pd) };
     leak(srq)
 }
 
 unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let fake = unsafe { fake_of((*srq).context) };
     let rc = fake.returns("destroy_srq");
     if rc == 0 {
@@ -796,7 +801,7 @@ unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     let mut qp: ibv_qp = zeroed();
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let (fake, attr) = unsafe { (fake_of((*pd).context), &*attr) };
     (qp.context, qp.pd, qp.qp_context) = (fake.context(), pd, attr.qp_context);
     (qp.send_cq, qp.recv_cq, qp.srq) = (attr.send_cq, attr.recv_cq, attr.srq);
@@ -806,7 +811,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
     let qp = match state.freed.take().filter(|_| fake.personality.reuses_memory) {
         Some(freed) => {
             let place: *mut ibv_qp = ptr::with_exposed_provenance_mut(freed);
-            // SAFETY: a queue pair that was never freed, and that nobody uses any more.
+            // SAFETY: the memory is that of a destroyed queue pair. It was never freed, and nothing uses it any more.
             unsafe { place.write(qp) };
             place
         }
@@ -818,7 +823,7 @@ unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> 
 }
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let (fake, attr, srq) = unsafe { (fake_of((*qp).context), &*attr, (*qp).srq) };
     let rc = fake.returns("modify_qp");
     if rc != 0 {
@@ -857,7 +862,7 @@ unsafe extern "C" fn query_qp(_: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: 
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let fake = unsafe { fake_of((*qp).context) };
     let rc = fake.returns("destroy_qp");
     if rc != 0 {
@@ -894,10 +899,10 @@ unsafe extern "C" fn init_ah(
     errno(libc::EOPNOTSUPP)
 }
 
-// --- data path
+// The data path.
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let fake = unsafe { fake_of((*cq).context) };
     let mut state = fake.state();
     if state.broken_queues.contains(&cq.addr()) {
@@ -907,7 +912,8 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -
     let mut count = 0;
     while count < entries {
         let Some(next) = queue.pop_front() else { break };
-        // SAFETY: there is room for so many, says the caller. As on mlx5 the opcode of a failure is left as it was.
+        // SAFETY: the caller passes memory for this number of completions. As on mlx5, a failed completion does not
+        // overwrite the opcode in the buffer.
         unsafe {
             let place = wc.add(count as usize);
             let stale = (*place).opcode;
@@ -926,15 +932,15 @@ unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
 }
 
 unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, _: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let (fake, wr) = unsafe { (fake_of((*qp).context), &*wr) };
     let mut state = fake.state();
     if wr.opcode == ibv_wr_opcode::IBV_WR_RDMA_READ && fake.personality.sink_needs_remote_write {
-        // SAFETY: a Read has an entry.
+        // SAFETY: a Read has at least one entry.
         let key = unsafe { (*wr.sg_list).lkey };
         let open = state.regions.get(&key).is_some_and(|rights| rights & 2 != 0);
         let mut wc: ibv_wc = zeroed();
-        // SAFETY: live, says the caller.
+        // SAFETY: the caller passes live objects.
         let (cq, number) = unsafe { ((*qp).send_cq, (*qp).qp_num) };
         (wc.wr_id, wc.qp_num, wc.opcode) = (wr.wr_id, number, ibv_wc_opcode::IBV_WC_RDMA_READ);
         (wc.status, wc.vendor_err) = if open { (0, 0) } else { (4, 0x104) };
@@ -948,13 +954,13 @@ unsafe extern "C" fn post_recv(_: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut
 }
 
 unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: live, says the caller.
+    // SAFETY: the caller passes live objects.
     let fake = unsafe { fake_of((*srq).context) };
     let mut state = fake.state();
     let queue = state.shared.entry(srq.addr()).or_default();
     let mut at = wr;
     while !at.is_null() {
-        // SAFETY: a chain, says the caller.
+        // SAFETY: the caller passes a chain of live work requests.
         unsafe {
             queue.push_back((*at).wr_id);
             at = (*at).next;

@@ -1,4 +1,5 @@
-//! Bonds of network devices. After a failover, each id on the bond receives [`CmEventKind::AddressChange`].
+//! Bonds of network devices. If a bond fails over to its other network device, each id on the bond receives
+//! [`CmEventKind::AddressChange`].
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -38,7 +39,8 @@ impl Bond {
 }
 
 impl Bond {
-    /// Removes the devices. The kernel waits until the provider has released the RDMA device, so this drives the provider meanwhile.
+    /// Removes the network devices. The kernel waits until the provider has released the RDMA device, so this drives the provider until
+    /// then.
     fn remove(self, world: &mut World) {
         let start = Instant::now();
         let mut removal = Command::new("rdma").args(["link", "del", &self.device]).spawn().unwrap();
@@ -52,8 +54,8 @@ impl Bond {
     }
 }
 
-/// A listener receives the failover of its bond. Without this event it would wait forever on a device that no peer reaches. A new listener
-/// on the same address is reached.
+/// If its bond fails over, a listener receives an event. Without the event, the listener would wait forever on a device that no peer
+/// reaches. A new listener on the same address can be reached.
 fn a_failover_is_told_to_the_listener(kind: Kind) {
     let bond = Bond::new(kind);
     let mut world = World::new();
@@ -63,7 +65,8 @@ fn a_failover_is_told_to_the_listener(kind: Kind) {
     assert!(matches!(event.kind, CmEventKind::AddressChange) && event.id == listener, "{event:?}");
     world.provider.destroy_id(listener, Instant::now()).unwrap();
     if kind == Kind::Siw {
-        // Siw keeps the hardware address that it started with, and no id can be bound under another one. So the bond returns to the first.
+        // Siw keeps its first hardware address, and no id can be bound under another one. So the bond must return to its first network
+        // device.
         run("ip link set bond9 type bond active_slave f0");
     }
     let (listener, to) = world.listen(bond.address);

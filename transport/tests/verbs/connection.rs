@@ -34,7 +34,7 @@ fn open_and_reach(kind: Kind) {
 
 fn no_route(kind: Kind) {
     let mut world = World::new();
-    // The first address is in no network of this host. The second is in one of them, but no host has it.
+    // The first address is in no network of this host. The second address is in such a network, but no host has it.
     let beside = kind.variable("ADDR").rsplit_once('.').map(|(net, _)| format!("{net}.77")).unwrap();
     for nowhere in ["192.0.2.1".to_string(), beside] {
         let peer = SocketAddr::new(nowhere.parse().unwrap(), 9);
@@ -92,7 +92,7 @@ fn every_family(kind: Kind) {
     let (active, passive) = world.pair(to);
     world.drop_end(&active);
     world.drop_end(&passive);
-    // A wildcard serves every device.
+    // A listener on the wildcard address is on every device.
     let listener = world.provider.listen("0.0.0.0:0".parse().unwrap(), &ListenOptions::default()).unwrap();
     let port = world.provider.local_address(listener).unwrap().port();
     while world.event_within(Duration::from_millis(100)).is_some() {}

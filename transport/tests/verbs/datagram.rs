@@ -1,4 +1,4 @@
-//! Datagrams and multicast groups on rxe. Siw has neither, and the provider refuses them there.
+//! Datagrams and multicast groups on rxe. Siw supports neither of them, and the provider refuses them on siw.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::world::*;
 
 pub(crate) const ROOM: usize = GRH_LEN + 4096;
 
-/// An endpoint for datagrams, with receives posted.
+/// A datagram id with its queue pair, on which receives are posted.
 pub(crate) struct Datagrams {
     pub(crate) id: CmId,
     pub(crate) device: DeviceId,
@@ -62,7 +62,7 @@ impl World {
 
     pub(crate) fn tell(&mut self, end: &Datagrams, op: SendOp, payload: &[u8]) {
         for (at, &byte) in payload.iter().enumerate() {
-            // SAFETY: the byte is within the memory, no part of which is posted.
+            // SAFETY: the byte is within the memory, and no part of the memory is posted.
             unsafe { end.sent.memory.as_ptr().add(at).write(byte) }
         }
         let sges = SgeList::one(end.sent.sge(0, payload.len()));
@@ -70,7 +70,8 @@ impl World {
         self.provider.post_send(end.qp, &[wr]).unwrap();
     }
 
-    /// Returns the next datagram that `end` receives: its completion, its route header and its payload. Posts the receive again.
+    /// Waits for the next datagram that `end` receives. Returns its completion, its route header and its payload, and posts the receive
+    /// again.
     pub(crate) fn hear(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>, Vec<u8>) {
         loop {
             let mut heard = None;
@@ -110,7 +111,7 @@ impl World {
 fn a_question_an_answer_and_a_talk(kind: Kind) {
     let mut world = World::new();
     let (id, device) = if kind == Kind::Siw {
-        // It depends on the system whether the address resolves. In both cases siw has no queue pair for datagrams.
+        // The system decides if the address resolves. In both cases siw has no queue pair for datagrams.
         let to = SocketAddr::new(kind.address(), 9);
         let id = world.provider.datagrams().unwrap().resolve_datagram(to, None, Instant::now() + TIMEOUT);
         println!("{id:?}");
@@ -179,7 +180,7 @@ fn a_question_an_answer_and_a_talk(kind: Kind) {
         assert!(wc.source.has_route_header());
         assert_eq!(wc.source.qp_number, world.provider.datagrams().unwrap().qp_number(active.qp).unwrap());
         assert_eq!(world.completion(active.cq).status, WcStatus::Success);
-        // The datagram contains the route to its sender.
+        // The received datagram contains the route to its sender.
         let back = *back.get_or_insert_with(|| {
             let route = world
                 .provider
@@ -238,7 +239,8 @@ fn nobody_there_and_a_no(kind: Kind) {
     }
 }
 
-/// Returns true if the siw device reports neither datagrams nor multicast. Also checks that it refuses to join a group.
+/// Checks that siw supports neither datagrams nor multicast groups, and that it refuses to join a group. Returns true
+/// if it does not report these features.
 fn siw_has_none() -> bool {
     let mut world = World::new();
     let (id, device) = {
@@ -281,11 +283,12 @@ fn groups_reach_everyone_in_them(kind: Kind) {
         for end in &ends[1..] {
             assert_eq!(world.hear(end).2, [round; 100]);
         }
-        // The sender is in the group, too: it receives its own datagram, besides the completion of its send.
+        // The sender is a member of the group, too. So it receives its own datagram, in addition to the completion of
+        // its send.
         while world.hear(&ends[0]).2 != [round; 100] {}
         let _ = world.poll(ends[0].cq);
     }
-    // An endpoint that has left receives nothing more; the others still do.
+    // A member that has left the group receives no more datagrams. The other members still do.
     world.provider.datagrams().unwrap().leave(ends[2].id, group).unwrap();
     assert!(matches!(world.provider.datagrams().unwrap().leave(ends[2].id, group), Err(Error::InvalidState { .. })));
     world.tell(&ends[0], SendOp::Datagram(there), b"the rest of us");
@@ -295,7 +298,7 @@ fn groups_reach_everyone_in_them(kind: Kind) {
     assert!(world.poll(ends[2].cq).is_empty());
     let _: AddressId = there.address;
     world.provider.datagrams().unwrap().destroy_address(there.address).unwrap();
-    // Two endpoints are still in the group when they are destroyed.
+    // Destroy the remaining two members while they are in the group.
     for end in ends {
         world.forget(end);
     }

@@ -1,5 +1,5 @@
-//! Datagrams between this library and the programs of librdmacm, `udaddy` and `mckey`, each in both roles. The programs need RoCE, so these
-//! tests run on rxe only.
+//! Datagrams between this library and the programs `udaddy` and `mckey` of librdmacm. Each of them is the sender in one test and the
+//! receiver in another. The programs need RoCE, so these tests run on rxe only.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
@@ -16,14 +16,14 @@ use rdma_transport::{
 use crate::datagram::Datagrams;
 use crate::world::*;
 
-/// The number of datagrams that each program sends, and their length in bytes.
+/// The number of datagrams that each program sends.
 const COUNT: usize = 20;
 const SIZE: usize = 300;
-/// The port of udaddy, which no option changes.
+/// The port of udaddy. The program has no option that changes it.
 const UDADDY: u16 = 7174;
 const GROUP: &str = "239.77.2.30";
 
-/// A program of librdmacm. It is killed when this is dropped.
+/// A running program of librdmacm. It is killed when this value is dropped.
 struct Theirs(Child);
 
 impl Theirs {
@@ -65,8 +65,8 @@ impl Drop for Theirs {
 }
 
 impl World {
-    /// Receives all datagrams of the program. Returns the completion and the route header of the last one. Each carries the number of the
-    /// program's queue pair as immediate data.
+    /// Receives all datagrams that the program sends. Returns the completion and the route header of the last one. Each datagram has the
+    /// number of the program's queue pair as immediate data.
     fn take_all(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>) {
         let mut last = None;
         for _ in 0..COUNT {
@@ -79,7 +79,8 @@ impl World {
         last.unwrap()
     }
 
-    /// Returns the next datagram, as [`World::hear`] does, if several may have arrived. Leaves the others in the queue.
+    /// Waits for the next datagram, like [`World::hear`]. Polls only one completion at a time, so that further
+    /// datagrams stay in the queue.
     fn hear_one(&mut self, end: &Datagrams) -> (WorkCompletion, Vec<u8>, Vec<u8>) {
         loop {
             let mut out = Vec::new();
@@ -127,7 +128,7 @@ fn udaddy_asks() {
     let (wc, header) = world.take_all(&end);
     let route = world.provider.datagrams().unwrap().route_back(end.id, &wc, header[..].try_into().unwrap()).unwrap();
     let qp_number = wc.source.qp_number;
-    // The queue key of every queue pair that librdmacm creates (`RDMA_UDP_QKEY`).
+    // `queue_key` is the key of every queue pair that librdmacm creates (`RDMA_UDP_QKEY`).
     world.send_all(&end, &DatagramPeer { route, qp_number, queue_key: 0x0123_4567 });
     theirs.ends_well();
 }
@@ -143,7 +144,7 @@ fn udaddy_answers() {
         world.provider.connect(id, &ConnectParam::default()).unwrap();
         match world.news() {
             CmEvent { kind: CmEventKind::Reached { peer, .. }, .. } => break (end, peer),
-            // The program does not listen yet.
+            // The program has been started, but does not listen yet.
             CmEvent { kind: CmEventKind::ConnectFailed(ConnectFailure::Refused), .. } => world.forget(end),
             other => panic!("{other:?}"),
         }
@@ -158,7 +159,7 @@ fn udaddy_answers() {
     theirs.ends_well();
 }
 
-/// Creates an endpoint of this library, and joins it to the group.
+/// Creates a datagram endpoint of this library, and joins it to the multicast group.
 fn member(world: &mut World) -> (Datagrams, DatagramPeer) {
     let from = Some(SocketAddr::new(Kind::Rxe.address(), 0));
     let (id, device) = world.resolved_datagram(SocketAddr::new(group(), 0), from);

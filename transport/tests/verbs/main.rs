@@ -1,9 +1,9 @@
-//! The provider `verbs` on the devices of the system. These tests are about devices; `tests/tests/rdma_contract.rs` runs the suite for the
-//! contract of a provider. Every test runs on an iWARP device (`siw`) and on a RoCE device (`rxe`), with both ends in this process unless
-//! the test says otherwise.
+//! Tests of the provider `verbs` on the devices of the system. They cover the behaviour of devices. `tests/tests/rdma_contract.rs` runs the
+//! test suite for the contract of a provider. Every test runs on an iWARP device (`siw`) and on a RoCE device (`rxe`). Both ends of its
+//! connections are in this process, unless the test says otherwise.
 //!
-//! These tests need the devices: `tests/vm/run.sh` brings them up and sets the variables `RDMA_SIW_ADDR` and so on. Without the devices
-//! the tests fail; none is skipped.
+//! These tests need devices: `tests/vm/run.sh` creates the devices and sets the variables such as `RDMA_SIW_ADDR`. Without devices the
+//! tests fail; none is skipped.
 #![cfg(feature = "verbs")]
 #![allow(clippy::disallowed_methods, reason = "tests on real devices need the real clock, and wait")]
 

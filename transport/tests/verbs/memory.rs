@@ -1,4 +1,5 @@
-//! Memory regions: the rights of a peer, their revocation, and the refusal of operations without the right.
+//! Memory regions: the rights of a peer, the revocation of rights, and the refusal of operations for which the peer has
+//! no right.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ fn connected(kind: Kind) -> (World, End, End) {
 }
 
 impl World {
-    /// Waits until both ends have received the end of the connection.
+    /// Waits until both ends have received the event that the connection has ended.
     fn both_end(&mut self, active: &End, passive: &End) {
         let mut ends = vec![active.id, passive.id];
         while !ends.is_empty() {
@@ -31,13 +32,13 @@ impl World {
         }
     }
 
-    /// Posts an operation that the peer must refuse. Checks the status of its completion, which differs by device, and that the connection
-    /// ends. The caller checks that the memory is unchanged.
+    /// Posts an operation that the peer must refuse. Checks that the connection ends, and checks the status of the operation's completion,
+    /// which depends on the device. The caller checks that the memory is unchanged.
     fn refused(&mut self, kind: Kind, active: &End, passive: &End, op: SendOp, sge: rdma_transport::Sge) {
         let wc = self.done(active, op, SgeList::one(sge), SendFlags::empty());
         println!("{op:?}: {:?}", wc.status);
         match (kind, op) {
-            // A write completes when it is sent, unless the connection ends earlier.
+            // A write completes when it is sent, except if the connection ends earlier.
             (Kind::Siw, SendOp::Write(_)) => {}
             (Kind::Siw, _) => assert!(!wc.status.is_success()),
             (Kind::Rxe, _) => assert_eq!(wc.status, WcStatus::RemoteAccessError),
@@ -45,7 +46,7 @@ impl World {
         if kind == Kind::Siw {
             self.both_end(active, passive);
         } else {
-            // The target receives no event until an end disconnects.
+            // The passive end receives no event before an end disconnects.
             assert!(self.event_within(Duration::from_millis(50)).is_none_or(|event| event.id == active.id));
             self.provider.disconnect(active.id, Instant::now()).unwrap();
             loop {
@@ -80,13 +81,14 @@ fn what_a_peer_may_not(kind: Kind) {
         ("write without the right", |read, _| SendOp::Write(read.remote(0))),
         ("read without the right", |_, write| SendOp::Read(write.remote(0))),
     ];
-    // Siw of Linux 6.1 never checks the right to read.
+    // Siw of Linux 6.1 does not check the right to read.
     let checks_reads = kind == Kind::Rxe;
     for (what, op) in cases {
         println!("-- {what}");
         let (mut world, active, passive) = connected(kind);
         let areas = rights.map(|access| {
-            // In the cases that are not about rights, the region would allow the operation.
+            // A case that is not about rights uses a region with all rights, so that only its own fault can cause the
+            // refusal.
             let access = if what.contains("right") { access } else { EVERYTHING };
             world.area(&passive, 4096, access)
         });
@@ -113,7 +115,7 @@ fn what_a_peer_may_not(kind: Kind) {
     }
 }
 
-/// On iWARP a peer may invalidate a key that it has received. InfiniBand allows this for memory windows only: on rxe the Send with
+/// On iWARP a peer can invalidate a key that it has received. InfiniBand allows this for memory windows only. So on rxe the Send with
 /// Invalidate ends the connection, and the key stays valid.
 fn send_with_invalidate(kind: Kind) {
     let (mut world, active, passive) = connected(kind);
@@ -134,7 +136,7 @@ fn send_with_invalidate(kind: Kind) {
     assert_eq!((got.status, got.byte_len), (WcStatus::Success, 10));
     println!("the receiver sees the invalidated key {:?}", got.invalidated);
     assert!(got.invalidated.is_none_or(|key| key == area.region.remote_key));
-    // The program itself can still use the region.
+    // The program itself can still use the region for its work requests.
     passive.write(DEPTH as usize, b"x");
     world.good(&passive, SendOp::Send, area.sge(0, 100));
     world.completion(active.cq);
@@ -142,9 +144,9 @@ fn send_with_invalidate(kind: Kind) {
     assert!(area.bytes().iter().all(|&byte| byte == 0));
 }
 
-/// A key is invalidated while a peer keeps writing with it: the memory does not change after the call has returned. On siw, a part of a
-/// frame that another processor is placing at that moment still arrives. There the memory does not change after the end of the connection,
-/// which the refused write causes.
+/// A key is invalidated while a peer writes with it continuously. The memory does not change after the call has returned. Siw is an
+/// exception: a part of a frame that another processor is placing at that moment still arrives. So on siw the memory must not change after
+/// the end of the connection, which the refused write causes.
 fn nothing_is_touched_after_invalidate(kind: Kind) {
     let (mut world, active, passive) = connected(kind);
     let area = world.area(&passive, 1 << 20, EVERYTHING);
@@ -159,12 +161,13 @@ fn nothing_is_touched_after_invalidate(kind: Kind) {
         })
         .collect();
     world.provider.post_send(active.qp, &chain).unwrap();
-    // The writes are in progress once the first have completed.
+    // The first writes have completed, so the next ones are in progress.
     let first = world.completions(active.cq);
     println!("{} writes before", first.len());
     world.provider.remote_keys().unwrap().invalidate(area.region.id).unwrap();
     if kind == Kind::Siw {
-        // All writes may have completed before the call, so another one is posted. It fails if the connection has ended meanwhile.
+        // All writes may have completed before the call. So post another one, which is refused. The post fails if the connection has
+        // already ended.
         let _ = world.provider.post_send(active.qp, &chain[..1]);
         world.both_end(&active, &passive);
     }
@@ -178,7 +181,7 @@ fn nothing_is_touched_after_invalidate(kind: Kind) {
     assert!(area.bytes().iter().all(|&byte| byte == 0));
 }
 
-/// The error of a process that may lock little memory names the limit and the way to raise it.
+/// If a process may lock only little memory, the error of a registration names the limit and how to raise it.
 fn too_little_memory_may_be_locked(kind: Kind) {
     if let Some(address) = other_process() {
         return lock_too_much(address);
@@ -199,7 +202,7 @@ fn too_little_memory_may_be_locked(kind: Kind) {
     assert!(said.contains("64 KiB (RLIMIT_MEMLOCK)") && said.contains("ulimit -l"), "{said}");
 }
 
-/// The part of the other process, which may lock 64 KiB.
+/// The part of the test that runs in the other process, which may lock only 64 KiB.
 fn lock_too_much(address: std::net::IpAddr) {
     let mut world = World::new();
     let (_, to) = world.listen(address);

@@ -1,4 +1,4 @@
-//! One-sided operations, sends, immediate data and atomics: every operation of a send queue.
+//! All operations of a send queue: sends, one-sided operations, immediate data and atomics.
 
 use rdma_transport::provider::PostError;
 use rdma_transport::wr::RemoteAddress;
@@ -18,7 +18,7 @@ fn connected(kind: Kind) -> (World, End, End) {
     (world, active, passive)
 }
 
-/// Returns up to three entries that together name the first `len` bytes.
+/// Returns up to three scatter/gather entries. Together they name the first `len` bytes of the area.
 fn pieces(area: &Area, len: usize) -> SgeList {
     let cut = [0, len / 3, len / 2 + len % 2, len];
     let mut list = SgeList::default();
@@ -48,7 +48,7 @@ fn every_size_both_ways(kind: Kind) {
         let beyond = target.bytes()[len..].to_vec();
         let wc = world.done(&active, SendOp::Write(target.remote(0)), pieces(&source, len), SendFlags::empty());
         assert_eq!((wc.status, wc.opcode), (WcStatus::Success, WcOpcode::Write), "{len}");
-        // The read follows the write at both ends, so it sees the bytes of the write.
+        // The read was posted after the write, so it returns the bytes of the write.
         let into = if entries == 1 { SgeList::one(back.sge(0, len)) } else { pieces(&back, len) };
         let wc = world.done(&active, SendOp::Read(target.remote(0)), into, SendFlags::empty());
         let opcode = if len == 0 { WcOpcode::Write } else { WcOpcode::Read };
@@ -64,7 +64,7 @@ fn sends_of_every_size(kind: Kind) {
     let largest = SIZES[SIZES.len() - 1];
     let source = world.area(&active, largest, Access::LOCAL_WRITE);
     let target = world.area(&passive, largest, Access::LOCAL_WRITE);
-    // Consume the receives that `pair` has posted, which are ahead of those of this test.
+    // First consume the receives that `pair` has posted, because they are in front of the receives of this test.
     for slot in 0..DEPTH as usize {
         world.provider.post_send(active.qp, &[active.send(DEPTH as usize, 1)]).unwrap();
         assert_eq!(world.completion(passive.cq).wr_id, slot as u64);
@@ -153,7 +153,7 @@ fn atomics(kind: Kind) {
     assert!(target.bytes()[..64].iter().all(|&byte| byte == 0));
 }
 
-/// Both ends agree on the depth of reads. Reads beyond it wait in the send queue, and all complete in order.
+/// Both ends agree on the read depth. Reads beyond this depth wait in the send queue, and all reads complete in order.
 fn read_depth_is_agreed_and_kept(kind: Kind) {
     for (asked, wanted) in [(1, 1), (3, 3), (0, 0)] {
         let mut world = World::new();
@@ -172,7 +172,7 @@ fn read_depth_is_agreed_and_kept(kind: Kind) {
         let CmEventKind::ConnectRequest { device, read_depth, .. } = event.kind else { panic!("{event:?}") };
         println!("asked {asked}: requested {read_depth:?}");
         let passive = world.equip(event.id, device);
-        // The passive end could grant more by default; it grants the requested depth.
+        // The passive end supports more by default, but it grants only the requested depth.
         world.provider.accept(event.id, &rdma_transport::ConnectParam::default(), std::time::Instant::now()).unwrap();
         let mut depths = [ReadDepth::default(); 2];
         for _ in 0..2 {

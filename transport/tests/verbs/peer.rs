@@ -1,4 +1,4 @@
-//! Peers that are killed, and peers that never answer.
+//! Peers whose process is killed, and peers that never answer.
 
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -10,7 +10,8 @@ use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcOpc
 
 use crate::world::*;
 
-/// Starts this program again as a peer that echoes the messages of one connection until it is killed. Returns the process and its address.
+/// Starts this test program in another process. That process listens for one connection, and echoes its messages until it is killed.
+/// Returns the process and its address.
 fn peer(kind: Kind) -> (Child, SocketAddr) {
     let program = std::env::current_exe().unwrap();
     let mut child = Command::new(program)
@@ -30,7 +31,7 @@ fn peer(kind: Kind) -> (Child, SocketAddr) {
     (child, address)
 }
 
-/// The part of the other process, which never returns.
+/// The part of the test that runs in the other process. It never returns.
 fn peer_process(address: IpAddr) {
     let mut world = World::new();
     let (_, to) = world.listen(address);
@@ -88,9 +89,9 @@ fn killed_peer(kind: Kind) {
     child.wait().unwrap();
 }
 
-/// No call blocks while one peer accepts the TCP connection and never answers, and the SYN to another peer is lost.
+/// No call blocks while one peer accepts the TCP connection without answering, and the SYN to another peer is lost.
 fn a_silent_peer_blocks_nothing(kind: Kind) {
-    // The library opens a device once and keeps it open, so its descriptors are part of the first count.
+    // The library opens a device once and keeps it open. Open it before the first count of descriptors.
     World::new().provider.reaches(SocketAddr::new(kind.address(), 9), TIMEOUT).unwrap();
     let before = descriptors();
     let mut world = World::new();
@@ -111,7 +112,7 @@ fn a_silent_peer_blocks_nothing(kind: Kind) {
     }
     let early = world.event_within(Duration::from_secs(1));
     assert!(early.is_none(), "{early:?}");
-    // Other connections work as usual. The kernel may have given up on the silent peers by then, so their events are ignored.
+    // Other connections work as usual. The kernel may have ended the attempts to the silent peers, so ignore their events.
     world.ignored.extend(ends.iter().map(|end| end.id));
     let (_, to) = world.listen(kind.address());
     quick("another connection", || world.pair(to));
@@ -122,7 +123,7 @@ fn a_silent_peer_blocks_nothing(kind: Kind) {
     }
     quick("drop", || drop(world));
     drop(silent);
-    // The kernel ends its part, too: it interrupts the connect with the lost SYN, and it has a time limit for the handshake.
+    // The kernel also closes its sockets: it interrupts the connect whose SYN was lost, and ends the other handshake after a time limit.
     let dropped = Instant::now();
     while descriptors() > before {
         assert!(dropped.elapsed() < TIMEOUT, "{} of {before}", descriptors());

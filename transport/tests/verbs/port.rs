@@ -1,4 +1,4 @@
-//! Ports that go down and come up again, and the events of devices.
+//! Ports that go down and up again, and the events of devices.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -21,7 +21,7 @@ fn why_not(reach: Reach) -> String {
     }
 }
 
-/// A port that is down is not chosen: `serves` and `reaches` return the reason, and the device reports the port's changes as events.
+/// A port that is down is not used: `serves` and `reaches` return the reason, and the device reports the changes of the port as events.
 fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     let mut world = World::new();
     let device = kind.variable("DEV");
@@ -35,10 +35,10 @@ fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     assert_eq!(port, 1);
     let reason = why_not(world.provider.serves(here).unwrap());
     assert!(reason.contains(&device) && reason.contains("down"), "{reason}");
-    // It depends on the system whether the address resolves while the port is down; the answer is no in both cases.
+    // The system decides if the address resolves while the port is down. `reaches` returns `No` in both cases.
     let reason = why_not(world.provider.reaches(here, Duration::from_secs(1)).unwrap());
     println!("{reason}");
-    // A listener on all devices can use the other device.
+    // A listener on all devices can still use the other device.
     let other = if kind == Kind::Siw { Kind::Rxe } else { Kind::Siw };
     let any = "0.0.0.0:0".parse().unwrap();
     assert_eq!(world.provider.serves(any).unwrap(), Reach::Yes { device: other.variable("DEV") });
@@ -51,12 +51,13 @@ fn a_port_that_is_down_is_not_chosen(kind: Kind) {
     }
     world.device_event(|event| matches!(event.kind, DeviceEventKind::PortActive { port: 1 }).then_some(()));
     assert_eq!(world.provider.serves(here).unwrap(), Reach::Yes { device });
-    // The kernel has removed the IPv6 addresses with the link.
+    // The kernel has removed the IPv6 addresses when the link went down. Add them again.
     restore_addresses(kind);
     restore_addresses(other);
 }
 
-/// The providers of a process share the queue of a device's events. Each of them receives every change of the port.
+/// The providers of a process share a device's queue of asynchronous events. Each provider receives every change of the
+/// port.
 fn every_provider_hears_of_its_port(kind: Kind) {
     let mut worlds = [World::new(), World::new(), World::new()];
     let here = SocketAddr::new(kind.address(), 0);
@@ -78,7 +79,7 @@ fn every_provider_hears_of_its_port(kind: Kind) {
     restore_addresses(kind);
 }
 
-/// Adds the IPv6 addresses of a network device again, which the kernel removes when its link goes down.
+/// Adds the IPv6 addresses of a network device again. The kernel removes them when the link goes down.
 fn restore_addresses(kind: Kind) {
     for which in ["ADDR6", "PEER6"] {
         let address = format!("{}/64", kind.variable(which));

@@ -1,4 +1,4 @@
-//! Several providers in one process, and the removal of devices.
+//! The removal of devices, and several providers in one process.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -10,7 +10,8 @@ use rdma_transport::{CmEventKind, ConnectParam, DisconnectCause, Provider, WcSta
 
 use crate::world::*;
 
-/// Two providers of one process share the library's device and its asynchronous events, and connect with each other.
+/// Two providers of one process can connect with each other. They share the library's context of the device, and its
+/// asynchronous events.
 fn two_providers(kind: Kind) {
     let (mut first, mut second) = (World::new(), World::new());
     for (here, there) in [(&mut first, &mut second), (&mut World::new(), &mut World::new())] {
@@ -31,7 +32,8 @@ fn two_providers(kind: Kind) {
     }
 }
 
-/// Two providers lose the same device, and the last one releases it. Then the other device, which neither has used, is removed, too.
+/// Two providers lose the same device. The last one that releases its objects lets the kernel finish the removal. Then the other device is
+/// removed, which neither provider has used.
 fn removal_under_two_providers(kind: Kind) {
     let mut worlds = [World::new(), World::new()];
     let other = if kind == Kind::Siw { Kind::Rxe } else { Kind::Siw };
@@ -81,7 +83,7 @@ fn removal_with_everything_open(kind: Kind) {
             told.extend([active.id, passive.id]);
             ends = vec![active, passive];
         } else {
-            // Only objects without an id are left: regions and completion queues.
+            // Destroy all ids, so that only regions and completion queues remain on the device.
             let (active, passive) = world.pair(to);
             for id in [active.id, passive.id, listener] {
                 world.provider.destroy_id(id, Instant::now()).unwrap();
@@ -106,14 +108,15 @@ fn removal_with_everything_open(kind: Kind) {
         if round < 2 {
             quick("destroy_id", || world.provider.destroy_id(listener, Instant::now()).unwrap());
         }
-        // The removal ends while this process runs, because the loop drives the provider.
+        // The removal finishes while this process runs, because the loop drives the provider until it has released the
+        // device.
         while removal.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < TIMEOUT, "the device is not released");
             let _ = world.event_within(Duration::from_millis(20));
         }
         println!("{device}: removed after {:?}", start.elapsed());
         for end in &ends {
-            // The handles of objects that were removed with the device are still valid: polls are empty, and destroying them succeeds.
+            // The handles of objects on the removed device are still valid: polls return nothing, and destroying the objects succeeds.
             assert!(world.poll(end.cq).is_empty());
             world.provider.req_notify(end.cq, Notify::Any).unwrap();
             world.provider.destroy_cq(end.cq).unwrap();
@@ -122,7 +125,7 @@ fn removal_with_everything_open(kind: Kind) {
         world.memories.clear();
         world.watched.clear();
         add_device(kind);
-        // The wildcard listener serves the device that was added again.
+        // The listener on the wildcard address also accepts connections on the device that was added again.
         let (active, passive) = world.pair(SocketAddr::new(kind.address(), port));
         world.drop_end(&active);
         world.drop_end(&passive);

@@ -1,4 +1,5 @@
-//! The settings of programs. Each test reads the value back from the queue pair or the wire, or checks the result of the call.
+//! The settings of programs. Each test reads the setting back from the queue pair or from captured packets, or checks the result of the
+//! call.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -28,38 +29,38 @@ fn resolved_with(
     }
 }
 
-/// A packet socket that captures the packets of an interface until it is dropped.
+/// A packet socket that captures the packets of an interface. Dropping it ends the capture.
 struct Capture(OwnedFd);
 
 impl Capture {
     fn on(netdev: &str) -> Self {
         const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
-        // SAFETY: the call only creates a descriptor.
+        // SAFETY: the call creates a descriptor, and accesses no memory.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, ALL.into()) };
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: made above, for this owner.
+        // SAFETY: `socket` has returned this descriptor, which has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let name = std::ffi::CString::new(netdev).unwrap();
-        // SAFETY: all fields are numbers.
+        // SAFETY: all fields are numbers, for which zeros are valid.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         to.sll_family = libc::AF_PACKET as u16;
         to.sll_protocol = ALL;
-        // SAFETY: the name ends in zero.
+        // SAFETY: the name is a string that ends in zero.
         to.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as i32;
         let len = size_of_val(&to) as u32;
-        // SAFETY: `to` is an address of this length.
+        // SAFETY: `to` is a socket address with the length `len`.
         let rc = unsafe { libc::bind(std::os::fd::AsRawFd::as_raw_fd(&fd), (&raw const to).cast(), len) };
         assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
         Self(fd)
     }
 
-    /// Returns the types of service of the captured IPv4 packets with TCP segments from or to `port`.
+    /// Returns the type of service of each captured IPv4 packet that has a TCP segment from or to `port`.
     fn of_tcp(&self, port: u16) -> Vec<u8> {
         let mut seen = Vec::new();
         let mut packet = [0_u8; 2048];
         loop {
             let fd = std::os::fd::AsRawFd::as_raw_fd(&self.0);
-            // SAFETY: the buffer has this length.
+            // SAFETY: the buffer has the length that is passed.
             let len = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
             let Ok(len) = usize::try_from(len) else { return seen };
             if len < 40 || packet[0] >> 4 != 4 || packet[9] != 6 {
@@ -86,8 +87,8 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     match kind {
         Kind::Rxe => check_agreed(&here, &there),
         Kind::Siw => {
-            // An iWARP queue pair has none of these attributes, but its TCP connection can have a type of service. Siw of Linux 6.1
-            // accepts the setting and does not use it. A kernel that uses it does so for every segment.
+            // An iWARP queue pair has none of these attributes, but its TCP connection can have a type of service. Siw of Linux 6.1 accepts
+            // the setting and does not use it. If another kernel uses it, every segment must have it.
             assert_eq!(here.port, 1);
             let seen = capture.of_tcp(to.port());
             println!("types of service on the wire: {seen:x?}");
@@ -96,8 +97,8 @@ fn what_is_asked_for_is_what_the_queue_pair_has(kind: Kind) {
     }
 }
 
-/// Two ends that connect by exchange agree on the same attributes as those that connect by the connection manager. On iWARP an exchange is
-/// refused.
+/// Two ends that connect by exchange negotiate the same attributes as two ends that connect by the connection manager. On iWARP an exchange
+/// is refused.
 fn an_exchange_agrees_on_the_same(kind: Kind) {
     let mut world = World::new();
     let options = ListenOptions { type_of_service: Some(TOS), ack_timeout: Some(15), ..ListenOptions::default() };
@@ -122,7 +123,7 @@ fn check_agreed(here: &PathState, there: &PathState) {
     assert_eq!((here.type_of_service, there.type_of_service), (TOS, TOS));
     assert_eq!(here.ack_timeout, 14);
     assert_eq!(there.ack_timeout, 15);
-    // Each end sets the `rnr_retry_count` of the other one. The active end alone sets `retry_count`, for both.
+    // Each end sets the `rnr_retry_count` of the other end. The active end sets the `retry_count` of both ends.
     assert_eq!((here.retry_count, here.rnr_retry_count, here.min_rnr_timer), (3, 6, 8));
     assert_eq!((there.retry_count, there.rnr_retry_count, there.min_rnr_timer), (3, 5, 9));
     // Rxe rounds `responder_resources` up to a power of two.
@@ -131,7 +132,7 @@ fn check_agreed(here: &PathState, there: &PathState) {
     assert_eq!((here.port, here.mtu), (1, 1024));
 }
 
-/// Connects, sends a message, and returns the path attributes of both queue pairs, the active one first.
+/// Connects and sends a message. Returns the path attributes of both queue pairs, those of the active end first.
 fn agreed(world: &mut World, id: CmId, device: DeviceId) -> [PathState; 2] {
     let active = world.equip(id, device);
     let retries = Retries { path: 3, receiver_not_ready: 5, min_rnr_timer: 8 };
@@ -158,7 +159,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
     let peer: IpAddr = kind.variable("PEER").parse().unwrap();
     let name = kind.variable("DEV");
     let from = |source| PathOptions { source, ..PathOptions::default() };
-    // A source address other than the one that the routes would choose.
+    // Use a source address that the system's routes would not choose.
     let (id, _) = resolved_with(&mut world, to, &from(Source::Address(peer)));
     assert_eq!(world.provider.local_address(id).unwrap().ip(), peer);
     for port in [None, Some(1)] {
@@ -166,7 +167,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
         assert_eq!(world.provider.device(device).unwrap().name, name);
         world.provider.destroy_id(id, Instant::now()).unwrap();
     }
-    // A missing device, port or address is refused, and the error names it.
+    // A device, port or address that does not exist is refused, and the error names it.
     for (source, wanted) in [
         (Source::Device { name: "mlx5_9".into(), port: None }, "mlx5_9"),
         (Source::Device { name: name.clone(), port: Some(2) }, "port 2 of"),
@@ -175,7 +176,7 @@ fn a_connection_leaves_from_where_it_is_told_to(kind: Kind) {
         let refused = world.provider.resolve(to, &from(source), Instant::now() + TIMEOUT).unwrap_err();
         assert!(matches!(refused, Error::NoDevice { .. }) && refused.to_string().contains(wanted), "{refused}");
     }
-    // A connection from the chosen device and port carries a message.
+    // A connection from the chosen device and port can carry a message.
     let (id, device) = resolved_with(&mut world, to, &from(Source::Device { name, port: Some(1) }));
     let active = world.equip(id, device);
     world.provider.connect(id, &ConnectParam::default()).unwrap();
@@ -195,7 +196,7 @@ fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
         let options = ListenOptions { ipv6_only: Some(only), ..ListenOptions::default() };
         let listener = world.provider.listen("[::]:0".parse().unwrap(), &options).unwrap();
         let port = world.provider.local_address(listener).unwrap().port();
-        // Siw accepts IPv6 only, regardless of the option.
+        // Siw accepts IPv6 only, regardless of this option.
         let both = !only && kind == Kind::Rxe;
         for (address, taken) in [(kind.variable("ADDR"), both), (kind.variable("ADDR6"), true)] {
             let to = SocketAddr::new(address.parse().unwrap(), port);
@@ -216,7 +217,7 @@ fn a_listener_takes_ipv6_alone_or_both(kind: Kind) {
     }
 }
 
-/// Every completion vector raises events, and a vector beyond the last is refused.
+/// Every completion vector raises events. A vector above the last one is refused.
 fn events_come_on_every_completion_vector(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
@@ -240,7 +241,7 @@ fn events_come_on_every_completion_vector(kind: Kind) {
         }
         world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 5));
         assert_eq!(world.completion(passive.cq).byte_len, 5);
-        // Connect another pair, whose passive end completes on this vector.
+        // Connect another pair. The completion queue of its passive end is on this vector.
         world.drop_end(&active);
         world.disconnected(passive.id, &rdma_transport::DisconnectCause::Peer);
         world.drop_end(&passive);
@@ -267,7 +268,8 @@ fn events_come_on_every_completion_vector(kind: Kind) {
             assert!(matches!(world.news().kind, CmEventKind::Established { .. }));
         }
         world.provider.post_send(active.qp, &[active.send(DEPTH as usize, 6)]).unwrap();
-        // This sleeps until the completion channel is readable, so the vector has raised its event.
+        // `completion` sleeps until the completion channel is readable. So it returns only if the vector has raised its
+        // event.
         assert_eq!(world.completion(cq).byte_len, 6);
         world.drop_end(&active);
         while world.event_within(std::time::Duration::from_millis(50)).is_some() {}
@@ -276,8 +278,8 @@ fn events_come_on_every_completion_vector(kind: Kind) {
     }
 }
 
-/// A queue pair for receives with one scatter/gather entry refuses receives with two. Adapters use smaller queue entries for such queue
-/// pairs.
+/// A queue pair whose receives have at most one scatter/gather entry refuses a receive with two. Adapters use smaller queue entries for
+/// such a queue pair.
 fn receives_of_one_piece_take_one(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
@@ -293,7 +295,7 @@ fn receives_of_one_piece_take_one(kind: Kind) {
     assert!(matches!(refused, Error::OutOfRange { value: 2, .. }), "{refused}");
 }
 
-/// A depth of reads beyond the device's limit is reduced to that limit. Values that no device supports are refused.
+/// A read depth above the device's limit is reduced to that limit. Values that no device supports are refused.
 fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
     let mut world = World::new();
     world.read_depth = ReadDepth { responder_resources: 10_000, initiator_depth: 10_000 };
@@ -317,8 +319,8 @@ fn depths_of_reads_are_cut_to_the_device(kind: Kind) {
     assert!(matches!(refused, Err(Error::OutOfRange { value: 99, .. })), "{refused:?}");
 }
 
-/// RDMA Reads work into every kind of region: registered by another thread, a sink of Reads, with relaxed ordering on the bus, and with
-/// on-demand paging if the device supports it.
+/// RDMA Reads can place data in every kind of region: in one that another thread has registered, in one with `READ_SINK`, in one with
+/// relaxed ordering, and in one with on-demand paging if the device supports it.
 fn every_kind_of_region_is_read_into(kind: Kind) {
     const LEN: usize = 1 << 20;
     let mut world = World::new();
@@ -354,7 +356,7 @@ fn every_kind_of_region_is_read_into(kind: Kind) {
     }
 }
 
-/// RDMA Writes work into memory that is shared with other processes and into memory that the program has allocated itself.
+/// RDMA Writes can place data in memory that is shared with other processes, and in memory that the program has allocated itself.
 fn foreign_memory_is_read_and_written(kind: Kind) {
     const LEN: usize = 1 << 16;
     let mut world = World::new();
@@ -365,7 +367,7 @@ fn foreign_memory_is_read_and_written(kind: Kind) {
     let shared = Arc::new(shared);
     let mut own = vec![0_u64; LEN / 8];
     let base = std::ptr::NonNull::new(own.as_mut_ptr().cast::<u8>()).unwrap();
-    // SAFETY: the vector outlives the region, and is not used meanwhile.
+    // SAFETY: the vector outlives the region, and nothing else uses the vector in that time.
     let raw = Arc::new(unsafe { Memory::from_raw(base, LEN) }.unwrap());
     let other = Memory::map_file(file.as_fd(), 0, LEN).unwrap();
     let source = world.area(&active, LEN, Access::LOCAL_WRITE);
@@ -374,7 +376,7 @@ fn foreign_memory_is_read_and_written(kind: Kind) {
         let region = world.provider.register(passive.device, memory, 0..LEN, Access::REMOTE_WRITE).unwrap();
         let target = Area { memory: Arc::clone(memory), region };
         world.good(&active, SendOp::Write(target.remote(0)), source.sge(0, LEN));
-        // The write has arrived when the message that follows it has.
+        // The write has been placed when the message that follows it has arrived.
         world.good(&active, SendOp::Send, active.sge(DEPTH as usize, 1));
         world.completion(passive.cq);
         assert!(target.bytes() == source.bytes());
@@ -386,15 +388,15 @@ fn foreign_memory_is_read_and_written(kind: Kind) {
     assert_ne!(own[100], 0, "the bytes of the write are missing from the program's memory");
 }
 
-/// The software devices cannot use the memory of other devices. The error names `dma-buf`.
+/// The software devices cannot access the memory of other devices. The error contains `dma-buf`.
 fn a_dma_buf_is_refused_by_name(kind: Kind) {
     let mut world = World::new();
     let (_, to) = world.listen(kind.address());
     let (_, device) = world.resolved(to);
-    // SAFETY: the name ends in zero, and the result is checked.
+    // SAFETY: the name is a string that ends in zero, and the result is checked.
     let fd = unsafe { libc::memfd_create(c"rdma".as_ptr(), 0) };
     assert!(fd >= 0);
-    // SAFETY: made above, for this owner.
+    // SAFETY: `memfd_create` has returned this descriptor, which has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let refused = world
         .provider
@@ -406,8 +408,8 @@ fn a_dma_buf_is_refused_by_name(kind: Kind) {
     assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("dma-buf"), "{refused}");
 }
 
-/// A short Send with Invalidate works on a queue pair that sends short payloads inline. On siw the provider must not post it inline: the
-/// kernel refuses that, and the send queue stalls afterwards.
+/// A short Send with Invalidate works on a queue pair that sends short payloads inline. On siw the provider must not post it inline,
+/// because the kernel refuses it, and the send queue then stalls.
 fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
     let mut world = World::new();
     (world.max_inline, world.access) = (64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -426,7 +428,8 @@ fn a_small_send_with_invalidate_leaves_the_queue_whole(kind: Kind) {
         world.good(&active, SendOp::Write(target.remote(0)), active.sge(DEPTH as usize, len));
         assert_eq!(target.bytes()[len - 1], len as u8);
     }
-    // The provider refuses an explicit inline Send with Invalidate on siw before it reaches the device.
+    // On siw the provider refuses a Send with Invalidate that has the flag `INLINE`, and does not pass it to the
+    // device.
     if kind == Kind::Siw {
         let wr = rdma_transport::SendWr {
             flags: SendFlags::INLINE,

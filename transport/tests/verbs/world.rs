@@ -1,4 +1,5 @@
-//! The helpers of all tests: devices, ends, connected pairs, memory, and a loop in place of a reactor.
+//! The helpers of all tests: devices, connected pairs of ends, memory, and a loop that drives the provider in place of
+//! a reactor.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::NonNull;
@@ -22,10 +23,11 @@ use rdma_transport::{
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 pub(crate) const DEPTH: u32 = 32;
 pub(crate) const SLOT: usize = 256;
-/// The length of an end's memory, bytes: the slots of its receives, then those of its sends.
+/// The length of an end's memory, in bytes. The first half has the slots of its receives, the second half those of its
+/// sends.
 pub(crate) const MEMORY: usize = 2 * DEPTH as usize * SLOT;
 
-/// A kind of device, named as in `tests/vm/run.sh`.
+/// A kind of device. Its name is that in `tests/vm/run.sh`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Siw,
@@ -45,7 +47,7 @@ impl Kind {
         std::env::var(&name).unwrap_or_else(|_| panic!("{name} is not set: run this with tests/vm/run.sh"))
     }
 
-    /// Returns the full name of a test on this kind of device, to run it in another process.
+    /// Returns the full name of a test on this kind of device, so that another process can run only that test.
     pub(crate) fn test(self, module: &str, test: &str) -> String {
         format!("{module}::{}::{test}", self.name().to_lowercase())
     }
@@ -55,20 +57,20 @@ impl Kind {
     }
 }
 
-/// Returns the address that this process uses if a test has started it; `None` if it was started by hand.
+/// Returns the address that this process must use, if a test has started it. Returns `None` if a user has started it.
 pub(crate) fn other_process() -> Option<IpAddr> {
     Some(std::env::var("RDMA_TEST_PEER").ok()?.parse().unwrap())
 }
 
-/// Waits until no other test runs, and holds others off until the guard is dropped. Tests share the context of a device, count descriptors,
-/// and remove devices.
+/// Waits until no other test runs. Other tests wait until the guard is dropped. Tests must not run at the same time, because they share the
+/// context of a device, count descriptors, and remove devices.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _ = env_logger_free();
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sends the library's warnings to standard error, or the levels up to that in `RDMA_TEST_LOG`.
+/// Makes the library log its warnings to standard error. The variable `RDMA_TEST_LOG` can select another level.
 pub(crate) fn env_logger_free() -> Result<(), log::SetLoggerError> {
     struct Stderr;
     impl log::Log for Stderr {
@@ -101,17 +103,17 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn sge(&self, slot: usize, len: usize) -> Sge {
         assert!((slot + 1) * SLOT <= MEMORY && len <= SLOT);
-        // SAFETY: the slot is within the end's memory, which lives as long as the world. The tests do not use posted slots.
+        // SAFETY: the slot is within the end's memory, which exists as long as the world. The tests do not use a slot while it is posted.
         unsafe { Sge::new(self.base.add(slot * SLOT), len as u32, self.region.local_key) }
     }
 
     pub(crate) fn write(&self, slot: usize, bytes: &[u8]) {
-        // SAFETY: the bytes are within the slot, which is not posted.
+        // SAFETY: the bytes are within the slot, and the slot is not posted.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.sge(slot, bytes.len()).address(), bytes.len()) }
     }
 
     pub(crate) fn read(&self, slot: usize, len: usize) -> Vec<u8> {
-        // SAFETY: the bytes are within the slot, whose receive has completed.
+        // SAFETY: the bytes are within the slot, and the receive into it has completed.
         unsafe { std::slice::from_raw_parts(self.sge(slot, len).address(), len) }.to_vec()
     }
 
@@ -129,7 +131,7 @@ impl End {
     }
 }
 
-/// Registered memory of a test.
+/// A registered memory of a test.
 #[derive(Debug)]
 pub(crate) struct Area {
     pub(crate) memory: Arc<Memory>,
@@ -139,7 +141,7 @@ pub(crate) struct Area {
 impl Area {
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         assert!(offset + len <= self.memory.len());
-        // SAFETY: the entry is within the memory, which the region keeps alive. The tests do not use it while it is posted.
+        // SAFETY: the entry is within the memory, which the region keeps alive. The tests do not use the bytes while they are posted.
         unsafe { Sge::new(NonNull::new(self.memory.as_ptr().add(offset)).unwrap(), len as u32, self.region.local_key) }
     }
 
@@ -147,9 +149,9 @@ impl Area {
         RemoteAddress { address: self.memory.as_ptr() as u64 + offset as u64, key: self.region.remote_key }
     }
 
-    /// Returns the bytes of the memory, no part of which may be posted.
+    /// Returns the bytes of the memory. The caller ensures that no part of it is posted.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the region keeps the memory alive, and no part of it is posted.
+        // SAFETY: the region keeps the memory alive, and the caller ensures that no part of it is posted.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.memory.len()) }
     }
 
@@ -157,7 +159,7 @@ impl Area {
     pub(crate) fn fill(&self, seed: u32) {
         for at in 0..self.memory.len() {
             let byte = (at as u32 ^ seed).wrapping_mul(0x9E37_79B1) >> 24;
-            // SAFETY: the byte is within the memory, no part of which is posted.
+            // SAFETY: the byte is within the memory, and no part of the memory is posted.
             unsafe { self.memory.as_ptr().add(at).write(byte as u8) }
         }
     }
@@ -168,12 +170,12 @@ impl Area {
 
     pub(crate) fn set_word(&self, offset: usize, value: u64) {
         assert!(offset + 8 <= self.memory.len());
-        // SAFETY: the word is within the memory, no part of which is posted.
+        // SAFETY: the word is within the memory, and no part of the memory is posted.
         unsafe { self.memory.as_ptr().add(offset).cast::<u64>().write_unaligned(value) }
     }
 }
 
-/// A provider, and a loop in place of a reactor.
+/// A provider, and a loop that drives it in place of a reactor.
 pub(crate) struct World {
     pub(crate) provider: Verbs,
     pub(crate) poll: Poll,
@@ -182,9 +184,9 @@ pub(crate) struct World {
     pub(crate) watched: Vec<DeviceId>,
     pub(crate) access: Access,
     pub(crate) max_inline: u32,
-    /// The depth of reads that both ends request.
+    /// The read depth that both ends request.
     pub(crate) read_depth: ReadDepth,
-    /// The ids whose events [`World::news`] skips.
+    /// The ids whose events [`World::news`] ignores.
     pub(crate) ignored: Vec<CmId>,
 }
 
@@ -208,7 +210,8 @@ impl World {
         }
     }
 
-    /// Returns the next event; `None` if there is none within `timeout`. Sleeps until the channel is readable.
+    /// Waits for the next event, and sleeps until the channel is readable. Returns `None` if no event arrives within
+    /// `timeout`.
     pub(crate) fn event_within(&mut self, timeout: Duration) -> Option<CmEvent> {
         let until = Instant::now() + timeout;
         loop {
@@ -224,7 +227,7 @@ impl World {
         self.event_within(TIMEOUT).expect("an event within the time limit")
     }
 
-    /// Returns the next event that is neither `TimewaitExit` nor of an id in `ignored`.
+    /// Waits for the next event. Ignores `TimewaitExit` and the events of the ids in `ignored`.
     pub(crate) fn news(&mut self) -> CmEvent {
         loop {
             let event = self.event();
@@ -262,7 +265,7 @@ impl World {
         }
     }
 
-    /// Creates a queue pair for `id`, with its own memory and completion queue, and posts receives.
+    /// Creates a queue pair for `id`, with separate memory and a separate completion queue, and posts receives.
     pub(crate) fn equip(&mut self, id: CmId, device: DeviceId) -> End {
         self.watch(device);
         let memory = Arc::new(Memory::new(MEMORY).unwrap());
@@ -295,7 +298,7 @@ impl World {
         }
     }
 
-    /// Connects to `to`, and accepts. Returns both ends, the active one first.
+    /// Connects to `to`, and accepts the connection. Returns both ends, the active one first.
     pub(crate) fn pair(&mut self, to: SocketAddr) -> (End, End) {
         let (id, device) = self.resolved(to);
         let active = self.equip(id, device);
@@ -322,7 +325,7 @@ impl World {
         (active, passive)
     }
 
-    /// Posts an operation of `end` and returns its completion, which may be an error.
+    /// Posts an operation, and waits for its completion. The completion may have an error status.
     pub(crate) fn done(&mut self, end: &End, op: SendOp, sges: SgeList, flags: SendFlags) -> WorkCompletion {
         let wr = SendWr { wr_id: 4711, op, sges, flags: SendFlags::SIGNALED | flags };
         self.provider.post_send(end.qp, &[wr]).unwrap();
@@ -336,13 +339,13 @@ impl World {
         }
     }
 
-    /// Posts an operation of `end`, as [`World::done`] does, and fails unless it succeeds.
+    /// Posts an operation like [`World::done`], and fails the test if the operation fails.
     pub(crate) fn good(&mut self, end: &End, op: SendOp, sge: Sge) {
         let wc = self.done(end, op, SgeList::one(sge), SendFlags::empty());
         assert_eq!(wc.status, WcStatus::Success, "{op:?}");
     }
 
-    /// Allocates and registers memory on the device of `end`.
+    /// Allocates memory, and registers it on the device of `end`.
     pub(crate) fn area(&mut self, end: &End, len: usize, access: Access) -> Area {
         self.area_on(end.device, len, access)
     }
@@ -353,7 +356,7 @@ impl World {
         Area { memory, region }
     }
 
-    /// Returns the result of `wanted` for the first event of a device for which it is `Some`.
+    /// Waits for an event of a device for which `wanted` returns `Some`, and returns the value.
     pub(crate) fn device_event<T>(&mut self, wanted: impl Fn(DeviceEvent) -> Option<T>) -> T {
         let until = Instant::now() + TIMEOUT;
         loop {
@@ -374,7 +377,7 @@ impl World {
         out
     }
 
-    /// Returns at least one completion of `cq`. Sleeps until the completion channel is readable.
+    /// Waits until `cq` has completions, and returns them. Sleeps until the completion channel is readable.
     pub(crate) fn completions(&mut self, cq: CqId) -> Vec<WorkCompletion> {
         let until = Instant::now() + TIMEOUT;
         loop {
@@ -395,7 +398,8 @@ impl World {
         }
     }
 
-    /// Sleeps until `cq` may have completions, for at most 20 ms: completions from before the queue was armed raise no event.
+    /// Arms `cq`, and sleeps until its event arrives, but at most for 20 ms. The limit is necessary because a completion from before the
+    /// queue was armed raises no event.
     pub(crate) fn await_completion(&mut self, cq: CqId) {
         self.provider.req_notify(cq, Notify::Any).unwrap();
         self.poll.poll(&mut self.events, Some(Duration::from_millis(20))).unwrap();
@@ -410,7 +414,8 @@ impl World {
         all.remove(0)
     }
 
-    /// Returns the completions of all `wanted` work requests of a disconnected end. Fails if one is missing or completes twice.
+    /// Waits until all `wanted` work requests of a disconnected end have completed, and returns the completions. Fails the test if a work
+    /// request does not complete, or completes twice.
     pub(crate) fn flushed(&mut self, end: &End, wanted: usize) -> Vec<WorkCompletion> {
         let mut out = Vec::new();
         while out.len() < wanted {
@@ -441,8 +446,9 @@ impl World {
     }
 }
 
-/// Runs `call`, and fails if it slept for 4.5 s: if a call waits for a peer, the kernel gives up only after five seconds or more. The time
-/// for which this thread waited for a processor does not count, because that may be as long on a busy machine.
+/// Runs `call`, and fails the test if the call slept for 4.5 s or more. A call that waits for a peer would sleep longer, because the kernel
+/// waits at least five seconds. The time for which this thread waited for a processor does not count, because it may be long on a busy
+/// machine.
 pub(crate) fn quick<T>(what: &str, call: impl FnOnce() -> T) -> T {
     let (start, before) = (Instant::now(), busy());
     let result = call();
@@ -451,7 +457,7 @@ pub(crate) fn quick<T>(what: &str, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns the time for which this thread has run or waited for a processor.
+/// Returns the time for which this thread has run or has waited for a processor.
 fn busy() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     let times = text.split_whitespace().take(2).map(|word| word.parse::<u64>().unwrap());
