@@ -6,7 +6,8 @@ use crate::error::{Error, Result, in_range};
 /// The attributes of a completion queue (`ibv_create_cq`(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqAttr {
-    /// The capacity, 1 to the device's [`max_completion_queue`](crate::Capabilities::max_completion_queue).
+    /// The capacity, in completions: 1 to the device's
+    /// [`max_completion_queue`](crate::Capabilities::max_completion_queue).
     pub entries: u32,
     /// The completion vector: 0 to [`Capabilities::completion_vectors`](crate::Capabilities::completion_vectors) - 1. Queues on different
     /// vectors raise their events on different processors.

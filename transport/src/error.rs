@@ -77,7 +77,7 @@ pub enum Error {
     QueueFull {
         /// `send` or `receive`.
         queue: &'static str,
-        /// The depth of the queue, work requests.
+        /// The depth of the queue, in work requests.
         depth: u32,
     },
     /// The private data is longer than the connection manager can carry.
@@ -85,9 +85,9 @@ pub enum Error {
     PrivateDataTooLong {
         /// The name of the provider.
         provider: &'static str,
-        /// The length of the private data, bytes.
+        /// The length of the private data, in bytes.
         len: usize,
-        /// The limit, bytes.
+        /// The limit of the length, in bytes.
         max: usize,
     },
     /// A setting is outside its range.
@@ -103,7 +103,7 @@ pub enum Error {
     /// Memory could not be allocated or registered.
     #[error("cannot register {bytes} bytes of memory: {source}")]
     Memory {
-        /// The number of bytes.
+        /// The length of the memory, in bytes.
         bytes: usize,
         /// The system's error.
         #[source]

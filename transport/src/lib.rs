@@ -9,7 +9,7 @@
 //! | [`cm`], [`event`], [`datagram`] | the parameters and results of calls for connections and datagrams |
 //! | [`cq`], [`srq`], [`qp`], [`wr`], [`wc`], [`mr`] | the same for queues, work requests and memory regions |
 //! | [`caps`], [`error`] | the capabilities of devices, and the errors of all calls |
-//! | [`mem`] | registered memory, and the unsafe code of this crate outside `verbs` |
+//! | [`mem`] | registered memory, and most unsafe code of this crate outside `verbs` |
 //! | [`handle`], [`slab`] | the handles of a provider's objects: slots with generations |
 //! | [`soft`] | parts for providers in software: queues, keys, events |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |

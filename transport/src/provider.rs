@@ -139,7 +139,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// Returns the name of the provider, as in `--provider NAME`.
     fn name(&self) -> &'static str;
 
-    // Devices.
+    // Methods for devices.
 
     /// Returns the device with this handle. Returns `None` if the device was removed.
     fn device(&self, device: DeviceId) -> Option<&DeviceInfo>;
@@ -152,7 +152,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// The error names the reason: no device of this provider has the address, or the port with the address is down.
     fn device_at(&mut self, address: IpAddr) -> Result<DeviceId>;
 
-    // Channels and time.
+    // Methods for channels and time.
 
     /// Returns the descriptor of a channel. Each call returns the same descriptor, which stays open as long as the
     /// provider exists.
@@ -168,7 +168,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// it again soon.
     fn progress(&mut self, now: Instant, drive: Drive) -> bool;
 
-    // Connections.
+    // Methods for connections.
 
     /// Listens on an address; port 0 selects a free port. The provider ignores options that it does not support, and
     /// logs their names in one line.
@@ -232,7 +232,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// The channel has failed. The failure of one connection is an event of its id instead.
     fn next_cm_event(&mut self, now: Instant) -> Result<Option<CmEvent>>;
 
-    // Memory.
+    // Methods for memory.
 
     /// Registers a part of a memory. The keys of the region give access to this part only. The region keeps the memory
     /// alive until the region is deregistered. On devices this **blocks** while the pages are pinned: about 250 ms per
@@ -253,7 +253,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// memory, and the handle stays valid, so the call may be repeated.
     fn deregister(&mut self, region: MrId) -> Result<()>;
 
-    // Queues.
+    // Methods for the creation of queues.
 
     /// Creates a completion queue. It must have room for all work requests of the queue pairs that use it.
     fn create_cq(&mut self, device: DeviceId, attr: &CqAttr) -> Result<CqId>;
@@ -272,7 +272,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// completion queue without room for both depths. After an error nothing has changed.
     fn create_qp(&mut self, id: CmId, attr: &QpAttr) -> Result<QpId>;
 
-    // The data path.
+    // Methods of the data path.
 
     /// Posts receives. This is possible before the connection is established.
     ///
@@ -286,7 +286,7 @@ pub unsafe trait Provider: Send + fmt::Debug {
     /// may already have completed a work request. Also after an error, the call may have completed work requests.
     ///
     /// # Errors
-    /// As [`Provider::post_recv`].
+    /// The errors of [`Provider::post_recv`].
     fn post_send(&mut self, qp: QpId, chain: &[SendWr]) -> std::result::Result<Posted, PostError>;
 
     /// Appends up to `max` completions to `out`, without a system call. Returns the number of appended completions; 0

@@ -5,7 +5,8 @@ use crate::error::{Result, in_range};
 use crate::handle::CqId;
 pub use crate::handle::{QpId, SrqId};
 
-/// The attributes of a queue pair (`rdma_create_qp`(3)): reliable connected service.
+/// The attributes of a queue pair (`rdma_create_qp`(3)). Its service is reliable connected, or unreliable datagram if
+/// it is created for a datagram id.
 #[derive(Clone, Copy, Debug)]
 pub struct QpAttr {
     /// The completion queue of sends.
@@ -18,9 +19,9 @@ pub struct QpAttr {
     pub max_recv_wr: u32,
     /// The length of the largest inline send, in bytes.
     pub max_inline: u32,
-    /// The maximum number of scatter/gather entries per receive: 1 to the device's `max_sge`. 0 selects the device's
-    /// `max_sge`. An adapter needs a quarter of the memory per receive with 1 entry as with 4. Ignored with a shared
-    /// receive queue, which has [`SrqAttr::max_sge`](crate::SrqAttr::max_sge) instead.
+    /// The maximum number of scatter/gather entries per receive: 1 to the device's `max_sge`. 0 selects the device's `max_sge`. With 1
+    /// entry, an adapter's queue takes a quarter of the memory that it takes with 4. Ignored with a shared receive queue, which has
+    /// [`SrqAttr::max_sge`](crate::SrqAttr::max_sge) instead.
     pub max_recv_sge: u32,
     /// The shared receive queue that the queue pair uses; `None` for a separate receive queue. With a shared queue,
     /// `max_recv_wr` is ignored, and `recv_cq` must have room for all receives of the shared queue.

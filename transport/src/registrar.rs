@@ -9,13 +9,13 @@ use crate::error::Result;
 use crate::mem::Memory;
 use crate::mr::Access;
 
-/// Registers memory for one device on any thread, while another thread drives the provider
-/// ([`OffLoopRegistration::registrar`](crate::roles::OffLoopRegistration::registrar)).
+/// An object that registers memory for one device. Any thread can use it while another thread drives the provider.
+/// [`OffLoopRegistration::registrar`](crate::roles::OffLoopRegistration::registrar) returns it.
 pub trait Registrar: Send + Sync + fmt::Debug {
     /// Registers a part of a memory. **Blocks** while the pages are pinned: about 250 ms per GiB.
     ///
     /// # Errors
-    /// As [`Provider::register`](crate::Provider::register).
+    /// The errors of [`Provider::register`](crate::Provider::register).
     fn register(&self, memory: &Arc<Memory>, range: Range<usize>, access: Access) -> Result<Registration>;
 }
 

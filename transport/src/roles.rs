@@ -271,7 +271,7 @@ pub struct PathState {
     /// The number of times that the device retransmits a message for which the peer had no receive posted. The peer sets this number. 7
     /// means no limit.
     pub rnr_retry_count: u8,
-    /// The code of the receiver-not-ready timer.
+    /// The receiver-not-ready timer, as a code ([`Retries::min_rnr_timer`](crate::Retries::min_rnr_timer)).
     pub min_rnr_timer: u8,
     /// The number of RDMA Reads that the peer may have outstanding at this queue pair.
     pub responder_resources: u8,

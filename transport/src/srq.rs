@@ -9,7 +9,7 @@ pub struct SrqAttr {
     /// The capacity, in receives: 1 to the device's [`max_shared_receives`](crate::Capabilities::max_shared_receives).
     pub max_wr: u32,
     /// The maximum number of scatter/gather entries per receive: 1 to the device's `max_sge`. 0 selects the device's
-    /// `max_sge`. An adapter needs a quarter of the memory per receive with 1 entry as with 4.
+    /// `max_sge`. With 1 entry, an adapter's queue takes a quarter of the memory that it takes with 4.
     pub max_sge: u32,
 }
 

@@ -99,7 +99,7 @@ pub enum WcOpcode {
     Atomic,
     /// A receive.
     Recv,
-    /// A receive completed by a write with immediate data.
+    /// A receive that a Write with immediate data has consumed.
     RecvWriteWithImmediate,
     /// An opcode that this library does not know.
     Other(u32),

@@ -51,7 +51,7 @@ pub trait Factory: fmt::Debug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the features and roles")]
 pub enum Need {
-    // Features.
+    // Features of the device.
     Reads,
     Writes,
     Atomics,
@@ -67,7 +67,7 @@ pub enum Need {
     OrderlyDisconnect,
     /// No peer can use a remote key after it is invalidated: [`Features::LATE_PLACEMENT`] is absent.
     PromptInvalidation,
-    // Roles.
+    // Roles of the provider.
     SharedReceives,
     RemoteKeys,
     Liveness,

@@ -304,7 +304,7 @@ impl Harness {
         self.environment.now()
     }
 
-    // Driving the sides.
+    // Functions that drive the sides.
 
     /// Drives the sides that must be driven. If there is none, waits for an edge or a deadline, at most until `until`.
     fn step(&mut self, until: Instant) {
@@ -356,7 +356,7 @@ impl Harness {
         }
     }
 
-    // Events.
+    // Functions that wait for events.
 
     /// Waits for the next event of a side for which `wanted` returns `Some`. Removes the event, and returns the value.
     #[track_caller]
@@ -388,7 +388,7 @@ impl Harness {
         self.wait_for_event("Disconnected", end.side, |event| disconnected(event, end))
     }
 
-    // Connections.
+    // Functions that establish connections.
 
     /// Makes a listener on a free port of `side`. Returns its id and its address.
     pub(super) fn listen(&mut self, side: usize) -> (CmId, SocketAddr) {
@@ -576,7 +576,7 @@ impl Harness {
         self.sides[side].queues.remove(&cq.0);
     }
 
-    // Work requests.
+    // Functions that post work requests and wait for their completions.
 
     /// Returns the `wr_id` for the next work request.
     pub(super) fn next_wr_id(&mut self) -> u64 {

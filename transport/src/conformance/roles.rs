@@ -14,7 +14,7 @@ use crate::srq::SrqAttr;
 use crate::wc::WcStatus;
 use crate::wr::{RemoteAddress, SendFlags, SendOp};
 
-// Shared receive queues.
+// Cases about shared receive queues.
 
 /// The number of receives of a shared receive queue.
 const SHARED: usize = 8;
@@ -144,7 +144,7 @@ pub(super) fn a_shared_queue_needs_room_for_its_completions(harness: &mut Harnes
     harness.provider(PASSIVE).shared_receives().expect("the role").destroy_srq(srq).expect("nothing uses it");
 }
 
-// Other roles.
+// Cases about several smaller roles.
 
 /// `last_heard` returns the `now` of the call that has read the last data.
 pub(super) fn a_sign_of_life_has_its_time(harness: &mut Harness) {
@@ -249,7 +249,7 @@ pub(super) fn events_of_devices_have_an_end(harness: &mut Harness) {
     assert!(events < 100_000, "events without end");
 }
 
-// Immediate sends.
+// Cases about immediate sends.
 
 fn send_now(harness: &mut Harness, end: &ConnectionEnd, header: &[u8], payload: &[u8]) -> bool {
     harness.provider(end.side).immediate_sends().expect("the role").send_now(end.qp, header, payload)

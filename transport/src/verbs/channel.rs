@@ -25,7 +25,7 @@ pub(super) struct EventChannel {
 // SAFETY: the channel is a descriptor in the library's memory. Any thread may read events and create ids on it. The
 // last owner destroys it once.
 unsafe impl Send for EventChannel {}
-// SAFETY: the reason is that of `Send`.
+// SAFETY: the reasons given for `Send` also hold for `Sync`.
 unsafe impl Sync for EventChannel {}
 
 /// A copy of a connection manager's event, which is already acknowledged.

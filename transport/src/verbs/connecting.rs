@@ -71,7 +71,7 @@ impl Verbs {
             }
             let raw = RawId::create(self.manager()?, Service::Connected)?;
             if raw.bind(&RawAddress::new(address)).is_err() || raw.context().is_null() {
-                // The address is not on an RDMA device, as most addresses of a host.
+                // The address is not on an RDMA device, like most addresses of a host.
                 continue;
             }
             let device = self.device_of(&raw)?;

@@ -294,6 +294,7 @@ mod tests {
         let used = (libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| disposition(signal) != Some(libc::SIG_DFL));
         assert_eq!(used.collect::<Vec<_>>(), [signal], "one is enough");
         // If the program changes the handling of the chosen signal, the provider no longer sends it.
+        // SAFETY: the call changes the handling of the provider's own signal. The handler is installed again below.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
         assert_eq!(super::signal(), None);
         install(signal).expect("a handler");

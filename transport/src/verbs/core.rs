@@ -73,7 +73,7 @@ pub(super) struct Exchanges {
     pub(super) sysfs: PathBuf,
     /// Accepted streams on which the peer has not sent a request yet.
     pub(super) newcomers: Newcomers<Key>,
-    /// The deadlines of connections that are being set up, with their ids.
+    /// The deadlines of connections that are being set up, and the ends of listeners' pauses, with their ids.
     pub(super) deadlines: BTreeSet<(Instant, Key)>,
     /// A cache of the last searches for a port and a GID. It avoids reading whole GID tables for each connect.
     pub(super) port_gids: VecDeque<CachedPortGid>,

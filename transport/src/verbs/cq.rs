@@ -54,7 +54,7 @@ pub(super) struct RawCq {
 
 // SAFETY: libibverbs locks the data that calls on a queue share. The last owner destroys the queue once.
 unsafe impl Send for RawCq {}
-// SAFETY: the reason is that of `Send`.
+// SAFETY: the reasons given for `Send` also hold for `Sync`.
 unsafe impl Sync for RawCq {}
 
 impl RawCq {

@@ -110,7 +110,7 @@ fn parse_numa_node(text: &str) -> Option<u32> {
 // SAFETY: libibverbs lets any thread use a context, a domain and a channel. The last owner destroys them once. A thread domain promises
 // that one thread at a time posts to its queues: this is the thread that drives the provider.
 unsafe impl Send for RawDevice {}
-// SAFETY: the reason is that of `Send`.
+// SAFETY: the reasons given for `Send` also hold for `Sync`.
 unsafe impl Sync for RawDevice {}
 
 impl RawDevice {

@@ -28,7 +28,7 @@ const ACK_TIMEOUT: u8 = 19;
 const MAX_CACHED: usize = 16;
 
 impl Verbs {
-    // Listening.
+    // Functions that listen.
 
     pub(super) fn listen_by_exchange(
         &mut self,
@@ -72,7 +72,7 @@ impl Verbs {
         arrived.map_err(|source| Error::io("watching a stream", source))
     }
 
-    // Connecting.
+    // Functions that connect.
 
     /// Returns the port and the GID of a connection whose stream has the local address `source`. Looks in the cache
     /// first.
@@ -240,7 +240,8 @@ impl Verbs {
             own.ack_timeout = peer.ack_timeout;
         }
         let agreed = self.connect_qp(id.0, &own, &peer, false)?;
-        // The message Accept carries the negotiated attributes, because the active side has proposed others.
+        // The message Accept carries the negotiated attributes, which may differ from those that the active side has
+        // proposed.
         (own.mtu, own.traffic_class, own.retry_count) = (agreed.mtu, agreed.traffic_class, agreed.retry_count);
         self.request_answered(id.0);
         let entry = self.ids.get_mut(id.0).ok_or(STALE_ID)?;
@@ -264,7 +265,7 @@ impl Verbs {
         self.discard(key);
     }
 
-    // Ending.
+    // Functions that end connections.
 
     pub(super) fn disconnect_exchange(&mut self, id: CmId) -> Result<()> {
         let entry = self.id_mut(id)?;
@@ -335,7 +336,7 @@ impl Verbs {
         self.push(key, CmEventKind::ConnectFailed(failure));
     }
 
-    // Handing over.
+    // Functions that move connect requests to another provider.
 
     /// Detaches a connect request together with its stream, for another provider.
     pub(super) fn detach_stream(&mut self, id: CmId) -> Result<Detached> {

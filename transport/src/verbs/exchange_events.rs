@@ -38,7 +38,7 @@ impl Verbs {
         }
     }
 
-    // New peers.
+    // Functions that accept new peers.
 
     fn accept_streams(&mut self, key: Key, now: Instant) {
         for _ in 0..MAX_ACCEPTS {
@@ -99,7 +99,7 @@ impl Verbs {
         watched
     }
 
-    // Messages.
+    // Functions that process messages of peers.
 
     fn read_stream(&mut self, key: Key) {
         // The loop ends, because a peer sends at most six messages on a stream.
@@ -300,7 +300,7 @@ impl Verbs {
         }
     }
 
-    // Time.
+    // Functions for deadlines.
 
     /// Sets or removes the deadline of an id. For a stream, it is that of the peer's next message. For a listener, it
     /// is the end of a pause.

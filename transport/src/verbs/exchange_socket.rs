@@ -58,7 +58,8 @@ pub(super) struct ExchangeStream {
     pub(super) deadline: Option<Instant>,
     /// The handle in the table of peers that have not sent a request; `None` after the request.
     pub(super) ticket: Option<Ticket>,
-    /// The listener that has accepted it, until the request is answered.
+    /// The listener that has accepted the stream. `None` after the program has answered the request, and on the active
+    /// side.
     pub(super) listener: Option<Key>,
 }
 

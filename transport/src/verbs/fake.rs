@@ -120,7 +120,7 @@ pub(crate) struct Fake {
 
 // SAFETY: the pointers are to objects that are never freed. A lock protects the shared state.
 unsafe impl Sync for Fake {}
-// SAFETY: the reason is that of `Sync`.
+// SAFETY: the reasons given for `Sync` also hold for `Send`.
 unsafe impl Send for Fake {}
 
 thread_local! {
@@ -422,7 +422,7 @@ pub(crate) struct Handle {
     pub(crate) id: *mut rdma_cm_id,
 }
 
-// The connection manager.
+// Functions of the connection manager.
 
 unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
     let fake = CURRENT.get().expect("a fake on this thread");
@@ -604,7 +604,7 @@ unsafe extern "C" fn no_devices(_: *mut c_int) -> *mut *mut ibv_context {
 
 unsafe extern "C" fn free_devices(_: *mut *mut ibv_context) {}
 
-// Devices.
+// Functions of devices.
 
 unsafe extern "C" fn fork_init() -> c_int {
     let fake = CURRENT.get().expect("a fake on this thread");
@@ -899,7 +899,7 @@ unsafe extern "C" fn init_ah(
     errno(libc::EOPNOTSUPP)
 }
 
-// The data path.
+// Functions of the data path.
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller passes live objects.

@@ -57,7 +57,7 @@ pub(super) struct RawId {
 // only while one of them is inside `connect` (see `connector`). The other thread then calls only `abandon`, `flush` and functions that
 // post. None of these accesses the fields that `rdma_connect` writes.
 unsafe impl Send for RawId {}
-// SAFETY: the reason is that of `Send`.
+// SAFETY: the reasons given for `Send` also hold for `Sync`.
 unsafe impl Sync for RawId {}
 
 impl RawId {
@@ -94,9 +94,6 @@ impl RawId {
     ///
     /// # Errors
     /// The id connects by exchange, so the connection manager does not have it.
-    ///
-    /// # Errors
-    /// The id connects by exchange.
     fn cm_id(&self) -> Result<*mut rdma_cm_id> {
         match self.method {
             ConnectMethod::RdmaCm { raw, .. } => Ok(raw),
@@ -132,9 +129,8 @@ impl RawId {
     pub(super) fn leave(&self, group: IpAddr) -> Result<()> {
         let raw = self.cm_id()?;
         let group = RawAddress::new(SocketAddr::new(group, 0));
-        // SAFETY: the id is live, and the library reads the address during the call. The call waits until all events
-        // about the group are acknowledged, which they are, because the provider acknowledges each event when it reads
-        // it.
+        // SAFETY: the id is live, and the library reads the address during the call. The call waits for unacknowledged
+        // events about the group. There are none, because the provider acknowledges each event when it reads it.
         check("rdma_leave_multicast", unsafe { rdma_leave_multicast(raw, group.as_ptr()) })
     }
 
@@ -143,7 +139,7 @@ impl RawId {
     pub(super) fn migrate(&mut self, to: &Arc<EventChannel>) -> Result<()> {
         let raw = self.cm_id()?;
         // SAFETY: the channel is live. The id is live, and no other code uses it, because `self` is borrowed mutably.
-        // The call waits until all events of the id are acknowledged, which they are, because the provider acknowledges
+        // The call waits for unacknowledged events of the id. There are none, because the provider acknowledges
         // each event when it reads it.
         check("rdma_migrate_id", unsafe { rdma_migrate_id(raw, to.as_ptr()) })?;
         self.method = ConnectMethod::RdmaCm { raw, _channel: Arc::clone(to) };
@@ -426,8 +422,8 @@ impl Drop for RawId {
             log::error!("{error}: the queue pair is left as it is");
         }
         let ConnectMethod::RdmaCm { raw, .. } = self.method else { return };
-        // SAFETY: this is the last owner of the id. The call waits until the id's events are acknowledged, which they
-        // are, because the provider acknowledges each event when it reads it.
+        // SAFETY: this is the last owner of the id. The call waits for unacknowledged events of the id. There are none, because the
+        // provider acknowledges each event when it reads it.
         if let Err(error) = check("rdma_destroy_id", unsafe { rdma_destroy_id(raw) }) {
             log::warn!("{error}");
         }

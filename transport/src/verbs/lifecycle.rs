@@ -135,7 +135,7 @@ impl Verbs {
                 if id.context().is_null() { Ok(()) } else { self.device_of(&id).map(drop) }
             });
             if let Err(error) = watched {
-                // The address is not on an RDMA device, as most addresses of a host.
+                // The address is not on an RDMA device, like most addresses of a host.
                 log::trace!("{} is not watched: {error}", address.ip());
             }
         }

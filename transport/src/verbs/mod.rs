@@ -27,10 +27,10 @@
 //! | `open` | [`Verbs::open`], and the search for a device by an address |
 //! | `provider` | the implementation of [`crate::Provider`] |
 //!
-//! This module and [`crate::mem`] contain almost all unsafe code of the crate. Each C object has one Rust owner, which destroys it on drop.
-//! The owner also holds shares of the objects on which its object depends: an id holds its queues, its device and the event channel; a
-//! queue or a region holds its device. So every order of destruction is valid. No destruction waits for an event, because events are
-//! acknowledged when they are read.
+//! This module and [`crate::mem`] contain all unsafe code of the crate except one block of [`crate::station`]. Each C object has one Rust
+//! owner, which destroys it on drop. The owner also holds shares of the objects on which its object depends: an id holds its queues, its
+//! device and the event channel; a queue or a region holds its device. So every order of destruction is valid. No destruction waits for an
+//! event, because events are acknowledged when they are read.
 //!
 //! # Threads
 //!

@@ -142,7 +142,7 @@ impl Verbs {
             let channel = Arc::new(EventChannel::open()?);
             let id = RawId::create(&channel, Service::Connected)?;
             if id.bind(&RawAddress::new(address)).is_err() || id.context().is_null() {
-                // The address is not on an RDMA device, as most addresses of a host.
+                // The address is not on an RDMA device, like most addresses of a host.
                 continue;
             }
             match self.reached(&id)? {
