@@ -343,8 +343,8 @@ pub enum DisconnectCause {
     Local,
     /// The peer disconnected or died.
     Peer,
-    /// The peer's stream ended in the middle of a message: the peer's process was killed, or it aborted a message while
-    /// it was sending it.
+    /// The peer's stream ended in the middle of a message, because the peer's process was killed or because the peer
+    /// aborted the message.
     Truncated,
     /// The peer violated the protocol. The local side has notified the peer of this.
     PeerViolation(String),

@@ -1,31 +1,32 @@
 //! RDMA transport: queue pairs, completion queues, memory regions and connection management.
 //!
-//! These are the layers, from the top down. No FFI type appears in a signature.
+//! These are the modules, from the top layer down. No FFI type appears in a signature.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`provider`] | the trait [`Provider`] and its written contract |
-//! | [`roles`] | the traits that only some providers have: shared receives, datagrams, ... |
-//! | [`cm`], [`event`], [`datagram`] | the parameters and results of calls for connections and datagrams |
-//! | [`cq`], [`srq`], [`qp`], [`wr`], [`wc`], [`mr`] | the same for queues, work requests and memory regions |
+//! | [`provider`] | the trait [`Provider`] and its contract |
+//! | [`roles`] | the traits that only some providers implement, such as shared receive queues and datagrams |
+//! | [`cm`], [`event`], [`datagram`] | the parameters and results of calls for connections, device events and datagrams |
+//! | [`cq`], [`srq`], [`qp`], [`wr`], [`wc`], [`mr`] | the parameters and results of calls for queues, work requests and memory regions |
 //! | [`caps`], [`error`] | the capabilities of devices, and the errors of all calls |
 //! | [`mem`] | registered memory, and most unsafe code of this crate outside `verbs` |
-//! | [`handle`], [`slab`] | the handles of a provider's objects: slots with generations |
+//! | [`handle`], [`slab`] | the handles of a provider's objects, and a table whose slots have generations |
 //! | [`soft`] | parts for providers in software: queues, keys, events |
 //! | [`iwarp`] | the embedded provider: iWARP in user space over TCP |
-//! | [`shm`] | its connections within one host: rings in shared memory |
-//! | `roce` | its datagrams: RoCE version 2 over UDP |
+//! | [`shm`] | the embedded provider's connections within one host: rings in shared memory |
+//! | `roce` | the embedded provider's datagrams: RoCE version 2 over UDP |
 //! | `exchange` | the messages by which queue pairs connect without a connection manager |
+//! | [`newcomers`] | a table of connections whose peers have not shown yet that they are real clients |
 //! | [`registrar`] | registration of memory on other threads |
 //! | [`station`] | a provider with its own memory, for posting work requests without unsafe code |
-//! | `verbs` | feature `verbs`, on by default: RDMA devices, through librdmacm and libibverbs |
-//! | `conformance` | feature `conformance`: the test suite of the contract of [`Provider`], for any provider |
+//! | `verbs` | the provider of RDMA devices, through librdmacm and libibverbs (feature `verbs`, on by default) |
+//! | `conformance` | the test suite for the contract of [`Provider`], for any provider (feature `conformance`) |
 //!
-//! `docs/writing-a-provider.md` shows how to write your own provider.
+//! `docs/writing-a-provider.md` shows how to write a provider.
 //!
-//! A program drives a provider from one thread. No call waits for a peer, and none reads a clock: time is an argument.
-//! On devices, [`Provider::register`] blocks while pages are pinned. Calls that may block on a peer in the kernel run
-//! on private threads of `verbs`. The crate `rdma-reactor` is an event loop on top of this crate.
+//! A program drives a provider from one thread. No call waits for a peer, and no call reads a clock: time is an
+//! argument. On devices, [`Provider::register`] blocks while pages are pinned. Calls that may block in the kernel until
+//! a peer answers run on private threads of `verbs`. The crate `rdma-reactor` is an event loop on top of this crate.
 // The unit tests do not run in the build that includes the fuzz targets.
 #![cfg(not(all(test, fuzz_targets)))]
 

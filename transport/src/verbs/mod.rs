@@ -14,8 +14,7 @@
 //! | `chains` | chains of work requests in the format of libibverbs |
 //! | `qp_numbers` | a map from queue pair numbers to queue pairs |
 //! | `moderation` | completion moderation |
-//! | `context`, `gid`, `transitions` | parts for queue pairs without a connection manager: the owner of a context, GID tables, transitions
-//! of a queue pair |
+//! | `context`, `gid`, `transitions` | for connections by exchange: the owner of a context, GID tables, transitions of a queue pair |
 //! | `id` | the owner of an id and its queue pair |
 //! | `exchange_socket` | the listener and the stream of a connection by exchange, which needs no connection manager |
 //! | `connector` | threads for the calls that block on iWARP |

@@ -240,8 +240,8 @@ unsafe impl Provider for Verbs {
             IdState::Listening | IdState::WatchingDevice => {
                 return Err(Error::InvalidState { call: "disconnect", state: entry.state.name() });
             }
-            // On iWARP `rdma_disconnect` would wait for the end of the handshake. Destroying the id ends the handshake
-            // without waiting.
+            // On iWARP `rdma_disconnect` would block until the end of a handshake that is in progress. So it is not
+            // called then. Destroying the id ends the handshake, too, on a private thread.
             IdState::Connecting | IdState::Accepting => !entry.handshaking && entry.raw.service() == Service::Connected,
             IdState::Established => entry.raw.service() == Service::Connected,
             // The peer has disconnected first. This call answers its disconnect, and may be too late.
