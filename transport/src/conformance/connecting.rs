@@ -6,8 +6,8 @@ use super::harness::*;
 use crate::cm::{CmEventKind, ConnectFailure, ConnectParam, ListenOptions};
 use crate::error::Error;
 
-/// `device_at` returns the device of an address before the program has created any listener or queue pair. An invalid
-/// handle is the handle of no device.
+/// `device_at` returns the device of an address before the program has created any listener or queue pair. `device` returns `None` for an
+/// invalid handle.
 pub(super) fn an_address_names_its_device(harness: &mut Harness) {
     for side in [ACTIVE, PASSIVE] {
         let address = harness.side(side).address.ip();

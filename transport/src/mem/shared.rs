@@ -141,7 +141,7 @@ impl Window {
     }
 }
 
-/// Maps a file. The file's size must be checked before; it must be sealed, or sealed soon after, by the caller.
+/// Maps a file. The caller has checked its size. The caller has sealed the size, or seals it after this call.
 fn map(file: &OwnedFd, len: usize, rights: libc::c_int) -> io::Result<Memory> {
     // SAFETY: the kernel chooses the address of the new mapping, so the mapping overlaps no memory in use.
     let base = unsafe { libc::mmap(ptr::null_mut(), len, rights, libc::MAP_SHARED, file.as_raw_fd(), 0) };

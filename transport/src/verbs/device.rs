@@ -217,9 +217,9 @@ impl RawDevice {
         std::iter::once(self.async_fd()).chain(self.events.as_ref().map(Subscription::wake_fd))
     }
 
-    /// Closes the device's files, so that the kernel can finish the removal although librdmacm never closes them. The library still has the
-    /// numbers of their descriptors. So this function makes these numbers refer to the null device, and the library can close them later
-    /// without harm. While `context_owner` exists, the library has the context open, so the numbers cannot refer to any other file.
+    /// Closes the device's files, so that the kernel can finish the removal although librdmacm keeps them open. The library still has the
+    /// numbers of their descriptors. So this function makes these numbers refer to the null device, and the library can close the numbers
+    /// later without harm. While `context_owner` exists, the library has the context open, so the numbers cannot refer to any other file.
     fn release_files(&self) {
         debug_assert!(self.context_owner.is_some());
         let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return };

@@ -33,8 +33,8 @@ impl Verbs {
     }
 
     /// Destroys an id. If the connection manager would send through a port that is down, the id is destroyed later instead. Fails if the
-    /// device may still use the memory of the id's work requests. `stopped` is the result for an id that another thread destroys later (see
-    /// [`RawId::destroy`]).
+    /// device may still use the memory of the id's work requests. If another thread still shares the id, that thread destroys it later, and
+    /// the result is `stopped`. The caller sets `stopped` to `Ok` if the queue pair is in the error state.
     pub(super) fn destroy_raw(
         &mut self,
         device: Option<DeviceId>,
